@@ -1,0 +1,33 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer; both install into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+PROMPT ?= def read_config(path):
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.demo
+	$(BIN)/jlade "$(PROMPT)"
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.%: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --editable ".[$*]"
+	touch $@

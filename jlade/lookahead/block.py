@@ -1,0 +1,74 @@
+"""The block: the tokens of one step, in order, and what each of them sees.
+
+For W = 3, N = 4, G = 2 the block is a window of N-1 rows by W columns, then G candidates of N-1 tokens:
+
+    window  row 0   cur  r01  r02     position p    p+1  p+2
+            row 1   r10  r11  r12              p+1  p+2  p+3
+            row 2   r20  r21  r22              p+2  p+3  p+4
+    candidates      c00  c01  c02              p+1  p+2  p+3
+                    c10  c11  c12              p+1  p+2  p+3
+
+`cur`, the last accepted token at position p, stands in column 0 of row 0. A window token sees row 0 up to its own
+column, then its column down to itself: the trajectory of the Jacobi iterations. A candidate's token sees `cur` and the
+candidate up to itself. All see the cache. (arXiv 2402.02057, section 3.3 and figure 2.)
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Block(NamedTuple):
+    """The fixed shape of a step, in NumPy: it depends on W, N and G alone."""
+
+    positions: np.ndarray  # [T] int32, relative to the position of the current token
+    mask: np.ndarray  # [T, T] bool, mask[q, k]: token q sees token k
+    window_rows: np.ndarray  # [W] where the newest window row is
+    candidate_rows: np.ndarray  # [G, N-1] where the candidates are
+
+    @property
+    def output_rows(self) -> np.ndarray:
+        """[1 + W + G(N-1)] the rows whose logits are read: the current token, the newest window row, the candidates."""
+        return np.concatenate([[0], self.window_rows, self.candidate_rows.reshape(-1)])
+
+    @property
+    def accepted_rows(self) -> np.ndarray:
+        """[G, N] the rows to keep when a candidate is accepted: the current token's, then its own; [[0]] for G = 0."""
+        if len(self.candidate_rows) == 0:
+            return np.zeros((1, 1), self.candidate_rows.dtype)
+        return np.pad(self.candidate_rows, ((0, 0), (1, 0)))  # the current token stands in row 0
+
+
+@functools.cache
+def build(window_size: int, ngram_size: int, guess_set_size: int) -> Block:
+    """Returns the block of the setting W, N, G."""
+    columns, rows, guesses = window_size, ngram_size - 1, guess_set_size
+    window_end = max(1, rows * columns)  # without a window the current token stands alone
+    size = window_end + guesses * rows
+    positions = np.zeros(size, np.int32)
+    mask = np.eye(size, dtype=bool)
+    mask[:, 0] = True
+
+    window = np.arange(rows * columns).reshape(rows, columns)
+    for row in range(rows):
+        for column in range(columns):
+            positions[window[row, column]] = row + column
+            mask[window[row, column], window[0, : column + 1]] = True
+            mask[window[row, column], window[: row + 1, column]] = True
+
+    candidates = window_end + np.arange(guesses * rows).reshape(guesses, rows)
+    for candidate in candidates:
+        positions[candidate] = 1 + np.arange(rows)
+        mask[np.ix_(candidate, candidate)] = np.tri(rows, dtype=bool)
+
+    for array in (positions, mask):
+        array.flags.writeable = False  # the result is cached and shared
+    return Block(positions, mask, window[-1], candidates)
+
+
+def tokens(current: jax.Array, window: jax.Array, candidates: jax.Array) -> jax.Array:
+    """Lays out a block's tokens [T] from the current token, the window [N-1, W] and the candidates [G, N-1]."""
+    return jnp.concatenate([current[None], window.reshape(-1)[1:], candidates.reshape(-1)])

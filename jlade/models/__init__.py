@@ -1,0 +1,1 @@
+"""Decoders: language models as pure functions; they know nothing of lookahead."""
