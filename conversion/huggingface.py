@@ -71,6 +71,9 @@ def read_config(directory: pathlib.Path) -> LlamaConfig:
         return value
 
     rope = _rope_parameters(file, raw)
+    tied = raw.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise ValueError(f"{file}: tie_word_embeddings must be true or false, got {tied!r}")
     num_heads = size("num_attention_heads")
     config = LlamaConfig(
         vocab_size=size("vocab_size"),
@@ -84,7 +87,7 @@ def read_config(directory: pathlib.Path) -> LlamaConfig:
         rms_norm_eps=_number(file, raw, "rms_norm_eps", 1e-6),
         rope_theta=_number(file, rope, "rope_theta", 10000.0),
         rope_scaling=_read_rope_scaling(file, rope),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_embeddings=tied,
         eos_ids=_read_eos_ids(directory, raw),
     )
     if config.num_heads % config.num_kv_heads:
@@ -248,6 +251,9 @@ def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any]) -> tuple[int,
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
+    outside = [i for i in ids if i >= raw["vocab_size"]]
+    if outside:
+        raise ValueError(f"{file}: eos_token_id must be below vocab_size, {raw['vocab_size']}, got {outside[0]}")
     return tuple(ids)
 
 

@@ -89,11 +89,11 @@ def prefill(
     chunk = min(PREFILL_CHUNK, capacity)
     mask = np.tri(chunk, dtype=bool)
     num_chunks = jnp.max(prompt_lengths - 1 + chunk - 1) // chunk  # the last token is left to the first step
-    rows = jnp.broadcast_to(jnp.arange(chunk), (batch_size, chunk))
+    rows = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
 
     def read_chunk(carry):
         index, cache, pool = carry
-        places = index * chunk + jnp.arange(chunk)
+        places = index * chunk + jnp.arange(chunk, dtype=jnp.int32)
         tokens = prompts.at[:, places].get(mode="clip")
         positions = jnp.broadcast_to(places, tokens.shape)
         hidden, block_kv = decoder.forward(params, tokens, positions, cache, mask)
@@ -130,7 +130,7 @@ def prefill(
 def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: LookaheadConfig) -> DecodeState:
     """One step: look up, forward, verify, commit, harvest, advance. A row that is done stays as it is."""
     block = blocks.build(lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
-    row = jnp.arange(len(state.done))
+    row = jnp.arange(len(state.done), dtype=jnp.int32)
 
     # Look up the candidates of the current token and run the block.
     current = state.tokens[row, state.num_tokens - 1]
@@ -144,7 +144,7 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
 
     # Verify, and cut at the limit and behind an end token before anything is kept.
     verdict = jax.vmap(verify_greedy)(candidates, next_token[:, 0], after_candidates.reshape(candidates.shape))
-    offset = jnp.arange(lookahead.max_accepted)[None, :]
+    offset = jnp.arange(lookahead.max_accepted, dtype=jnp.int32)[None, :]
     is_eos = jnp.any(verdict.tokens[:, :, None] == state.eos_ids[:, None, :], axis=-1)
     first_eos = jnp.min(jnp.where(is_eos, offset, lookahead.max_accepted), axis=1)
     num_accepted = jnp.minimum(verdict.num_accepted, state.max_tokens - state.num_tokens)
@@ -162,10 +162,10 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
         tokens=text,
         num_tokens=num_tokens,
         done=state.done | (first_eos < num_accepted) | (num_tokens == state.max_tokens),
-        steps=state.steps + ~state.done,
+        steps=state.steps + (~state.done).astype(jnp.int32),
         accepted=state.accepted.at[row, state.steps].set(num_accepted, mode="drop"),
         cache=cache,
-        window=jax.vmap(window.advance)(state.window, new),
+        window=jnp.where(state.done[:, None, None], state.window, jax.vmap(window.advance)(state.window, new)),
         pool=_harvest(state, current, new, text, num_tokens, lookahead),
     )
 
@@ -183,7 +183,7 @@ def _harvest(
     from_model = ~state.done & (state.steps >= lookahead.ngram_size - 2)  # before, columns hold tokens of the draw
     valid = jnp.broadcast_to(from_model[:, None], keys.shape)
     if lookahead.pool_from_prompt:
-        ends = state.num_tokens[:, None] + jnp.arange(lookahead.max_accepted)[None, :]
+        ends = state.num_tokens[:, None] + jnp.arange(lookahead.max_accepted, dtype=jnp.int32)[None, :]
         read = functools.partial(ngram_pool.ngrams_at, ngram_size=lookahead.ngram_size)
         accepted = jax.vmap(read)(text, num_tokens, ends - (lookahead.ngram_size - 1))
         keys, ngrams, valid = (

@@ -32,7 +32,7 @@ class Block(NamedTuple):
     @property
     def output_rows(self) -> np.ndarray:
         """[1 + W + G(N-1)] the rows whose logits are read: the current token, the newest window row, the candidates."""
-        return np.concatenate([[0], self.window_rows, self.candidate_rows.reshape(-1)])
+        return np.concatenate([np.zeros(1, np.int32), self.window_rows, self.candidate_rows.reshape(-1)])
 
     @property
     def accepted_rows(self) -> np.ndarray:
@@ -52,14 +52,14 @@ def build(window_size: int, ngram_size: int, guess_set_size: int) -> Block:
     mask = np.eye(size, dtype=bool)
     mask[:, 0] = True
 
-    window = np.arange(rows * columns).reshape(rows, columns)
+    window = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
     for row in range(rows):
         for column in range(columns):
             positions[window[row, column]] = row + column
             mask[window[row, column], window[0, : column + 1]] = True
             mask[window[row, column], window[: row + 1, column]] = True
 
-    candidates = window_end + np.arange(guesses * rows).reshape(guesses, rows)
+    candidates = window_end + np.arange(guesses * rows, dtype=np.int32).reshape(guesses, rows)
     for candidate in candidates:
         positions[candidate] = 1 + np.arange(rows)
         mask[np.ix_(candidate, candidate)] = np.tri(rows, dtype=bool)

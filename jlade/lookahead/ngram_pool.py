@@ -4,6 +4,7 @@ An n-gram is a key, its first token, and the N-1 tokens after it. Inserting an n
 inserting into a full key drops the oldest. (arXiv 2402.02057, section 3.2.)
 """
 
+import functools
 from typing import ClassVar
 
 import flax.struct
@@ -37,7 +38,7 @@ def ngrams_at(
     Returns:
       Keys [M], the tokens that follow [M, N-1], and which of them lie within the text [M], for `starts` [M].
     """
-    found = tokens.at[starts[:, None] + jnp.arange(ngram_size)].get(mode="clip")
+    found = tokens.at[starts[:, None] + jnp.arange(ngram_size, dtype=jnp.int32)].get(mode="clip")
     return found[:, 0], found[:, 1:], (starts >= 0) & (starts + ngram_size <= length)
 
 
@@ -57,25 +58,26 @@ def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array
     vocab_size, slots, _ = pool.ngrams.shape
     if slots == 0 or len(keys) == 0:
         return pool
-    index = jnp.arange(len(keys))
+    index = jnp.arange(len(keys), dtype=jnp.int32)
     later = index[None, :] > index[:, None]
+    count = functools.partial(jnp.sum, dtype=jnp.int32)
     same_key = (keys[:, None] == keys[None, :]) & valid[:, None] & valid[None, :]
     same = same_key & jnp.all(ngrams[:, None] == ngrams[None, :], axis=-1)
 
     # Where each n-gram goes in the row of its key: the number of distinct ones that are newer.
     kept = valid & ~jnp.any(same & later, axis=1)
-    new_slot = jnp.sum(same_key & later & kept[None, :], axis=1)
-    num_new = jnp.sum(same_key & kept[None, :], axis=1)
+    new_slot = count(same_key & later & kept[None, :], axis=1)
+    num_new = count(same_key & kept[None, :], axis=1)
     old = pool.ngrams[keys]  # [M, G, N-1]
     renewed = jnp.any(same_key[:, None, :] & jnp.all(old[:, :, None] == ngrams[None, None], axis=-1), axis=-1)
     old_kept = (old[..., 0] != NGramPool.EMPTY) & ~renewed
-    old_slot = num_new[:, None] + jnp.cumsum(old_kept, axis=1) - old_kept
+    old_slot = num_new[:, None] + jnp.cumsum(old_kept, axis=1, dtype=jnp.int32) - 1
 
     # The whole row of every key: for each slot, the one n-gram that goes there.
     slot_of = jnp.concatenate(
         [jnp.where(same_key & kept[None, :], new_slot[None, :], slots), jnp.where(old_kept, old_slot, slots)], axis=1
     )  # [M, M + G], `slots` for n-grams that go nowhere
-    goes_here = slot_of[:, None, :] == jnp.arange(slots)[None, :, None]  # [M, G, M + G]
+    goes_here = slot_of[:, None, :] == jnp.arange(slots, dtype=jnp.int32)[None, :, None]  # [M, G, M + G]
     entries = jnp.concatenate([jnp.broadcast_to(ngrams[None], (len(keys), *ngrams.shape)), old], axis=1)
     source = jnp.argmax(goes_here, axis=-1)
     rows = jnp.take_along_axis(entries, source[..., None], axis=1)

@@ -29,6 +29,6 @@ def verify_greedy(candidates: jax.Array, next_token: jax.Array, predicted: jax.A
         return Verdict(next_token[None], jnp.int32(1), jnp.int32(0))
     expected = jnp.concatenate([jnp.broadcast_to(next_token, (len(candidates), 1)), predicted], axis=1)  # [G, N]
     matches = jnp.cumprod(candidates == expected[:, :-1], axis=1, dtype=jnp.int32)
-    num_matching = jnp.sum(matches, axis=1)
+    num_matching = jnp.sum(matches, axis=1, dtype=jnp.int32)
     best = jnp.argmax(num_matching).astype(jnp.int32)
     return Verdict(expected[best], num_matching[best] + 1, best)

@@ -14,7 +14,7 @@ def start(key: jax.Array, tokens: jax.Array, length: jax.Array, window_size: int
     Only what the model makes of them is worth keeping: harvest n-grams once N-2 steps have passed, when just row 0 is
     left of the draw.
     """
-    return tokens[jax.random.randint(key, (ngram_size - 1, window_size), 0, length)]
+    return tokens[jax.random.randint(key, (ngram_size - 1, window_size), 0, length, jnp.int32)]
 
 
 def ngrams(window: jax.Array, current: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -45,7 +45,7 @@ def attend(
         weights = weights.astype(values.dtype)
         return jnp.einsum("bkqs,bksd->bkqd", weights, values, preferred_element_type=jnp.float32)
 
-    in_use = jnp.arange(capacity)[None, :] < cached_length[:, None]
+    in_use = jnp.arange(capacity, dtype=jnp.int32)[None, :] < cached_length[:, None]
     prefix = scores(cached_keys, in_use[:, None, None, None, :])
     block = scores(keys, jnp.asarray(block_mask))
     highest = jnp.maximum(jnp.max(prefix, axis=-1), jnp.max(block, axis=-1))[..., None]  # finite: a token sees itself

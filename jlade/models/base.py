@@ -81,8 +81,8 @@ def commit(cache: KVCache, block_kv: BlockKV, rows: jax.Array, num_rows: jax.Arr
     """
     batch_size, num_candidates = rows.shape
     capacity = cache.keys[0].shape[2]
-    sequence = jnp.arange(batch_size)[:, None]
-    offset = jnp.arange(num_candidates)[None, :]
+    sequence = jnp.arange(batch_size, dtype=jnp.int32)[:, None]
+    offset = jnp.arange(num_candidates, dtype=jnp.int32)[None, :]
     target = jnp.where(offset < num_rows[:, None], cache.length[:, None] + offset, capacity + offset)
 
     def append(layer: jax.Array, block: jax.Array) -> jax.Array:

@@ -1,0 +1,30 @@
+import json
+import pathlib
+
+import hypothesis
+import jax
+import pytest
+
+import jlade
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Compiling takes longer than any deadline; the same examples every time, for the same result every time.
+hypothesis.settings.register_profile("jlade", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("jlade")
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def demo():
+    """Parameters and tokenizer of the shipped checkpoint, in float32."""
+    return jlade.demo(dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """Prompt id -> (prompt, the 256 tokens that transformers generates greedily); see golden/README.md."""
+    prompts = [json.loads(line) for line in (GOLDEN / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+    greedy = json.loads((GOLDEN / "greedy.json").read_text(encoding="utf-8"))
+    return {prompt["id"]: (prompt, greedy[prompt["id"]]) for prompt in prompts}

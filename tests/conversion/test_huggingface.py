@@ -1,0 +1,267 @@
+"""Loading Hugging Face directories, whole and broken."""
+
+import json
+import pathlib
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import jlade
+from jlade.conversion import load_hf
+from jlade.conversion.huggingface import read_config
+from jlade.models.llama import Llama3Scaling
+
+DEMO = pathlib.Path(jlade.__file__).parent / "demo"
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 12,
+    "hidden_size": 8,
+    "intermediate_size": 10,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "eos_token_id": 2,
+}
+LAYER = {
+    "input_layernorm": (8,),
+    "self_attn.q_proj": (8, 8),
+    "self_attn.k_proj": (4, 8),
+    "self_attn.v_proj": (4, 8),
+    "self_attn.o_proj": (8, 8),
+    "post_attention_layernorm": (8,),
+    "mlp.gate_proj": (10, 8),
+    "mlp.up_proj": (10, 8),
+    "mlp.down_proj": (8, 10),
+}
+SHAPES = {
+    "model.embed_tokens.weight": (12, 8),
+    "model.norm.weight": (8,),
+    "lm_head.weight": (12, 8),
+    **{f"model.layers.{i}.{name}.weight": shape for i in range(2) for name, shape in LAYER.items()},
+}
+
+
+def random_tensors():
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def write_checkpoint(directory, tensors=None, **changes):
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+    save_file(random_tensors() if tensors is None else tensors, directory / "model.safetensors")
+    return directory
+
+
+def test_every_tensor_lands_in_its_place(tmp_path):
+    tensors = random_tensors()
+    params = load_hf(write_checkpoint(tmp_path, tensors), "float32")
+    np.testing.assert_array_equal(params.embedding, tensors["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(params.norm, tensors["model.norm.weight"])
+    np.testing.assert_array_equal(params.output, tensors["lm_head.weight"])
+    fields = ["attention_norm", "query", "key", "value", "attention_output", "mlp_norm", "gate", "up", "down"]
+    for i, layer in enumerate(params.layers):
+        for field, name in zip(fields, LAYER, strict=True):
+            np.testing.assert_array_equal(getattr(layer, field), tensors[f"model.layers.{i}.{name}.weight"])
+    assert params.config.head_dim == 2
+    assert params.config.eos_ids == (2,)
+
+
+def test_several_files(tmp_path):
+    tensors = random_tensors()
+    whole = load_hf(write_checkpoint(tmp_path, tensors), "float32")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"model-1-of-2.safetensors": names[:7], "model-2-of-2.safetensors": names[7:]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    np.testing.assert_array_equal(load_hf(tmp_path, "float32").layers[1].down, whole.layers[1].down)
+    (tmp_path / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(
+        ValueError, match=r"model-2-of-2\.safetensors is missing, though model\.safetensors\.index\.json"
+    ):
+        load_hf(tmp_path)
+
+
+def test_tied_and_redundant_tensors(tmp_path):
+    tensors = random_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(1, np.float32)}
+    params = load_hf(write_checkpoint(tmp_path, tensors, tie_word_embeddings=True), "float32")
+    assert params.output is None
+    del tensors["lm_head.weight"]
+    assert load_hf(write_checkpoint(tmp_path, tensors, tie_word_embeddings=True), "float32").output is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16, np.float16])
+def test_dtype(dtype, tmp_path):
+    params = load_hf(write_checkpoint(tmp_path), dtype)
+    assert params.layers[0].gate.dtype == jnp.dtype(dtype)
+
+
+def test_dtype_on_a_cpu_is_float32_by_default(tmp_path):
+    assert load_hf(write_checkpoint(tmp_path)).embedding.dtype == jnp.float32
+
+
+def test_bfloat16_files_are_read_exactly(demo):
+    params, _ = demo
+    file = DEMO / "model.safetensors"
+    with safe_open(file, framework="numpy") as stored:
+        raw = stored.get_tensor("model.norm.weight")
+    assert raw.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(params.norm, raw.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3"}},
+        {"rope_theta": 500.0, "rope_scaling": {"type": "llama3"}},
+        {"rope_parameters": {"rope_theta": 500.0, "rope_type": "llama3"}},
+    ],
+    ids=["transformers 4", "older", "transformers 5"],
+)
+def test_rotary_settings_of_several_ages(changes, tmp_path):
+    for settings in changes.values():
+        if isinstance(settings, dict):
+            settings |= {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+    config = read_config(write_checkpoint(tmp_path, **changes))
+    assert config.rope_theta == 500.0
+    assert config.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 16)
+
+
+def test_generation_config_decides_the_end_tokens(tmp_path):
+    write_checkpoint(tmp_path, eos_token_id=2)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    assert read_config(tmp_path).eos_ids == (3, 4)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 1.0}))
+    assert read_config(tmp_path).eos_ids == (2,)
+
+
+def test_defaults_of_old_configs(tmp_path):
+    write_checkpoint(tmp_path)
+    config = {key: CONFIG[key] for key in CONFIG if key not in ("num_key_value_heads", "max_position_embeddings")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = read_config(tmp_path)
+    assert (read.num_kv_heads, read.max_positions, read.rope_theta, read.rms_norm_eps) == (4, 2048, 10000.0, 1e-6)
+    assert not read.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported is 'llama'"),
+        ({"model_type": None}, "model_type is None; supported is 'llama'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'silu'"),
+        ({"attention_bias": True}, "attention_bias is True; supported is False"),
+        ({"mlp_bias": True}, "mlp_bias is True; supported is False"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is set; supported are unquantized weights"),
+        ({"vocab_size": "many"}, "vocab_size must be a positive integer, got 'many'"),
+        ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
+        ({"intermediate_size": 8.5}, "intermediate_size must be a positive integer, got 8.5"),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+        ({"head_dim": 3}, "head_dim must be even, got 3"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
+        ({"rope_theta": "big"}, "rope_theta must be a positive number, got 'big'"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn'; supported are 'default' and 'llama3'"),
+        ({"rope_scaling": 2.0}, "rope_scaling must be an object, got 2.0"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor must be a positive number, got None"),
+        ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them, got '</s>'"),
+        ({"eos_token_id": 12}, "eos_token_id must be below vocab_size, 12, got 12"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
+    ],
+    ids=str,
+)
+def test_configs_that_are_not_supported_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        load_hf(write_checkpoint(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "not readable as JSON"), ("[]", "must hold a JSON object, got list")]
+)
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_broken_json_is_refused(file, content, message, tmp_path):
+    write_checkpoint(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=f"{file} is {message}|{file} {message}"):
+        load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, {"a": "../model.safetensors"}, {"a": "/etc/passwd"}])
+def test_an_index_that_names_no_files_of_its_directory_is_refused(weight_map, tmp_path):
+    write_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: weight_map"):
+        load_hf(tmp_path)
+
+
+def test_a_directory_without_config_or_weights_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"path must be a directory .* got '.*nowhere'"):
+        load_hf(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
+        load_hf(tmp_path)
+    write_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"has no weights.*Only safetensors files are read"):
+        load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 2000, -4])
+def test_truncated_weights_are_refused(keep, tmp_path):
+    file = write_checkpoint(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or not a safetensors file"):
+        load_hf(tmp_path)
+
+
+def test_missing_tensors_are_named(tmp_path):
+    tensors = random_tensors()
+    del tensors["model.layers.1.mlp.up_proj.weight"], tensors["lm_head.weight"]
+    message = r"2 tensors are missing: lm_head\.weight, model\.layers\.1\.mlp\.up_proj\.weight"
+    with pytest.raises(ValueError, match=message):
+        load_hf(write_checkpoint(tmp_path, tensors))
+
+
+def test_unexpected_tensors_are_named(tmp_path):
+    tensors = random_tensors() | {"model.layers.0.self_attn.q_proj.bias": np.ones(8, np.float32)}
+    with pytest.raises(ValueError, match=r"1 tensors are not of this model: model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load_hf(write_checkpoint(tmp_path, tensors))
+
+
+def test_wrong_shapes_are_named(tmp_path):
+    tensors = random_tensors() | {"model.layers.0.mlp.down_proj.weight": np.ones((10, 8), np.float32)}
+    message = r"model\.layers\.0\.mlp\.down_proj\.weight has shape \(10, 8\); config\.json implies \(8, 10\)"
+    with pytest.raises(ValueError, match=message):
+        load_hf(write_checkpoint(tmp_path, tensors))
+
+
+def test_wrong_types_are_named(tmp_path):
+    tensors = random_tensors() | {"model.norm.weight": np.ones(8, np.int8)}
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is of type I8; accepted are F64, F32, F16 and BF16"):
+        load_hf(write_checkpoint(tmp_path, tensors))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("int8", ValueError), ("float8", TypeError), (object(), TypeError)])
+def test_wrong_dtype_arguments_are_refused(dtype, error, tmp_path):
+    with pytest.raises(error, match="dtype must be float32, bfloat16 or float16"):
+        load_hf(write_checkpoint(tmp_path), dtype)
+
+
+def test_a_loaded_directory_generates(tmp_path, demo):
+    shutil.copytree(DEMO, tmp_path / "copy")
+    params, tokenizer = jlade.load(tmp_path / "copy", "float32")
+    arguments = {"max_new_tokens": 5, "lookahead": None}
+    out = jlade.generate(params, "import os\n", tokenizer=tokenizer, **arguments)
+    assert out.text == jlade.generate(demo[0], "import os\n", tokenizer=demo[1], **arguments).text

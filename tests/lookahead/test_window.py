@@ -1,0 +1,37 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jlade.lookahead import window
+
+
+@pytest.mark.parametrize(("window_size", "ngram_size"), [(0, 5), (1, 4), (5, 2), (6, 5)])
+def test_start_draws_from_the_prompt_alone(window_size, ngram_size):
+    tokens = jnp.array([3, 1, 4, 1, 5, -1, -1, -1])
+    drawn = window.start(jax.random.key(0), tokens, jnp.int32(5), window_size, ngram_size)
+    assert drawn.shape == (ngram_size - 1, window_size)
+    assert set(drawn.reshape(-1).tolist()) <= {3, 1, 4, 5}
+
+
+def test_start_depends_on_the_key():
+    tokens = jnp.arange(100)
+    first, second = (window.start(jax.random.key(i), tokens, jnp.int32(100), 15, 5).tolist() for i in range(2))
+    assert first != second
+
+
+def test_ngrams_are_columns_closed_by_the_new_tokens():
+    grid = jnp.array([[-9, 11, 12], [20, 21, 22], [30, 31, 32]])
+    keys, rest = window.ngrams(grid, jnp.int32(7), jnp.array([40, 41, 42]))
+    assert keys.tolist() == [7, 11, 12]
+    assert rest.tolist() == [[20, 30, 40], [21, 31, 41], [22, 32, 42]]
+
+
+def test_jacobi_ngrams_are_pairs():
+    keys, rest = window.ngrams(jnp.array([[-9, 11]]), jnp.int32(7), jnp.array([40, 41]))
+    assert keys.tolist() == [7, 11]
+    assert rest.tolist() == [[40], [41]]
+
+
+def test_advance_drops_the_oldest_row():
+    grid = jnp.array([[1, 2], [3, 4], [5, 6]])
+    assert window.advance(grid, jnp.array([7, 8])).tolist() == [[3, 4], [5, 6], [7, 8]]

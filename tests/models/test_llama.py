@@ -1,0 +1,153 @@
+"""The decoder against a NumPy LLaMA, against transformers, and block by block against itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jlade.conversion import load_hf
+from jlade.lookahead import block as blocks
+from jlade.models.llama import Llama3Scaling, LlamaConfig, inverse_frequencies
+from tests import plain_llama
+from tests.tiny import tiny_llama
+
+VARIANTS = [
+    {},
+    {"tie_embeddings": True},
+    {"num_kv_heads": 4, "head_dim": 4},
+    {"num_kv_heads": 1, "rope_theta": 500.0, "num_layers": 3},
+]
+
+
+def run_blocks(params, tokens, sizes, dtype=None):
+    """Reads `tokens` [B, L] in causal blocks of the given sizes; returns the logits [B, L, V]."""
+    decoder = params.decoder
+    cache = decoder.init_cache(params, len(tokens), tokens.shape[1])
+    logits, start = [], 0
+    for size in sizes:
+        block = tokens[:, start : start + size]
+        positions = np.broadcast_to(np.arange(start, start + size, dtype=np.int32), block.shape)
+        hidden, block_kv = jax.jit(decoder.forward)(params, block, positions, cache, np.tri(size, dtype=bool))
+        logits.append(decoder.logits(params, hidden))
+        rows = np.broadcast_to(np.arange(size), block.shape)
+        cache = decoder.commit(cache, block_kv, rows, np.full(len(tokens), size, np.int32))
+        start += size
+    assert cache.length.tolist() == [start] * len(tokens)
+    return np.concatenate(logits, axis=1)
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_equals_the_plain_llama(changes):
+    params = tiny_llama(**changes)
+    tokens = np.random.default_rng(0).integers(0, 13, (2, 20), dtype=np.int32)
+    expected = [plain_llama.logits(params, row) for row in tokens]
+    np.testing.assert_allclose(run_blocks(params, tokens, [20]), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 12, [5, 7], [3, 1, 8], [12]])
+def test_block_by_block_equals_the_whole(sizes):
+    params = tiny_llama()
+    tokens = np.random.default_rng(1).integers(0, 13, (3, 12), dtype=np.int32)
+    np.testing.assert_allclose(run_blocks(params, tokens, sizes), run_blocks(params, tokens, [12]), atol=1e-5)
+
+
+def test_a_lookahead_block_predicts_what_each_tokens_own_text_predicts():
+    params, rng = tiny_llama(), np.random.default_rng(2)
+    block = blocks.build(4, 4, 3)
+    prefix, tokens = rng.integers(0, 13, 6), rng.integers(0, 13, len(block.positions))
+    decoder = params.decoder
+    cache = decoder.init_cache(params, 1, 32)
+    rows = np.arange(6)[None]
+    _, block_kv = decoder.forward(params, prefix[None], rows, cache, np.tri(6, dtype=bool))
+    cache = decoder.commit(cache, block_kv, rows, np.array([6]))
+    hidden, _ = decoder.forward(params, tokens[None], 6 + block.positions[None], cache, block.mask)
+    logits = np.asarray(decoder.logits(params, hidden))[0]
+    for got, visible in zip(logits, block.mask, strict=True):
+        own = np.flatnonzero(visible)
+        own = own[np.argsort(block.positions[own])]
+        expected = plain_llama.logits(params, [*prefix, *tokens[own]])[-1]
+        np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_bfloat16_parameters_give_float32_logits_close_to_float32():
+    params = tiny_llama()
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    tokens = np.random.default_rng(0).integers(0, 13, (1, 10), dtype=np.int32)
+    logits = run_blocks(half, tokens, [10])
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, run_blocks(params, tokens, [10]), atol=0.15)
+
+
+def test_commit_keeps_accepted_rows_alone_and_in_order():
+    decoder, params = tiny_llama().decoder, tiny_llama()
+    cache = decoder.init_cache(params, 2, 4)
+    block = jnp.arange(2 * 5 * 2 * 6, dtype=jnp.float32).reshape(2, 5, 2, 6) + 1
+    block_kv = [(block, -block)] * 2
+    rows = jnp.array([[0, 3, 4], [0, 1, 2]])
+    cache = decoder.commit(cache, block_kv, rows, jnp.array([2, 0]))
+    assert cache.length.tolist() == [2, 0]
+    for keys, values in zip(cache.keys, cache.values, strict=True):
+        np.testing.assert_array_equal(keys[0, :, :2], jnp.swapaxes(block[0, jnp.array([0, 3])], 0, 1))
+        np.testing.assert_array_equal(values, -keys)
+        assert not keys[0, :, 2:].any()
+        assert not keys[1].any()
+
+
+def test_commit_at_the_end_of_the_cache_drops_what_is_rejected():
+    decoder, params = tiny_llama().decoder, tiny_llama()
+    cache = decoder.init_cache(params, 1, 3).replace(length=jnp.array([2]))
+    block_kv = [(jnp.ones((1, 4, 2, 6)), jnp.ones((1, 4, 2, 6)))] * 2
+    cache = decoder.commit(cache, block_kv, jnp.array([[0, 1, 2]]), jnp.array([1]))
+    assert cache.length.tolist() == [3]
+    assert cache.keys[0][0, 0, :, 0].tolist() == [0, 0, 1]
+
+
+def test_llama3_scaling_keeps_fast_rotations_and_slows_slow_ones():
+    config = LlamaConfig(8, 8, 8, 1, 1, 1, 128, 131072, rope_theta=500000.0)
+    scaled = LlamaConfig(8, 8, 8, 1, 1, 1, 128, 131072, 1e-6, 500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    ratio = inverse_frequencies(scaled) / inverse_frequencies(config)
+    turns = 8192 * inverse_frequencies(config) / (2 * np.pi)
+    np.testing.assert_allclose(ratio[turns > 4], 1.0)
+    np.testing.assert_allclose(ratio[turns < 1], 1 / 8, rtol=1e-6)
+    between = ratio[(turns >= 1) & (turns <= 4)]
+    assert len(between) > 0
+    assert np.all((between > 1 / 8) & (between < 1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True},
+        {"num_key_value_heads": 4, "head_dim": 12, "attention_dropout": 0.0},
+        {
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ],
+    ids=["tied", "wide heads", "llama3 scaling"],
+)
+def test_equals_transformers(changes, tmp_path):
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it with torch")
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        **({"num_attention_heads": 4, "num_key_value_heads": 2} | changes),
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, 50, (2, 60), dtype=np.int32)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    got = run_blocks(load_hf(tmp_path, "float32"), tokens, [60])
+    np.testing.assert_allclose(got, expected, atol=2e-4)

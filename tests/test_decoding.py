@@ -1,0 +1,280 @@
+"""The compiled program against the algorithm in plain Python, and what its compilation promises."""
+
+import functools
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import jlade
+from jlade import LookaheadConfig, decoding
+from jlade.config import PLAIN
+from jlade.lookahead import window
+from tests import plain_llama, reference
+from tests.tiny import tiny_llama
+
+NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
+SETTINGS = [
+    LookaheadConfig(4, 4, 3),
+    LookaheadConfig(1, 5, 6, pool_from_prompt=False),
+    LookaheadConfig(6, 2, 4),
+    LookaheadConfig(0, 3, 2),
+    LookaheadConfig(0, 4, 2, pool_from_prompt=False),
+    LookaheadConfig(3, 3, 0),
+    LookaheadConfig(5, 6, 1),
+    PLAIN,
+]
+
+
+@functools.cache
+def next_token_of(seed):
+    params = tiny_llama(seed)
+
+    @functools.cache
+    def next_token(text):
+        return int(np.argmax(plain_llama.logits(params, text)[-1]))
+
+    return lambda text: next_token(tuple(text))
+
+
+def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids):
+    """Runs the reference with the first window that jlade draws."""
+    start = window.start(
+        key, jnp.array(prompt), jnp.int32(len(prompt)), lookahead.window_size, lookahead.ngram_size
+    ).tolist()
+    return reference.decode(
+        next_token_of(seed),
+        prompt,
+        max_new_tokens,
+        window_size=lookahead.window_size,
+        ngram_size=lookahead.ngram_size,
+        guess_set_size=lookahead.guess_set_size,
+        pool_from_prompt=lookahead.pool_from_prompt,
+        start=start,
+        eos_ids=eos_ids,
+    )
+
+
+def generated(out, row=0):
+    return out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
+
+
+@pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
+@settings(max_examples=8, phases=NO_SHRINKING)
+@given(
+    seed=st.sampled_from([0, 2, 3, 4]),
+    prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+    max_new_tokens=st.integers(1, 40),
+    key=st.integers(0, 99),
+    eos_ids=st.lists(st.integers(0, 12), max_size=2),
+)
+def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_ids):
+    key = jax.random.key(key)
+    expected = decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids)
+    out = jlade.generate(
+        tiny_llama(seed), prompt, max_new_tokens=max_new_tokens, lookahead=lookahead, eos_ids=eos_ids, key=key
+    )
+    assert generated(out) == expected
+
+
+@settings(max_examples=12, phases=NO_SHRINKING)
+@given(
+    lookahead=st.builds(LookaheadConfig, st.integers(0, 8), st.integers(2, 6), st.integers(0, 8), st.booleans()),
+    seed=st.sampled_from([0, 2, 3, 4]),
+    prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+)
+def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
+    key = jax.random.key(0)
+    expected = decode_plainly(seed, prompt, 40, lookahead, key, ())
+    out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key)
+    assert generated(out) == expected
+
+
+def test_prompts_longer_than_a_prefill_chunk(monkeypatch):
+    monkeypatch.setattr(decoding, "PREFILL_CHUNK", 4)
+    jax.clear_caches()  # the chunk is a constant of the compiled program
+    params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig(3, 4, 3)
+    try:
+        for length in (1, 3, 4, 5, 8, 9, 17):
+            prompt = np.random.default_rng(length).integers(0, 13, length).tolist()
+            out = jlade.generate(params, prompt, max_new_tokens=20, lookahead=lookahead, key=key)
+            assert generated(out) == decode_plainly(0, prompt, 20, lookahead, key, ())
+    finally:
+        jax.clear_caches()
+
+
+@pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
+def test_rows_of_a_ragged_batch_get_what_they_get_alone(lookahead):
+    params, rng = tiny_llama(2), np.random.default_rng(3)
+    prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11)]
+    generate = functools.partial(jlade.generate, params, max_new_tokens=30, lookahead=lookahead, eos_ids=[4])
+    batch = generate(prompts)
+    assert len(set(batch.lengths.tolist())) > 1, "some row should end before others"
+    for row, prompt in enumerate(prompts):
+        assert generated(batch, row) == generated(generate(prompt))
+
+
+def test_every_position_of_an_end_token_within_a_step():
+    """Each token of a text in turn as the end token: it is cut there, wherever in a step it falls."""
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig(4, 5, 4)
+    whole, accepted = generated(jlade.generate(params, prompt, max_new_tokens=40, lookahead=lookahead, eos_ids=()))
+    assert max(accepted) > 2
+    for eos in set(whole):
+        out = jlade.generate(params, prompt, max_new_tokens=40, lookahead=lookahead, eos_ids=[12, eos])
+        end = min(whole.index(e) for e in (12, eos) if e in whole) + 1
+        assert generated(out)[0] == whole[:end]
+        assert out.finish_reason == ("eos",)
+        assert out.accepted.sum() == end
+
+
+def test_every_limit_cuts_exactly():
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig(4, 5, 4)
+    whole, _ = generated(jlade.generate(params, prompt, max_new_tokens=30, lookahead=lookahead, eos_ids=()))
+    for limit in range(1, 30):
+        out = jlade.generate(params, prompt, max_new_tokens=limit, lookahead=lookahead, eos_ids=())
+        assert generated(out)[0] == whole[:limit]
+        assert out.finish_reason == ("length",)
+
+
+def test_a_text_can_fill_the_models_positions_to_the_last():
+    params = tiny_llama(max_positions=32)
+    out = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=LookaheadConfig(4, 4, 4))
+    plain = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=None)
+    assert out.lengths.tolist() == [30]
+    assert out.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_no_request_sees_anothers_pool():
+    params, lookahead = tiny_llama(3), LookaheadConfig(4, 4, 4)
+    first = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
+    jlade.generate(params, [7, 8, 9], max_new_tokens=40, lookahead=lookahead)
+    again = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
+    assert generated(first) == generated(again)
+
+
+def test_step_leaves_its_state_as_it_was():
+    params, lookahead = tiny_llama(), LookaheadConfig(3, 4, 3)
+    static = {"decoder": params.decoder, "lookahead": lookahead}
+    prompts = jnp.zeros((1, 64), jnp.int32).at[0, :3].set(jnp.array([1, 2, 3]))
+    one = jnp.ones(1, jnp.int32)
+    state = decoding.prefill(params, prompts, 3 * one, 20 * one, -one[None], jax.random.key(0), **static)
+    before = jax.tree.map(np.array, state)
+    one_step = jax.jit(functools.partial(decoding.step, **static))
+    first, second = (one_step(params, state) for _ in range(2))
+    chex.assert_trees_all_equal(state, before)
+    chex.assert_trees_all_equal(first, second)
+    assert first.steps.tolist() == [1]
+
+
+def test_a_row_that_is_done_stays_as_it_is():
+    params, lookahead = tiny_llama(), LookaheadConfig(3, 4, 3)
+    static = {"decoder": params.decoder, "lookahead": lookahead}
+    prompts = np.zeros((2, 64), np.int32)
+    prompts[:, :3] = [[1, 2, 3], [4, 5, 6]]
+    lengths, limits, eos_ids = np.array([3, 3]), np.array([2, 40]), np.full((2, 1), -1)
+    arrays = (array.astype(np.int32) for array in (prompts, lengths, limits, eos_ids))
+    state = decoding.prefill(params, *arrays, jax.random.key(0), **static)
+    one_step = jax.jit(functools.partial(decoding.step, **static))
+    while not state.done[0]:
+        state = one_step(params, state)
+    later = one_step(params, state)
+    assert later.steps.tolist() == [state.steps[0], state.steps[1] + 1]
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[0], later), jax.tree.map(lambda x: x[0], state))
+
+
+def test_decode_works_inside_the_callers_own_jit_and_vmap():
+    params, lookahead = tiny_llama(3), LookaheadConfig(3, 4, 3)
+    prompts = np.zeros((3, 1, 64), np.int32)
+    prompts[:, 0, :2] = [[1, 2], [3, 4], [5, 6]]
+    lengths, limits, eos_ids = np.array([2], np.int32), np.array([20], np.int32), np.full((1, 1), -1, np.int32)
+
+    def run(prompt):
+        state = decoding.decode(
+            params, prompt, lengths, limits, eos_ids, jax.random.key(0), decoder=params.decoder, lookahead=lookahead
+        )
+        return state.tokens[0, 2:22]
+
+    together = jax.jit(jax.vmap(run))(prompts)
+    for row, prompt in zip(together, prompts, strict=True):
+        alone = jlade.generate(params, prompt[0, :2], max_new_tokens=20, lookahead=lookahead)
+        assert row.tolist() == alone.tokens[0].tolist()
+
+
+def test_works_with_64_bit_types_enabled():
+    params, lookahead = tiny_llama(3), LookaheadConfig(4, 4, 4)
+    expected = generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead))
+    with jax.enable_x64(True):
+        assert generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead)) == expected
+
+
+def test_one_trace_for_all_prompts_limits_seeds_and_end_tokens(demo):
+    params, _ = demo
+    jax.clear_caches()
+    traced = chex.assert_max_traces(type(params.decoder).forward, n=2)  # once for prefill, once for the step
+    type(params.decoder).forward, original = traced, type(params.decoder).forward
+    try:
+        rng = np.random.default_rng(0)
+        for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
+            jlade.generate(
+                params,
+                rng.integers(0, 4096, length),
+                max_new_tokens=1 + i,
+                lookahead=LookaheadConfig(3, 3, 3),
+                eos_ids=range(i % 5),
+                key=jax.random.key(i),
+            )
+    finally:
+        type(params.decoder).forward = original
+        chex.clear_trace_counter()
+        jax.clear_caches()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("lookahead", [LookaheadConfig(3, 4, 3), PLAIN], ids=["lookahead", "plain"])
+def test_no_loop_copies_a_cache_layer_or_the_pool(lookahead, batch_size):
+    params = tiny_llama(vocab_size=2000, max_positions=4096)
+    capacity = 4096
+    args = (
+        np.zeros((batch_size, capacity), np.int32),
+        np.ones(batch_size, np.int32),
+        np.ones(batch_size, np.int32),
+        np.full((batch_size, 1), -1, np.int32),
+        jax.random.key(0),
+    )
+    program = decoding.decode.lower(params, *args, decoder=params.decoder, lookahead=lookahead).compile().as_text()
+    layer = batch_size * capacity * params.config.num_kv_heads * params.config.head_dim
+    pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)
+    assert copies_in_loops(program, [size for size in (layer, pool) if size]) == []
+
+
+def copies_in_loops(program: str, sizes: list[int]) -> list[str]:
+    """Returns the copies and transposes of one or more times so many elements that a program makes inside a loop."""
+    computations = dict(re.findall(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$\n((?:.*\n)*?)^\}", program, flags=re.MULTILINE))
+    assert len(computations) > 2, "the text of compiled programs has changed"
+    called = {name: set(re.findall(r"%([\w.\-]+)", body)) & computations.keys() for name, body in computations.items()}
+    reached = set(re.findall(r" while\(.*body=%([\w.\-]+)", program))
+    assert reached, "no loop found"
+    while more := set().union(*(called[name] for name in reached)) - reached:
+        reached |= more
+    found = []
+    for name in reached:
+        for line in computations[name].splitlines():
+            match = re.search(r"= \w+\[([\d,]*)\]\S* (?:copy|copy-start|transpose)\(", line)
+            elements = np.prod([int(n) for n in match[1].split(",") if n]) if match else 0
+            if elements and any(elements % size == 0 for size in sizes):
+                found.append(line.strip())
+    return found
+
+
+def test_the_search_for_copies_finds_one():
+    def body(carry):
+        i, x = carry
+        return i + 1, jnp.roll(x, 1).T.reshape(x.shape) + x[0, 0]
+
+    program = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] < 9, body, (0, x))).lower(np.zeros((64, 65)))
+    assert copies_in_loops(program.compile().as_text(), [64 * 65])

@@ -1,0 +1,43 @@
+"""The demo checkpoint against what transformers generates from it: 256 tokens a prompt, float32.
+
+To keep this short, only the cheaper settings decode all 26 prompts. `benchmarks/compression.py --settings` does it for
+any of them, and its results show it.
+"""
+
+import pytest
+
+import jlade
+from jlade import LookaheadConfig
+
+ALL_PROMPTS = [LookaheadConfig(1, 8, 1), LookaheadConfig(0, 5, 10), LookaheadConfig(4, 3, 2)]
+SOME_PROMPTS = [
+    LookaheadConfig(window, ngram, guesses, pool_from_prompt)
+    for window, ngram, guesses in [
+        (15, 5, 15),
+        (5, 4, 5),
+        (1, 5, 30),
+        (30, 5, 1),
+        (7, 7, 7),
+        (10, 2, 10),
+        (4, 3, 2),
+        (0, 5, 10),
+        (3, 8, 12),
+    ]
+    for pool_from_prompt in (True, False)
+]
+
+
+def assert_exact(params, cases, lookahead):
+    for prompt, expected in cases:
+        out = jlade.generate(params, prompt["ids"], max_new_tokens=256, lookahead=lookahead, eos_ids=())
+        assert out.tokens[0].tolist() == expected, prompt["id"]
+
+
+@pytest.mark.parametrize("lookahead", [None, *ALL_PROMPTS], ids=str)
+def test_all_prompts(lookahead, demo, golden):
+    assert_exact(demo[0], golden.values(), lookahead)
+
+
+@pytest.mark.parametrize("lookahead", SOME_PROMPTS, ids=str)
+def test_some_prompts(lookahead, demo, golden):
+    assert_exact(demo[0], list(golden.values())[::9], lookahead)

@@ -1,0 +1,180 @@
+"""What `generate` and `stream` take, give and refuse."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, decoding, generation
+from tests.tiny import tiny_llama
+
+generate = functools.partial(jlade.generate, max_new_tokens=12, lookahead=LookaheadConfig(3, 4, 3))
+stream = functools.partial(jlade.stream, max_new_tokens=12, lookahead=LookaheadConfig(3, 4, 3))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        np.array([1, 2, 3]),
+        np.array([1, 2, 3], np.uint8),
+        jnp.array([1, 2, 3]),
+        [[1, 2, 3]],
+        np.array([[1, 2, 3]]),
+        [np.array([1, 2, 3])],
+    ],
+    ids=repr,
+)
+def test_forms_of_a_prompt(prompt):
+    expected = generate(tiny_llama(3), [1, 2, 3])
+    np.testing.assert_array_equal(generate(tiny_llama(3), prompt).tokens, expected.tokens)
+
+
+def test_results_of_a_batch_are_in_order_and_padded():
+    out = generate(tiny_llama(3), [[1, 2, 3], [4]], eos_ids=[9, 12])
+    assert out.tokens.shape == (2, 12)
+    for row, length, reason in zip(out.tokens, out.lengths, out.finish_reason, strict=True):
+        assert np.all(row[:length] >= 0)
+        assert np.all(row[length:] == -1)
+        assert reason == ("eos" if row[length - 1] in (9, 12) else "length")
+    np.testing.assert_array_equal(out.accepted.sum(axis=1), out.lengths)
+    np.testing.assert_array_equal((out.accepted > 0).sum(axis=1), out.steps)
+    np.testing.assert_allclose(out.compression, out.lengths / out.steps)
+
+
+def test_the_checkpoints_own_end_tokens_are_the_default():
+    free = generate(tiny_llama(3), [1, 2, 3])
+    end = int(free.tokens[0, 4])
+    out = generate(tiny_llama(3, eos_ids=(end,)), [1, 2, 3])
+    assert out.finish_reason == ("eos",)
+    assert out.lengths[0] == free.tokens[0].tolist().index(end) + 1
+    assert generate(tiny_llama(3, eos_ids=(end,)), [1, 2, 3], eos_ids=()).lengths.tolist() == [12]
+
+
+@pytest.mark.parametrize("lookahead", [None, LookaheadConfig(3, 4, 3)], ids=["plain", "lookahead"])
+def test_streamed_pieces_joined_are_the_whole(lookahead, demo):
+    params, tokenizer = demo
+    arguments = {"max_new_tokens": 40, "lookahead": lookahead, "tokenizer": tokenizer}
+    whole = jlade.generate(params, "import os\n", **arguments)
+    pieces = list(jlade.stream(params, "import os\n", **arguments))
+    assert [len(piece.tokens) for piece in pieces] == whole.accepted[0].tolist()
+    assert np.concatenate([piece.tokens for piece in pieces]).tolist() == whole.tokens[0].tolist()
+    assert "".join(piece.text for piece in pieces) == whole.text[0]
+
+
+def test_a_stream_can_be_left_early_and_without_a_tokenizer():
+    pieces = stream(tiny_llama(3), [1, 2, 3])
+    first = next(pieces)
+    pieces.close()
+    assert first.text is None
+    assert first.tokens.tolist() == generate(tiny_llama(3), [1, 2, 3]).tokens[0, : len(first.tokens)].tolist()
+
+
+def test_keys_of_both_kinds_draw_the_same_window():
+    typed = generate(tiny_llama(0), list(range(13)), key=jax.random.key(5))
+    raw = generate(tiny_llama(0), list(range(13)), key=jax.random.PRNGKey(5))
+    np.testing.assert_array_equal(typed.accepted, raw.accepted)
+
+
+def test_a_decoder_can_be_named_for_parameters_that_do_not_carry_one():
+    params = tiny_llama(3)
+    bare = {"model": params}
+
+    class Wrapped(type(params.decoder)):
+        def init_cache(self, params, *args):
+            return super().init_cache(params["model"], *args)
+
+        def forward(self, params, *args):
+            return super().forward(params["model"], *args)
+
+        def logits(self, params, *args):
+            return super().logits(params["model"], *args)
+
+    out = generate(bare, [1, 2, 3], decoder=Wrapped(params.config))
+    np.testing.assert_array_equal(out.tokens, generate(params, [1, 2, 3]).tokens)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ([], ValueError, "prompt is empty"),
+        ("", TypeError, "prompt is a string, '': pass tokenizer="),
+        (np.zeros(0, np.int32), ValueError, "prompt is empty"),
+        ([[1], []], ValueError, r"prompt\[1\] is empty"),
+        ("text", TypeError, "prompt is a string, 'text': pass tokenizer="),
+        ([1, 13], ValueError, "prompt holds token id 13; accepted are 0 to 12"),
+        ([-1], ValueError, "prompt holds token id -1; accepted are 0 to 12"),
+        ([[1], [2, 99]], ValueError, r"prompt\[1\] holds token id 99; accepted are 0 to 12"),
+        ([1.0, 2.0], TypeError, r"prompt must hold integer token ids, got float64 \(.*1\.0"),
+        (np.array([1.5]), TypeError, "prompt must hold integer token ids, got float64"),
+        ([True, False], TypeError, "prompt must hold integer token ids, got bool"),
+        ([[1, [2]]], TypeError, r"prompt\[0\] must be a string or a flat sequence of token ids"),
+        (np.zeros((1, 1, 1), np.int32), TypeError, r"prompt\[0\] must be a string or a flat sequence of token ids"),
+        (5, TypeError, "prompt must be a string, token ids, or a list of these, got int"),
+        (None, TypeError, "prompt must be a string, token ids, or a list of these, got NoneType"),
+        ([None], TypeError, r"prompt\[0\] must be a string or a flat sequence"),
+        ([2**40], ValueError, "prompt holds token id 1099511627776; accepted are 0 to 12"),
+        ([1] * 53, ValueError, "prompt of 53 tokens and max_new_tokens=12 make 65 tokens; the model reads at most 64"),
+    ],
+    ids=str,
+)
+def test_bad_prompts_are_refused(prompt, error, message, nothing_compiles):
+    with pytest.raises(error, match=message):
+        generate(tiny_llama(), prompt)
+    with pytest.raises(error, match=message):
+        stream(tiny_llama(), prompt)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be an integer of at least 1, got 2.0"),
+        ({"max_new_tokens": 64}, ValueError, "max_new_tokens=64 make 65 tokens; the model reads at most 64 positions"),
+        ({"lookahead": (15, 5, 15)}, TypeError, r"lookahead must be a LookaheadConfig, or None .* got \(15, 5, 15\)"),
+        ({"eos_ids": [13]}, ValueError, "eos_ids holds 13; accepted are 0 to 12"),
+        ({"eos_ids": -1}, ValueError, "eos_ids must be at least 0, got -1"),
+        ({"eos_ids": "</s>"}, TypeError, "eos_ids must be a token id or a sequence of them, got '</s>'"),
+        ({"eos_ids": 1.5}, TypeError, "eos_ids must be a token id or a sequence of them, got 1.5"),
+        ({"key": 7}, TypeError, "key must be one key made by jax.random.key, got 7"),
+        ({"key": jax.random.split(jax.random.key(0))}, TypeError, "key must be one key made by jax.random.key"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(arguments, error, message, nothing_compiles):
+    with pytest.raises(error, match=message):
+        generate(tiny_llama(), [1], **arguments)
+
+
+def test_parameters_of_an_unknown_model_are_refused(nothing_compiles):
+    with pytest.raises(TypeError, match="params of type dict do not say which model they belong to: pass decoder="):
+        generate({"weights": 1}, [1])
+
+
+def test_a_batch_cannot_be_streamed(nothing_compiles):
+    with pytest.raises(ValueError, match="prompt must be a single prompt, got a batch of 2"):
+        stream(tiny_llama(), [[1], [2]])
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("the program was called")
+
+    for module, name in ((decoding, "decode"), (generation, "_prefill"), (generation, "_step_in_place")):
+        monkeypatch.setattr(module, name, fail)
+
+
+def test_a_second_call_compiles_nothing(demo, caplog):
+    params, _ = demo
+    lookahead = LookaheadConfig(2, 3, 1)  # no other test's
+    with jax.log_compiles():
+        generate(params, [5, 6, 7], lookahead=lookahead, eos_ids=[1], key=jax.random.key(1))
+        assert any("Compiling" in record.message for record in caplog.records)
+        caplog.clear()
+        generate(params, [8, 9], lookahead=lookahead, max_new_tokens=30, eos_ids=[3, 4], key=jax.random.key(2))
+        assert not any("Compiling" in record.message for record in caplog.records)

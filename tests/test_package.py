@@ -1,0 +1,37 @@
+import importlib.metadata
+import pathlib
+import subprocess
+import sys
+
+import jlade
+import jlade.conversion
+
+
+def test_public_names_exist():
+    assert sorted(jlade.__all__) == jlade.__all__
+    assert all(hasattr(jlade, name) for name in jlade.__all__)
+
+
+def test_version_is_the_distributions():
+    assert importlib.metadata.version("jlade") == jlade.__version__
+
+
+def test_the_package_says_that_it_is_typed_and_ships_the_demo_with_its_card():
+    root = pathlib.Path(jlade.__file__).parent
+    assert (root / "py.typed").exists()
+    assert "5.48 million" in (root / "demo" / "README.md").read_text(encoding="utf-8")
+
+
+def test_generating_needs_neither_torch_nor_transformers():
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import jlade; "
+        "params, tokenizer = jlade.demo(); "
+        "print(jlade.generate(params, 'import os', tokenizer=tokenizer, max_new_tokens=4).lengths)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[4]"
+
+
+def test_importing_starts_no_backend():
+    code = "import jlade, jax; from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,32 @@
+"""Random tiny LLaMA models, as different from each other as their configurations allow."""
+
+import dataclasses
+import functools
+
+import jax
+
+from jlade.models.llama import LlamaConfig, LlamaParams, init_params
+
+
+@functools.cache
+def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
+    shape = {
+        "vocab_size": 13,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 6,
+        "max_positions": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    params = init_params(jax.random.key(seed), LlamaConfig(**(shape | changes)))
+    # Layers that outweigh the embedding make texts with some loops and some variety; otherwise one token repeats.
+    layers = [
+        dataclasses.replace(
+            layer, query=4 * layer.query, attention_output=4 * layer.attention_output, down=4 * layer.down
+        )
+        for layer in params.layers
+    ]
+    return dataclasses.replace(params, layers=tuple(layers))
