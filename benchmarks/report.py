@@ -1,0 +1,42 @@
+"""What every result carries: the machine, the versions and the command that made it."""
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import sys
+from typing import Any
+
+import jax
+import jaxlib
+
+import jlade
+
+
+def provenance() -> dict[str, Any]:
+    """Returns machine, versions, command and date, for a result's JSON."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "jlade": jlade.__version__,
+    }
+
+
+def _processor() -> str:
+    """The processor's name: Linux tells it only there."""
+    info = pathlib.Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor()
+
+
+def write(path: str, result: dict[str, Any]) -> None:
+    """Writes a result with its provenance as JSON."""
+    text = json.dumps(provenance() | result, indent=1)
+    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
