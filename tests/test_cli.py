@@ -12,7 +12,7 @@ def test_prints_the_completion_and_both_rows(capsys):
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("import os\nimport ")
-    assert "lookahead W=" in printed
+    assert "prompt lookup W=0 N=4 G=1" in printed
     assert "plain" in printed
     assert "\x1b" not in printed, "no colours when the output is not a terminal"
 
