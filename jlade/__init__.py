@@ -1,6 +1,6 @@
 """jlade: exact lookahead decoding of LLaMA models, in one compiled JAX program."""
 
-from jlade.config import LookaheadConfig
+from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding import DecodeState, decode, prefill, step
 from jlade.generation import Generation, Piece, generate, stream
 from jlade.loading import demo, load
@@ -10,6 +10,7 @@ __all__ = [
     "Generation",
     "LookaheadConfig",
     "Piece",
+    "SamplingConfig",
     "decode",
     "demo",
     "generate",

@@ -13,13 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade import sampling as sampling_lib
 from jlade.config import LookaheadConfig
 from jlade.lookahead import block as blocks
 from jlade.lookahead import ngram_pool, window
+from jlade.lookahead.block import Block
 from jlade.lookahead.ngram_pool import NGramPool
-from jlade.lookahead.verification import verify_greedy
+from jlade.lookahead.verification import Verdict, verify_by_rejection, verify_greedy
 from jlade.models.base import Decoder, KVCache, Params
+from jlade.sampling import Sampling, TokenCounts
 
+GREEDY = Sampling()
+NO_POSITION = np.uint32(2**31)
 PREFILL_CHUNK = 128  # tokens of the prompt per forward pass
 
 
@@ -41,6 +46,9 @@ class DecodeState:
     cache: KVCache  # C rows
     window: jax.Array  # [B, N-1, W] int32
     pool: NGramPool  # ngrams [B, V, G, N-1]
+    key: jax.Array  # [B] keys of jax.random, from which a row's noise comes
+    sampling: Sampling  # fields [B]
+    counts: TokenCounts | None  # [B, V], None when no control counts tokens
 
 
 @functools.partial(jax.jit, static_argnames=("decoder", "lookahead"))
@@ -51,12 +59,14 @@ def decode(
     max_new_tokens: jax.Array,
     eos_ids: jax.Array,
     key: jax.Array,
+    sampling: Sampling = GREEDY,
     *,
     decoder: Decoder,
     lookahead: LookaheadConfig,
 ) -> DecodeState:
-    """Decodes greedily until every row has ended. For the arguments see `prefill`."""
-    state = prefill(params, prompts, prompt_lengths, max_new_tokens, eos_ids, key, decoder=decoder, lookahead=lookahead)
+    """Decodes until every row has ended. For the arguments see `prefill`."""
+    arrays = (params, prompts, prompt_lengths, max_new_tokens, eos_ids, key, sampling)
+    state = prefill(*arrays, decoder=decoder, lookahead=lookahead)
     one_step = functools.partial(step, params, decoder=decoder, lookahead=lookahead)
     return jax.lax.while_loop(lambda s: ~jnp.all(s.done), one_step, state)
 
@@ -68,6 +78,7 @@ def prefill(
     max_new_tokens: jax.Array,
     eos_ids: jax.Array,
     key: jax.Array,
+    sampling: Sampling = GREEDY,
     *,
     decoder: Decoder,
     lookahead: LookaheadConfig,
@@ -80,11 +91,15 @@ def prefill(
       prompt_lengths: [B] int32, at least 1.
       max_new_tokens: [B] int32, at least 1.
       eos_ids: [B, K] int32, padded with -1.
-      key: draws the first window; the same draw for every row, so that a row does not depend on its place in the batch.
-        It decides how many steps are taken, never the text.
+      key: a key of `jax.random`, or one for each row [B]. It gives the noise of sampled tokens, a row's own when there
+        is one key for all, and the draw of the first window, which decides how many steps are taken but not the text.
+      sampling: how tokens are drawn; greedily by default.
       decoder: the model.
       lookahead: the setting of W, N and G.
     """
+    prompts, prompt_lengths, max_new_tokens, eos_ids = map(
+        jnp.asarray, (prompts, prompt_lengths, max_new_tokens, eos_ids)
+    )
     batch_size, capacity = prompts.shape
     chunk = min(PREFILL_CHUNK, capacity)
     mask = np.tri(chunk, dtype=bool)
@@ -112,7 +127,10 @@ def prefill(
     pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), empty_pool)
     _, cache, pool = jax.lax.while_loop(lambda carry: carry[0] < num_chunks, read_chunk, (jnp.int32(0), cache, pool))
 
+    # One key for all rows draws the same first window for equal prompts, wherever they stand in the batch.
     start = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
+    first_window = jax.vmap(start, in_axes=(0 if key.ndim else None, 0, 0))(key, prompts, prompt_lengths)
+    row = jnp.arange(batch_size, dtype=jnp.int32)
     return DecodeState(
         tokens=prompts,
         num_tokens=prompt_lengths,
@@ -122,8 +140,11 @@ def prefill(
         steps=jnp.zeros(batch_size, jnp.int32),
         accepted=jnp.zeros_like(prompts),
         cache=cache,
-        window=jax.vmap(start, in_axes=(None, 0, 0))(key, prompts, prompt_lengths),
+        window=first_window,
         pool=pool,
+        key=key if key.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, row),
+        sampling=sampling,
+        counts=_count_prompts(prompts, prompt_lengths, decoder.vocab_size) if sampling.counts_tokens else None,
     )
 
 
@@ -139,11 +160,11 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
     tokens = jnp.maximum(tokens, 0)  # an empty slot is fed as some token; verification sees that it is empty
     positions = (state.num_tokens - 1)[:, None] + block.positions[None, :]
     hidden, block_kv = decoder.forward(params, tokens, positions, state.cache, block.mask)
-    predicted = _argmax(decoder.logits(params, hidden[:, block.output_rows]))  # [B, 1 + W + G(N-1)]
-    next_token, new, after_candidates = jnp.split(predicted, [1, 1 + lookahead.window_size], axis=1)
+    logits = decoder.logits(params, hidden[:, block.output_rows])  # [B, 1 + W + G(N-1), V]
+    predict = functools.partial(_predict, block=block, lookahead=lookahead)
+    new, verdict = jax.vmap(predict)(logits, candidates, state.num_tokens - 1, state.key, state.sampling, state.counts)
 
-    # Verify, and cut at the limit and behind an end token before anything is kept.
-    verdict = jax.vmap(verify_greedy)(candidates, next_token[:, 0], after_candidates.reshape(candidates.shape))
+    # Cut at the limit and behind an end token, before anything is kept.
     offset = jnp.arange(lookahead.max_accepted, dtype=jnp.int32)[None, :]
     is_eos = jnp.any(verdict.tokens[:, :, None] == state.eos_ids[:, None, :], axis=-1)
     first_eos = jnp.min(jnp.where(is_eos, offset, lookahead.max_accepted), axis=1)
@@ -167,7 +188,71 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
         cache=cache,
         window=jnp.where(state.done[:, None, None], state.window, jax.vmap(window.advance)(state.window, new)),
         pool=_harvest(state, current, new, text, num_tokens, lookahead),
+        counts=_count_accepted(state.counts, verdict.tokens, num_accepted),
     )
+
+
+def _predict(
+    logits: jax.Array,
+    candidates: jax.Array,
+    position: jax.Array,
+    key: jax.Array,
+    sampling: Sampling,
+    counts: TokenCounts | None,
+    *,
+    block: Block,
+    lookahead: LookaheadConfig,
+) -> tuple[jax.Array, Verdict]:
+    """Draws the window's new tokens [W] of one row and verifies its candidates.
+
+    Args:
+      logits: [1 + W + G(N-1), V] of the current token, the newest window row and the candidates.
+      candidates: [G, N-1].
+      position: the current token's.
+      key, sampling, counts: the row's.
+    """
+    vocab_size, window_end = logits.shape[1], 1 + lookahead.window_size
+    if counts is None:
+        logits = sampling_lib.process(logits, sampling, None, None)
+    else:
+        # The window's tokens are guesses, for which the text's own counts do; a candidate's token counts those before.
+        drafted = jnp.cumsum(jax.nn.one_hot(candidates, vocab_size, dtype=jnp.int32), axis=1)
+        drafted = jnp.pad(drafted.reshape(-1, vocab_size), ((window_end, 0), (0, 0)))
+        logits = sampling_lib.process(logits, sampling, counts.prompt, counts.generated[None, :] + drafted)
+
+    drawn = greedy = sampling_lib.argmax(logits)
+    if sampling.temperature is not None:
+        offsets = block.positions[block.output_rows]
+        places = position + 1 + jnp.arange(offsets.max() + 1, dtype=jnp.int32)  # of the tokens that are predicted
+        drawn = sampling_lib.argmax(logits + sampling_lib.noise_at(key, places, vocab_size)[offsets])
+
+    new = (greedy if lookahead.window_draw == "greedy" else drawn)[1:window_end]
+    if sampling.temperature is None or lookahead.verification == "coupled" or lookahead.guess_set_size == 0:
+        return new, verify_greedy(candidates, drawn[0], drawn[window_end:].reshape(candidates.shape))
+    apart = jax.random.fold_in(key, NO_POSITION)  # how the window was drawn must not decide what is accepted
+    after = logits[window_end:].reshape(*candidates.shape, vocab_size)
+    return new, verify_by_rejection(jax.random.fold_in(apart, position), candidates, logits[0], after)
+
+
+def _count_prompts(prompts: jax.Array, prompt_lengths: jax.Array, vocab_size: int) -> TokenCounts:
+    place = jnp.arange(prompts.shape[1], dtype=jnp.int32)[None, :]
+    tokens = jnp.where(place < prompt_lengths[:, None], prompts, vocab_size)
+    none = jnp.zeros((len(prompts), vocab_size), jnp.int32)
+    return TokenCounts(prompt=_add_tokens(none, tokens), generated=none)
+
+
+def _count_accepted(counts: TokenCounts | None, tokens: jax.Array, num_accepted: jax.Array) -> TokenCounts | None:
+    if counts is None:
+        return None
+    offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    accepted = jnp.where(offset < num_accepted[:, None], tokens, counts.generated.shape[1])
+    return dataclasses.replace(counts, generated=_add_tokens(counts.generated, accepted))
+
+
+def _add_tokens(counts: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Counts `tokens` [B, M] in `counts` [B, V]; a token that is V is left out."""
+    row = jnp.arange(len(counts), dtype=jnp.int32)[:, None]
+    return counts.at[row, tokens].add(1, mode="drop")
 
 
 def _harvest(
@@ -190,13 +275,3 @@ def _harvest(
             jnp.concatenate(pair, axis=1) for pair in zip((keys, ngrams, valid), accepted, strict=True)
         )
     return jax.vmap(ngram_pool.insert)(state.pool, keys, ngrams, valid)
-
-
-def _argmax(logits: jax.Array) -> jax.Array:
-    """Returns the first index of the highest of `logits` [..., V], as int32.
-
-    Two plain reductions: on CPUs they become vector code, which `jnp.argmax`, a reduction of pairs, does not.
-    """
-    vocab_size = logits.shape[-1]
-    is_highest = logits == jnp.max(logits, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(is_highest, jnp.arange(vocab_size, dtype=jnp.int32), vocab_size - 1), axis=-1)

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import decoding, text
-from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import DecodeState
 from jlade.models.base import Decoder, Params
+from jlade.sampling import Sampling
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
 
@@ -53,12 +54,13 @@ def generate(
     *,
     max_new_tokens: int = 256,
     lookahead: LookaheadConfig | None = LookaheadConfig(),  # noqa: B008, it is immutable
+    sampling: SamplingConfig | Sequence[SamplingConfig] = SamplingConfig(),  # noqa: B008, likewise
     tokenizer: Any = None,
     eos_ids: int | Sequence[int] | None = None,
     key: jax.Array | None = None,
     decoder: Decoder | None = None,
 ) -> Generation:
-    """Generates the text that greedy decoding gives, in fewer steps.
+    """Generates the text that plain decoding gives, in fewer steps.
 
     Args:
       params: the model's parameters, as `jlade.load` returns them.
@@ -66,16 +68,20 @@ def generate(
         what it would get alone.
       max_new_tokens: most tokens to generate after each prompt; 1 or more.
       lookahead: the setting of W, N and G; None for plain decoding, one token a step.
+      sampling: how tokens are drawn, for all rows or one for each; greedily by default. Other values compile nothing, a
+        control that was not used before does.
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer` or one of
         transformers'.
       eos_ids: token ids that end a text; by default the checkpoint's own, `()` for none.
-      key: a key of `jax.random` for the first window's draw. It changes how many steps are taken, not the text.
+      key: a key of `jax.random`, or an array of one for each row. Sampled text depends on it, and on nothing else that
+        is not the model's: neither on `lookahead` nor, with a key for each row, on the rest of the batch. Greedy text
+        does not; it changes only how many steps are taken.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
     """
-    request = _Request.check(params, prompt, max_new_tokens, lookahead, tokenizer, eos_ids, key, decoder)
+    request = _Request.check(params, prompt, max_new_tokens, lookahead, sampling, tokenizer, eos_ids, key, decoder)
     state = decoding.decode(params, *request.arrays, **request.static)
     return _to_generation(state, request, tokenizer)
 
@@ -86,6 +92,7 @@ def stream(
     *,
     max_new_tokens: int = 256,
     lookahead: LookaheadConfig | None = LookaheadConfig(),  # noqa: B008, it is immutable
+    sampling: SamplingConfig | Sequence[SamplingConfig] = SamplingConfig(),  # noqa: B008, likewise
     tokenizer: Any = None,
     eos_ids: int | Sequence[int] | None = None,
     key: jax.Array | None = None,
@@ -95,7 +102,7 @@ def stream(
 
     Arguments and errors are those of `generate`; they are checked by this call, before the first piece is asked for.
     """
-    request = _Request.check(params, prompt, max_new_tokens, lookahead, tokenizer, eos_ids, key, decoder)
+    request = _Request.check(params, prompt, max_new_tokens, lookahead, sampling, tokenizer, eos_ids, key, decoder)
     if len(request.prompt_lengths) != 1:
         raise ValueError(f"prompt must be a single prompt, got a batch of {len(request.prompt_lengths)}")
     return _pieces(params, request, tokenizer)
@@ -142,6 +149,7 @@ class _Request:
     max_new_tokens: int
     eos_ids: tuple[int, ...]
     key: jax.Array
+    sampling: Sampling
     decoder: Decoder
     lookahead: LookaheadConfig
 
@@ -152,14 +160,14 @@ class _Request:
         slots = EOS_SLOTS * max(1, -(-len(self.eos_ids) // EOS_SLOTS))
         eos_ids = np.full((batch_size, slots), -1, np.int32)
         eos_ids[:, : len(self.eos_ids)] = self.eos_ids
-        return self.prompts, self.prompt_lengths, limits, eos_ids, self.key
+        return self.prompts, self.prompt_lengths, limits, eos_ids, self.key, self.sampling
 
     @property
     def static(self) -> dict[str, Any]:
         return {"decoder": self.decoder, "lookahead": self.lookahead}
 
     @classmethod
-    def check(cls, params, prompt, max_new_tokens, lookahead, tokenizer, eos_ids, key, decoder) -> "_Request":
+    def check(cls, params, prompt, max_new_tokens, lookahead, sampling, tokenizer, eos_ids, key, decoder) -> "_Request":
         decoder = _check_decoder(params, decoder)
         max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1)
         if not isinstance(lookahead, LookaheadConfig | None):
@@ -180,7 +188,8 @@ class _Request:
             prompt_lengths=np.array([len(ids) for ids in prompts], np.int32),
             max_new_tokens=max_new_tokens,
             eos_ids=_check_eos_ids(decoder.eos_ids if eos_ids is None else eos_ids, decoder.vocab_size),
-            key=_check_key(key),
+            key=_check_key(key, len(prompts)),
+            sampling=_check_sampling(sampling, len(prompts), decoder.vocab_size),
             decoder=decoder,
             lookahead=PLAIN if lookahead is None else lookahead,
         )
@@ -250,11 +259,54 @@ def _check_eos_ids(eos_ids: Any, vocab_size: int) -> tuple[int, ...]:
     return ids
 
 
-def _check_key(key: Any) -> jax.Array:
+def _check_key(key: Any, batch_size: int) -> jax.Array:
     if key is None:
         return jax.random.key(0)
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
-        return key
-    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:
-        return jax.random.wrap_key_data(key)  # the form that jax.random.PRNGKey makes
-    raise TypeError(f"key must be one key made by jax.random.key, got {key!r}")
+    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim > 0:
+        key = jax.random.wrap_key_data(key)  # the form that jax.random.PRNGKey makes
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape in ((), (batch_size,)):
+            return key
+        raise ValueError(f"key must be one key or one for each of {batch_size} prompts, got keys of shape {key.shape}")
+    raise TypeError(f"key must be a key made by jax.random.key, or an array of them, got {key!r}")
+
+
+# What a control is for a row that does not use it, when another row does.
+_UNUSED = {
+    "temperature": 0.0,
+    "top_p": np.inf,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling:
+    """Returns the settings of all rows as arrays, None for a control that no row uses."""
+    rows = [sampling] * batch_size if isinstance(sampling, SamplingConfig) else sampling
+    if not isinstance(rows, Sequence) or not all(isinstance(row, SamplingConfig) for row in rows):
+        raise TypeError(f"sampling must be a SamplingConfig, or a sequence of one for each prompt, got {sampling!r}")
+    if len(rows) != batch_size:
+        raise ValueError(f"sampling must be one SamplingConfig or {batch_size}, one for each prompt, got {len(rows)}")
+    controls: dict[str, Any] = {}
+    for name, unused in _UNUSED.items():
+        values = [getattr(row, name) for row in rows]
+        if any(value not in (None, unused) for value in values):
+            controls[name] = np.array([unused if value is None else value for value in values], np.float32)
+    if "top_p" in controls:  # all tokens, however their probabilities are rounded
+        controls["top_p"][controls["top_p"] == 1] = np.inf
+    if any(row.top_k is not None for row in rows):
+        controls["top_k"] = np.array([min(row.top_k or vocab_size, vocab_size) for row in rows], np.int32)
+    if any(row.logit_bias for row in rows):
+        controls["logit_bias"] = np.stack([_bias_array(row.logit_bias or (), vocab_size) for row in rows])
+    return Sampling(**controls)
+
+
+def _bias_array(bias: Any, vocab_size: int) -> np.ndarray:
+    array = np.zeros(vocab_size, np.float32)
+    for token, value in bias:
+        if token >= vocab_size:
+            raise ValueError(f"logit_bias names token id {token}; accepted are 0 to {vocab_size - 1}")
+        array[token] = value
+    return array

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, SamplingConfig
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
 
 
@@ -31,9 +31,41 @@ def test_equal_settings_hash_alike_so_that_they_share_a_program():
         ({"ngram_size": True}, TypeError, "ngram_size must be an integer of at least 2, got True"),
         ({"guess_set_size": None}, TypeError, "guess_set_size must be an integer of at least 0, got None"),
         ({"pool_from_prompt": 1}, TypeError, "pool_from_prompt must be True or False, got 1"),
+        ({"verification": "typical"}, ValueError, "verification must be one of coupled, rejection, got 'typical'"),
+        ({"window_draw": None}, ValueError, "window_draw must be one of coupled, greedy, got None"),
         ({"window_size": 2000}, ValueError, f"window_size=2000.*8060 tokens a step; at most {MAX_BLOCK_SIZE}"),
     ],
 )
 def test_bad_settings_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         LookaheadConfig(**arguments)
+
+
+def test_sampling_settings_hash_by_value():
+    assert hash(SamplingConfig(logit_bias={3: 1, 1: 2.0})) == hash(SamplingConfig(logit_bias=((1, 2.0), (3, 1.0))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"temperature": -0.1}, ValueError, "temperature must be a number of at least 0, got -0.1"),
+        ({"temperature": float("nan")}, ValueError, "temperature must be a number of at least 0, got nan"),
+        ({"temperature": None}, TypeError, "temperature must be a number of at least 0, got None"),
+        ({"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
+        ({"top_k": 2.5}, TypeError, "top_k must be an integer of at least 1, got 2.5"),
+        ({"top_p": 0.0}, ValueError, "top_p must be a number above 0, up to 1, got 0.0"),
+        ({"top_p": 1.1}, ValueError, "top_p must be a number above 0, up to 1, got 1.1"),
+        ({"top_p": "0.9"}, TypeError, "top_p must be a number above 0, up to 1, got '0.9'"),
+        ({"min_p": 1.5}, ValueError, "min_p must be a number from 0 to 1, got 1.5"),
+        ({"repetition_penalty": 0}, ValueError, "repetition_penalty must be a number above 0, got 0"),
+        ({"presence_penalty": float("inf")}, ValueError, "presence_penalty must be a finite number, got inf"),
+        ({"frequency_penalty": True}, TypeError, "frequency_penalty must be a finite number, got True"),
+        ({"logit_bias": {-1: 1.0}}, ValueError, "logit_bias must map token ids to numbers, got {-1: 1.0}"),
+        ({"logit_bias": {"a": 1.0}}, TypeError, "logit_bias must map token ids to numbers, got {'a': 1.0}"),
+        ({"logit_bias": {1: float("inf")}}, ValueError, "logit_bias must map token ids to numbers below inf"),
+        ({"logit_bias": 5}, TypeError, "logit_bias must map token ids to numbers, got 5"),
+    ],
+)
+def test_bad_sampling_settings_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        SamplingConfig(**arguments)

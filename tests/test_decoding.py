@@ -1,5 +1,6 @@
 """The compiled program against the algorithm in plain Python, and what its compilation promises."""
 
+import dataclasses
 import functools
 import re
 
@@ -82,7 +83,7 @@ def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_
     assert generated(out) == expected
 
 
-@settings(max_examples=12, phases=NO_SHRINKING)
+@settings(max_examples=8, phases=NO_SHRINKING)
 @given(
     lookahead=st.builds(LookaheadConfig, st.integers(0, 8), st.integers(2, 6), st.integers(0, 8), st.booleans()),
     seed=st.sampled_from([0, 2, 3, 4]),
@@ -163,12 +164,17 @@ def test_step_leaves_its_state_as_it_was():
     prompts = jnp.zeros((1, 64), jnp.int32).at[0, :3].set(jnp.array([1, 2, 3]))
     one = jnp.ones(1, jnp.int32)
     state = decoding.prefill(params, prompts, 3 * one, 20 * one, -one[None], jax.random.key(0), **static)
-    before = jax.tree.map(np.array, state)
+    before = jax.tree.map(jnp.copy, state)
     one_step = jax.jit(functools.partial(decoding.step, **static))
     first, second = (one_step(params, state) for _ in range(2))
-    chex.assert_trees_all_equal(state, before)
-    chex.assert_trees_all_equal(first, second)
+    chex.assert_trees_all_equal(*map(without_keys, (state, before)))
+    chex.assert_trees_all_equal(*map(without_keys, (first, second)))
     assert first.steps.tolist() == [1]
+
+
+def without_keys(state):
+    """The state with its keys as numbers, which can be compared."""
+    return dataclasses.replace(state, key=jax.random.key_data(state.key))
 
 
 def test_a_row_that_is_done_stays_as_it_is():
@@ -184,7 +190,8 @@ def test_a_row_that_is_done_stays_as_it_is():
         state = one_step(params, state)
     later = one_step(params, state)
     assert later.steps.tolist() == [state.steps[0], state.steps[1] + 1]
-    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[0], later), jax.tree.map(lambda x: x[0], state))
+    first_rows = (jax.tree.map(lambda x: x[0], without_keys(s)) for s in (later, state))
+    chex.assert_trees_all_equal(*first_rows)
 
 
 def test_decode_works_inside_the_callers_own_jit_and_vmap():

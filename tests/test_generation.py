@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, decoding, generation
+from jlade import LookaheadConfig, SamplingConfig, decoding, generation
 from tests.tiny import tiny_llama
 
 generate = functools.partial(jlade.generate, max_new_tokens=12, lookahead=LookaheadConfig(3, 4, 3))
@@ -140,8 +140,19 @@ def test_bad_prompts_are_refused(prompt, error, message, nothing_compiles):
         ({"eos_ids": -1}, ValueError, "eos_ids must be at least 0, got -1"),
         ({"eos_ids": "</s>"}, TypeError, "eos_ids must be a token id or a sequence of them, got '</s>'"),
         ({"eos_ids": 1.5}, TypeError, "eos_ids must be a token id or a sequence of them, got 1.5"),
-        ({"key": 7}, TypeError, "key must be one key made by jax.random.key, got 7"),
-        ({"key": jax.random.split(jax.random.key(0))}, TypeError, "key must be one key made by jax.random.key"),
+        ({"key": 7}, TypeError, "key must be a key made by jax.random.key, or an array of them, got 7"),
+        (
+            {"key": jax.random.split(jax.random.key(0))},
+            ValueError,
+            r"one for each of 1 prompts, got keys of shape \(2,\)",
+        ),
+        (
+            {"sampling": 0.7},
+            TypeError,
+            "sampling must be a SamplingConfig, or a sequence of one for each prompt, got 0.7",
+        ),
+        ({"sampling": [SamplingConfig()] * 2}, ValueError, "sampling must be one SamplingConfig or 1, .* got 2"),
+        ({"sampling": SamplingConfig(logit_bias={13: 1})}, ValueError, "logit_bias names token id 13; accepted .* 12"),
     ],
     ids=str,
 )

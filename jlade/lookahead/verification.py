@@ -32,3 +32,50 @@ def verify_greedy(candidates: jax.Array, next_token: jax.Array, predicted: jax.A
     num_matching = jnp.sum(matches, axis=1, dtype=jnp.int32)
     best = jnp.argmax(num_matching).astype(jnp.int32)
     return Verdict(expected[best], num_matching[best] + 1, best)
+
+
+def verify_by_rejection(
+    key: jax.Array, candidates: jax.Array, next_logits: jax.Array, candidate_logits: jax.Array
+) -> Verdict:
+    """Accepts sampled candidates one depth at a time: Algorithm 4 of arXiv 2402.02057.
+
+    At each depth the surviving candidates are tried in turn: a token is accepted with its share of the mass that is
+    left, or its mass is taken out. If none is accepted, the token is drawn from what remains and the walk ends; if all
+    depths are passed, one more token is drawn. The tokens follow the model's distribution, whatever the candidates.
+
+    Args:
+      key: a key of `jax.random` for this step alone.
+      candidates: [G, N-1] tokens, G at least 1; empty ones are negative.
+      next_logits: [V] processed logits of the token after the current one.
+      candidate_logits: [G, N-1, V] the same after each token of each candidate.
+    """
+    num_candidates, depths = candidates.shape
+    index = jnp.arange(num_candidates, dtype=jnp.int32)
+    is_earlier = index[None, :] < index[:, None]
+    survives, walking = candidates[:, 0] >= 0, jnp.bool_(True)
+    num_accepted, best, logits = jnp.int32(1), jnp.int32(0), next_logits
+    tokens = []
+    *depth_keys, last_key = jax.random.split(key, depths + 1)
+    for depth, depth_key in enumerate(depth_keys):
+        accept_key, draw_key = jax.random.split(depth_key)
+        drafted = candidates[:, depth]
+        is_repeated = jnp.any((drafted[:, None] == drafted[None, :]) & survives[None, :] & is_earlier, axis=1)
+        tried = survives & ~is_repeated
+        mass = jnp.where(tried, jax.nn.softmax(logits)[drafted], 0.0)
+        left = 1 - (jnp.cumsum(mass) - mass)  # before each candidate is tried
+        accepts = jax.random.uniform(accept_key, (num_candidates,)) * left < mass
+        accepted = jnp.any(accepts)
+        rest = logits.at[jnp.where(tried, drafted, len(logits))].set(-jnp.inf, mode="drop")
+        rest = jnp.where(jnp.any(rest > -jnp.inf), rest, logits)  # nothing left but for rounding
+        drawn = jax.random.categorical(draw_key, rest).astype(jnp.int32)
+        first = jnp.argmax(accepts).astype(jnp.int32)
+        token = jnp.where(accepted, drafted[first], drawn)
+        tokens.append(token)
+
+        walking &= accepted
+        best = jnp.where(walking, first, best)
+        num_accepted += walking.astype(jnp.int32)
+        survives &= drafted == token
+        logits = candidate_logits[first, depth]
+    last = jax.random.categorical(last_key, logits).astype(jnp.int32)
+    return Verdict(jnp.stack([*tokens, last]), num_accepted, best)
