@@ -131,6 +131,7 @@ def prefill(
     start = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
     first_window = jax.vmap(start, in_axes=(0 if key.ndim else None, 0, 0))(key, prompts, prompt_lengths)
     row = jnp.arange(batch_size, dtype=jnp.int32)
+    count = functools.partial(sampling_lib.count_prompt, vocab_size=decoder.vocab_size)
     return DecodeState(
         tokens=prompts,
         num_tokens=prompt_lengths,
@@ -144,7 +145,7 @@ def prefill(
         pool=pool,
         key=key if key.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, row),
         sampling=sampling,
-        counts=_count_prompts(prompts, prompt_lengths, decoder.vocab_size) if sampling.counts_tokens else None,
+        counts=jax.vmap(count)(prompts, prompt_lengths) if sampling.counts_tokens else None,
     )
 
 
@@ -177,6 +178,9 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
     cache = decoder.commit(state.cache, block_kv, accepted_rows, num_accepted)
     place = jnp.where(offset < num_accepted[:, None], state.num_tokens[:, None] + offset, state.tokens.shape[1])
     text = state.tokens.at[row[:, None], place].set(verdict.tokens, mode="drop")
+    counts = state.counts
+    if counts is not None:
+        counts = jax.vmap(sampling_lib.count_accepted)(counts, verdict.tokens, num_accepted)
 
     return dataclasses.replace(
         state,
@@ -188,7 +192,7 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
         cache=cache,
         window=jnp.where(state.done[:, None, None], state.window, jax.vmap(window.advance)(state.window, new)),
         pool=_harvest(state, current, new, text, num_tokens, lookahead),
-        counts=_count_accepted(state.counts, verdict.tokens, num_accepted),
+        counts=counts,
     )
 
 
@@ -232,27 +236,6 @@ def _predict(
     apart = jax.random.fold_in(key, NO_POSITION)  # how the window was drawn must not decide what is accepted
     after = logits[window_end:].reshape(*candidates.shape, vocab_size)
     return new, verify_by_rejection(jax.random.fold_in(apart, position), candidates, logits[0], after)
-
-
-def _count_prompts(prompts: jax.Array, prompt_lengths: jax.Array, vocab_size: int) -> TokenCounts:
-    place = jnp.arange(prompts.shape[1], dtype=jnp.int32)[None, :]
-    tokens = jnp.where(place < prompt_lengths[:, None], prompts, vocab_size)
-    none = jnp.zeros((len(prompts), vocab_size), jnp.int32)
-    return TokenCounts(prompt=_add_tokens(none, tokens), generated=none)
-
-
-def _count_accepted(counts: TokenCounts | None, tokens: jax.Array, num_accepted: jax.Array) -> TokenCounts | None:
-    if counts is None:
-        return None
-    offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-    accepted = jnp.where(offset < num_accepted[:, None], tokens, counts.generated.shape[1])
-    return dataclasses.replace(counts, generated=_add_tokens(counts.generated, accepted))
-
-
-def _add_tokens(counts: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Counts `tokens` [B, M] in `counts` [B, V]; a token that is V is left out."""
-    row = jnp.arange(len(counts), dtype=jnp.int32)[:, None]
-    return counts.at[row, tokens].add(1, mode="drop")
 
 
 def _harvest(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import decoding, text
+from jlade import sampling as sampling_lib
 from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import DecodeState
 from jlade.models.base import Decoder, Params
@@ -271,42 +272,15 @@ def _check_key(key: Any, batch_size: int) -> jax.Array:
     raise TypeError(f"key must be a key made by jax.random.key, or an array of them, got {key!r}")
 
 
-# What a control is for a row that does not use it, when another row does.
-_UNUSED = {
-    "temperature": 0.0,
-    "top_p": np.inf,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-
-
 def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling:
-    """Returns the settings of all rows as arrays, None for a control that no row uses."""
-    rows = [sampling] * batch_size if isinstance(sampling, SamplingConfig) else sampling
-    if not isinstance(rows, Sequence) or not all(isinstance(row, SamplingConfig) for row in rows):
+    configs = [sampling] * batch_size if isinstance(sampling, SamplingConfig) else sampling
+    if not isinstance(configs, Sequence) or not all(isinstance(config, SamplingConfig) for config in configs):
         raise TypeError(f"sampling must be a SamplingConfig, or a sequence of one for each prompt, got {sampling!r}")
-    if len(rows) != batch_size:
-        raise ValueError(f"sampling must be one SamplingConfig or {batch_size}, one for each prompt, got {len(rows)}")
-    controls: dict[str, Any] = {}
-    for name, unused in _UNUSED.items():
-        values = [getattr(row, name) for row in rows]
-        if any(value not in (None, unused) for value in values):
-            controls[name] = np.array([unused if value is None else value for value in values], np.float32)
-    if "top_p" in controls:  # all tokens, however their probabilities are rounded
-        controls["top_p"][controls["top_p"] == 1] = np.inf
-    if any(row.top_k is not None for row in rows):
-        controls["top_k"] = np.array([min(row.top_k or vocab_size, vocab_size) for row in rows], np.int32)
-    if any(row.logit_bias for row in rows):
-        controls["logit_bias"] = np.stack([_bias_array(row.logit_bias or (), vocab_size) for row in rows])
-    return Sampling(**controls)
-
-
-def _bias_array(bias: Any, vocab_size: int) -> np.ndarray:
-    array = np.zeros(vocab_size, np.float32)
-    for token, value in bias:
-        if token >= vocab_size:
-            raise ValueError(f"logit_bias names token id {token}; accepted are 0 to {vocab_size - 1}")
-        array[token] = value
-    return array
+    if len(configs) != batch_size:
+        raise ValueError(
+            f"sampling must be one SamplingConfig or {batch_size}, one for each prompt, got {len(configs)}"
+        )
+    outside = [token for config in configs for token in dict(config.logit_bias or ()) if token >= vocab_size]
+    if outside:
+        raise ValueError(f"logit_bias names token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
+    return sampling_lib.to_arrays(configs, vocab_size)

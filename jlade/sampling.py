@@ -1,13 +1,17 @@
 """Sampling: from logits to processed logits, and from those to tokens, with noise that belongs to a position.
 
-Everything here is for one sequence; settings are arrays, so another value compiles nothing.
+The functions on arrays are for one sequence. Settings are arrays too, so another value compiles nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from jlade.config import SamplingConfig
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
 
@@ -16,8 +20,8 @@ NEVER = -jnp.inf  # the logit of a token that must not be drawn
 class Sampling:
     """`SamplingConfig` as arrays, [B] for a batch, [] for a row.
 
-    A control that no row uses is None and not in the program. Rows without a control that another row uses have a value
-    that changes nothing: top_k V, top_p inf, min_p 0, repetition_penalty 1, and 0 for the others.
+    A control that no row uses is None and not in the program. A row without a control that another row uses has the
+    value that changes nothing, see `to_arrays`.
     """
 
     temperature: jax.Array | None = None  # float32, 0 for greedy
@@ -41,6 +45,36 @@ class TokenCounts:
 
     prompt: jax.Array  # [V] int32
     generated: jax.Array  # [V] int32
+
+
+def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
+    """Returns the settings of B rows as arrays [B]."""
+    unused = {
+        "temperature": 0.0,
+        "top_k": vocab_size,
+        "top_p": np.inf,  # not 1.0: probabilities may add up to that before the last token
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    controls: dict[str, Any] = {}
+    for name, default in unused.items():
+        values = [getattr(config, name) for config in configs]
+        if all(value is None or (name == "temperature" and value == 0) for value in values):
+            continue
+        values = [default if value is None else value for value in values]
+        controls[name] = np.array(values, np.int32 if name == "top_k" else np.float32)
+    if "top_k" in controls:
+        controls["top_k"] = np.minimum(controls["top_k"], vocab_size)
+    if "top_p" in controls:
+        controls["top_p"][controls["top_p"] == 1] = np.inf
+    if any(config.logit_bias for config in configs):
+        controls["logit_bias"] = np.zeros((len(configs), vocab_size), np.float32)
+        for row, config in zip(controls["logit_bias"], configs, strict=True):
+            for token, bias in dict(config.logit_bias or ()).items():
+                row[token] = bias
+    return Sampling(**controls)
 
 
 def process(logits: jax.Array, sampling: Sampling, prompt: Any, generated: Any) -> jax.Array:
@@ -97,6 +131,17 @@ def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array
     )
 
 
+def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:
+    """Counts the first `length` of `tokens` [C]."""
+    none = jnp.zeros(vocab_size, jnp.int32)
+    return TokenCounts(prompt=_count(none, tokens, length), generated=none)
+
+
+def count_accepted(counts: TokenCounts, tokens: jax.Array, num_accepted: jax.Array) -> TokenCounts:
+    """Adds the first `num_accepted` of `tokens` [A] to those generated."""
+    return TokenCounts(prompt=counts.prompt, generated=_count(counts.generated, tokens, num_accepted))
+
+
 def argmax(logits: jax.Array) -> jax.Array:
     """Returns the first index of the highest of `logits` [..., V], as int32.
 
@@ -105,3 +150,8 @@ def argmax(logits: jax.Array) -> jax.Array:
     vocab_size = logits.shape[-1]
     is_highest = logits == jnp.max(logits, axis=-1, keepdims=True)
     return jnp.min(jnp.where(is_highest, jnp.arange(vocab_size, dtype=jnp.int32), vocab_size - 1), axis=-1)
+
+
+def _count(counts: jax.Array, tokens: jax.Array, length: jax.Array) -> jax.Array:
+    is_counted = jnp.arange(len(tokens), dtype=jnp.int32) < length
+    return counts.at[jnp.where(is_counted, tokens, len(counts))].add(1, mode="drop")

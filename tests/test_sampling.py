@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig, decoding, generation, sampling
+from jlade import LookaheadConfig, SamplingConfig, decoding, sampling
 from jlade.lookahead import window
 from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
@@ -51,7 +51,7 @@ LOOKAHEADS = [
 
 def processed(logits, config, prompt, generated):
     """Runs `sampling.process` on logits [R, V] for one history."""
-    settings = generation._check_sampling(config, 1, logits.shape[1])
+    settings = sampling.to_arrays([config], logits.shape[1])
     row = jax.tree.map(lambda x: x[0], settings)
     counts = [np.bincount(ids, minlength=logits.shape[1]).astype(np.int32) for ids in (prompt, generated)]
     return np.asarray(sampling.process(logits, row, counts[0], np.broadcast_to(counts[1], logits.shape)))
@@ -152,7 +152,7 @@ def test_coupled_sampling_equals_the_reference():
                 start=start,
             )
             assert out.tokens[row].tolist() == tokens
-            if not generation._check_sampling(config, 1, VOCAB).counts_tokens:  # the reference counts guesses as well
+            if not sampling.to_arrays([config], VOCAB).counts_tokens:  # the reference counts guesses as well
                 assert out.accepted[row, : out.steps[row]].tolist() == accepted
 
 
@@ -287,7 +287,7 @@ def p_value(params, expected, lookahead):
     prompts = np.zeros((NUM_SAMPLES, 16), np.int32)
     prompts[:, :2] = [1, 2]
     full = functools.partial(np.full, NUM_SAMPLES, dtype=np.int32)
-    settings = generation._check_sampling([SMALL] * NUM_SAMPLES, NUM_SAMPLES, SMALL_VOCAB)
+    settings = sampling.to_arrays([SMALL] * NUM_SAMPLES, SMALL_VOCAB)
     arrays = (prompts, full(2), full(LENGTH), full(-1)[:, None], jax.random.split(jax.random.key(0), NUM_SAMPLES))
 
     @jax.jit
