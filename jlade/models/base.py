@@ -16,8 +16,8 @@ BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # per layer, keys and values [B
 class KVCache:
     """Keys and values of the accepted tokens, one array per layer.
 
-    The heads come before the rows, so that attention reads each array as it lies: with the rows first, the batched
-    product over heads transposes, that is copies, the whole cache in every step.
+    The heads come before the rows, so that attention reads each array as it lies. With the rows first, programs for
+    CPUs transpose, that is copy, the whole cache in every step.
     """
 
     keys: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]
