@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 Verification = Literal["coupled", "rejection"]
@@ -125,7 +125,7 @@ class SamplingConfig:
             object.__setattr__(self, "logit_bias", _check_bias(self.logit_bias))
 
 
-def _check_number(name: str, value: Any, accepted: str, is_accepted: Any) -> None:
+def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[Any], bool]) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be {accepted}, got {value!r}")
     if not math.isfinite(value) or not is_accepted(value):

@@ -91,8 +91,8 @@ def prefill(
       prompt_lengths: [B] int32, at least 1.
       max_new_tokens: [B] int32, at least 1.
       eos_ids: [B, K] int32, padded with -1.
-      key: a key of `jax.random`, or one for each row [B]. It gives the noise of sampled tokens, a row's own when there
-        is one key for all, and the draw of the first window, which decides how many steps are taken but not the text.
+      key: made by `jax.random.key`, one for all rows or one for each [B]. It gives the noise of sampled tokens, other
+        noise in every row, and the draw of the first window, which decides how many steps are taken but not the text.
       sampling: how tokens are drawn; greedily by default.
       decoder: the model.
       lookahead: the setting of W, N and G.

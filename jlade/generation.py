@@ -74,9 +74,9 @@ def generate(
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer` or one of
         transformers'.
       eos_ids: token ids that end a text; by default the checkpoint's own, `()` for none.
-      key: a key of `jax.random`, or an array of one for each row. Sampled text depends on it, and on nothing else that
-        is not the model's: neither on `lookahead` nor, with a key for each row, on the rest of the batch. Greedy text
-        does not; it changes only how many steps are taken.
+      key: a key of `jax.random`, or an array of one for each row. It decides sampled text; W, N and G do not, unless
+        verification is "rejection", and with a key for each row nor does the rest of the batch. Greedy text is the same
+        for every key; it changes only how many steps are taken.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
 
     Raises:
