@@ -4,18 +4,27 @@ from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding import DecodeState, decode, prefill, step
 from jlade.generation import Generation, Piece, generate, stream
 from jlade.loading import demo, load
+from jlade.lookahead.ngram_pool import NGramPool
+from jlade.pool_files import load_pool, save_pool
+from jlade.statistics import Statistics
+from jlade.stopping import Stopping
 
 __all__ = [
     "DecodeState",
     "Generation",
     "LookaheadConfig",
+    "NGramPool",
     "Piece",
     "SamplingConfig",
+    "Statistics",
+    "Stopping",
     "decode",
     "demo",
     "generate",
     "load",
+    "load_pool",
     "prefill",
+    "save_pool",
     "step",
     "stream",
 ]

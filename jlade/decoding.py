@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import sampling as sampling_lib
+from jlade import stopping as stopping_lib
 from jlade.config import LookaheadConfig
 from jlade.lookahead import block as blocks
 from jlade.lookahead import ngram_pool, window
@@ -22,10 +23,19 @@ from jlade.lookahead.ngram_pool import NGramPool
 from jlade.lookahead.verification import Verdict, verify_by_rejection, verify_greedy
 from jlade.models.base import Decoder, KVCache, Params
 from jlade.sampling import Sampling, TokenCounts
+from jlade.stopping import Stopping
 
 GREEDY = Sampling()
 NO_POSITION = np.uint32(2**31)
 PREFILL_CHUNK = 128  # tokens of the prompt per forward pass
+
+
+@flax.struct.dataclass
+class LogProbs:
+    """Log-probabilities of the chosen tokens, where `DecodeState.tokens` has them; 0 elsewhere."""
+
+    model: jax.Array  # [B, C] float32, in the model's own distribution
+    processed: jax.Array  # [B, C] float32, in the one that is drawn from, at temperature 1 where drawing is greedy
 
 
 @flax.struct.dataclass
@@ -38,35 +48,41 @@ class DecodeState:
 
     tokens: jax.Array  # [B, C] int32, prompt and accepted tokens
     num_tokens: jax.Array  # [B] int32
-    max_tokens: jax.Array  # [B] int32, a row ends when it has so many
-    eos_ids: jax.Array  # [B, K] int32, a row ends with any of these; padded with -1
+    prompt_lengths: jax.Array  # [B] int32
     done: jax.Array  # [B] bool
     steps: jax.Array  # [B] int32, forward passes made, prefill not counted
+    steps_with_candidate: jax.Array  # [B] int32, those for which the pool had an n-gram
     accepted: jax.Array  # [B, C] int32, tokens accepted in each step
     cache: KVCache  # C rows
     window: jax.Array  # [B, N-1, W] int32
     pool: NGramPool  # ngrams [B, V, G, N-1]
+    candidates: jax.Array  # [B, G, N-1] int32, the pool's for the current token
     key: jax.Array  # [B] keys of jax.random, from which a row's noise comes
     sampling: Sampling  # fields [B]
     counts: TokenCounts | None  # [B, V], None when no control counts tokens
+    stopping: Stopping
+    stop_state: jax.Array | None  # [B] int32, None without stop strings
+    logprobs: LogProbs | None  # None when not asked for
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "lookahead"))
+@functools.partial(jax.jit, static_argnames=("decoder", "lookahead", "logprobs"))
 def decode(
     params: Params,
     prompts: jax.Array,
     prompt_lengths: jax.Array,
-    max_new_tokens: jax.Array,
-    eos_ids: jax.Array,
+    stopping: Stopping,
     key: jax.Array,
     sampling: Sampling = GREEDY,
+    cache: KVCache | None = None,
+    pool: NGramPool | None = None,
     *,
     decoder: Decoder,
     lookahead: LookaheadConfig,
+    logprobs: bool = False,
 ) -> DecodeState:
     """Decodes until every row has ended. For the arguments see `prefill`."""
-    arrays = (params, prompts, prompt_lengths, max_new_tokens, eos_ids, key, sampling)
-    state = prefill(*arrays, decoder=decoder, lookahead=lookahead)
+    arrays = (params, prompts, prompt_lengths, stopping, key, sampling, cache, pool)
+    state = prefill(*arrays, decoder=decoder, lookahead=lookahead, logprobs=logprobs)
     one_step = functools.partial(step, params, decoder=decoder, lookahead=lookahead)
     return jax.lax.while_loop(lambda s: ~jnp.all(s.done), one_step, state)
 
@@ -75,13 +91,15 @@ def prefill(
     params: Params,
     prompts: jax.Array,
     prompt_lengths: jax.Array,
-    max_new_tokens: jax.Array,
-    eos_ids: jax.Array,
+    stopping: Stopping,
     key: jax.Array,
     sampling: Sampling = GREEDY,
+    cache: KVCache | None = None,
+    pool: NGramPool | None = None,
     *,
     decoder: Decoder,
     lookahead: LookaheadConfig,
+    logprobs: bool = False,
 ) -> DecodeState:
     """Reads the prompts in chunks of `PREFILL_CHUNK` tokens and returns the state before the first step.
 
@@ -89,43 +107,47 @@ def prefill(
       params: the decoder's parameters.
       prompts: [B, C] int32; C is the capacity, so it must hold the longest prompt and what is generated after it.
       prompt_lengths: [B] int32, at least 1.
-      max_new_tokens: [B] int32, at least 1.
-      eos_ids: [B, K] int32, padded with -1.
+      stopping: when the texts end.
       key: made by `jax.random.key`, one for all rows or one for each [B]. It gives the noise of sampled tokens, other
         noise in every row, and the draw of the first window, which decides how many steps are taken but not the text.
       sampling: how tokens are drawn; greedily by default.
+      cache: of C rows, of which the first `cache.length` [B] hold the beginning of the prompts and are not computed
+        again; at most all but the last token of each.
+      pool: n-grams to begin with [B, V, G, N-1]; none by default. With `cache`, the one that was made with it.
       decoder: the model.
       lookahead: the setting of W, N and G.
+      logprobs: whether to keep the log-probabilities of the chosen tokens.
     """
-    prompts, prompt_lengths, max_new_tokens, eos_ids = map(
-        jnp.asarray, (prompts, prompt_lengths, max_new_tokens, eos_ids)
-    )
+    prompts, prompt_lengths = jnp.asarray(prompts), jnp.asarray(prompt_lengths)
+    stopping = jax.tree.map(jnp.asarray, stopping)
     batch_size, capacity = prompts.shape
+    if cache is None:
+        cache = decoder.init_cache(params, batch_size, capacity)
+    if pool is None:
+        empty = ngram_pool.empty(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+        pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), empty)
     chunk = min(PREFILL_CHUNK, capacity)
     mask = np.tri(chunk, dtype=bool)
-    num_chunks = jnp.max(prompt_lengths - 1 + chunk - 1) // chunk  # the last token is left to the first step
     rows = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
 
+    to_read = prompt_lengths - 1  # the last token is left to the first step
+
     def read_chunk(carry):
-        index, cache, pool = carry
-        places = index * chunk + jnp.arange(chunk, dtype=jnp.int32)
-        tokens = prompts.at[:, places].get(mode="clip")
-        positions = jnp.broadcast_to(places, tokens.shape)
-        hidden, block_kv = decoder.forward(params, tokens, positions, cache, mask)
+        cache, pool = carry
+        places = cache.length[:, None] + rows
+        tokens = jax.vmap(lambda row, place: row.at[place].get(mode="clip"))(prompts, places)
+        hidden, block_kv = decoder.forward(params, tokens, places, cache, mask)
         # An upper bound of `chunk` or more changes nothing, but as it depends on what the pass returns, the cache is
         # written after the last layer has read it, and so in place; otherwise compilers copy it to be safe.
         after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
-        num_rows = jnp.clip(prompt_lengths - 1 - index * chunk, 0, after_pass)
-        cache = decoder.commit(cache, block_kv, rows, num_rows)
         if lookahead.pool_from_prompt:
-            read = functools.partial(ngram_pool.ngrams_at, starts=places, ngram_size=lookahead.ngram_size)
-            pool = jax.vmap(ngram_pool.insert)(pool, *jax.vmap(read)(prompts, prompt_lengths))
-        return index + 1, cache, pool
+            read = functools.partial(ngram_pool.ngrams_at, ngram_size=lookahead.ngram_size)
+            ends = cache.length[:, None] + jnp.arange(chunk + 1, dtype=jnp.int32)  # with the last token of the prompt
+            ngrams = jax.vmap(read)(prompts, prompt_lengths, ends - (lookahead.ngram_size - 1))
+            pool = jax.vmap(ngram_pool.insert)(pool, *ngrams)
+        return decoder.commit(cache, block_kv, rows, jnp.clip(to_read - cache.length, 0, after_pass)), pool
 
-    cache = decoder.init_cache(params, batch_size, capacity)
-    empty_pool = ngram_pool.empty(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
-    pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), empty_pool)
-    _, cache, pool = jax.lax.while_loop(lambda carry: carry[0] < num_chunks, read_chunk, (jnp.int32(0), cache, pool))
+    cache, pool = jax.lax.while_loop(lambda carry: jnp.any(carry[0].length < to_read), read_chunk, (cache, pool))
 
     # One key for all rows draws the same first window for equal prompts, wherever they stand in the batch.
     start = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
@@ -135,107 +157,162 @@ def prefill(
     return DecodeState(
         tokens=prompts,
         num_tokens=prompt_lengths,
-        max_tokens=prompt_lengths + max_new_tokens,
-        eos_ids=eos_ids,
+        prompt_lengths=prompt_lengths,
         done=jnp.zeros(batch_size, bool),
         steps=jnp.zeros(batch_size, jnp.int32),
+        steps_with_candidate=jnp.zeros(batch_size, jnp.int32),
         accepted=jnp.zeros_like(prompts),
         cache=cache,
         window=first_window,
         pool=pool,
+        candidates=_look_up(pool, prompts, prompt_lengths),
         key=key if key.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, row),
         sampling=sampling,
         counts=jax.vmap(count)(prompts, prompt_lengths) if sampling.counts_tokens else None,
+        stopping=stopping,
+        stop_state=None if stopping.strings is None else stopping.strings.start,
+        logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if logprobs else None,
     )
 
 
 def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: LookaheadConfig) -> DecodeState:
-    """One step: look up, forward, verify, commit, harvest, advance. A row that is done stays as it is."""
+    """One step: forward, verify, commit, harvest, advance, look up. A row that is done stays as it is."""
     block = blocks.build(lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
     row = jnp.arange(len(state.done), dtype=jnp.int32)
 
-    # Look up the candidates of the current token and run the block.
+    # Run the block. Its candidates were looked up before: a step that both reads the pool and writes to it would make
+    # compilers copy it.
     current = state.tokens[row, state.num_tokens - 1]
-    candidates = jax.vmap(ngram_pool.lookup)(state.pool, current)  # [B, G, N-1]
-    tokens = jax.vmap(blocks.tokens)(current, state.window, candidates)
+    tokens = jax.vmap(blocks.tokens)(current, state.window, state.candidates)
     tokens = jnp.maximum(tokens, 0)  # an empty slot is fed as some token; verification sees that it is empty
     positions = (state.num_tokens - 1)[:, None] + block.positions[None, :]
     hidden, block_kv = decoder.forward(params, tokens, positions, state.cache, block.mask)
     logits = decoder.logits(params, hidden[:, block.output_rows])  # [B, 1 + W + G(N-1), V]
-    predict = functools.partial(_predict, block=block, lookahead=lookahead)
-    new, verdict = jax.vmap(predict)(logits, candidates, state.num_tokens - 1, state.key, state.sampling, state.counts)
+    predict = functools.partial(_predict, block=block, lookahead=lookahead, with_logprobs=state.logprobs is not None)
+    new, verdict, logprobs = jax.vmap(predict)(logits, state.candidates, _Row.of(state))
 
-    # Cut at the limit and behind an end token, before anything is kept.
-    offset = jnp.arange(lookahead.max_accepted, dtype=jnp.int32)[None, :]
-    is_eos = jnp.any(verdict.tokens[:, :, None] == state.eos_ids[:, None, :], axis=-1)
-    first_eos = jnp.min(jnp.where(is_eos, offset, lookahead.max_accepted), axis=1)
-    num_accepted = jnp.minimum(verdict.num_accepted, state.max_tokens - state.num_tokens)
-    num_accepted = jnp.where(state.done, 0, jnp.minimum(num_accepted, first_eos + 1))
+    # Cut where the text ends, before anything is kept.
+    num_generated = state.num_tokens - state.prompt_lengths
+    num_accepted = jnp.where(state.done, 0, verdict.num_accepted)
+    num_accepted, ended, stop_state = stopping_lib.cut(
+        state.stopping, state.stop_state, verdict.tokens, num_accepted, num_generated
+    )
     num_tokens = state.num_tokens + num_accepted
 
     # Commit the current token and the accepted candidate tokens.
     accepted_rows = jnp.asarray(block.accepted_rows)[verdict.candidate]
     cache = decoder.commit(state.cache, block_kv, accepted_rows, num_accepted)
+    offset = jnp.arange(lookahead.max_accepted, dtype=jnp.int32)[None, :]
     place = jnp.where(offset < num_accepted[:, None], state.num_tokens[:, None] + offset, state.tokens.shape[1])
-    text = state.tokens.at[row[:, None], place].set(verdict.tokens, mode="drop")
+
+    def keep(kept: jax.Array, chosen: jax.Array) -> jax.Array:
+        return kept.at[row[:, None], place].set(chosen, mode="drop")
+
+    text = keep(state.tokens, verdict.tokens)
     counts = state.counts
     if counts is not None:
         counts = jax.vmap(sampling_lib.count_accepted)(counts, verdict.tokens, num_accepted)
+    has_candidate = jnp.any(state.candidates[:, :, 0] != NGramPool.EMPTY, axis=1)
+    pool = _harvest(state, current, new, text, num_tokens, lookahead)
 
     return dataclasses.replace(
         state,
         tokens=text,
         num_tokens=num_tokens,
-        done=state.done | (first_eos < num_accepted) | (num_tokens == state.max_tokens),
+        done=state.done | ended,
         steps=state.steps + (~state.done).astype(jnp.int32),
+        steps_with_candidate=state.steps_with_candidate + (has_candidate & ~state.done).astype(jnp.int32),
         accepted=state.accepted.at[row, state.steps].set(num_accepted, mode="drop"),
         cache=cache,
         window=jnp.where(state.done[:, None, None], state.window, jax.vmap(window.advance)(state.window, new)),
-        pool=_harvest(state, current, new, text, num_tokens, lookahead),
+        pool=pool,
+        candidates=_look_up(pool, text, num_tokens),
         counts=counts,
+        stop_state=stop_state,
+        logprobs=jax.tree.map(keep, state.logprobs, logprobs),
     )
+
+
+@flax.struct.dataclass
+class _Row:
+    """What the prediction of a row's tokens depends on beside the logits; [B] for a batch."""
+
+    position: jax.Array  # of the current token
+    num_generated: jax.Array
+    key: jax.Array
+    sampling: Sampling
+    counts: TokenCounts | None
+    stopping: Stopping  # without its strings
+
+    @classmethod
+    def of(cls, state: DecodeState) -> "_Row":
+        return cls(
+            position=state.num_tokens - 1,
+            num_generated=state.num_tokens - state.prompt_lengths,
+            key=state.key,
+            sampling=state.sampling,
+            counts=state.counts,
+            stopping=dataclasses.replace(state.stopping, strings=None),
+        )
 
 
 def _predict(
     logits: jax.Array,
     candidates: jax.Array,
-    position: jax.Array,
-    key: jax.Array,
-    sampling: Sampling,
-    counts: TokenCounts | None,
+    row: _Row,
     *,
     block: Block,
     lookahead: LookaheadConfig,
-) -> tuple[jax.Array, Verdict]:
-    """Draws the window's new tokens [W] of one row and verifies its candidates.
+    with_logprobs: bool,
+) -> tuple[jax.Array, Verdict, LogProbs | None]:
+    """Draws the window's new tokens [W] of one row, verifies its candidates and scores the verdict's tokens.
 
     Args:
       logits: [1 + W + G(N-1), V] of the current token, the newest window row and the candidates.
       candidates: [G, N-1].
-      position: the current token's.
-      key, sampling, counts: the row's.
+      row: of the state.
     """
     vocab_size, window_end = logits.shape[1], 1 + lookahead.window_size
-    if counts is None:
-        logits = sampling_lib.process(logits, sampling, None, None)
+    offsets = block.positions[block.output_rows]
+    processed = logits
+    if row.stopping.min_new_tokens is not None:
+        processed = sampling_lib.ban(
+            processed, row.stopping.eos_ids, row.num_generated + offsets < row.stopping.min_new_tokens
+        )
+    if row.counts is None:
+        processed = sampling_lib.process(processed, row.sampling, None, None)
     else:
         # The window's tokens are guesses, for which the text's own counts do; a candidate's token counts those before.
         drafted = jnp.cumsum(jax.nn.one_hot(candidates, vocab_size, dtype=jnp.int32), axis=1)
         drafted = jnp.pad(drafted.reshape(-1, vocab_size), ((window_end, 0), (0, 0)))
-        logits = sampling_lib.process(logits, sampling, counts.prompt, counts.generated[None, :] + drafted)
+        generated = row.counts.generated[None, :] + drafted
+        processed = sampling_lib.process(processed, row.sampling, row.counts.prompt, generated)
 
-    drawn = greedy = sampling_lib.argmax(logits)
-    if sampling.temperature is not None:
-        offsets = block.positions[block.output_rows]
-        places = position + 1 + jnp.arange(offsets.max() + 1, dtype=jnp.int32)  # of the tokens that are predicted
-        drawn = sampling_lib.argmax(logits + sampling_lib.noise_at(key, places, vocab_size)[offsets])
+    drawn = greedy = sampling_lib.argmax(processed)
+    if row.sampling.temperature is not None:
+        sharpened = sampling_lib.sharpen(processed, row.sampling.temperature)
+        places = row.position + 1 + jnp.arange(offsets.max() + 1, dtype=jnp.int32)  # of the tokens that are predicted
+        drawn = sampling_lib.argmax(sharpened + sampling_lib.noise_at(row.key, places, vocab_size)[offsets])
 
     new = (greedy if lookahead.window_draw == "greedy" else drawn)[1:window_end]
-    if sampling.temperature is None or lookahead.verification == "coupled" or lookahead.guess_set_size == 0:
-        return new, verify_greedy(candidates, drawn[0], drawn[window_end:].reshape(candidates.shape))
-    apart = jax.random.fold_in(key, NO_POSITION)  # how the window was drawn must not decide what is accepted
-    after = logits[window_end:].reshape(*candidates.shape, vocab_size)
-    return new, verify_by_rejection(jax.random.fold_in(apart, position), candidates, logits[0], after)
+    if row.sampling.temperature is None or lookahead.verification == "coupled" or lookahead.guess_set_size == 0:
+        verdict = verify_greedy(candidates, drawn[0], drawn[window_end:].reshape(candidates.shape))
+    else:
+        apart = jax.random.fold_in(row.key, NO_POSITION)  # how the window was drawn must not decide what is accepted
+        after = sharpened[window_end:].reshape(*candidates.shape, vocab_size)
+        verdict = verify_by_rejection(jax.random.fold_in(apart, row.position), candidates, sharpened[0], after)
+    if not with_logprobs:
+        return new, verdict, None
+    first = window_end + verdict.candidate * (lookahead.ngram_size - 1)
+    chosen = jnp.append(0, first + jnp.arange(lookahead.max_accepted - 1, dtype=jnp.int32))
+    scores = (sampling_lib.logprobs(x[chosen], verdict.tokens) for x in (logits, processed))
+    return new, verdict, LogProbs(*scores)
+
+
+def _look_up(pool: NGramPool, tokens: jax.Array, num_tokens: jax.Array) -> jax.Array:
+    """Returns the candidates [B, G, N-1] of each row's last token."""
+    row = jnp.arange(len(num_tokens), dtype=jnp.int32)
+    return jax.vmap(ngram_pool.lookup)(pool, tokens[row, num_tokens - 1])
 
 
 def _harvest(

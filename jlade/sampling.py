@@ -87,7 +87,8 @@ def process(logits: jax.Array, sampling: Sampling, prompt: Any, generated: Any) 
       generated: [R, V] how often each token was generated before each position; None likewise.
 
     Returns:
-      [R, V] logits of the distribution to draw from; -inf for tokens that are filtered out.
+      [R, V] logits of the distribution to draw from; -inf for tokens that are filtered out. A temperature of 0
+      counts as 1 here: see `sharpen`.
     """
     s = sampling
     if s.logit_bias is not None:
@@ -100,10 +101,7 @@ def process(logits: jax.Array, sampling: Sampling, prompt: Any, generated: Any) 
     if s.frequency_penalty is not None:
         logits = logits - s.frequency_penalty * generated.astype(jnp.float32)
     if s.temperature is not None:
-        is_greedy = s.temperature == 0
-        logits = logits / jnp.where(is_greedy, 1.0, s.temperature)
-        best = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :] == argmax(logits)[:, None]
-        logits = jnp.where(is_greedy & ~best, NEVER, logits)  # the limit: only the highest is left
+        logits = logits / jnp.where(s.temperature == 0, 1.0, s.temperature)
     if s.top_k is not None:
         kth = -jnp.sort(-logits, axis=-1)[:, s.top_k - 1]
         logits = jnp.where(logits < kth[:, None], NEVER, logits)
@@ -118,6 +116,24 @@ def process(logits: jax.Array, sampling: Sampling, prompt: Any, generated: Any) 
         too_rare = probabilities < s.min_p * jnp.max(probabilities, axis=-1, keepdims=True)
         logits = jnp.where(too_rare, NEVER, logits)
     return logits
+
+
+def sharpen(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Leaves only the highest of processed logits [R, V] when the row's `temperature` is 0, the limit of small ones."""
+    is_best = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :] == argmax(logits)[:, None]
+    return jnp.where((temperature == 0) & ~is_best, NEVER, logits)
+
+
+def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array) -> jax.Array:
+    """Makes `token_ids` [K], -1 for none, impossible in those of the logits [R, V] that `where` [R] tells."""
+    vocab_size = logits.shape[-1]
+    is_banned = jnp.zeros(vocab_size, bool).at[jnp.where(token_ids < 0, vocab_size, token_ids)].set(True, mode="drop")
+    return jnp.where(where[:, None] & is_banned[None, :], NEVER, logits)
+
+
+def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Returns the log-probabilities [A] of `tokens` [A] under `logits` [A, V]."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), tokens[:, None], axis=-1)[:, 0]
 
 
 def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:

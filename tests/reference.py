@@ -82,3 +82,27 @@ def decode(
 
         if ends or len(text) == len(prompt) + max_new_tokens:
             return text[len(prompt) :], accepted_per_step
+
+
+def end(
+    tokens: list[int],
+    token_bytes: Sequence[bytes],
+    stop: Sequence[str] = (),
+    eos_ids: Sequence[int] = (),
+    min_new_tokens: int = 0,
+) -> tuple[list[int], str, str]:
+    """Reads generated tokens byte by byte; returns those up to the end of the text, the text, and why it ends."""
+    text = b""
+    for count, token in enumerate(tokens, 1):
+        for byte in token_bytes[token]:
+            text += bytes([byte])
+            found = [string.encode() for string in stop if text.endswith(string.encode())]
+            if found and count >= min_new_tokens:
+                stopped = text.removesuffix(max(found, key=len))
+                break
+        else:
+            if token in eos_ids:
+                return tokens[:count], text.decode(errors="replace"), "eos"
+            continue
+        return tokens[:count], stopped.decode(errors="replace"), "stop"
+    return tokens, text.decode(errors="replace"), "length"

@@ -16,6 +16,7 @@ import jlade
 from jlade import LookaheadConfig, decoding
 from jlade.config import PLAIN
 from jlade.lookahead import window
+from jlade.stopping import Stopping
 from tests import plain_llama, reference
 from tests.tiny import tiny_llama
 
@@ -33,14 +34,15 @@ SETTINGS = [
 
 
 @functools.cache
-def next_token_of(seed):
+def logits_of(seed):
+    """Returns a function from a text to the logits of its next token."""
     params = tiny_llama(seed)
+    logits = functools.cache(lambda text: plain_llama.logits(params, text)[-1])
+    return lambda text: logits(tuple(text))
 
-    @functools.cache
-    def next_token(text):
-        return int(np.argmax(plain_llama.logits(params, text)[-1]))
 
-    return lambda text: next_token(tuple(text))
+def next_token_of(seed):
+    return lambda text: int(np.argmax(logits_of(seed)(text)))
 
 
 def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids):
@@ -112,7 +114,7 @@ def test_prompts_longer_than_a_prefill_chunk(monkeypatch):
 @pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
 def test_rows_of_a_ragged_batch_get_what_they_get_alone(lookahead):
     params, rng = tiny_llama(2), np.random.default_rng(3)
-    prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11)]
+    prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11, 3, 16, 5)]
     generate = functools.partial(jlade.generate, params, max_new_tokens=30, lookahead=lookahead, eos_ids=[4])
     batch = generate(prompts)
     assert len(set(batch.lengths.tolist())) > 1, "some row should end before others"
@@ -163,7 +165,7 @@ def test_step_leaves_its_state_as_it_was():
     static = {"decoder": params.decoder, "lookahead": lookahead}
     prompts = jnp.zeros((1, 64), jnp.int32).at[0, :3].set(jnp.array([1, 2, 3]))
     one = jnp.ones(1, jnp.int32)
-    state = decoding.prefill(params, prompts, 3 * one, 20 * one, -one[None], jax.random.key(0), **static)
+    state = decoding.prefill(params, prompts, 3 * one, Stopping(20 * one, -one[None]), jax.random.key(0), **static)
     before = jax.tree.map(jnp.copy, state)
     one_step = jax.jit(functools.partial(decoding.step, **static))
     first, second = (one_step(params, state) for _ in range(2))
@@ -182,9 +184,8 @@ def test_a_row_that_is_done_stays_as_it_is():
     static = {"decoder": params.decoder, "lookahead": lookahead}
     prompts = np.zeros((2, 64), np.int32)
     prompts[:, :3] = [[1, 2, 3], [4, 5, 6]]
-    lengths, limits, eos_ids = np.array([3, 3]), np.array([2, 40]), np.full((2, 1), -1)
-    arrays = (array.astype(np.int32) for array in (prompts, lengths, limits, eos_ids))
-    state = decoding.prefill(params, *arrays, jax.random.key(0), **static)
+    lengths, limits, eos_ids = (np.array(x, np.int32) for x in ([3, 3], [2, 40], [[-1], [-1]]))
+    state = decoding.prefill(params, prompts, lengths, Stopping(limits, eos_ids), jax.random.key(0), **static)
     one_step = jax.jit(functools.partial(decoding.step, **static))
     while not state.done[0]:
         state = one_step(params, state)
@@ -198,11 +199,12 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
     params, lookahead = tiny_llama(3), LookaheadConfig(3, 4, 3)
     prompts = np.zeros((3, 1, 64), np.int32)
     prompts[:, 0, :2] = [[1, 2], [3, 4], [5, 6]]
-    lengths, limits, eos_ids = np.array([2], np.int32), np.array([20], np.int32), np.full((1, 1), -1, np.int32)
+    lengths = np.array([2], np.int32)
+    stopping = Stopping(np.array([20], np.int32), np.full((1, 1), -1, np.int32))
 
     def run(prompt):
         state = decoding.decode(
-            params, prompt, lengths, limits, eos_ids, jax.random.key(0), decoder=params.decoder, lookahead=lookahead
+            params, prompt, lengths, stopping, jax.random.key(0), decoder=params.decoder, lookahead=lookahead
         )
         return state.tokens[0, 2:22]
 
@@ -242,15 +244,18 @@ def test_one_trace_for_all_prompts_limits_seeds_and_end_tokens(demo):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("lookahead", [LookaheadConfig(3, 4, 3), PLAIN], ids=["lookahead", "plain"])
+@pytest.mark.parametrize(
+    "lookahead",
+    [LookaheadConfig(3, 4, 3), LookaheadConfig(3, 4, 3, False), PLAIN],
+    ids=["prompt pool", "window", "plain"],
+)
 def test_no_loop_copies_a_cache_layer_or_the_pool(lookahead, batch_size):
     params = tiny_llama(vocab_size=2000, max_positions=4096)
     capacity = 4096
     args = (
         np.zeros((batch_size, capacity), np.int32),
         np.ones(batch_size, np.int32),
-        np.ones(batch_size, np.int32),
-        np.full((batch_size, 1), -1, np.int32),
+        Stopping(np.ones(batch_size, np.int32), np.full((batch_size, 1), -1, np.int32)),
         jax.random.key(0),
     )
     program = decoding.decode.lower(params, *args, decoder=params.decoder, lookahead=lookahead).compile().as_text()

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig, decoding, sampling
 from jlade.lookahead import window
 from jlade.lookahead.verification import verify_by_rejection
+from jlade.stopping import Stopping
 from tests import plain_llama, reference
 from tests.tiny import tiny_llama
 
@@ -217,6 +219,37 @@ def test_rows_with_settings_and_keys_of_their_own_get_what_they_get_alone():
             assert batch.accepted[row, : batch.steps[row]].tolist() == alone.accepted[0].tolist()
 
 
+@pytest.mark.parametrize(
+    "lookahead", [None, LOOKAHEADS[0], LookaheadConfig(4, 4, 3, verification="rejection")], ids=str
+)
+def test_logprobs_are_those_of_the_model_before_and_after_processing(lookahead):
+    """Rows with each control alone, all together and greedy, with a minimum length that bans a token at first."""
+    configs = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]
+    prompt, banned = [3, 1, 4, 1, 5], 3
+    out = jlade.generate(
+        tiny_llama(2),
+        [prompt] * len(configs),
+        max_new_tokens=20,
+        min_new_tokens=5,
+        eos_ids=[banned],
+        lookahead=lookahead,
+        sampling=configs,
+        key=jax.random.key(4),
+        logprobs=True,
+    )
+    for row, config in enumerate(configs):
+        text = out.tokens[row, : out.lengths[row]].tolist()
+        logits = plain_llama.logits(tiny_llama(2), [*prompt, *text])
+        for i, token in enumerate(text):
+            before = logits[len(prompt) - 1 + i].astype(np.float64)
+            assert out.logprobs[row, i] == pytest.approx(scipy.special.log_softmax(before)[token], abs=1e-4)
+            before[banned] = -np.inf if i < 5 else before[banned]
+            after = plain_processed(before, config, prompt, text[:i])
+            assert out.processed_logprobs[row, i] == pytest.approx(scipy.special.log_softmax(after)[token], abs=1e-3)
+        assert np.isnan(out.logprobs[row, len(text) :]).all()
+    assert jlade.generate(tiny_llama(2), prompt, max_new_tokens=3, lookahead=None).logprobs is None
+
+
 def test_streamed_samples_are_the_generated_ones():
     arguments = {"max_new_tokens": 30, "sampling": TOGETHER, "lookahead": LOOKAHEADS[0], "key": jax.random.key(8)}
     whole = jlade.generate(tiny_llama(2), [1, 2], **arguments)
@@ -288,13 +321,14 @@ def p_value(params, expected, lookahead):
     prompts[:, :2] = [1, 2]
     full = functools.partial(np.full, NUM_SAMPLES, dtype=np.int32)
     settings = sampling.to_arrays([SMALL] * NUM_SAMPLES, SMALL_VOCAB)
-    arrays = (prompts, full(2), full(LENGTH), full(-1)[:, None], jax.random.split(jax.random.key(0), NUM_SAMPLES))
+    stopping = Stopping(full(LENGTH), full(-1)[:, None])
+    arrays = (prompts, full(2), stopping, jax.random.split(jax.random.key(0), NUM_SAMPLES))
 
     @jax.jit
     def run(params, arrays, settings):
         state = decoding.prefill(params, *arrays, settings, **static)
         ngrams = jnp.broadcast_to(planted_pool(), state.pool.ngrams.shape)
-        state = dataclasses.replace(state, pool=state.pool.replace(ngrams=ngrams))
+        state = dataclasses.replace(state, pool=state.pool.replace(ngrams=ngrams), candidates=ngrams[:, 2])
         step = functools.partial(decoding.step, params, **static)
         return jax.lax.while_loop(lambda s: ~jnp.all(s.done), step, state)
 

@@ -1,9 +1,10 @@
-"""Random tiny LLaMA models, as different from each other as their configurations allow."""
+"""Random tiny LLaMA models, as different from each other as their configurations allow, and a tokenizer for them."""
 
 import dataclasses
 import functools
 
 import jax
+from tokenizers import Tokenizer, decoders, models
 
 from jlade.models.llama import LlamaConfig, LlamaParams, init_params
 
@@ -30,3 +31,17 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
         for layer in params.layers
     ]
     return dataclasses.replace(params, layers=tuple(layers))
+
+
+# Tokens of one to three bytes that make the same text in several ways, halves of a character, and a special token.
+TOKENS = [b"a", b"b", b"ab", b"ba", b"c", b"\xc3", b"\xa9", b"abc", b"cab", b"\xc3\xa9", b"bb", b"aa", b""]
+
+
+@functools.cache
+def tiny_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer whose 13 tokens add `TOKENS` to a text."""
+    names = {"".join(chr(byte) for byte in token): i for i, token in enumerate(TOKENS[:-1])}
+    tokenizer = Tokenizer(models.WordLevel(names, unk_token="a"))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
