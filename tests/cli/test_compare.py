@@ -1,9 +1,13 @@
 import json
 import re
 
+import jax
+import numpy as np
 import pytest
 
+import jlade
 from jlade import cli
+from jlade.config import SMALL_BLOCK
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
 
@@ -34,6 +38,37 @@ def test_no_lookahead_is_plain_decoding_alone(capsys):
     assert "plain" not in result
 
 
+def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, capsys):
+    requests = []
+
+    def stream(params, **request):
+        requests.append(request)
+        yield jlade.Piece(tokens=np.array([5]), text="x", generation=None)
+
+    monkeypatch.setattr(jlade, "stream", stream)
+    controls = ["--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--repetition-penalty", "1.1", "--seed", "3"]
+    assert cli.main([*SHORT, "--json", "--stop", "a", "--stop", "b", "--min-new-tokens", "2", *controls]) == 0
+    assert {request["lookahead"] for request in requests} == {None, SMALL_BLOCK}
+    for request in requests:
+        assert request["sampling"] == jlade.SamplingConfig(temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1)
+        assert (request["stop"], request["min_new_tokens"], request["max_new_tokens"]) == (["a", "b"], 2, 12)
+        assert request["key"] == jax.random.key(3)
+
+
+def test_help_names_the_other_commands(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--help"])
+    assert exit_info.value.code == 0
+    printed = capsys.readouterr().out
+    assert "jlade generate" in printed
+    assert "jlade chat" in printed
+
+
+def test_the_name_of_a_command_can_be_completed_too(capsys):
+    assert cli.main(["--json", "--max-new-tokens", "12", "--no-lookahead", "--", "chat"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "chat"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -41,6 +76,10 @@ def test_no_lookahead_is_plain_decoding_alone(capsys):
         (["x", "--ngram", "1"], "ngram_size must be at least 2, got 1"),
         (["x", "--window", "many"], "--window: invalid int value: 'many'"),
         (["x", "--model", "/nowhere"], "path must be a directory .* got '/nowhere'"),
+        (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
+        (["x", "--seed", "-1"], "seed must be at least 0, got -1"),
+        (["x", "--seed", "4294967296"], "seed must be below 2\\*\\*32, got 4294967296"),
+        (["x", "--stop", ""], "stop must "),
         (["x", "--max-new-tokens", "4000"], "the model reads at most 2048 positions"),
     ],
 )

@@ -1,0 +1,29 @@
+"""The `jlade` command: complete a prompt and compare with plain decoding, generate for many prompts, chat."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from jlade.cli import chat, compare, generate
+
+COMMANDS = {"generate": generate, "chat": chat}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the first argument names, `compare` when it names none, and returns its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    is_named = len(arguments) > 0 and arguments[0] in COMMANDS
+    command = COMMANDS[arguments[0]] if is_named else compare
+    parser = command.parser()
+    options = parser.parse_args(arguments[1:] if is_named else arguments)
+    try:
+        command.run(options)
+        sys.stdout.flush()  # here and not at exit, so that a reader that has gone is noticed below
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+        return 1
+    return 0

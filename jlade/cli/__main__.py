@@ -1,0 +1,5 @@
+import sys
+
+from jlade.cli import main
+
+sys.exit(main())

@@ -1,0 +1,180 @@
+"""`jlade chat`: a conversation with the model, on a terminal or line by line through a pipe."""
+
+import argparse
+import contextlib
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+import jlade
+from jlade.cli import display, terminal
+from jlade.cli import options as options_lib
+from jlade.cli.conversation import Conversation
+from jlade.cli.display import Tally
+
+HELP = f"""\
+/help              this text
+/reset             forget the conversation
+/stats             what the last answer and the whole chat took
+/set name=value    change one of the settings below; the value none stands for the default
+/exit              leave, as Ctrl-D and, where you type, Ctrl-C do
+Ctrl-C stops an answer after the current step; what it said so far stays in the conversation.
+tokens/s is that of the steps between an answer's first and last: neither compiling nor reading is in it.
+Settings: {", ".join(options_lib.SETTINGS)}."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    result = argparse.ArgumentParser(
+        prog="jlade chat",
+        description="Chat with a LLaMA model by exact lookahead decoding. Each turn reads only what is new.\n"
+        "When the output is not a terminal, it is the answers and nothing else, one for each line of the input.",
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    result.add_argument("--system", metavar="TEXT", help="what the conversation begins with")
+    result.add_argument("--template", metavar="FILE", help="Jinja chat template instead of the model's own")
+    options_lib.add_shared(result)
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Answers until the input ends."""
+    options_lib.request(options)  # what is out of range is said before anything is loaded
+    template = None if options.template is None else options_lib.read(options.template)
+    directory = pathlib.Path(options.model or options_lib.DEMO)
+    params, _ = jlade.load(directory)
+    chat = _Chat(options, Conversation(params, directory, template, options.system))
+    while (line := chat.read()) is not None and line.strip() != "/exit":
+        with contextlib.suppress(KeyboardInterrupt):
+            chat.take(line)
+
+
+class _Chat:
+    """Takes what is typed and shows what it leads to."""
+
+    def __init__(self, options: argparse.Namespace, conversation: Conversation):
+        self._options = options
+        self._conversation = conversation
+        self._last, self._total = Tally(), Tally()
+        self._statistics: jlade.Statistics | None = None
+        self._is_terminal = sys.stdout.isatty()
+        # A pipe gets the answers alone; errors and what was asked for besides go to stderr.
+        self._console = Console(stderr=not self._is_terminal, highlight=False, soft_wrap=True)
+        if self._is_terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401, lets `input` edit the line
+            model = options.model or "the demo model, which completes Python rather than converses"
+            self._console.print(Text(f"Chat with {model}. /help lists the commands, Ctrl-D leaves."))
+            self._console.print(terminal.legend())
+
+    def read(self) -> str | None:
+        """Returns the next line that is typed, or None when there are no more."""
+        try:
+            return input("> " if self._is_terminal else "")
+        except (EOFError, KeyboardInterrupt):
+            if self._is_terminal:
+                print()
+            return None
+
+    def take(self, line: str) -> None:
+        """Answers the line, or does what it commands; what is wrong with it is shown."""
+        try:
+            match line.split(maxsplit=1):
+                case []:
+                    pass
+                case ["/help"]:
+                    self._console.print(Text(HELP), terminal.legend(), sep="\n")
+                case ["/reset"]:
+                    self._conversation.reset()
+                case ["/stats"]:
+                    self._show_statistics()
+                case ["/set", *setting]:
+                    self._options = options_lib.change(self._options, "".join(setting))
+                case [command, *_] if command.startswith("/"):
+                    raise ValueError(f"{line.strip()} is not a command; /help lists them")
+                case _:
+                    self._answer(line)
+        except ValueError as error:
+            self._console.print(Text(str(error), style="red"))
+
+    def _answer(self, question: str) -> None:
+        request = options_lib.request(self._options)
+        prompt = self._conversation.prompt(question)
+        options_lib.check_positions(
+            self._conversation.params, "the conversation (/reset forgets it)", prompt, request["max_new_tokens"]
+        )
+        said, tally, generation, before = "", Tally(), None, None
+        with terminal.live_answer(self._console) if self._is_terminal else terminal.plain_answer() as show:
+            show("", 1, "reading")
+            with contextlib.suppress(KeyboardInterrupt), _interruption() as interrupted:
+                for piece in self._conversation.answer(prompt, request):
+                    now, count = time.perf_counter(), len(piece.tokens)
+                    said += piece.text or ""
+                    generation = piece.generation
+                    # Before the first piece the program is compiled, before the last the statistics are made.
+                    if before is None or generation is not None:
+                        tally += Tally(count, 1)
+                    else:
+                        tally += Tally(count, 1, count, now - before)
+                    before = now
+                    show(piece.text or "", count, _status(tally))
+                    if interrupted.is_set():
+                        break
+            ending = "interrupted" if generation is None else generation.finish_reason[0]
+            show("", 1, f"{ending}: {_status(tally)}")
+        if said or generation is not None:
+            self._conversation.add(question, said, generation)
+        self._last, self._total = tally, self._total + tally
+        self._statistics = None if generation is None else generation.statistics
+
+    def _show_statistics(self) -> None:
+        self._console.print(display.table({"last answer": self._last, "whole chat": self._total}))
+        if self._statistics is not None:
+            self._console.print(_table(self._statistics))
+
+
+@contextlib.contextmanager
+def _interruption() -> Iterator[threading.Event]:
+    """Yields an event that Ctrl-C sets, for a step to end in peace; a second Ctrl-C raises KeyboardInterrupt.
+
+    Raised at once, the exception would often be lost: Python drops it within callbacks, which JAX has.
+    """
+    event = threading.Event()
+
+    def interrupt(*signal_and_frame: Any) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _status(tally: Tally) -> str:
+    return ", ".join(f"{figure} {name}" for name, figure in tally.figures().items())
+
+
+def _table(statistics: jlade.Statistics) -> Table:
+    """Returns what the pool did for the last answer."""
+    accepted = statistics.accepted_histogram[0]
+    result = Table("last answer", Column("", justify="right"))
+    for count, steps in enumerate(accepted, start=1):
+        result.add_row(f"steps that accepted {count}", str(steps))
+    result.add_row("steps with a candidate", f"{statistics.candidate_rate[0]:.0%}")
+    result.add_row("steps that accepted more than one token", f"{statistics.accepted_rate[0]:.0%}")
+    result.add_row("keys in the pool", str(statistics.keys[0]))
+    result.add_row("n-grams in the pool", str(statistics.ngrams[0]))
+    result.add_row("n-grams of a key, on average", f"{statistics.mean_fan_out[0]:.1f}")
+    result.add_row("n-grams of a key, at most", str(statistics.max_fan_out[0]))
+    return result

@@ -1,0 +1,62 @@
+"""What the commands show alike: the colours of steps, and what a text took."""
+
+import dataclasses
+
+from rich.table import Table
+from rich.text import Text
+
+STEP_STYLES = ("bright_cyan", "bright_magenta", "bright_yellow", "bright_green")
+
+_CONTROLS = dict.fromkeys(i for i in (*range(32), *range(127, 160)) if chr(i) not in "\t\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Tokens and steps, and the seconds that `timed_tokens` of the tokens took."""
+
+    tokens: int = 0
+    steps: int = 0
+    timed_tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            self.tokens + other.tokens,
+            self.steps + other.steps,
+            self.timed_tokens + other.timed_tokens,
+            self.seconds + other.seconds,
+        )
+
+    @property
+    def compression(self) -> float | None:
+        """Tokens per step; None without steps."""
+        return self.tokens / self.steps if self.steps else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None when nothing was timed."""
+        return self.timed_tokens / self.seconds if self.seconds else None
+
+    def figures(self) -> dict[str, str]:
+        """Returns all of it for people to read."""
+        return {
+            "tokens": str(self.tokens),
+            "steps": str(self.steps),
+            "tokens/step": "-" if self.compression is None else f"{self.compression:.2f}",
+            "tokens/s": "-" if self.tokens_per_second is None else f"{self.tokens_per_second:.0f}",
+        }
+
+
+def table(tallies: dict[str, Tally]) -> Table:
+    """Returns a table with a row for each tally."""
+    result = Table("", *Tally().figures())
+    for column in result.columns[1:]:
+        column.justify = "right"
+    for name, tally in tallies.items():
+        result.add_row(name, *tally.figures().values())
+    return result
+
+
+def visible(text: str, style: str) -> Text:
+    """Returns the text without the control characters with which a model could steer the terminal."""
+    return Text(text.translate(_CONTROLS), style=style)

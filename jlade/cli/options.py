@@ -1,0 +1,135 @@
+"""The arguments that the commands share, and what they are to `jlade.generate`."""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+import jlade
+from jlade.config import SMALL_BLOCK, check_int
+
+DEMO = pathlib.Path(jlade.__file__).parent / "demo"
+
+# What `/set` of the chat can change too: name -> type, default, placeholder and help.
+SETTINGS: dict[str, tuple[type, Any, str, str]] = {
+    "max_new_tokens": (int, 256, "M", "most tokens to generate (default: %(default)s)"),
+    "min_new_tokens": (int, 0, "M", "before so many tokens the text does not end (default: %(default)s)"),
+    "temperature": (float, None, "T", "divides the logits; 0 takes the most likely token (default: 0)"),
+    "top_k": (int, None, "K", "keep the K most likely tokens"),
+    "top_p": (float, None, "P", "keep the fewest tokens whose probabilities add up to P"),
+    "min_p": (float, None, "P", "keep tokens of at least P times the highest probability"),
+    "repetition_penalty": (float, None, "X", "above 1, make tokens of prompt and text less likely"),
+    "presence_penalty": (float, None, "X", "subtracted from the logits of tokens generated before"),
+    "frequency_penalty": (float, None, "X", "subtracted for each time that a token was generated before"),
+    "seed": (int, 0, "S", "decides what is drawn at a temperature above 0 (default: %(default)s)"),
+}
+
+
+def add_shared(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that every command has."""
+    default = SMALL_BLOCK if jax.default_backend() == "cpu" else jlade.LookaheadConfig()
+    parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=default.window_size,
+        metavar="W",
+        help="future positions decoded in parallel; 0 for prompt lookup (default on this device: %(default)s)",
+    )
+    parser.add_argument(
+        "--ngram",
+        type=int,
+        default=default.ngram_size,
+        metavar="N",
+        help="most tokens accepted in a step; 2 for Jacobi decoding (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--guesses",
+        type=int,
+        default=default.guess_set_size,
+        metavar="G",
+        help="candidates verified in a step (default: %(default)s)",
+    )
+    parser.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
+    for name, (kind, value, placeholder, explanation) in SETTINGS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
+    parser.add_argument("--stop", action="append", metavar="STRING", help="end a text before it; may be repeated")
+
+
+def request(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the keyword arguments for `jlade.generate` and `jlade.stream`.
+
+    Raises:
+      ValueError: names what is out of range.
+    """
+    config = jlade.LookaheadConfig(window_size=options.window, ngram_size=options.ngram, guess_set_size=options.guesses)
+    controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
+    if check_int("seed", options.seed, 0) >= 2**32:
+        raise ValueError(f"seed must be below 2**32, got {options.seed}")
+    return {
+        "max_new_tokens": check_int("max_new_tokens", options.max_new_tokens, 1),
+        "min_new_tokens": check_int("min_new_tokens", options.min_new_tokens, 0),
+        "lookahead": None if options.no_lookahead else config,
+        "sampling": jlade.SamplingConfig(**{name: value for name, value in controls.items() if value is not None}),
+        "stop": options.stop,
+        "key": jax.random.key(options.seed),
+    }
+
+
+def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:
+    """Returns the options after `name=value`; the value none stands for the default.
+
+    Raises:
+      ValueError: names what is accepted.
+    """
+    name, _, value = (part.strip() for part in setting.partition("="))
+    if name not in SETTINGS:
+        raise ValueError(f"a setting is name=value, with one of the names {', '.join(SETTINGS)}; got {setting!r}")
+    kind, default, *_ = SETTINGS[name]
+    try:
+        parsed = default if value.lower() == "none" else kind(value)
+    except ValueError as error:
+        accepted = "an integer" if kind is int else "a number"
+        raise ValueError(f"{name} must be {accepted}, or none for its default, got {value!r}") from error
+    changed = argparse.Namespace(**{**vars(options), name: parsed})
+    request(changed)
+    return changed
+
+
+def load(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Loads the model's parameters and its tokenizer.
+
+    Raises:
+      ValueError: when there is no such model, or none that reads text.
+    """
+    params, tokenizer = jlade.load(options.model or DEMO)
+    if tokenizer is None:
+        raise ValueError(f"--model {options.model} has no tokenizer.json, which the prompt needs")
+    return params, tokenizer
+
+
+def read(name: str) -> str:
+    """Returns the text of a file, or of standard input for `-`.
+
+    Raises:
+      ValueError: names the file, when it cannot be read or is not UTF-8.
+    """
+    try:
+        return (sys.stdin.buffer.read() if name == "-" else pathlib.Path(name).read_bytes()).decode()
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8: {error}") from error
+
+
+def check_positions(params: Any, name: str, ids: Sequence[int], max_new_tokens: int) -> None:
+    """Raises a ValueError that names the prompt when the model cannot read it and what may follow."""
+    if len(ids) + max_new_tokens > params.decoder.max_positions:
+        raise ValueError(
+            f"{name} has {len(ids)} tokens, and max_new_tokens={max_new_tokens} more are over the model's "
+            f"{params.decoder.max_positions} positions"
+        )

@@ -1,0 +1,308 @@
+import io
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import cli, text
+from jlade.cli.options import DEMO
+from jlade.config import SMALL_BLOCK
+
+LIMIT = ["--max-new-tokens", "8"]
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Lets Ctrl-C interrupt, which it does not in what a shell started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def chat(monkeypatch, capsys):
+    """Runs a chat of the lines, and returns what it wrote to stdout and stderr."""
+
+    def run(lines, *arguments):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        assert cli.main(["chat", *LIMIT, *arguments]) == 0
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    """Replaces decoding by the answers "one.", "two." and so on, each in two pieces; returns the requests for them."""
+    requests = []
+
+    def stream(params, prompt, **request):
+        requests.append(types.SimpleNamespace(prompt=text.decode(request["tokenizer"], prompt), **request))
+        answer = ("one.", "two.", "three.", "four.")[len(requests) - 1]
+        generation = types.SimpleNamespace(finish_reason=("eos",), statistics=None, state=f"state after {answer}")
+        yield jlade.Piece(tokens=np.arange(2), text=answer[:1], generation=None)
+        yield jlade.Piece(tokens=np.arange(3), text=answer[1:], generation=generation)
+
+    monkeypatch.setattr(jlade, "stream", stream)
+    return requests
+
+
+def test_the_answers_are_those_to_the_whole_conversation_and_nothing_else_is_written(chat, demo):
+    params, tokenizer = demo
+    conversation, answers = "", []
+    for question in ("import os", "def f("):
+        conversation += question
+        *_, last = jlade.stream(params, conversation, tokenizer=tokenizer, lookahead=SMALL_BLOCK, max_new_tokens=8)
+        answers.append(last.generation.text[0])
+        conversation += answers[-1]
+    captured = chat(["import os", "", "def f(", "/stats"])
+    assert captured.out == f"{answers[0]}\n{answers[1]}\n"
+    assert re.search(r"last answer +│ +8 │", captured.err)
+    assert re.search(r"whole chat +│ +16 │", captured.err)
+    assert re.search(r"keys in the pool +│ +[1-9]", captured.err)
+
+
+def test_a_turn_is_given_the_state_of_the_last_answer_and_a_key_of_its_own(chat, streamed):
+    captured = chat(["a ", "b ", "/exit", "c "], "--system", "Begin. ", "--seed", "5", "--stop", "x")
+    assert captured.out == "one.\ntwo.\n"
+    assert [request.prompt for request in streamed] == ["Begin. a ", "Begin. a one.b "]
+    assert [request.state for request in streamed] == [None, "state after one."]
+    for turn, request in enumerate(streamed):
+        assert request.key == jax.random.fold_in(jax.random.key(5), turn)
+        assert (request.lookahead, request.max_new_tokens, request.stop) == (SMALL_BLOCK, 8, ["x"])
+        assert "eos_ids" not in request.__dict__, "all end tokens of the checkpoint end an answer"
+
+
+def test_reset_forgets_the_conversation(chat, streamed):
+    chat(["a", "/reset", "b"], "--system", "Begin. ")
+    assert [(request.prompt, request.state) for request in streamed] == [("Begin. a", None), ("Begin. b", None)]
+
+
+def test_set_changes_what_follows_and_none_is_the_default(chat, streamed):
+    captured = chat(
+        [
+            "a",
+            "/set temperature=0.5",
+            "/set top_k = 4",
+            "/set seed=9",
+            "/set max_new_tokens=7",
+            "b",
+            "/set top_k=none",
+            "c",
+        ]
+    )
+    assert captured.err == ""
+    assert [request.sampling for request in streamed] == [
+        jlade.SamplingConfig(),
+        jlade.SamplingConfig(temperature=0.5, top_k=4),
+        jlade.SamplingConfig(temperature=0.5),
+    ]
+    assert [request.max_new_tokens for request in streamed] == [8, 7, 7]
+    assert streamed[1].key == jax.random.fold_in(jax.random.key(9), 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set temperature=warm", "temperature must be a number, or none for its default, got 'warm'"),
+        ("/set top_k=1.5", "top_k must be an integer, or none for its default, got '1.5'"),
+        ("/set top_p=2", "top_p must be a number above 0, up to 1, got 2.0"),
+        ("/set max_new_tokens=0", "max_new_tokens must be at least 1, got 0"),
+        ("/set logit_bias=1", "with one of the names max_new_tokens, .*, seed; got 'logit_bias=1'"),
+        ("/set", "a setting is name=value"),
+        ("/forget it", "/forget it is not a command; /help lists them"),
+        ("1 " * 1100, "the conversation .* has 2201 tokens, and max_new_tokens=8 more .* 2048 positions"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_and_the_chat_goes_on(line, message, chat, streamed):
+    captured = chat([line, "a"])
+    assert re.search(message, captured.err)
+    assert captured.err.count("\n") == 1
+    assert captured.out == "one.\n"
+    assert streamed[0].prompt == "a"
+
+
+def test_help_and_stats_before_any_answer(chat):
+    captured = chat(["/help", "/stats"])
+    assert captured.out == ""
+    assert all(command in captured.err for command in ("/help", "/reset", "/stats", "/set", "/exit", "4 or more"))
+    assert re.search(r"last answer +│ +0 │ +0 │ +- │ +- │", captured.err)
+
+
+def interrupt(monkeypatch, streamed, turn, before_piece, times):
+    """Types Ctrl-C so many times while a piece of an answer is being made."""
+    whole = jlade.stream
+
+    def stream(*arguments, **request):
+        for number, piece in enumerate(whole(*arguments, **request)):
+            if (len(streamed), number) == (turn, before_piece):
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+            yield piece
+
+    monkeypatch.setattr(jlade, "stream", stream)
+
+
+def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(chat, streamed, monkeypatch):
+    interrupt(monkeypatch, streamed, turn=2, before_piece=0, times=1)
+    assert chat(["a", "b", "c"]).out == "one.\nt\nthree.\n"
+    assert [request.prompt for request in streamed] == ["a", "aone.b", "aone.btc"]
+    assert [request.state for request in streamed] == [None, "state after one.", "state after one."]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(chat, streamed, monkeypatch):
+    interrupt(monkeypatch, streamed, turn=1, before_piece=1, times=2)
+    assert chat(["a", "b"]).out == "o\ntwo.\n"
+    assert [request.prompt for request in streamed] == ["a", "aob"]
+
+
+def test_a_question_that_was_stopped_before_its_answer_is_forgotten(chat, streamed, monkeypatch):
+    interrupt(monkeypatch, streamed, turn=1, before_piece=0, times=2)
+    assert chat(["a", "b"]).out == "\ntwo.\n"
+    assert [request.prompt for request in streamed] == ["a", "b"]
+
+
+def test_a_template_can_be_given_and_may_refuse(chat, streamed, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if 'secret' in m.content %}{{ raise_exception('no secrets') }}{% endif %}"
+        "[{{ m.role }}: {{ m.content }}]{% endfor %}{% if add_generation_prompt %}[assistant: {% endif %}"
+    )
+    captured = chat(["a", "a secret", "b"], "--template", str(template))
+    assert [request.prompt for request in streamed] == [
+        "[user: a][assistant: ",
+        "[user: a][assistant: one.][user: b][assistant: ",
+    ]
+    assert captured.err == "the chat template refuses the conversation: no secrets\n"
+
+
+def test_ctrl_c_where_one_types_leaves(monkeypatch, capsys):
+    def interrupted(prompt):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert cli.main(["chat"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def without_template(tmp_path):
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    return directory
+
+
+def test_without_a_template_there_is_no_chat(tmp_path, capsys):
+    directory = without_template(tmp_path)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["chat", "--model", str(directory)])
+    assert exit_info.value.code == 2
+    assert f"{directory} has no chat template: pass a Jinja file with --template" in capsys.readouterr().err
+
+
+def test_a_model_without_a_template_chats_with_one_given(tmp_path, chat, streamed):
+    directory = without_template(tmp_path)
+    chat(["a"], "--model", str(directory), "--template", str(DEMO / "chat_template.jinja"))
+    assert streamed[0].prompt == "a"
+
+
+@pytest.mark.parametrize("module", ["transformers", "jinja2"])
+def test_what_is_not_installed_is_said_with_the_command_that_installs_it(module, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["chat"])
+    assert exit_info.value.code == 2
+    assert 'pip install "jlade[chat]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
+        (["--template", "/nowhere"], "/nowhere cannot be read"),
+        (["--model", "/nowhere"], "got '/nowhere'"),
+    ],
+)
+def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["chat", *arguments])
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+class Terminal:
+    """A command with a terminal of its own, which turns a typed Ctrl-C into a signal."""
+
+    def __init__(self, *arguments):
+        # The session's first terminal that is opened becomes the one that signals.
+        code = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); from jlade.cli import main; sys.exit(main())"
+        self.master, slave = os.openpty()
+        termios.tcsetwinsize(slave, (24, 100))
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env=environment | {"TERM": "xterm-256color"},
+        )
+        os.close(slave)
+        self.written = ""
+
+    def type(self, keys):
+        os.write(self.master, keys.encode())
+
+    def wait_for(self, pattern, seconds=90):
+        """Returns what was written since the last call up to the pattern."""
+        end = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.written)):
+            readable, *_ = select.select([self.master], [], [], max(0, end - time.monotonic()))
+            assert readable, f"{pattern} did not come within {seconds} s after {self.written!r}"
+            try:
+                self.written += os.read(self.master, 65536).decode(errors="replace")
+            except OSError as error:  # how Linux tells that the command has ended
+                raise AssertionError(f"{pattern} did not come before the end of {self.written!r}") from error
+        seen, self.written = self.written[: match.end()], self.written[match.end() :]
+        return seen
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+def test_on_a_terminal_answers_are_coloured_and_can_be_stopped():
+    terminal = Terminal("chat", "--max-new-tokens", "1000")
+    try:
+        assert "completes Python rather than converses" in terminal.wait_for("> $")
+        terminal.type("import os\n")
+        terminal.wait_for(r"\x1b\[9\dm")
+        terminal.type("\x03")
+        stopped = terminal.wait_for("interrupted: [^\r]*tokens/s")
+        terminal.wait_for("> $")
+        assert int(re.search(r"interrupted: (\d+) tokens", stopped)[1]) < 1000
+
+        terminal.type("/set max_new_tokens=9\n")
+        terminal.wait_for("> $")
+        terminal.type("def f(\n")
+        answer = terminal.wait_for(r"\x1b\[2mlength: 9 tokens, \d steps, \d\.\d\d tokens/step, [\d-]+ tokens/s")
+        assert re.search(r"\x1b\[9\dm", answer)
+        terminal.wait_for("> $")
+
+        terminal.type("\x04")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()
