@@ -1,5 +1,6 @@
-"""Reading checkpoints of other systems into jlade parameters (installed as `jlade.conversion`)."""
+"""Checkpoints: Hugging Face's, and jlade's own (installed as `jlade.conversion`)."""
 
-from jlade.conversion.huggingface import load_hf
+from jlade.conversion.checkpoint import load, save
+from jlade.conversion.huggingface import load_hf, save_hf
 
-__all__ = ["load_hf"]
+__all__ = ["load", "load_hf", "save", "save_hf"]

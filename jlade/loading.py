@@ -7,19 +7,34 @@ from typing import Any
 import jax
 from tokenizers import Tokenizer
 
-from jlade.conversion import load_hf
+from jlade import conversion
+from jlade.conversion import checkpoint, hub
+from jlade.conversion.huggingface import Sharding
 from jlade.models.llama import LlamaParams
 from jlade.text import load_tokenizer
 
 
 def load(
-    path: str | os.PathLike[str], dtype: jax.typing.DTypeLike | None = None
+    path: str | os.PathLike[str],
+    dtype: jax.typing.DTypeLike | None = None,
+    *,
+    sharding: Sharding | None = None,
+    revision: str | None = None,
 ) -> tuple[LlamaParams, Tokenizer | None]:
-    """Loads a Hugging Face LLaMA checkpoint: its parameters and its tokenizer, None without a tokenizer.json.
+    """Loads a checkpoint: its parameters and its tokenizer, None without a tokenizer.json.
 
-    For the arguments and errors see `jlade.conversion.load_hf`.
+    Args:
+      path: a Hugging Face directory, one written by `jlade.conversion.save`, or an id of the Hugging Face Hub. No code
+        from it is ever run.
+      dtype, sharding: see `jlade.conversion.load_hf`.
+      revision: branch, tag or commit of a Hub id.
+
+    Raises:
+      ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
     """
-    return load_hf(path, dtype), load_tokenizer(path)
+    directory = hub.find(path, revision)
+    read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
+    return read(directory, dtype, sharding), load_tokenizer(directory)
 
 
 def demo(dtype: jax.typing.DTypeLike | None = None) -> tuple[LlamaParams, Any]:

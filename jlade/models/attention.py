@@ -13,6 +13,8 @@ def attend(
     cached_values: jax.Array,
     cached_length: jax.Array,
     block_mask: jax.Array | np.ndarray,
+    positions: jax.Array | None = None,
+    window: int | None = None,
 ) -> jax.Array:
     """Grouped-query attention with one softmax over prefix and block.
 
@@ -25,6 +27,8 @@ def attend(
       cached_keys, cached_values: [B, KH, S, D].
       cached_length: [B], rows of the cache in use.
       block_mask: [T, T] bool, which token (row) sees which (column); every token sees itself.
+      positions: [B, T] of the block's tokens; needed with `window`. Row i of the cache is position i.
+      window: the most positions that a token sees, its own included; None for all.
 
     Returns:
       [B, T, H, D] in the dtype of `queries`; scores and softmax are float32.
@@ -45,9 +49,14 @@ def attend(
         weights = weights.astype(values.dtype)
         return jnp.einsum("bkqs,bksd->bkqd", weights, values, preferred_element_type=jnp.float32)
 
-    in_use = jnp.arange(capacity, dtype=jnp.int32)[None, :] < cached_length[:, None]
-    prefix = scores(cached_keys, in_use[:, None, None, None, :])
-    block = scores(keys, jnp.asarray(block_mask))
+    row = jnp.arange(capacity, dtype=jnp.int32)
+    sees_prefix = (row[None, :] < cached_length[:, None])[:, None, :]  # [B, 1, S]
+    sees_block = jnp.asarray(block_mask)[None]  # [1, T, T]
+    if window is not None and positions is not None:
+        sees_prefix &= positions[:, :, None] - row[None, None, :] < window
+        sees_block &= positions[:, :, None] - positions[:, None, :] < window
+    prefix = scores(cached_keys, sees_prefix[:, None, None])
+    block = scores(keys, sees_block[:, None, None])
     highest = jnp.maximum(jnp.max(prefix, axis=-1), jnp.max(block, axis=-1))[..., None]  # finite: a token sees itself
     prefix, block = jnp.exp(prefix - highest), jnp.exp(block - highest)
     total = jnp.sum(prefix, axis=-1) + jnp.sum(block, axis=-1)

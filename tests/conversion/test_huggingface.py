@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 import jlade
 from jlade.conversion import load_hf
-from jlade.conversion.huggingface import read_config
-from jlade.models.llama import Llama3Scaling
+from jlade.conversion.hf_config import read_config
+from jlade.models.rotary import Llama3Scaling
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 CONFIG = {
@@ -159,12 +159,18 @@ def test_defaults_of_old_configs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported is 'llama'"),
-        ({"model_type": None}, "model_type is None; supported is 'llama'"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported are llama, mistral, qwen2, qwen3"),
+        ({"model_type": None}, "model_type is None; supported are llama, mistral, qwen2, qwen3"),
+        ({"architectures": ["LlamaModel"]}, r"architectures is \['LlamaModel'\]; supported is LlamaForCausalLM"),
+        (
+            {"logit_scale": 2.0},
+            r"logit_scale \(2.0\) is not understood, and it may change what the model computes; supp",
+        ),
+        ({"sliding_window": 4}, r"sliding_window \(4\) is not understood"),
+        ({"rope_interleaved": True}, "rope_interleaved is True; supported is False"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'silu'"),
-        ({"attention_bias": True}, "attention_bias is True; supported is False"),
-        ({"mlp_bias": True}, "mlp_bias is True; supported is False"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is set; supported are unquantized weights"),
+        ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}; supported is None"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, got 'many'"),
         ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
@@ -173,7 +179,21 @@ def test_defaults_of_old_configs(tmp_path):
         ({"head_dim": 3}, "head_dim must be even, got 3"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
         ({"rope_theta": "big"}, "rope_theta must be a positive number, got 'big'"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn'; supported are 'default' and 'llama3'"),
+        (
+            {"rope_scaling": {"type": "longrope"}},
+            "rope_type is 'longrope'; supported are default, linear, dynamic, llama3",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number, got None"),
+        (
+            {"rope_scaling": {"type": "yarn", "beta_medium": 1}},
+            "beta_medium is not understood in 'yarn' rotary settings",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1.0, got 0.5"),
+        ({"model_type": "mistral", "sliding_window": -1}, "sliding_window must be a positive integer, got -1"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked_attention"] * 2},
+            "layer_types must name full_attention or sliding_attention for each of 2 layers, got",
+        ),
         ({"rope_scaling": 2.0}, "rope_scaling must be an object, got 2.0"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor must be a positive number, got None"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them, got '</s>'"),
@@ -213,8 +233,10 @@ def test_a_directory_without_config_or_weights_is_refused(tmp_path):
         load_hf(tmp_path)
     write_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ValueError, match=r"has no weights.*Only safetensors files are read"):
+        load_hf(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, whose format can run code .* convert it .* python -c"):
         load_hf(tmp_path)
 
 
@@ -249,13 +271,13 @@ def test_wrong_shapes_are_named(tmp_path):
 
 def test_wrong_types_are_named(tmp_path):
     tensors = random_tensors() | {"model.norm.weight": np.ones(8, np.int8)}
-    with pytest.raises(ValueError, match=r"model\.norm\.weight is of type I8; accepted are F64, F32, F16 and BF16"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is of type I8; accepted are F64, F32, F16, BF16"):
         load_hf(write_checkpoint(tmp_path, tensors))
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("int8", ValueError), ("float8", TypeError), (object(), TypeError)])
 def test_wrong_dtype_arguments_are_refused(dtype, error, tmp_path):
-    with pytest.raises(error, match="dtype must be float32, bfloat16 or float16"):
+    with pytest.raises(error, match="dtype must be float32, bfloat16, float16 or 'auto', got"):
         load_hf(write_checkpoint(tmp_path), dtype)
 
 

@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.conversion import load_hf
 from jlade.lookahead import block as blocks
-from jlade.models.llama import Llama3Scaling, LlamaConfig, inverse_frequencies
 from tests import plain_llama
 from tests.tiny import tiny_llama
 
@@ -100,54 +98,3 @@ def test_commit_at_the_end_of_the_cache_drops_what_is_rejected():
     cache = decoder.commit(cache, block_kv, jnp.array([[0, 1, 2]]), jnp.array([1]))
     assert cache.length.tolist() == [3]
     assert cache.keys[0][0, 0, :, 0].tolist() == [0, 0, 1]
-
-
-def test_llama3_scaling_keeps_fast_rotations_and_slows_slow_ones():
-    config = LlamaConfig(8, 8, 8, 1, 1, 1, 128, 131072, rope_theta=500000.0)
-    scaled = LlamaConfig(8, 8, 8, 1, 1, 1, 128, 131072, 1e-6, 500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
-    ratio = inverse_frequencies(scaled) / inverse_frequencies(config)
-    turns = 8192 * inverse_frequencies(config) / (2 * np.pi)
-    np.testing.assert_allclose(ratio[turns > 4], 1.0)
-    np.testing.assert_allclose(ratio[turns < 1], 1 / 8, rtol=1e-6)
-    between = ratio[(turns >= 1) & (turns <= 4)]
-    assert len(between) > 0
-    assert np.all((between > 1 / 8) & (between < 1))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tie_word_embeddings": True},
-        {"num_key_value_heads": 4, "head_dim": 12, "attention_dropout": 0.0},
-        {
-            "max_position_embeddings": 128,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
-    ],
-    ids=["tied", "wide heads", "llama3 scaling"],
-)
-def test_equals_transformers(changes, tmp_path):
-    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
-    transformers = pytest.importorskip("transformers", reason="the test extra installs it with torch")
-    config = transformers.LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        **({"num_attention_heads": 4, "num_key_value_heads": 2} | changes),
-    )
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.save_pretrained(tmp_path)
-    tokens = np.random.default_rng(0).integers(0, 50, (2, 60), dtype=np.int32)
-    with torch.no_grad():
-        expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
-    got = run_blocks(load_hf(tmp_path, "float32"), tokens, [60])
-    np.testing.assert_allclose(got, expected, atol=2e-4)

@@ -1,0 +1,90 @@
+"""jlade's own checkpoints: config.json as Hugging Face writes it, and the arrays in Orbax's format.
+
+Unlike safetensors files they are written and restored by every process and device for its own part.
+"""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+from jlade.conversion.hf_config import read_config, write_configs
+from jlade.conversion.huggingface import (
+    Sharding,
+    build_params,
+    check_dtype,
+    expected_tensors,
+    named_arrays,
+    place_of,
+    some,
+)
+from jlade.conversion.whole import written_whole
+from jlade.models.llama import LlamaParams
+
+ARRAYS = "params"  # the directory of Orbax's files within the checkpoint's
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Tells jlade's own checkpoints from other directories."""
+    return (pathlib.Path(path) / ARRAYS).is_dir()
+
+
+def save(params: LlamaParams, path: str | os.PathLike[str]) -> None:
+    """Writes a checkpoint; the directory appears whole or not at all.
+
+    Args:
+      params: with any sharding, of any dtype.
+      path: a directory that is not there yet.
+
+    Raises:
+      ValueError: when `path` exists.
+    """
+    import orbax.checkpoint as ocp  # takes a second to import
+
+    with written_whole(path) as directory:
+        write_configs(params.config, params.embedding.dtype.name, directory)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save((directory / ARRAYS).absolute(), named_arrays(params))
+
+
+def load(
+    path: str | os.PathLike[str], dtype: jax.typing.DTypeLike | None = None, sharding: Sharding | None = None
+) -> LlamaParams:
+    """Restores a checkpoint that `save` wrote. For the arguments see `load_hf`.
+
+    Raises:
+      ValueError: names the directory, and the config key or the array, that is missing, broken or not supported.
+    """
+    import orbax.checkpoint as ocp
+
+    directory = pathlib.Path(path)
+    if not is_checkpoint(directory):
+        raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
+    config = read_config(directory)
+    expected = expected_tensors(config)
+    arrays = (directory / ARRAYS).absolute()
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            stored: dict[str, Any] = checkpointer.metadata(arrays).item_metadata.tree
+            shapes = {name: tuple(array.shape) for name, array in stored.items()}
+            dtypes = {array.dtype.name for array in stored.values()}
+        except Exception as error:  # of Orbax and TensorStore, which have no common kind
+            raise ValueError(f"{arrays} is not a checkpoint of Orbax: {error}") from error
+        if wrong := sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)):
+            name = wrong[0]
+            raise ValueError(
+                f"{arrays}: {some(wrong)} differ from what config.json implies: {name} has shape {shapes.get(name)}, "
+                f"expected is {expected.get(name)}"
+            )
+        target = check_dtype(dtype, dtypes, directory)
+        default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        targets = {
+            name: jax.ShapeDtypeStruct(shape, target, sharding=place_of(sharding, name, shape) or default)
+            for name, shape in expected.items()
+        }
+        try:
+            restored = checkpointer.restore(arrays, targets)
+        except Exception as error:
+            raise ValueError(f"{arrays} cannot be restored: {error}") from error
+    return build_params(config, lambda name, shape: restored[name])

@@ -1,0 +1,39 @@
+"""Checkpoints of the Hugging Face Hub, by huggingface_hub's own cache and settings."""
+
+import os
+import pathlib
+
+FILES = ("*.json", "*.safetensors", "*.jinja")  # never code, never pickled weights
+
+
+def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
+    """Returns the directory itself, or that of the files of a Hub id like "owner/name", downloaded where need be.
+
+    Where the cache is, which token is used and whether the network may be used are huggingface_hub's settings: HF_HOME,
+    HF_TOKEN, HF_HUB_OFFLINE.
+
+    Raises:
+      ValueError: when there is neither a directory nor a repository of that name, or it cannot be reached.
+    """
+    directory = pathlib.Path(path)
+    if directory.is_dir():
+        if revision is not None:
+            raise ValueError(f"revision={revision!r} is for ids of the Hub; {os.fspath(path)!r} is a directory")
+        return directory
+    name = os.fspath(path)
+    neither = f"path must be a directory or an id of the Hugging Face Hub like 'owner/name', got {name!r}"
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ValueError(neither)
+    from huggingface_hub import errors, snapshot_download  # takes most of a second to import
+
+    try:
+        return pathlib.Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+    except errors.HFValidationError as error:
+        raise ValueError(f"{neither}: {error}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise ValueError(
+            f"{neither}. It is no directory here, the cache does not have it, and the Hub cannot be reached or "
+            f"HF_HUB_OFFLINE is set: {error}"
+        ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise ValueError(f"{neither}. The Hub says: {error}") from error

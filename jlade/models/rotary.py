@@ -1,0 +1,94 @@
+"""Rotary position embeddings (arXiv 2104.09864) and the scalings that stretch them over longer texts."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Every rotation is slowed (arXiv 2306.15595)."""
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling:
+    """The scaling of LLaMA 3.1: slow rotations are slowed further, fast ones kept, those between blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): as above, blended by the rotation's index, and the attention made sharper.
+
+    Attributes:
+      beta_fast, beta_slow: turns over the original context from which a rotation is kept, and up to which it is slowed.
+      attention_factor: multiplies queries and keys.
+      truncate: whether the indices between which rotations are blended are rounded outwards to whole ones.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    original_max_positions: int
+    truncate: bool = True
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+def rotation(
+    positions: jax.Array, head_dim: int, theta: float, scaling: Scaling | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns cosine and sine [B, T, 1, D/2] of each rotary pair's angle at `positions` [B, T]."""
+    angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(head_dim, theta, scaling)
+    scale = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+
+
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates the pairs (i, i + D/2) of `x` [B, T, heads, D], in float32."""
+    cosine, sine = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = None) -> np.ndarray:
+    """Returns the D/2 rotary frequencies, radians per position, in float32."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequencies = 1.0 / np.float32(theta) ** exponents
+    match scaling:
+        case None:
+            kept: np.ndarray | float = 1.0
+        case LinearScaling():
+            kept = 0.0
+        case Llama3Scaling():
+            turns = scaling.original_max_positions * frequencies / np.float32(2 * math.pi)  # over the original context
+            kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        case YarnScaling():
+            index = np.arange(head_dim // 2, dtype=np.float32)
+            low, high = (
+                _index_with_turns(beta, head_dim, theta, scaling) for beta in (scaling.beta_fast, scaling.beta_slow)
+            )
+            if scaling.truncate:
+                low, high = math.floor(low), math.ceil(high)
+            low, high = max(low, 0), min(high, head_dim - 1)
+            kept = 1 - (index - low) / (high - low if high != low else 0.001)
+    kept = np.clip(kept, 0.0, 1.0)
+    factor = 1.0 if scaling is None else scaling.factor
+    return ((1 - kept) * frequencies / factor + kept * frequencies).astype(np.float32)
+
+
+def _index_with_turns(turns: float, head_dim: int, theta: float, scaling: YarnScaling) -> float:
+    """Returns the index of the rotation that makes so many turns over the original context, between two if need be."""
+    return head_dim * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))

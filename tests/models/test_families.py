@@ -1,0 +1,102 @@
+"""Every family and rotary scaling against transformers: logits at all positions, 64 greedy tokens plain and ahead."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig
+from jlade.conversion import load_hf
+from tests.models.test_llama import run_blocks
+
+LENGTH = 96
+
+
+def rope(kind, **settings):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0} | settings}
+
+
+CASES = {
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "llama, linear": ("Llama", rope("linear", factor=4.0)),
+    "llama, dynamic": ("Llama", {"max_position_embeddings": 2 * LENGTH} | rope("dynamic", factor=4.0)),
+    "llama, llama3": (
+        "Llama",
+        rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama, yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "mistral, short window": ("Mistral", {"sliding_window": 7}),
+    "mistral, no window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2, short window in one layer": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 12}),
+    "qwen3, biases, yarn": (
+        "Qwen3",
+        {"head_dim": 8, "attention_bias": True}
+        | rope(
+            "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, attention_factor=1.3, truncate=False
+        ),
+    ),
+}
+
+
+@functools.cache
+def checkpoint(case, directory):
+    """Writes a random model of transformers; returns it and what jlade loads."""
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers")
+    family, changes = CASES[case]
+    shape = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4 * LENGTH,
+        "initializer_range": 0.3,
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**(shape | changes))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):  # which transformers starts with ones and zeros
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return model, load_hf(directory, "float32")
+
+
+@pytest.fixture
+def models(request, tmp_path_factory):
+    return checkpoint(request.param, tmp_path_factory.getbasetemp() / request.param.replace(" ", "_"))
+
+
+@pytest.mark.parametrize("models", CASES, indirect=True)
+def test_logits_equal_transformers(models):
+    import torch
+
+    model, params = models
+    tokens = np.random.default_rng(0).integers(0, 50, (2, LENGTH), dtype=np.int32)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    np.testing.assert_allclose(run_blocks(params, tokens, [50, LENGTH - 50]), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("models", CASES, indirect=True)
+def test_greedy_texts_equal_transformers(models):
+    import torch
+
+    model, params = models
+    prompt = np.random.default_rng(1).integers(0, 50, 12).tolist()
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, 12:].tolist()
+    for lookahead in (None, LookaheadConfig(3, 3, 2)):
+        out = jlade.generate(params, prompt, max_new_tokens=64, lookahead=lookahead)
+        assert out.tokens[0].tolist() == expected
