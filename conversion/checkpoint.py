@@ -3,8 +3,10 @@
 Unlike safetensors files they are written and restored by every process and device for its own part.
 """
 
+import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,12 +32,13 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     return (pathlib.Path(path) / ARRAYS).is_dir()
 
 
-def save(params: LlamaParams, path: str | os.PathLike[str]) -> None:
+def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
     """Writes a checkpoint; the directory appears whole or not at all.
 
     Args:
       params: with any sharding, of any dtype.
       path: a directory that is not there yet.
+      progress: is called with the bytes of each array, once all are written.
 
     Raises:
       ValueError: when `path` exists.
@@ -46,12 +49,18 @@ def save(params: LlamaParams, path: str | os.PathLike[str]) -> None:
         write_configs(params.config, params.embedding.dtype.name, directory)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((directory / ARRAYS).absolute(), named_arrays(params))
+        if progress is not None:
+            for array in jax.tree.leaves(params):
+                progress(array.nbytes)
 
 
 def load(
-    path: str | os.PathLike[str], dtype: jax.typing.DTypeLike | None = None, sharding: Sharding | None = None
+    path: str | os.PathLike[str],
+    dtype: jax.typing.DTypeLike | None = None,
+    sharding: Sharding | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> LlamaParams:
-    """Restores a checkpoint that `save` wrote. For the arguments see `load_hf`.
+    """Restores a checkpoint that `save` wrote. For the arguments see `load_hf`; `progress` is called once all is read.
 
     Raises:
       ValueError: names the directory, and the config key or the array, that is missing, broken or not supported.
@@ -87,4 +96,7 @@ def load(
             restored = checkpointer.restore(arrays, targets)
         except Exception as error:
             raise ValueError(f"{arrays} cannot be restored: {error}") from error
+    if progress is not None:
+        for array in stored.values():
+            progress(math.prod(array.shape) * array.dtype.itemsize)
     return build_params(config, lambda name, shape: restored[name])

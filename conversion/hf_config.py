@@ -107,7 +107,7 @@ def read_config(directory: pathlib.Path) -> LlamaConfig:
     file = directory / "config.json"
     raw = read_json(file)
     family = raw.get("model_type")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise ValueError(f"{file}: model_type is {family!r}; supported are {', '.join(_FAMILIES)}")
     _check_keys(file, raw, family)
     values = _Values(file, _FAMILIES[family] | raw)
@@ -253,6 +253,8 @@ class _Values:
 
 def _check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: str) -> None:
     architectures = raw.get("architectures") or [_ARCHITECTURES[family]]
+    if not isinstance(architectures, list):
+        raise ValueError(f"{file}: architectures must be a list of names, got {architectures!r}")
     if _ARCHITECTURES[family].lower() not in [
         str(name).lower() for name in architectures
     ]:  # old files: LLaMAForCausalLM
@@ -283,7 +285,7 @@ def _read_rope(rope: _Values, values: _Values) -> tuple[Scaling | None, int]:
     """Returns the scaling, and how many positions the model reads with it."""
     file = rope.file
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if kind not in _ROPE_KEYS:
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         raise ValueError(f"{file}: rope_type is {kind!r}; supported are {', '.join(_ROPE_KEYS)}")
     understood = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_ROPE_KEYS[kind]}
     unknown = [key for key in rope.values if key not in understood]
@@ -377,7 +379,8 @@ def _read_windows(values: _Values, num_layers: int) -> tuple[int | None, ...]:
     if kinds is None:
         first = values.size("max_window_layers") if values.values.get("max_window_layers") else 0
         kinds = ["full_attention" if i < first else "sliding_attention" for i in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or {*kinds} - {"full_attention", "sliding_attention"}:
+    supported = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in supported for kind in kinds):
         raise ValueError(
             f"{values.file}: layer_types must name full_attention or sliding_attention for each of {num_layers} "
             f"layers, got {kinds!r}"

@@ -1,6 +1,8 @@
 """Hugging Face directories of LLaMA models and their relatives: safetensors files, read and written without torch."""
 
 import dataclasses
+import json
+import math
 import os
 import pathlib
 import warnings
@@ -9,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -21,12 +24,16 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names
 MAX_FILE_BYTES = 5 * 10**9
+CHUNK = 2**20  # elements converted at once; they stay in the processor's cache
 
 Sharding = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], jax.sharding.Sharding]
 
 
 def load_hf(
-    path: str | os.PathLike[str], dtype: jax.typing.DTypeLike | None = None, sharding: Sharding | None = None
+    path: str | os.PathLike[str],
+    dtype: jax.typing.DTypeLike | None = None,
+    sharding: Sharding | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> LlamaParams:
     """Loads a checkpoint in Hugging Face format, of the families LLaMA, Mistral, Qwen2 and Qwen3.
 
@@ -40,6 +47,7 @@ def load_hf(
         float32 on CPU, bfloat16 elsewhere.
       sharding: where the tensors go, or a function that tells it for each tensor's name in the checkpoint and shape; by
         default the default device.
+      progress: is called with the bytes of each tensor in its file, once it is read.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
@@ -51,31 +59,35 @@ def load_hf(
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
     config = read_config(directory)
-    tensors = _stored_tensors(directory)
-    _check_tensors(tensors, config, directory)
+    tensors = stored_tensors(directory)
+    check_tensors(tensors, config, directory)
     target = check_dtype(dtype, {DTYPES[tensors[name].dtype] for name in expected_tensors(config)}, directory)
-    finite: dict[str, jax.Array] = {}
+    broken: list[str] = []
 
     def read(name: str, shape: tuple[int, ...]) -> jax.Array:
-        array = jax.device_put(tensors[name].read(name), place_of(sharding, name, shape)).astype(target)
-        finite[name] = _all_finite(array)
-        return array
+        array, is_finite = tensors[name].read(name, target)
+        if not is_finite:
+            broken.append(name)
+        if progress is not None:
+            progress(tensors[name].num_bytes)
+        return jax.device_put(array, place_of(sharding, name, shape))
 
     params = build_params(config, read)
     for file, stamp in {stored.file: stored.stamp for stored in tensors.values()}.items():
         if _stamp(file) != stamp:
             raise ValueError(f"{file} changed while it was read")
-    if broken := [name for name, is_finite in finite.items() if not is_finite]:
+    if broken:
         warnings.warn(f"{tensors[broken[0]].file}: NaN or infinite values in {some(broken)}", stacklevel=2)
     return params
 
 
-def save_hf(params: LlamaParams, path: str | os.PathLike[str]) -> None:
+def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
     """Writes a checkpoint that transformers and `load_hf` read; the directory appears whole or not at all.
 
     Args:
       params: their dtype is the files'.
       path: a directory that is not there yet.
+      progress: is called with the bytes of each tensor, once its file is written.
 
     Raises:
       ValueError: when `path` exists, or transformers has no such model.
@@ -92,6 +104,9 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str]) -> None:
         for name, part in zip(names, parts, strict=True):
             arrays = {tensor: np.ascontiguousarray(jax.device_get(array)) for tensor, array in part.items()}
             save_file(arrays, directory / name, metadata={"format": "pt"})
+            if progress is not None:
+                for array in arrays.values():
+                    progress(array.nbytes)
 
 
 def layer_tensors(config: LlamaConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -189,19 +204,53 @@ class _Stored:
 
     file: pathlib.Path
     stamp: tuple[int, ...]
+    offset: int  # bytes
     shape: tuple[int, ...]
     dtype: str
 
-    def read(self, name: str) -> np.ndarray:
-        # The file is opened anew for each tensor: what was mapped of it counts as this process's memory until closed.
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+
+    def read(self, name: str, dtype: np.dtype) -> tuple[np.ndarray, bool]:
+        """Returns the tensor in the dtype asked for, and whether all of it is finite.
+
+        It is converted piece by piece into the memory that the parameters keep, so nothing large is held twice.
+        """
+        result = _aligned(self.shape, dtype)
+        flat, is_finite = result.reshape(-1), True
+        stored = np.dtype(DTYPES[self.dtype])
         try:
-            with safe_open(self.file, framework="numpy") as reader:
-                array = reader.get_tensor(name)
-        except (SafetensorError, OSError) as error:
+            with open(self.file, "rb") as stream:
+                stream.seek(self.offset)
+                for begin in range(0, flat.size, CHUNK):
+                    piece = flat[begin : begin + CHUNK]
+                    read = piece if stored == dtype else np.empty(piece.size, stored)
+                    if stream.readinto(read.view(np.uint8)) != read.nbytes:  # type: ignore[arg-type]
+                        raise ValueError(f"{self.file} changed while it was read: {name} is cut short")
+                    if read is not piece:
+                        with np.errstate(over="ignore"):  # told below
+                            piece[:] = read
+                    is_finite &= _is_finite(piece)
+        except OSError as error:
             raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
-        if array.shape != self.shape or array.dtype != DTYPES[self.dtype]:
-            raise ValueError(f"{self.file} changed while it was read: {name} is another tensor now")
-        return array
+        return result, is_finite
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an array that JAX on CPUs takes over as it is, for which it has to begin at a multiple of 64 bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether no element has all bits of its exponent set, as NaN and the infinities have."""
+    info = ml_dtypes.finfo(array.dtype)
+    bits = array.view(f"u{array.itemsize}")
+    exponent = bits.dtype.type(((1 << info.nexp) - 1) << info.nmant)
+    return not np.any((bits & exponent) == exponent)
 
 
 def _stamp(file: pathlib.Path) -> tuple[int, ...]:
@@ -213,16 +262,22 @@ def _stamp(file: pathlib.Path) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _stored_tensors(directory: pathlib.Path) -> dict[str, _Stored]:
+def stored_tensors(directory: pathlib.Path) -> dict[str, _Stored]:
     """Returns the tensors in the weight files by name, from the files' headers alone."""
     tensors: dict[str, _Stored] = {}
     for file, expected in _weight_files(directory).items():
         try:
             stamp = _stamp(file)
-            with safe_open(file, framework="numpy") as reader:
-                names = reader.keys()
-                slices = {name: reader.get_slice(name) for name in names}
-                found = {name: _Stored(file, stamp, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+            with safe_open(file, framework="numpy"):  # which checks the header, but does not tell where tensors lie
+                pass
+            with open(file, "rb") as stream:
+                begin = 8 + int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(begin - 8))
+            header.pop("__metadata__", None)
+            found = {
+                name: _Stored(file, stamp, begin + of["data_offsets"][0], tuple(of["shape"]), of["dtype"])
+                for name, of in header.items()
+            }
         except FileNotFoundError as error:
             raise ValueError(f"{file} is missing, though {INDEX_FILE} names it") from error
         except (SafetensorError, OSError) as error:
@@ -244,7 +299,7 @@ def _weight_files(directory: pathlib.Path) -> dict[pathlib.Path, set[str] | None
             raise ValueError(f"{index}: weight_map must map tensor names to files, got {weight_map!r}")
         files: dict[pathlib.Path, set[str] | None] = {}
         for tensor, name in sorted(weight_map.items(), key=str):
-            if not isinstance(name, str) or pathlib.PurePath(name).name != name or "\0" in name:
+            if not isinstance(name, str) or name in ("", "..") or pathlib.PurePath(name).name != name or "\0" in name:
                 raise ValueError(f"{index}: weight_map names {name!r}; accepted are files in the same directory")
             expected = files.setdefault(directory / name, set())
             assert expected is not None
@@ -265,7 +320,7 @@ def _weight_files(directory: pathlib.Path) -> dict[pathlib.Path, set[str] | None
     )
 
 
-def _check_tensors(tensors: dict[str, _Stored], config: LlamaConfig, directory: pathlib.Path) -> None:
+def check_tensors(tensors: dict[str, _Stored], config: LlamaConfig, directory: pathlib.Path) -> None:
     """Raises an error unless the files hold the tensors of this configuration, in shape and type, and no others."""
     expected = expected_tensors(config)
     missing = sorted(expected.keys() - tensors.keys())
@@ -285,11 +340,6 @@ def _check_tensors(tensors: dict[str, _Stored], config: LlamaConfig, directory: 
 def _is_redundant(name: str, config: LlamaConfig) -> bool:
     """Whether a tensor only repeats what the model has: old files store rotary tables and tied output matrices."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
-
-
-@jax.jit
-def _all_finite(array: jax.Array) -> jax.Array:
-    return jnp.all(jnp.isfinite(array))
 
 
 def _parts(params: LlamaParams) -> Iterator[dict[str, jax.Array]]:

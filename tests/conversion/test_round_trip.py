@@ -195,18 +195,26 @@ def test_weights_that_are_not_finite_are_told(tmp_path):
         load_hf(directory)
 
 
-def test_a_directory_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["written to", "cut short", "removed"])
+def test_a_directory_that_changes_while_it_is_read_is_refused(kind, tmp_path, monkeypatch):
     directory = write_checkpoint(tmp_path)
     file = directory / "model.safetensors"
+    changes = {
+        "written to": lambda: os.utime(file, ns=(0, 0)),
+        "cut short": lambda: os.truncate(file, 3000),
+        "removed": file.unlink,
+    }
     read = huggingface._Stored.read
 
-    def meanwhile(stored, name):
+    def meanwhile(stored, name, dtype):
         if name == "model.norm.weight":
-            os.utime(file, ns=(0, 0))
-        return read(stored, name)
+            changes[kind]()
+        return read(stored, name, dtype)
 
     monkeypatch.setattr(huggingface._Stored, "read", meanwhile)
-    with pytest.raises(ValueError, match=r"model\.safetensors changed while it was read"):
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors( changed while it was read|: model\.norm\.weight cannot be read)"
+    ):
         load_hf(directory)
 
 
