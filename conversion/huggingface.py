@@ -70,7 +70,8 @@ def load_hf(
             broken.append(name)
         if progress is not None:
             progress(tensors[name].num_bytes)
-        return jax.device_put(array, place_of(sharding, name, shape))
+        # Waiting for the transfer keeps more than one tensor from being in the host's memory.
+        return jax.block_until_ready(jax.device_put(array, place_of(sharding, name, shape)))
 
     params = build_params(config, read)
     for file, stamp in {stored.file: stored.stamp for stored in tensors.values()}.items():
