@@ -1,0 +1,235 @@
+"""`check_decoder` accepts decoders that are right, and finds what is wrong with others."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jlade.models import base
+from jlade.models.llama import Llama
+from jlade.testing import check_decoder
+from tests.tiny import tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def _compile_quickly():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_llama_passes(dtype):
+    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(num_layers=1, eos_ids=(3, 12)))
+    check_decoder(params.decoder, params)
+
+
+def test_a_smaller_tolerance_than_rounding_fails():
+    params = tiny_llama(num_layers=1)
+    with pytest.raises(AssertionError, match="accepted is 0"):
+        check_decoder(params.decoder, params, tolerance=0.0)
+
+
+def forward(change):
+    """Returns `forward` with the arguments that `change` makes of tokens, positions, cache and block_mask."""
+    return lambda self, params, *args: Llama.forward(self, params, *change(*args))
+
+
+def commit(change):
+    """Returns `commit` with the arguments that `change` makes of its own."""
+    return lambda self, *args: base.commit(*change(*args))
+
+
+def init_cache(change):
+    """Returns `init_cache` whose cache is what `change` makes of the right one."""
+    return lambda self, *args: change(Llama.init_cache(self, *args))
+
+
+def logits(change):
+    """Returns `logits` whose result is what `change` makes of the right one."""
+    return lambda self, *args: change(Llama.logits(self, *args))
+
+
+WRONG_FORM = {
+    "unhashable": ({"__hash__": None}, TypeError, "must be hashable: .*frozen=True"),
+    "equal to itself alone": (
+        {"__eq__": object.__eq__, "__hash__": object.__hash__},
+        TypeError,
+        "must be equal by value: .*frozen=True",
+    ),
+    "no commit": ({"commit": None}, TypeError, "must have the method commit"),
+    "vocab_size is an array": ({"vocab_size": np.arange(13)}, TypeError, "vocab_size must be an integer"),
+    "too few positions": ({"max_positions": 8}, ValueError, "max_positions must be at least 16, got 8"),
+    "eos_ids in a list": ({"eos_ids": [1]}, TypeError, r"eos_ids must be a tuple of token ids, .* got \[1\]"),
+    "eos_ids outside": ({"eos_ids": (1, 13)}, ValueError, "eos_ids holds 13; accepted are 0 to 12"),
+    "cache of another type": ({"init_cache": init_cache(vars)}, TypeError, "must return a jlade.*KVCache, got dict"),
+    "cache with the rows first": (
+        {"init_cache": init_cache(lambda c: c.replace(keys=tuple(jnp.swapaxes(k, 1, 2) for k in c.keys)))},
+        ValueError,
+        r"\[B, KV heads, S, head_dim\] = \[3, any, 16, any\], got \[3, 16, 2, 6\]",
+    ),
+    "float lengths": (
+        {"init_cache": init_cache(lambda c: c.replace(length=c.length.astype(jnp.float32)))},
+        TypeError,
+        "length of init_cache must be int32, got float32",
+    ),
+    "no keys and values": (
+        {"forward": lambda self, *args: Llama.forward(self, *args)[0]},
+        TypeError,
+        "forward must return hidden states and block_kv",
+    ),
+    "float16 logits": (
+        {"logits": logits(lambda x: x.astype(jnp.float16))},
+        TypeError,
+        r"logits must be float32, got float16: end with \.astype",
+    ),
+    "logits of the last token alone": (
+        {"logits": logits(lambda x: x[:, -1])},
+        ValueError,
+        r"logits must have the shape \[B, R, V\] = \[3, 4, 13\], got \[3, 13\]",
+    ),
+    "commit in another dtype": (
+        {"commit": lambda self, *args: jax.tree.map(lambda x: x.astype(jnp.float16), base.commit(*args))},
+        TypeError,
+        "commit must return a cache like the one it was given, .*float32.* got .*float16",
+    ),
+}
+
+
+def reverse_commit(cache, block_kv, rows, num_rows):
+    """The accepted rows, last one first."""
+    place = jnp.arange(rows.shape[1], dtype=jnp.int32)
+    order = jnp.where(place < num_rows[:, None], num_rows[:, None] - 1 - place, place)
+    return cache, block_kv, jnp.take_along_axis(jnp.asarray(rows), order, axis=1), num_rows
+
+
+def commit_slice(self, cache, block_kv, rows, num_rows):
+    """Writes all rows as one slice, which moves where it does not fit."""
+
+    def append(layer, block, length, rows):
+        return jax.lax.dynamic_update_slice(layer, jnp.swapaxes(block[rows], 0, 1), (0, length, 0))
+
+    def append_all(layers, part):
+        return tuple(
+            jax.vmap(append)(layer, kv[part], cache.length, rows) for layer, kv in zip(layers, block_kv, strict=True)
+        )
+
+    return cache.replace(
+        keys=append_all(cache.keys, 0), values=append_all(cache.values, 1), length=cache.length + num_rows
+    )
+
+
+def keys_of_other_scale(self, *args):
+    hidden, block_kv = Llama.forward(self, *args)
+    return hidden, [(2 * keys, values) for keys, values in block_kv]
+
+
+def nan_past_the_end(self, params, tokens, positions, *args):
+    embedding = jnp.pad(params.embedding, ((0, 1), (0, 0)), constant_values=jnp.nan)
+    tokens = jnp.where(positions < self.max_positions, tokens, self.vocab_size)
+    return Llama.forward(self, dataclasses.replace(params, embedding=embedding), tokens, positions, *args)
+
+
+def delete_cache(self, params, tokens, positions, cache, block_mask):
+    result = Llama.forward(self, params, tokens, positions, cache, block_mask)
+    if not isinstance(tokens, jax.core.Tracer):
+        jax.tree.map(lambda x: x.delete(), cache)
+    return result
+
+
+@jax.custom_batching.custom_vmap
+def other_under_vmap(x):
+    return x
+
+
+@other_under_vmap.def_vmap
+def _(axis_size, in_batched, x):
+    return x[::-1], True
+
+
+WRONG_RESULT = {
+    "cache not empty": (
+        {"init_cache": init_cache(lambda c: c.replace(length=c.length + 1))},
+        "init_cache must return an empty cache",
+    ),
+    "commits what was rejected": (
+        {"commit": commit(lambda c, kv, rows, n: (c, kv, rows, jnp.full_like(n, rows.shape[1])))},
+        "commit must add num_rows",
+    ),
+    "commits what stands first": (
+        {"commit": commit(lambda c, kv, rows, n: (c, kv, jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape), n))},
+        "commit must append block_kv of the block rows",
+    ),
+    "commits in reverse": ({"commit": commit(reverse_commit)}, "commit must append block_kv of the block rows"),
+    "commits by slice": ({"commit": commit_slice}, "commit must leave what is below cache.length"),
+    "sees unused rows": (
+        {"forward": forward(lambda t, p, c, m: (t, p, c.replace(length=jnp.full_like(c.length, 16)), m))},
+        "must see only the rows of the cache below cache.length",
+    ),
+    "takes the positions of the first sequence": (
+        {"forward": forward(lambda t, p, c, m: (t, jnp.broadcast_to(p[:1], p.shape), c, m))},
+        "what it would get alone, but row 1",
+    ),
+    "ignores the mask": (
+        {"forward": forward(lambda t, p, c, m: (t, p, c, jnp.ones_like(m)))},
+        r"see token k only where block_mask\[q, k\], but token 1",
+    ),
+    "ignores the cache": (
+        {"forward": forward(lambda t, p, c, m: (t, p, c.replace(length=jnp.zeros_like(c.length)), m))},
+        "in whatever blocks it is read",
+    ),
+    "caches other keys": ({"forward": keys_of_other_scale}, "in whatever blocks it is read"),
+    "counts positions itself": (
+        {"forward": forward(lambda t, p, c, m: (t, c.length[:, None] + jnp.arange(t.shape[1], dtype=jnp.int32), c, m))},
+        "must place a token by positions",
+    ),
+    "adds a causal mask": (
+        {"forward": forward(lambda t, p, c, m: (t, p, c, jnp.tril(m)))},
+        "Use no mask of your own",
+    ),
+    "NaN past the last position": ({"forward": nan_past_the_end}, r"jnp\.minimum\(positions, max_positions - 1\)"),
+    "deletes the cache": ({"forward": delete_cache}, "must not write the cache"),
+    "other without jit": (
+        {"logits": logits(lambda x: x if isinstance(x, jax.core.Tracer) else x + jnp.sin(x))},
+        "other logits without jit",
+    ),
+    "other under vmap": ({"logits": logits(other_under_vmap)}, "under jax.vmap"),
+}
+
+
+@pytest.mark.parametrize(("methods", "error", "message"), WRONG_FORM.values(), ids=WRONG_FORM)
+def test_wrong_form_is_found(methods, error, message):
+    params = tiny_llama(num_layers=1)
+    with pytest.raises(error, match=message):
+        check_decoder(type("Wrong", (Llama,), methods)(params.config), params)
+
+
+@pytest.mark.parametrize(("methods", "message"), WRONG_RESULT.values(), ids=WRONG_RESULT)
+def test_wrong_results_are_found(methods, message):
+    params = tiny_llama(num_layers=1)
+    with pytest.raises(AssertionError, match=message):
+        check_decoder(type("Wrong", (Llama,), methods)(params.config), params)
+
+
+def test_python_that_reads_traced_values_is_explained():
+    def read(tokens, positions, cache, mask):
+        return tokens, positions if cache.length[0] > 0 else 0 * positions, cache, mask
+
+    params = tiny_llama(num_layers=1)
+    with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
+        check_decoder(type("Wrong", (Llama,), {"forward": forward(read)})(params.config), params)
+    assert any("Use jnp.where" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [(0.0, "do not depend on the tokens before"), (jnp.nan, "params give logits that are not finite")],
+)
+def test_parameters_that_show_nothing_are_refused(scale, message):
+    params = tiny_llama(num_layers=1)
+    (layer,) = params.layers
+    layer = dataclasses.replace(layer, attention_output=scale * layer.attention_output)
+    with pytest.raises(ValueError, match=message):
+        check_decoder(params.decoder, dataclasses.replace(params, layers=(layer,)))
