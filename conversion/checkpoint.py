@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jlade.conversion.hf_config import read_config, write_configs
 from jlade.conversion.huggingface import (
@@ -22,7 +23,7 @@ from jlade.conversion.huggingface import (
     some,
 )
 from jlade.conversion.whole import written_whole
-from jlade.models.llama import LlamaParams
+from jlade.models.llama import LlamaConfig, LlamaParams
 
 ARRAYS = "params"  # the directory of Orbax's files within the checkpoint's
 
@@ -71,32 +72,44 @@ def load(
     if not is_checkpoint(directory):
         raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
     config = read_config(directory)
-    expected = expected_tensors(config)
+    shapes, dtypes = expected_tensors(config), stored_dtypes(directory, config)
+    target = check_dtype(dtype, set(dtypes.values()), directory)
+    default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    targets = {
+        name: jax.ShapeDtypeStruct(shape, target, sharding=place_of(sharding, name, shape) or default)
+        for name, shape in shapes.items()
+    }
     arrays = (directory / ARRAYS).absolute()
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            restored = checkpointer.restore(arrays, targets)
+        except Exception as error:  # of Orbax and TensorStore, which have no common kind
+            raise ValueError(f"{arrays} cannot be restored: {error}") from error
+    if progress is not None:
+        for name, shape in shapes.items():
+            progress(math.prod(shape) * jnp.dtype(dtypes[name]).itemsize)
+    return build_params(config, lambda name, shape: restored[name])
+
+
+def stored_dtypes(directory: pathlib.Path, config: LlamaConfig) -> dict[str, str]:
+    """Returns the dtype of every array of a checkpoint, from its metadata alone.
+
+    Raises:
+      ValueError: when the metadata is broken, or the arrays are not those of `config`.
+    """
+    import orbax.checkpoint as ocp
+
+    arrays, expected = (directory / ARRAYS).absolute(), expected_tensors(config)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             stored: dict[str, Any] = checkpointer.metadata(arrays).item_metadata.tree
             shapes = {name: tuple(array.shape) for name, array in stored.items()}
-            dtypes = {array.dtype.name for array in stored.values()}
-        except Exception as error:  # of Orbax and TensorStore, which have no common kind
-            raise ValueError(f"{arrays} is not a checkpoint of Orbax: {error}") from error
-        if wrong := sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)):
-            name = wrong[0]
-            raise ValueError(
-                f"{arrays}: {some(wrong)} differ from what config.json implies: {name} has shape {shapes.get(name)}, "
-                f"expected is {expected.get(name)}"
-            )
-        target = check_dtype(dtype, dtypes, directory)
-        default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        targets = {
-            name: jax.ShapeDtypeStruct(shape, target, sharding=place_of(sharding, name, shape) or default)
-            for name, shape in expected.items()
-        }
-        try:
-            restored = checkpointer.restore(arrays, targets)
+            dtypes = {name: array.dtype.name for name, array in stored.items()}
         except Exception as error:
-            raise ValueError(f"{arrays} cannot be restored: {error}") from error
-    if progress is not None:
-        for array in stored.values():
-            progress(math.prod(array.shape) * array.dtype.itemsize)
-    return build_params(config, lambda name, shape: restored[name])
+            raise ValueError(f"{arrays} is not a checkpoint of Orbax: {error}") from error
+    if wrong := sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)):
+        raise ValueError(
+            f"{arrays}: {some(wrong)} differ from what config.json implies: {wrong[0]} has shape "
+            f"{shapes.get(wrong[0])}, expected is {expected.get(wrong[0])}"
+        )
+    return dtypes

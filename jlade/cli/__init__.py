@@ -1,12 +1,12 @@
-"""The `jlade` command: complete a prompt and compare with plain decoding, generate for many prompts, chat."""
+"""The `jlade` command: complete a prompt and compare with plain decoding, generate, chat, convert, inspect."""
 
 import os
 import sys
 from collections.abc import Sequence
 
-from jlade.cli import chat, compare, generate
+from jlade.cli import chat, compare, convert, generate, inspection
 
-COMMANDS = {"generate": generate, "chat": chat}
+COMMANDS = {"generate": generate, "chat": chat, "convert": convert, "inspect": inspection}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,4 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
         return 1
+    except OSError as error:
+        parser.error(str(error))
     return 0

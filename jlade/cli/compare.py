@@ -25,7 +25,8 @@ def parser() -> argparse.ArgumentParser:
         description="Complete a prompt with a LLaMA model by exact lookahead decoding. Each colour is what one step "
         "accepted; the table compares with plain decoding of the same prompt.",
         epilog="Other commands, each with its own --help: `jlade generate` completes files, or the lines of files, "
-        "without comparing; `jlade chat` chats. To complete one of these words itself: jlade -- chat. "
+        "without comparing; `jlade chat` chats; `jlade convert` writes a checkpoint in another format or dtype; "
+        "`jlade inspect` shows what a checkpoint is and takes. To complete one of these words itself: jlade -- chat. "
         "A step feeds (N-1)(W+G) tokens to the model. That is nearly free on a GPU or TPU, where 15, 5, 15 is a "
         "good start, and costs time on a CPU, where small blocks are best.",
     )

@@ -1,0 +1,224 @@
+"""`jlade inspect`: what a checkpoint is and what running it takes, from its headers alone."""
+
+import argparse
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from jlade import text
+from jlade.config import SMALL_BLOCK, LookaheadConfig, check_int
+from jlade.conversion import checkpoint
+from jlade.conversion.hf_config import read_config, read_json
+from jlade.conversion.huggingface import (
+    DTYPES,
+    build_params,
+    check_dtype,
+    check_tensors,
+    expected_tensors,
+    stored_tensors,
+)
+from jlade.models.llama import LlamaConfig
+
+DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    result = argparse.ArgumentParser(
+        prog="jlade inspect",
+        description="Show what a checkpoint is, what memory it takes, and which W, N and G suit it on this device. No "
+        "weights are read; what would keep jlade from loading them is said.",
+    )
+    result.add_argument("directory", metavar="DIR", help="Hugging Face directory, or one that `jlade convert` wrote")
+    result.add_argument(
+        "--length",
+        type=int,
+        metavar="L",
+        help="tokens of prompt and text that the cache holds; a call takes 1024, 2048, 4096, ... (default: the most "
+        "that the model reads)",
+    )
+    result.add_argument("--batch-size", type=int, default=1, metavar="B", help="texts at once (default: %(default)s)")
+    result.add_argument(
+        "--dtype",
+        choices=DTYPE_CHOICES,
+        help="of the weights and the cache in memory; auto is the files' (default: what jlade takes on this device)",
+    )
+    result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    batch_size = check_int("--batch-size", options.batch_size, 1)
+    directory = pathlib.Path(options.directory)
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory")
+    headers = read_headers(directory)
+    config = headers.config
+    length = check_int("--length", config.max_positions if options.length is None else options.length, 1)
+    if length > config.max_positions:
+        raise ValueError(f"--length must be at most {config.max_positions}, which the model reads, got {length}")
+    dtype = check_dtype(options.dtype, set(headers.dtypes.values()), directory)
+    weights_bytes = headers.num_parameters * dtype.itemsize
+    cache_bytes = _cache_bytes(config, dtype, batch_size, length)
+    device = jax.devices()[0]
+    lookahead = suggested_lookahead(headers.num_parameters, device.platform)
+    facts = {
+        "path": str(directory),
+        "format": headers.format,
+        "family": headers.family,
+        "config": _config_facts(config),
+        "parameters": headers.num_parameters,
+        "files": {"count": headers.num_files, "bytes": headers.file_bytes, "tensor_bytes": headers.bytes_by_dtype},
+        "memory": {
+            "dtype": dtype.name,
+            "weights_bytes": weights_bytes,
+            "length": length,
+            "batch_size": batch_size,
+            "kv_cache_bytes": cache_bytes,
+            "total_bytes": weights_bytes + cache_bytes,
+        },
+        "tokenizer": text.load_tokenizer(directory) is not None,
+        "chat_template": _has_chat_template(directory),
+        "device": device.device_kind,
+        "lookahead": {name: getattr(lookahead, name) for name in ("window_size", "ngram_size", "guess_set_size")},
+    }
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        Console(highlight=False).print(_table(facts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Headers:
+    """What a checkpoint tells without its weights being read.
+
+    Attributes:
+      format: "huggingface", or "jlade" for jlade's own.
+      dtypes: of each of the model's tensors, as stored.
+      num_files, file_bytes: the files with weights, and their size on disk.
+    """
+
+    config: LlamaConfig
+    family: str
+    format: str
+    dtypes: dict[str, str]
+    num_files: int
+    file_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
+
+    @property
+    def bytes_by_dtype(self) -> dict[str, int]:
+        """Returns the bytes of the model's tensors before any compression, by their dtype."""
+        result: dict[str, int] = collections.defaultdict(int)
+        for name, shape in expected_tensors(self.config).items():
+            result[self.dtypes[name]] += math.prod(shape) * jnp.dtype(self.dtypes[name]).itemsize
+        return dict(result)
+
+
+def read_headers(directory: pathlib.Path) -> Headers:
+    """Reads the configuration and the headers of a checkpoint of either kind.
+
+    Raises:
+      ValueError: as loading it would.
+    """
+    config = read_config(directory)
+    if checkpoint.is_checkpoint(directory):
+        kind, dtypes = "jlade", checkpoint.stored_dtypes(directory, config)
+        files = {file for file in (directory / checkpoint.ARRAYS).rglob("*") if file.is_file()}
+    else:
+        kind, tensors = "huggingface", stored_tensors(directory)
+        check_tensors(tensors, config, directory)
+        dtypes = {name: DTYPES[tensors[name].dtype] for name in expected_tensors(config)}
+        files = {tensor.file for tensor in tensors.values()}
+    family = read_json(directory / "config.json")["model_type"]
+    return Headers(config, family, kind, dtypes, len(files), sum(file.stat().st_size for file in files))
+
+
+def suggested_lookahead(num_parameters: int, platform: str) -> LookaheadConfig:
+    """Returns W, N and G to start from on a device of the platform.
+
+    Off the CPU they are those of Table 4 of arXiv 2402.02057, found on an A100: N = 5, and W = G = 15 for 7 B
+    parameters, 10 for 13 B, 7 for 34 B. The larger the model, the fewer tokens a step has room for.
+    """
+    if platform == "cpu":
+        return SMALL_BLOCK
+    size = 15 if num_parameters <= 10e9 else 10 if num_parameters <= 20e9 else 7
+    return LookaheadConfig(window_size=size, ngram_size=5, guess_set_size=size)
+
+
+def _cache_bytes(config: LlamaConfig, dtype: np.dtype, batch_size: int, length: int) -> int:
+    """Returns the bytes of the cache that the model makes for itself, which is asked without making it."""
+    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+    cache = jax.eval_shape(lambda params: params.decoder.init_cache(params, batch_size, length), params)
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(cache))
+
+
+def _config_facts(config: LlamaConfig) -> dict[str, Any]:
+    facts = dataclasses.asdict(config)
+    if config.rope_scaling is not None:
+        kind = type(config.rope_scaling).__name__.removesuffix("Scaling").lower()
+        facts["rope_scaling"] = {"type": kind, **facts["rope_scaling"]}
+    return facts
+
+
+def _has_chat_template(directory: pathlib.Path) -> bool:
+    settings = directory / "tokenizer_config.json"  # where older checkpoints have it
+    return (directory / "chat_template.jinja").exists() or (
+        settings.exists() and read_json(settings).get("chat_template") is not None
+    )
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    """Returns the facts for people to read."""
+    config, files, memory, lookahead = (facts[name] for name in ("config", "files", "memory", "lookahead"))
+    biases = [name for name in ("qkv", "attention_output", "mlp") if config[f"{name}_bias"]]
+    windows = [size for size in config["sliding_windows"] if size is not None]
+    scaling = dict(config["rope_scaling"] or {"type": "none"})
+    dtypes = files["tensor_bytes"]
+    stored = (
+        ", ".join(f"{decimal(dtypes[name])} of {name}" for name in dtypes) if len(dtypes) > 1 else next(iter(dtypes))
+    )
+    rows = {
+        "checkpoint": f"{facts['path']}, in {'jlade' if facts['format'] == 'jlade' else 'Hugging Face'}'s format",
+        "family": facts["family"],
+        "parameters": f"{facts['parameters']:,}",
+        "layers": f"{config['num_layers']}, of width {config['hidden_size']:,} and {config['intermediate_size']:,}",
+        "heads": f"{config['num_heads']} of {config['head_dim']}, {config['num_kv_heads']} for keys and values",
+        "vocabulary": f"{config['vocab_size']:,}, output matrix "
+        + ("shared with the embedding" if config["tie_embeddings"] else "of its own"),
+        "positions": f"{config['max_positions']:,}",
+        "rotary base": f"{config['rope_theta']:,.0f}",
+        "rotary scaling": " ".join([scaling.pop("type"), *(f"{name}={value}" for name, value in scaling.items())]),
+        "sliding windows": f"{windows[0]:,} tokens in {len(windows)} of {config['num_layers']} layers"
+        if windows
+        else "none",
+        "biases": ", ".join(biases) or "none",
+        "norms": "of layers, queries and keys" if config["qk_norm"] else "of layers",
+        "end tokens": ", ".join(map(str, config["eos_ids"])) or "none",
+        "tokenizer": "yes" if facts["tokenizer"] else "no",
+        "chat template": "yes" if facts["chat_template"] else "no",
+        "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}",
+        f"weights in {memory['dtype']}": decimal(memory["weights_bytes"]),
+        "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
+        "together": decimal(memory["total_bytes"]),
+        f"W, N, G on {facts['device']}": "{window_size}, {ngram_size}, {guess_set_size}".format(**lookahead),
+    }
+    result = Table(show_header=False)
+    for name, value in rows.items():
+        result.add_row(name, Text(value))
+    return result

@@ -1,0 +1,224 @@
+import json
+import re
+import shutil
+import signal
+import types
+
+import jax
+import numpy as np
+import pytest
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+import jlade
+from jlade import cli
+from jlade.cli import convert
+from jlade.cli.conversation import Conversation
+from jlade.cli.options import DEMO
+from jlade.conversion import huggingface
+from tests.conversion.test_round_trip import in_hub, stored
+
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a conversion, and returns what it wrote to stdout and stderr."""
+
+    def convert_(*arguments):
+        assert cli.main(["convert", *map(str, arguments)]) == 0
+        return capsys.readouterr()
+
+    return convert_
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a conversion that exits with a message, and returns the message."""
+
+    def convert_(*arguments):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(["convert", *map(str, arguments)])
+        assert exit_info.value.code == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "Traceback" not in captured.err
+        return captured.err.split("jlade convert: error: ")[1]
+
+    return convert_
+
+
+def test_there_and_back_every_byte_is_the_same(run, tmp_path):
+    own, back = tmp_path / "own", tmp_path / "back"
+    for source, target, *to in ((DEMO, own), (own, back, "--to", "hf")):
+        captured = run(source, target, *to)
+        assert captured.out == f"{target}: 5,475,584 parameters, 11.0 MB of bfloat16\n"
+        assert captured.err == "", "no bar where there is no terminal"
+    assert stored(back) == stored(DEMO)
+    texts = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    configs = {"config.json", "generation_config.json"}
+    assert {path.name for path in own.iterdir()} == {"params", *texts, *configs}
+    assert {path.name for path in back.iterdir()} == {"model.safetensors", *texts, *configs}
+    for name in texts:
+        assert (back / name).read_bytes() == (own / name).read_bytes() == (DEMO / name).read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "back"}
+
+
+def test_what_is_written_generates_and_chats_as_before(run, demo, tmp_path):
+    run(DEMO, tmp_path / "own")
+    params, tokenizer = jlade.load(tmp_path / "own")
+    texts = [
+        jlade.generate(model[0], "import os\n", tokenizer=model[1], lookahead=None, max_new_tokens=12).text
+        for model in (demo, (params, tokenizer))
+    ]
+    assert texts[0] == texts[1] != ("",)
+    prompts = [Conversation(params, path, None, None).prompt("import os") for path in (DEMO, tmp_path / "own")]
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("to", ["hf", "jlade"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_another_dtype(dtype, to, run, tmp_path):
+    run(DEMO, tmp_path / "new", "--dtype", dtype, "--to", to)
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["torch_dtype"] == dtype
+    params, _ = jlade.load(tmp_path / "new", "auto")
+    arrays = huggingface.named_arrays(params)
+    for name, array in load_file(DEMO / "model.safetensors").items():
+        assert arrays[name].dtype == dtype
+        np.testing.assert_array_equal(arrays[name], array.astype(dtype))
+
+
+def test_a_bar_of_the_bytes_is_shown_on_a_terminal(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is told of a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    for source, target, to, sizes in (
+        (DEMO, "own", "jlade", (11.0, 21.9)),
+        (tmp_path / "own", "hf", "hf", (21.9, 21.9)),
+    ):
+        captured = run(source, tmp_path / target, "--to", to, "--dtype", "float32")
+        assert captured.out.count("\n") == 1
+        written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", captured.err)
+        for name, size in zip(("reading", "writing"), sizes, strict=True):
+            assert re.search(rf"{name} ━+ 0\.0/{size} MB", written)
+            assert re.search(rf"{name} ━+ {size}/{size} MB +[\d.]+ .?B/s", written)
+
+
+def test_weights_are_read_onto_the_cpu_one_tensor_after_another(run, monkeypatch, tmp_path):
+    load, calls = jlade.conversion.load_hf, []
+
+    def load_hf(path, dtype, sharding, progress):
+        assert sharding.device_set == {jax.devices("cpu")[0]}
+        return load(path, dtype, sharding, calls.append)
+
+    monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
+    run(DEMO, tmp_path / "new", "--to", "hf")
+    tensors = load_file(DEMO / "model.safetensors").values()
+    assert sorted(calls) == sorted(array.nbytes for array in tensors)
+
+
+def test_ids_of_the_hub(run, refused, monkeypatch, tmp_path):
+    in_hub(tmp_path, monkeypatch)
+    run("someone/demo", tmp_path / "new", "--to", "hf", "--revision", "main")
+    assert stored(tmp_path / "new") == stored(DEMO)
+    assert "revision='main' is for ids of the Hub" in refused(DEMO, tmp_path / "other", "--revision", "main")
+
+
+def test_what_is_there_is_left_alone(refused, tmp_path):
+    for target in (tmp_path / "directory", tmp_path / "file"):
+        target.mkdir() if target.name == "directory" else target.write_text("mine")
+        assert refused(DEMO, target) == f"{target} exists; DST must be a new directory\n"
+    assert list((tmp_path / "directory").iterdir()) == []
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("/no/where", "path must be a directory or an id of the Hugging Face Hub .* got '/no/where'"),
+        (DEMO / "config.json", "path must be a directory or an id .* got '.*/demo/config.json'"),
+        (".", r"config\.json is missing"),
+    ],
+)
+def test_a_source_that_is_no_checkpoint(source, message, refused, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(message, refused(source, tmp_path / "new"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["hf", "jlade"])
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json"])
+def test_a_disk_that_is_full_before_the_last_file_leaves_nothing(name, to, refused, monkeypatch, tmp_path):
+    copyfile, seen = shutil.copyfile, []
+
+    def fails(source, target):
+        if source.name != name:
+            return copyfile(source, target)
+        seen.extend(path.name for path in target.parent.iterdir())
+        target.write_text("half")
+        raise FULL
+
+    monkeypatch.setattr(shutil, "copyfile", fails)
+    message = refused(DEMO, tmp_path / "new", "--to", to)
+    assert message == f"{tmp_path / 'new'} was not written: [Errno 28] No space left on device\n"
+    assert "config.json" in seen, "the weights had been written"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [FULL, SafetensorError("I/O error: No space left on device (os error 28)")])
+def test_a_disk_that_is_full_before_the_weights_leaves_nothing(error, refused, monkeypatch, tmp_path):
+    def fails(arrays, path, **metadata):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(huggingface, "save_file", fails)
+    assert re.search("/new was not written: .*No space left", refused(DEMO, tmp_path / "new", "--to", "hf"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_with_too_little_room_is_noticed_before_anything_is_read(refused, run, monkeypatch, tmp_path):
+    num_bytes = 5_475_584 * 2
+    asked = []
+
+    def disk_usage(path):
+        asked.append(path)
+        return types.SimpleNamespace(free=num_bytes)
+
+    def load_hf(*arguments):
+        raise AssertionError("the weights are read")
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    run(DEMO, tmp_path / "fits", "--to", "hf")
+    monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
+    message = refused(DEMO, tmp_path / "a" / "new", "--dtype", "float32")
+    assert message == f"{tmp_path / 'a' / 'new'} would take 21.9 MB, and {tmp_path} has 11.0 MB free\n"
+    assert asked == [tmp_path, tmp_path]
+    assert [path.name for path in tmp_path.iterdir()] == ["fits"]
+
+
+def test_ctrl_c_waits_for_orbax_and_leaves_nothing(monkeypatch, tmp_path, capsys):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs do not have
+    save, written = jlade.conversion.save, []
+
+    def interrupted(params, directory, progress):
+        signal.raise_signal(signal.SIGINT)
+        save(params, directory, progress)
+        written.extend(path.name for path in directory.iterdir())
+
+    monkeypatch.setattr(jlade.conversion, "save", interrupted)
+    try:
+        assert cli.main(["convert", str(DEMO), str(tmp_path / "new")]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "params" in written
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_errors_of_the_system_are_messages(refused, monkeypatch, tmp_path):
+    def fails(directory):
+        raise PermissionError(13, "Permission denied", "/secret")
+
+    monkeypatch.setattr(convert, "read_headers", fails)
+    assert refused(DEMO, tmp_path / "new") == "[Errno 13] Permission denied: '/secret'\n"

@@ -1,0 +1,257 @@
+import dataclasses
+import json
+import math
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jlade import cli, conversion
+from jlade.cli.inspection import suggested_lookahead
+from jlade.cli.options import DEMO
+from jlade.config import SMALL_BLOCK
+from jlade.conversion import huggingface
+from jlade.models.rotary import YarnScaling
+from tests.conversion.test_huggingface import random_tensors, write_checkpoint
+from tests.conversion.test_round_trip import SHAPE
+
+QWEN = dataclasses.replace(
+    SHAPE,
+    qk_norm=True,
+    qkv_bias=True,
+    attention_output_bias=True,
+    sliding_windows=(None, 7),
+    rope_scaling=YarnScaling(4.0, 32.0, 1.0, 1.2, 16, truncate=False),
+)
+
+
+def write_own(directory):
+    params = huggingface.build_params(QWEN, lambda name, shape: jax.device_put(np.ones(shape, np.float16)))
+    conversion.save(params, directory)
+    return params
+
+
+@pytest.fixture
+def inspect(capsys):
+    """Runs the command, and returns what it prints."""
+
+    def run(*arguments):
+        assert cli.main(["inspect", *map(str, arguments)]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return captured.out
+
+    return run
+
+
+def test_the_figures_are_those_of_the_loaded_model(inspect, demo):
+    params, _ = demo
+    facts = json.loads(inspect(DEMO, "--json"))
+    arrays = jax.tree.leaves(params)
+    cache = params.decoder.init_cache(params, 1, params.config.max_positions)
+    assert facts["parameters"] == sum(array.size for array in arrays)
+    assert facts["memory"] == {
+        "dtype": "float32",
+        "weights_bytes": sum(array.nbytes for array in arrays),
+        "length": 2048,
+        "batch_size": 1,
+        "kv_cache_bytes": sum(array.nbytes for array in jax.tree.leaves(cache)),
+        "total_bytes": sum(array.nbytes for array in (*arrays, *jax.tree.leaves(cache))),
+    }
+    tensors = load_file(DEMO / "model.safetensors").values()
+    assert facts["files"] == {
+        "count": 1,
+        "bytes": (DEMO / "model.safetensors").stat().st_size,
+        "tensor_bytes": {"bfloat16": sum(array.nbytes for array in tensors)},
+    }
+    assert facts["config"] == json.loads(json.dumps(vars(params.config)))
+    assert {name: facts[name] for name in ("path", "format", "family", "tokenizer", "chat_template")} == {
+        "path": str(DEMO),
+        "format": "huggingface",
+        "family": "llama",
+        "tokenizer": True,
+        "chat_template": True,
+    }
+    assert facts["lookahead"] == {name: getattr(SMALL_BLOCK, name) for name in facts["lookahead"]}
+    assert len(facts["lookahead"]) == 3
+    assert facts["device"] == jax.devices()[0].device_kind
+    assert len(facts) == 11
+
+
+def test_length_batch_size_and_dtype_change_the_memory(inspect):
+    memory = json.loads(inspect(DEMO, "--json", "--length", 100, "--batch-size", 3, "--dtype", "float16"))["memory"]
+    assert memory["weights_bytes"] == 5_475_584 * 2
+    keys = 6 * 3 * 4 * 100 * 32 * 2  # layers, batch, heads, length, width, bytes
+    assert memory["kv_cache_bytes"] == 2 * keys + 3 * 4  # keys and values, and each row's length
+    assert (memory["length"], memory["batch_size"], memory["dtype"]) == (100, 3, "float16")
+    assert json.loads(inspect(DEMO, "--json", "--dtype", "auto"))["memory"]["dtype"] == "bfloat16"
+
+
+def test_no_weight_is_read(inspect, monkeypatch):
+    def read(*arguments):
+        raise AssertionError("a tensor is read")
+
+    monkeypatch.setattr(huggingface._Stored, "read", read)
+    assert "5,475,584" in inspect(DEMO)
+
+
+def test_own_checkpoints(inspect, tmp_path):
+    params = write_own(tmp_path / "own")
+    facts = json.loads(inspect(tmp_path / "own", "--json"))
+    size = sum(array.size for array in jax.tree.leaves(params))
+    files = [file for file in (tmp_path / "own" / "params").rglob("*") if file.is_file()]
+    assert (facts["format"], facts["family"], facts["parameters"]) == ("jlade", "qwen3", size)
+    assert facts["files"] == {
+        "count": len(files),
+        "bytes": sum(len(file.read_bytes()) for file in files),
+        "tensor_bytes": {"float16": size * 2},
+    }
+    assert facts["config"]["rope_scaling"] == {"type": "yarn", **vars(QWEN.rope_scaling)}
+    assert facts["config"]["sliding_windows"] == [None, 7]
+    assert (facts["tokenizer"], facts["chat_template"]) == (False, False)
+
+
+def test_the_table_says_it_in_words(inspect, tmp_path):
+    write_own(tmp_path / "own")
+    rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(tmp_path / "own", "--length", "50")))
+    assert rows["family"] == "qwen3"
+    assert rows["layers"] == "2, of width 8 and 10"
+    assert rows["heads"] == "4 of 2, 2 for keys and values"
+    assert rows["vocabulary"] == "12, output matrix of its own"
+    assert rows["rotary scaling"].startswith("yarn factor=4.0")
+    assert rows["sliding windows"] == "7 tokens in 1 of 2 layers"
+    assert rows["biases"] == "qkv, attention_output"
+    assert rows["norms"] == "of layers, queries and keys"
+    assert rows["end tokens"] == "3, 4"
+    assert rows["tokenizer"] == rows["chat template"] == "no"
+    assert rows["KV cache"] == f"{(2 * 2 * 2 * 50 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
+    assert rows["W, N, G on cpu"] == "0, 4, 1"
+
+    rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO)))
+    assert rows["parameters"] == "5,475,584"
+    assert rows["files"] == "1, 11.0 MB, bfloat16"
+    assert rows["weights in float32"] == "21.9 MB"
+    assert rows["rotary scaling"] == rows["sliding windows"] == rows["biases"] == "none"
+    assert rows["tokenizer"] == rows["chat template"] == "yes"
+
+
+def test_files_of_several_dtypes(inspect, tmp_path):
+    tensors = random_tensors()
+    halves = {name: array.astype(np.float16) for name, array in tensors.items() if "mlp" in name}
+    write_checkpoint(tmp_path, tensors | halves)
+    facts = json.loads(inspect(tmp_path, "--json"))
+    assert facts["files"]["tensor_bytes"] == {
+        "float16": sum(array.nbytes for array in halves.values()),
+        "float32": sum(array.nbytes for name, array in tensors.items() if name not in halves),
+    }
+    assert re.search(r"│ 1, .* kB, [\d.]+ .*of float32, [\d.]+ .*of float16", inspect(tmp_path))
+
+
+def test_what_is_stored_twice_is_counted_once(inspect, tmp_path):
+    tensors = random_tensors()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    write_checkpoint(tmp_path, tensors, tie_word_embeddings=True)
+    facts = json.loads(inspect(tmp_path, "--json"))
+    assert facts["parameters"] == sum(math.prod(array.shape) for array in tensors.values()) - 12 * 8
+
+
+def test_a_chat_template_in_the_tokenizers_settings(inspect, tmp_path):
+    write_checkpoint(tmp_path)
+    for content, has_template in (({}, False), ({"chat_template": "{{ messages }}"}, True)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+        assert json.loads(inspect(tmp_path, "--json"))["chat_template"] is has_template
+
+
+@pytest.mark.parametrize(
+    ("num_parameters", "size"), [(5e6, 15), (6.7e9, 15), (8e9, 15), (13e9, 10), (14.8e9, 10), (34e9, 7), (70e9, 7)]
+)
+def test_the_papers_settings_go_by_the_number_of_parameters(num_parameters, size):
+    for platform in ("gpu", "tpu"):
+        config = suggested_lookahead(int(num_parameters), platform)
+        assert (config.window_size, config.ngram_size, config.guess_set_size) == (size, 5, size)
+    assert suggested_lookahead(int(num_parameters), "cpu") == SMALL_BLOCK
+
+
+def broken_config(directory):
+    write_checkpoint(directory, hidden_act="gelu")
+
+
+def missing_tensor(directory):
+    tensors = random_tensors()
+    del tensors["model.norm.weight"]
+    write_checkpoint(directory, tensors)
+
+
+def wrong_shape(directory):
+    write_checkpoint(directory, random_tensors() | {"model.norm.weight": np.zeros(9, np.float32)})
+
+
+def no_weights(directory):
+    write_checkpoint(directory)
+    (directory / "model.safetensors").unlink()
+
+
+def broken_tokenizer(directory):
+    write_checkpoint(directory)
+    (directory / "tokenizer.json").write_text("{}")
+
+
+def own_of_another_shape(directory):
+    write_checkpoint(directory)
+    params = conversion.load_hf(directory)
+    shutil.rmtree(directory)
+    conversion.save(params, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 11}))
+
+
+def own_without_files(directory):
+    own_of_another_shape(directory)
+    shutil.rmtree(directory / "params")
+    (directory / "params").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda directory: None, r"config\.json is missing"),
+        (broken_config, r"config\.json: hidden_act is 'gelu'; supported is 'silu'"),
+        (missing_tensor, r"1 tensors are missing: model\.norm\.weight"),
+        (wrong_shape, r"model\.norm\.weight has shape \(9,\); config\.json implies \(8,\)"),
+        (no_weights, r"has no weights: neither model\.safetensors nor"),
+        (broken_tokenizer, r"tokenizer\.json is not a tokenizer"),
+        (own_of_another_shape, r"differ from what config\.json implies: .* has shape .*10.* expected is .*11"),
+        (own_without_files, r"params is not a checkpoint of Orbax"),
+    ],
+)
+def test_what_could_not_be_loaded_is_refused(make, message, tmp_path, capsys):
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    make(directory)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["inspect", str(directory)])
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(message, captured.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([DEMO / "config.json"], r"demo/config\.json is not a directory"),
+        (["/no/where"], "/no/where is not a directory"),
+        ([DEMO, "--length", 2049], "--length must be at most 2048, which the model reads, got 2049"),
+        ([DEMO, "--length", 0], "--length must be at least 1, got 0"),
+        ([DEMO, "--batch-size", 0], "--batch-size must be at least 1, got 0"),
+        ([DEMO, "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
+    ],
+)
+def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["inspect", *map(str, arguments)])
+    assert exit_info.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
