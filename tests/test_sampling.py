@@ -187,7 +187,7 @@ def test_sampled_texts_of_the_demo_model_are_the_same_for_every_setting(demo, go
         SamplingConfig(temperature=0.7),
         SamplingConfig(temperature=1.5),
     ]
-    arguments = {"max_new_tokens": 100, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
+    arguments = {"max_new_tokens": 48, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
     plain = jlade.generate(demo[0], prompts, lookahead=None, **arguments)
     for lookahead in (LookaheadConfig(5, 4, 5), LookaheadConfig(0, 5, 3)):
         out = jlade.generate(demo[0], prompts, lookahead=lookahead, **arguments)

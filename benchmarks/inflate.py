@@ -1,0 +1,247 @@
+"""Checkpoints of the shapes of large models that compute the demo model's function, to measure speed on real text.
+
+    python benchmarks/inflate.py 134m DIR                    # 536 MB in float32
+    python benchmarks/inflate.py 1b DIR --dtype bfloat16     # 2.2 GB
+    python benchmarks/inflate.py 7b DIR --dtype bfloat16     # 13.5 GB
+
+DIR is a new directory in Hugging Face's format, with the demo's tokenizer. `inflate` makes the same parameters on the
+default device without writing them:
+
+    params = inflate(jlade.demo("bfloat16")[0], SHAPES["7b"], jax.random.key(0))
+
+In float32 the logits are the demo's up to 3e-5. In bfloat16 they differ by 0.1 to 0.2, as sums round differently there,
+and so do scaled weights, except for 7b, whose scales are powers of two.
+"""
+
+import argparse
+import dataclasses
+import math
+import pathlib
+import shutil
+import sys
+
+if __name__ == "__main__":
+    # The script's own folder is no place for imports: see compression.py.
+    sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.progress import Progress
+
+import jlade
+from jlade.cli.convert import TEXT_FILES
+from jlade.conversion import save_hf
+from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
+
+SHAPES = {
+    "134m": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_layers=12,
+        num_heads=12,
+        num_kv_heads=12,
+        head_dim=64,
+        max_positions=2048,
+    ),  # 134 105 856 parameters, of which the untied embedding and output matrix are 49 million
+    "1b": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_layers=22,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=64,
+        max_positions=2048,
+    ),  # TinyLlama
+    "7b": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=128,
+        max_positions=4096,
+    ),  # Llama 2
+}
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_positions",
+)
+REFUSED = ("rope_scaling", "qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "sliding_windows")
+
+# What takes the place of an index into the source where the target has more. Noise wherever nothing sees it, because
+# arithmetic on zeros may run faster; ZERO is the lesser, so that it prevails where a row and a column disagree.
+NOISE, ZERO = -1, -2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("directory", metavar="DIR", type=pathlib.Path, help="a new directory")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
+    options = parser.parse_args()
+    if options.directory.exists():
+        parser.error(f"{options.directory} exists; DIR must be a new directory")
+    demo = pathlib.Path(jlade.__file__).parent / "demo"
+    with Progress() as progress:
+        task = progress.add_task("making the weights", total=None)
+        params = inflate(jlade.demo(options.dtype)[0], SHAPES[options.shape], jax.random.key(0))
+        num_bytes = sum(array.nbytes for array in jax.block_until_ready(jax.tree.leaves(params)))
+        progress.update(task, description="writing", total=num_bytes)
+        save_hf(params, options.directory, lambda advance: progress.advance(task, advance))
+    for file in (demo / name for name in TEXT_FILES):
+        if file.exists():
+            shutil.copy(file, options.directory)
+    print(f"{options.directory}: {num_bytes / 1e9:.2f} GB of {options.dtype}")
+
+
+def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaParams:
+    """Returns a larger model that computes the function of `params`.
+
+    Added ids have the mean of the source's logits, so greedy text is the same; sampled text may contain them. Matrices
+    are made one after the other, in the dtype of `params` and on the default device.
+
+    Args:
+      params: a LLaMA without biases and other additions.
+      config: the sizes, none below those of `params`, and whether the embeddings are tied; the constants and end tokens
+        are those of `params`.
+      key: of the noise in weights that have no effect.
+
+    Raises:
+      ValueError: names the setting that cannot be had.
+    """
+    source = params.config
+    _check(source, config)
+    # Padding x [d] with zeros to [D] makes its mean square m into m·d/D, so w·x / sqrt(m + eps) needs w·sqrt(d/D) and
+    # eps·d/D.
+    padding = source.hidden_size / config.hidden_size
+    target = dataclasses.replace(
+        source,
+        **{size: getattr(config, size) for size in SIZES},
+        tie_embeddings=config.tie_embeddings,
+        rms_norm_eps=source.rms_norm_eps * padding,
+    )
+    query_scale = math.sqrt(target.head_dim / source.head_dim)  # attention divides scores by the root of head_dim
+    # A mean is never the largest. Copies would be: products may round differently by row, so ties go either way.
+    vocabulary = np.minimum(np.arange(target.vocab_size), source.vocab_size)
+    # The padding of the hidden state stays zero because nothing writes to it, so anything may read from it.
+    read, written = (_extend(source.hidden_size, target.hidden_size, fill) for fill in (NOISE, ZERO))
+    queries, keys = _heads(source, target)
+    inner = _extend(source.intermediate_size, target.intermediate_size, NOISE)
+    places = {  # rows and columns
+        "query": (queries, read),
+        "key": (keys, read),
+        "value": (keys, read),
+        "attention_output": (written, np.where(queries < 0, ZERO, queries)),
+        "gate": (inner, read),
+        "up": (inner, read),
+        "down": (written, np.where(inner < 0, ZERO, inner)),
+    }
+
+    def matrix(weight: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
+        nonlocal key
+        key, use = jax.random.split(key)
+        return _place(weight, rows, columns, use)
+
+    def norm(weight: jax.Array) -> jax.Array:
+        added = target.hidden_size - source.hidden_size
+        return jnp.pad(weight, (0, added), constant_values=1) * math.sqrt(padding)
+
+    def layer(i: int) -> LlamaLayer:
+        like = params.layers[min(i, source.num_layers - 1)]
+        like = like.replace(query=like.query * query_scale)  # type: ignore[attr-defined]
+        matrices = {}
+        for field, (rows, columns) in places.items():
+            if i >= source.num_layers:
+                rows = np.full_like(rows, ZERO if field in ("attention_output", "down") else NOISE)
+            matrices[field] = matrix(getattr(like, field), rows, columns)
+        return LlamaLayer(attention_norm=norm(like.attention_norm), mlp_norm=norm(like.mlp_norm), **matrices)
+
+    def with_mean(weight: jax.Array) -> jax.Array:
+        return jnp.concatenate([weight, jnp.mean(weight, axis=0, keepdims=True)])
+
+    output = params.embedding if params.output is None else params.output
+    return LlamaParams(
+        embedding=matrix(with_mean(params.embedding), vocabulary, written),
+        layers=tuple(layer(i) for i in range(target.num_layers)),
+        norm=norm(params.norm),
+        output=None if target.tie_embeddings else matrix(with_mean(output), vocabulary, read),
+        config=target,
+    )
+
+
+@jax.jit
+def _place(weight: jax.Array, rows: jax.Array, columns: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns the rows [R] and columns [C] of `weight`, with noise and zeros where these say so: [R, C].
+
+    The noise makes numbers of order one of numbers of order one.
+    """
+    noise = jax.random.normal(key, (len(rows), len(columns)), weight.dtype) * len(columns) ** -0.5
+    index = jnp.minimum(rows[:, None], columns)
+    taken = weight[rows][:, columns]
+    return jnp.where(index >= 0, taken, jnp.where(index == ZERO, jnp.zeros_like(noise), noise))
+
+
+def _extend(size: int, target: int, fill: int) -> np.ndarray:
+    """Returns the indices below `size`, then `fill` up to the size of the target."""
+    return np.pad(np.arange(size), (0, target - size), constant_values=fill)
+
+
+def _heads(source: LlamaConfig, target: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the row of the source for every row of the target's queries, and of its keys and values.
+
+    A KV head of the source that serves more queries than one of the target takes the place of several.
+
+    Raises:
+      ValueError: when the target has too few KV heads for that.
+    """
+    of_source, of_target = (c.num_heads // c.num_kv_heads for c in (source, target))  # queries that share a KV head
+    copies = math.ceil(of_source / of_target)
+    if target.num_kv_heads < (needed := source.num_kv_heads * copies):
+        raise ValueError(
+            f"num_kv_heads must be at least {needed} where {of_target} heads share one, got {target.num_kv_heads}"
+        )
+    kv_heads, copy = np.divmod(np.arange(target.num_kv_heads), copies)
+    kv_heads[kv_heads >= source.num_kv_heads] = NOISE
+    rank = copy[:, None] * of_target + np.arange(of_target)  # among the source's queries of the KV head
+    is_query = (kv_heads[:, None] >= 0) & (rank < of_source)
+    query_heads = np.where(is_query, kv_heads[:, None] * of_source + rank, NOISE).ravel()
+
+    # The frequency of pair i is theta^(-2i/h) in the source and theta^(-2i/H) in the target.
+    pairs = np.full((2, target.head_dim // 2), NOISE)
+    pairs[:, :: target.head_dim // source.head_dim] = np.arange(source.head_dim).reshape(2, -1)
+    dims = pairs.ravel()
+
+    def rows(heads: np.ndarray, fill: int) -> np.ndarray:
+        inside = np.where(dims < 0, fill, heads[:, None] * source.head_dim + dims)
+        return np.where(heads[:, None] < 0, NOISE, inside).ravel()
+
+    return rows(query_heads, ZERO), rows(kv_heads, NOISE)  # zeros in the queries hide the noise in the keys
+
+
+def _check(source: LlamaConfig, target: LlamaConfig) -> None:
+    for setting in REFUSED:
+        if value := getattr(source, setting) or getattr(target, setting):
+            raise ValueError(f"{setting} must be left out of models to inflate, got {value!r}")
+    for size in SIZES:
+        if getattr(target, size) < getattr(source, size):
+            raise ValueError(f"{size} must be at least {getattr(source, size)}, got {getattr(target, size)}")
+    if target.head_dim % source.head_dim:
+        raise ValueError(f"head_dim must be a multiple of {source.head_dim}, got {target.head_dim}")
+    if target.tie_embeddings and not source.tie_embeddings:
+        raise ValueError("tie_embeddings must be False, as in the model to inflate")
+    if target.num_heads % target.num_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of {target.num_kv_heads} KV heads, got {target.num_heads}")
+
+
+if __name__ == "__main__":
+    main()
