@@ -221,18 +221,19 @@ class _Stored:
         result = _aligned(self.shape, dtype)
         flat, is_finite = result.reshape(-1), True
         stored = np.dtype(DTYPES[self.dtype])
+        buffer = np.empty(0 if stored == dtype else min(CHUNK, flat.size), stored)
         try:
             with open(self.file, "rb") as stream:
                 stream.seek(self.offset)
                 for begin in range(0, flat.size, CHUNK):
                     piece = flat[begin : begin + CHUNK]
-                    read = piece if stored == dtype else np.empty(piece.size, stored)
+                    read = piece if stored == dtype else buffer[: piece.size]
                     if stream.readinto(read.view(np.uint8)) != read.nbytes:  # type: ignore[arg-type]
                         raise ValueError(f"{self.file} changed while it was read: {name} is cut short")
                     if read is not piece:
                         with np.errstate(over="ignore"):  # told below
                             piece[:] = read
-                    is_finite &= _is_finite(piece)
+                    is_finite &= _is_finite(min(read, piece, key=lambda array: array.itemsize))
         except OSError as error:
             raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
         return result, is_finite
