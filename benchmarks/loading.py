@@ -29,21 +29,12 @@ from rich.table import Table
 from safetensors import safe_open
 
 from benchmarks import report
+from benchmarks.inflate import SHAPES
 from jlade.conversion import load_hf, save_hf
 from jlade.conversion.huggingface import build_params, expected_tensors
-from jlade.models.llama import LlamaConfig
 
-SHAPE = LlamaConfig(
-    vocab_size=32000,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_layers=22,
-    num_heads=32,
-    num_kv_heads=4,
-    head_dim=64,
-    max_positions=2048,
-)
 TOUCH = "import numpy; numpy.ones(10**9)"
+SHAPE = SHAPES["1b"]  # TinyLlama's
 WAYS = ("safetensors", "bfloat16", "float32", "filling as much as float32")
 
 
