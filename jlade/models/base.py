@@ -128,10 +128,7 @@ def resize(cache: KVCache, lengths: jax.Array | np.ndarray, capacity: int) -> KV
     """Returns `cache` with only the first `lengths` [B] rows of each sequence in use, and room for `capacity`."""
 
     def pad(layer: jax.Array) -> jax.Array:
-        return (
-            layer
-            if layer.shape[2] == capacity
-            else jnp.pad(layer, ((0, 0), (0, 0), (0, capacity - layer.shape[2]), (0, 0)))
-        )
+        missing = capacity - layer.shape[2]
+        return jnp.pad(layer, ((0, 0), (0, 0), (0, missing), (0, 0))) if missing else layer
 
     return KVCache(tuple(map(pad, cache.keys)), tuple(map(pad, cache.values)), jnp.asarray(lengths))

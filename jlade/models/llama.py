@@ -32,9 +32,8 @@ class LlamaConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3
-    sliding_windows: tuple[
-        int | None, ...
-    ] = ()  # per layer, tokens that one sees, itself included (Mistral); () for all
+    # Per layer, how many tokens one sees, itself included, None for all; () when no layer has a window (Mistral has)
+    sliding_windows: tuple[int | None, ...] = ()
     eos_ids: tuple[int, ...] = ()  # tokens that end a text
 
 
