@@ -27,7 +27,10 @@ from jlade.stopping import Stopping
 
 GREEDY = Sampling()
 NO_POSITION = np.uint32(2**31)
-PREFILL_CHUNK = 128  # tokens of the prompt per forward pass
+# Tokens of the prompt per forward pass, as pairs (chunk, least): a chunk is read while more than `least` are left. On
+# CPUs a pass takes the time of its tokens, padding included; elsewhere a small one takes that of reading the weights.
+PREFILL_CHUNKS_ON_CPU = ((256, 240), (128, 112), (64, 48), (32, 16), (16, 0))
+PREFILL_CHUNKS = ((512, 64), (64, 0))
 
 
 @flax.struct.dataclass
@@ -101,7 +104,7 @@ def prefill(
     lookahead: LookaheadConfig,
     logprobs: bool = False,
 ) -> DecodeState:
-    """Reads the prompts in chunks of `PREFILL_CHUNK` tokens and returns the state before the first step.
+    """Reads the prompts in chunks and returns the state before the first step.
 
     Args:
       params: the decoder's parameters.
@@ -126,17 +129,14 @@ def prefill(
     if pool is None:
         empty = ngram_pool.empty(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
         pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), empty)
-    chunk = min(PREFILL_CHUNK, capacity)
-    mask = np.tri(chunk, dtype=bool)
-    rows = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
-
     to_read = prompt_lengths - 1  # the last token is left to the first step
 
-    def read_chunk(carry):
+    def read_chunk(chunk, carry):
         cache, pool = carry
+        rows = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
         places = cache.length[:, None] + rows
         tokens = jax.vmap(lambda row, place: row.at[place].get(mode="clip"))(prompts, places)
-        hidden, block_kv = decoder.forward(params, tokens, places, cache, mask)
+        hidden, block_kv = decoder.forward(params, tokens, places, cache, np.tri(chunk, dtype=bool))
         # An upper bound of `chunk` or more changes nothing, but as it depends on what the pass returns, the cache is
         # written after the last layer has read it, and so in place; otherwise compilers copy it to be safe.
         after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
@@ -147,7 +147,12 @@ def prefill(
             pool = jax.vmap(ngram_pool.insert)(pool, *ngrams)
         return decoder.commit(cache, block_kv, rows, jnp.clip(to_read - cache.length, 0, after_pass)), pool
 
-    cache, pool = jax.lax.while_loop(lambda carry: jnp.any(carry[0].length < to_read), read_chunk, (cache, pool))
+    def has_more_than(least, carry):
+        return jnp.any(to_read - carry[0].length > least)
+
+    for chunk, least in prefill_chunks(capacity):
+        condition, body = functools.partial(has_more_than, least), functools.partial(read_chunk, chunk)
+        cache, pool = jax.lax.while_loop(condition, body, (cache, pool))
 
     # One key for all rows draws the same first window for equal prompts, wherever they stand in the batch.
     start = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
@@ -173,6 +178,12 @@ def prefill(
         stop_state=None if stopping.strings is None else stopping.strings.start,
         logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if logprobs else None,
     )
+
+
+def prefill_chunks(capacity: int) -> list[tuple[int, int]]:
+    """Returns the pairs (chunk, least) to use in a cache of `capacity` rows, fewer in a small one: each is compiled."""
+    *larger, (smallest, least) = PREFILL_CHUNKS_ON_CPU if jax.default_backend() == "cpu" else PREFILL_CHUNKS
+    return [*(pair for pair in larger if 4 * pair[0] <= capacity), (min(smallest, capacity), least)]
 
 
 def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: LookaheadConfig) -> DecodeState:

@@ -98,9 +98,10 @@ def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
     assert generated(out) == expected
 
 
-def test_prompts_longer_than_a_prefill_chunk(monkeypatch):
-    monkeypatch.setattr(decoding, "PREFILL_CHUNK", 4)
-    jax.clear_caches()  # the chunk is a constant of the compiled program
+@pytest.mark.parametrize("chunks", [((4, 0),), ((8, 6), (4, 2), (2, 0)), ((8, 2), (2, 0))], ids=str)
+def test_prompts_longer_than_a_prefill_chunk(chunks, monkeypatch):
+    monkeypatch.setattr(decoding, "PREFILL_CHUNKS_ON_CPU", chunks)
+    jax.clear_caches()  # the chunks are constants of the compiled program
     params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig(3, 4, 3)
     try:
         for length in (1, 3, 4, 5, 8, 9, 17):
@@ -224,7 +225,8 @@ def test_works_with_64_bit_types_enabled():
 def test_one_trace_for_all_prompts_limits_seeds_and_end_tokens(demo):
     params, _ = demo
     jax.clear_caches()
-    traced = chex.assert_max_traces(type(params.decoder).forward, n=2)  # once for prefill, once for the step
+    traces = len(decoding.prefill_chunks(1024)) + 1  # once for each chunk of prefill, once for the step
+    traced = chex.assert_max_traces(type(params.decoder).forward, n=traces)
     type(params.decoder).forward, original = traced, type(params.decoder).forward
     try:
         rng = np.random.default_rng(0)
