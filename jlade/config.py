@@ -39,6 +39,9 @@ class LookaheadConfig:
         "rejection" is the paper's Algorithm 4. Greedy decoding is the same under both.
       window_draw: how the window's tokens are drawn when sampling: "coupled" with the noise of their positions, which
         finds more n-grams, or "greedy" as in the paper. It changes the number of steps, not the distribution.
+      step_cost: what a step takes of the time of a plain one, as `jlade.tune` measures it; above 0. With it decoding is
+        adaptive: while the text gives fewer tokens per step than that, steps are narrower (see `levels`), and the full
+        width is tried again from time to time. The text is the same. None never falls back.
 
     Raises:
       TypeError, ValueError: on construction, when a value is not of the kind or in the range above, or when the block
@@ -51,6 +54,7 @@ class LookaheadConfig:
     pool_from_prompt: bool = True
     verification: Verification = "coupled"
     window_draw: WindowDraw = "coupled"
+    step_cost: float | None = None
 
     def __post_init__(self):
         for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
@@ -60,6 +64,8 @@ class LookaheadConfig:
         for name, accepted in (("verification", get_args(Verification)), ("window_draw", get_args(WindowDraw))):
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+        if self.step_cost is not None:
+            _check_number("step_cost", self.step_cost, "a number above 0, or None", lambda x: x > 0)
         if self.block_size > MAX_BLOCK_SIZE:
             raise ValueError(
                 f"window_size={self.window_size}, ngram_size={self.ngram_size}, guess_set_size={self.guess_set_size} "
@@ -75,6 +81,25 @@ class LookaheadConfig:
     def max_accepted(self) -> int:
         """Most tokens one step can accept: a whole candidate and the token that follows it."""
         return self.ngram_size if self.guess_set_size else 1
+
+    @property
+    def levels(self) -> tuple["LookaheadConfig", ...]:
+        """The settings that an adaptive decode moves between: this one, a single candidate without a window, plain."""
+        if self.step_cost is None:
+            return (self,)
+        narrower = ((self.window_size, self.guess_set_size), (0, min(1, self.guess_set_size)), (0, 0))
+        return tuple(
+            dataclasses.replace(self, window_size=window_size, guess_set_size=guess_set_size)
+            for window_size, guess_set_size in dict.fromkeys(narrower)
+        )
+
+    @property
+    def level_costs(self) -> tuple[float, ...]:
+        """What a step of each level takes of the time of a plain one, taken to grow evenly with the block."""
+        if self.step_cost is None:
+            return (1.0,)
+        slope = (self.step_cost - 1) / max(1, self.block_size - 1)
+        return tuple(1 + slope * (level.block_size - 1) for level in self.levels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ the caller's own `jit`.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -17,8 +18,9 @@ from jlade import sampling as sampling_lib
 from jlade import stopping as stopping_lib
 from jlade.config import LookaheadConfig
 from jlade.lookahead import block as blocks
-from jlade.lookahead import ngram_pool, window
+from jlade.lookahead import fallback, ngram_pool, window
 from jlade.lookahead.block import Block
+from jlade.lookahead.fallback import Pace
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.lookahead.verification import Verdict, verify_by_rejection, verify_greedy
 from jlade.models.base import Decoder, KVCache, Params
@@ -66,6 +68,7 @@ class DecodeState:
     stopping: Stopping
     stop_state: jax.Array | None  # [B] int32, None without stop strings
     logprobs: LogProbs | None  # None when not asked for
+    pace: Pace | None  # None when every step has the full width
 
 
 @functools.partial(jax.jit, static_argnames=("decoder", "lookahead", "logprobs"))
@@ -86,8 +89,7 @@ def decode(
     """Decodes until every row has ended. For the arguments see `prefill`."""
     arrays = (params, prompts, prompt_lengths, stopping, key, sampling, cache, pool)
     state = prefill(*arrays, decoder=decoder, lookahead=lookahead, logprobs=logprobs)
-    one_step = functools.partial(step, params, decoder=decoder, lookahead=lookahead)
-    return jax.lax.while_loop(lambda s: ~jnp.all(s.done), one_step, state)
+    return _run(lambda s: ~jnp.all(s.done), params, state, decoder, lookahead)
 
 
 def prefill(
@@ -177,6 +179,7 @@ def prefill(
         stopping=stopping,
         stop_state=None if stopping.strings is None else stopping.strings.start,
         logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if logprobs else None,
+        pace=fallback.start() if len(lookahead.levels) > 1 else None,
     )
 
 
@@ -188,6 +191,53 @@ def prefill_chunks(capacity: int) -> list[tuple[int, int]]:
 
 def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: LookaheadConfig) -> DecodeState:
     """One step: forward, verify, commit, harvest, advance, look up. A row that is done stays as it is."""
+    if state.pace is None:
+        return _step(params, state, decoder, lookahead)
+    made = jnp.max(state.steps)
+    return _run(lambda s: ~jnp.all(s.done) & (jnp.max(s.steps) == made), params, state, decoder, lookahead)
+
+
+def _run(
+    goes_on: Callable[[DecodeState], jax.Array],
+    params: Params,
+    state: DecodeState,
+    decoder: Decoder,
+    lookahead: LookaheadConfig,
+) -> DecodeState:
+    """Makes steps while `goes_on`, each at the level that the state's pace says.
+
+    There is a loop for each level, and one around them: a conditional in one loop would make compilers copy the cache.
+    """
+    if state.pace is None:
+        return jax.lax.while_loop(goes_on, lambda s: _step(params, s, decoder, lookahead), state)
+
+    def step_at(level: LookaheadConfig, state: DecodeState) -> DecodeState:
+        assert state.pace is not None
+        after = _step(params, state, decoder, level)
+        tokens, rows = jnp.sum(after.num_tokens - state.num_tokens), jnp.sum(~state.done, dtype=jnp.int32)
+        accepted = tokens.astype(jnp.float32) / rows.astype(jnp.float32)
+        return dataclasses.replace(after, pace=fallback.update(state.pace, accepted, lookahead.level_costs))
+
+    def at_level(i: int, state: DecodeState) -> jax.Array:
+        assert state.pace is not None
+        return goes_on(state) & (state.pace.level == i)
+
+    def all_levels(state: DecodeState) -> DecodeState:
+        for i, level in enumerate(lookahead.levels):
+            state = jax.lax.while_loop(functools.partial(at_level, i), functools.partial(step_at, level), state)
+        return state
+
+    return jax.lax.while_loop(goes_on, all_levels, state)
+
+
+def _step(params: Params, state: DecodeState, decoder: Decoder, lookahead: LookaheadConfig) -> DecodeState:
+    """One step at the level `lookahead`: all columns of the state's window or none, and the first of its candidates."""
+    full_window = state.window
+    state = dataclasses.replace(
+        state,
+        window=full_window[:, :, : lookahead.window_size],
+        candidates=state.candidates[:, : lookahead.guess_set_size],
+    )
     block = blocks.build(lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
     row = jnp.arange(len(state.done), dtype=jnp.int32)
 
@@ -225,6 +275,7 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
         counts = jax.vmap(sampling_lib.count_accepted)(counts, verdict.tokens, num_accepted)
     has_candidate = jnp.any(state.candidates[:, :, 0] != NGramPool.EMPTY, axis=1)
     pool = _harvest(state, current, new, text, num_tokens, lookahead)
+    advanced = jnp.where(state.done[:, None, None], state.window, jax.vmap(window.advance)(state.window, new))
 
     return dataclasses.replace(
         state,
@@ -235,7 +286,7 @@ def step(params: Params, state: DecodeState, *, decoder: Decoder, lookahead: Loo
         steps_with_candidate=state.steps_with_candidate + (has_candidate & ~state.done).astype(jnp.int32),
         accepted=state.accepted.at[row, state.steps].set(num_accepted, mode="drop"),
         cache=cache,
-        window=jnp.where(state.done[:, None, None], state.window, jax.vmap(window.advance)(state.window, new)),
+        window=advanced if advanced.shape == full_window.shape else full_window,
         pool=pool,
         candidates=_look_up(pool, text, num_tokens),
         counts=counts,

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig, decoding
 from jlade.config import PLAIN
-from jlade.lookahead import window
+from jlade.lookahead import fallback, window
 from jlade.stopping import Stopping
 from tests import plain_llama, reference
+from tests.lookahead.test_fallback import levels_of
 from tests.tiny import tiny_llama
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
@@ -96,6 +97,25 @@ def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
     expected = decode_plainly(seed, prompt, 40, lookahead, key, ())
     out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key)
     assert generated(out) == expected
+
+
+@pytest.mark.parametrize("lookahead", [LookaheadConfig(3, 4, 3), LookaheadConfig(0, 3, 1)], ids=str)
+def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(lookahead):
+    """A step that costs 9 plain ones never pays, so it is tried, left for the narrower ones, and tried again."""
+    generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
+    plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
+    never_pays, always_pays = (
+        generate(lookahead=dataclasses.replace(lookahead, step_cost=cost)) for cost in (9.0, 0.1)
+    )
+    for out in (wide, never_pays, always_pays):
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+    np.testing.assert_array_equal(always_pays.accepted, wide.accepted)
+
+    accepted = never_pays.accepted[0]
+    levels = levels_of(accepted.tolist(), dataclasses.replace(lookahead, step_cost=9.0).level_costs)
+    assert levels.count(0) > fallback.TRIAL, "the full width should be tried again"
+    assert all(accepted[np.array(levels) == max(levels)] == 1), "the narrowest level is plain decoding"
+    np.testing.assert_array_equal(accepted[: fallback.TRIAL], wide.accepted[0, : fallback.TRIAL])
 
 
 @pytest.mark.parametrize("chunks", [((4, 0),), ((8, 6), (4, 2), (2, 0)), ((8, 2), (2, 0))], ids=str)
@@ -248,8 +268,8 @@ def test_one_trace_for_all_prompts_limits_seeds_and_end_tokens(demo):
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize(
     "lookahead",
-    [LookaheadConfig(3, 4, 3), LookaheadConfig(3, 4, 3, False), PLAIN],
-    ids=["prompt pool", "window", "plain"],
+    [LookaheadConfig(3, 4, 3), LookaheadConfig(3, 4, 3, False), LookaheadConfig(3, 4, 3, step_cost=2.0), PLAIN],
+    ids=["prompt pool", "window", "adaptive", "plain"],
 )
 def test_no_loop_copies_a_cache_layer_or_the_pool(lookahead, batch_size):
     params = tiny_llama(vocab_size=2000, max_positions=4096)
