@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -68,7 +68,7 @@ def generate(
     *,
     max_new_tokens: int | Sequence[int] = 256,
     min_new_tokens: int | Sequence[int] = 0,
-    lookahead: LookaheadConfig | None = LookaheadConfig(),  # noqa: B008, it is immutable
+    lookahead: LookaheadConfig | Literal["auto"] | None = LookaheadConfig(),  # noqa: B008, it is immutable
     sampling: SamplingConfig | Sequence[SamplingConfig] = SamplingConfig(),  # noqa: B008, likewise
     tokenizer: Any = None,
     eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
@@ -90,7 +90,8 @@ def generate(
         what it would get alone.
       max_new_tokens: most tokens to generate after each prompt, 1 or more; one for all rows or one for each.
       min_new_tokens: before so many tokens no end token is generated and no stop string ends the text; likewise.
-      lookahead: the setting of W, N and G; None for plain decoding, one token a step.
+      lookahead: the setting of W, N and G; None for plain decoding, one token a step; "auto" for what `jlade.tune`
+        found on this device for this model and as many prompts at once, or an estimate if it was not run.
       sampling: how tokens are drawn, for all rows or one for each; greedily by default. Other values compile nothing, a
         control that was not used before does.
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer` or one of
@@ -145,7 +146,7 @@ def stream(
     *,
     max_new_tokens: int = 256,
     min_new_tokens: int = 0,
-    lookahead: LookaheadConfig | None = LookaheadConfig(),  # noqa: B008, it is immutable
+    lookahead: LookaheadConfig | Literal["auto"] | None = LookaheadConfig(),  # noqa: B008, it is immutable
     sampling: SamplingConfig | Sequence[SamplingConfig] = SamplingConfig(),  # noqa: B008, likewise
     tokenizer: Any = None,
     eos_ids: int | Sequence[int] | None = None,

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade import automatic, text
 from jlade import sampling as sampling_lib
 from jlade import stopping as stopping_lib
-from jlade import text
 from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import DecodeState
 from jlade.lookahead.ngram_pool import NGramPool
@@ -78,12 +78,15 @@ def check(
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
     decoder = _check_decoder(params, decoder)
-    if not isinstance(lookahead, LookaheadConfig | None):
-        raise TypeError(f"lookahead must be a LookaheadConfig, or None for plain decoding, got {lookahead!r}")
-    lookahead = PLAIN if lookahead is None else lookahead
+    is_auto = isinstance(lookahead, str) and lookahead == "auto"
+    if not is_auto and not isinstance(lookahead, LookaheadConfig | None):
+        raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
     if tokenizer is not None:
         text.token_bytes(tokenizer)
     prompts = _check_prompts(prompt, tokenizer, decoder.vocab_size)
+    if is_auto:
+        lookahead = automatic.choose(params, decoder, len(prompts))
+    lookahead = PLAIN if lookahead is None else lookahead
     lengths = np.array([len(ids) for ids in prompts], np.int32)
     stops = _check_stop(stop, len(prompts))
     limits = _check_ints("max_new_tokens", max_new_tokens, 1, len(prompts))

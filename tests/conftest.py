@@ -16,6 +16,14 @@ hypothesis.settings.load_profile("jlade")
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
+@pytest.fixture(autouse=True)
+def cache_directory(tmp_path_factory, monkeypatch):
+    """A cache of its own for every test, so that what `jlade tune` stored on this machine changes none."""
+    directory = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    return directory
+
+
 @pytest.fixture(scope="session")
 def demo():
     """Parameters and tokenizer of the shipped checkpoint, in float32."""

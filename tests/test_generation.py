@@ -231,7 +231,11 @@ def test_bad_prompts_are_refused(prompt, error, message, nothing_compiles):
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
         ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be an integer of at least 1, got 2.0"),
         ({"max_new_tokens": 64}, ValueError, "max_new_tokens=64 make 65 tokens; the model reads at most 64 positions"),
-        ({"lookahead": (15, 5, 15)}, TypeError, r"lookahead must be a LookaheadConfig, or None .* got \(15, 5, 15\)"),
+        (
+            {"lookahead": (15, 5, 15)},
+            TypeError,
+            r"lookahead must be a LookaheadConfig, \"auto\", or None .* got \(15, 5, 15\)",
+        ),
         ({"eos_ids": [13]}, ValueError, "eos_ids holds 13; accepted are 0 to 12"),
         ({"eos_ids": -1}, ValueError, "eos_ids must be at least 0, got -1"),
         ({"eos_ids": "</s>"}, TypeError, "eos_ids must be a token id, a sequence of them, .* got '</s>'"),

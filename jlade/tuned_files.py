@@ -1,0 +1,101 @@
+"""What `jlade.tune` found, on disk: one JSON file for each device, model and batch size."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import re
+import tempfile
+import warnings
+from typing import Any
+
+import jax
+
+from jlade.config import LookaheadConfig
+from jlade.models.base import Decoder, Params
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What a setting was found for."""
+
+    device: str  # what computes: kind, number, backend
+    model: str  # a fingerprint of what the decoder is and of its parameters' shapes and dtypes, not of their values
+    batch_size: int
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Where the result is stored: in `jlade/tuned` of XDG_CACHE_HOME, by default `~/.cache`."""
+        cache = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(cache):  # the XDG specification has such ones ignored
+            cache = os.path.expanduser("~/.cache")
+        name = hashlib.sha256("\n".join(map(str, dataclasses.astuple(self))).encode()).hexdigest()[:16]
+        return pathlib.Path(cache) / "jlade" / "tuned" / f"{name}.json"
+
+
+def device_of(params: Params) -> tuple[jax.Device, int]:
+    """Returns a device that holds the parameters, and how many do; JAX's default for those on none."""
+    devices = next((leaf.devices() for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)), set())
+    return min(devices, key=lambda device: device.id, default=jax.devices()[0]), max(1, len(devices))
+
+
+def key(params: Params, decoder: Decoder, batch_size: int) -> Key:
+    """Returns the key of a model; for `params`, arrays of shapes alone (`jax.ShapeDtypeStruct`) do as well."""
+    device, number = device_of(params)
+    leaves = jax.tree.leaves(params)
+    shapes = tuple((getattr(leaf, "dtype", type(leaf)), getattr(leaf, "shape", ())) for leaf in leaves)
+    kind = _processor() if device.platform == "cpu" else device.device_kind
+    model = _fingerprint(f"{type(decoder).__module__}.{decoder!r}", shapes)
+    return Key(f"{number} x {kind} ({device.platform})", model, batch_size)
+
+
+@functools.cache
+def _fingerprint(decoder: str, shapes: tuple[tuple[Any, ...], ...]) -> str:
+    stable = re.sub(" at 0x[0-9a-f]+", "", decoder)  # a default repr's address is another in each process
+    return hashlib.sha256(" ".join([stable, *(f"{dtype}{shape}" for dtype, shape in shapes)]).encode()).hexdigest()
+
+
+@functools.cache
+def _processor() -> str:
+    """JAX calls every processor "cpu"; a home directory may be shared by different ones."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def save(key: Key, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:
+    """Writes the setting found for `key`, and what else there is to know, in place of what was stored before.
+
+    The file appears whole or not at all.
+    """
+    found = {"format": FORMAT, **dataclasses.asdict(key), "lookahead": dataclasses.asdict(lookahead)}
+    key.path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own for every writer, so that none writes into another's file.
+    descriptor, partial = tempfile.mkstemp(dir=key.path.parent, prefix=key.path.stem, suffix=".partial")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(found | {"jax": jax.__version__} | facts, indent=1) + "\n")
+        os.replace(partial, key.path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def load(key: Key) -> LookaheadConfig | None:
+    """Returns the setting that is stored for `key`; None when none is. A broken file is ignored with a warning."""
+    try:
+        stored = json.loads(key.path.read_text(encoding="utf-8"))
+        if stored["format"] != FORMAT:
+            raise ValueError(f"its format is {stored['format']!r}, not {FORMAT}")
+        return LookaheadConfig(**stored["lookahead"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        warnings.warn(f"{key.path} is ignored, `jlade tune` writes it anew: {error!r}", stacklevel=2)
+        return None
