@@ -8,6 +8,7 @@ from jlade.lookahead.ngram_pool import NGramPool
 from jlade.pool_files import load_pool, save_pool
 from jlade.statistics import Statistics
 from jlade.stopping import Stopping
+from jlade.tuning import Trial, Tuning, tune
 
 __all__ = [
     "DecodeState",
@@ -18,6 +19,8 @@ __all__ = [
     "SamplingConfig",
     "Statistics",
     "Stopping",
+    "Trial",
+    "Tuning",
     "decode",
     "demo",
     "generate",
@@ -27,5 +30,6 @@ __all__ = [
     "save_pool",
     "step",
     "stream",
+    "tune",
 ]
 __version__ = "0.1.0"
