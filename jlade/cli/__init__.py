@@ -1,12 +1,12 @@
-"""The `jlade` command: complete a prompt and compare with plain decoding, generate, chat, convert, inspect."""
+"""The `jlade` command: complete a prompt and compare with plain decoding, generate, chat, convert, inspect, tune."""
 
 import os
 import sys
 from collections.abc import Sequence
 
-from jlade.cli import chat, compare, convert, generate, inspection
+from jlade.cli import chat, compare, convert, generate, inspection, tune
 
-COMMANDS = {"generate": generate, "chat": chat, "convert": convert, "inspect": inspection}
+COMMANDS = {"generate": generate, "chat": chat, "convert": convert, "inspect": inspection, "tune": tune}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade import text
+from jlade import automatic, text
 from jlade.cli import display
 from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
@@ -26,7 +26,8 @@ def parser() -> argparse.ArgumentParser:
         "accepted; the table compares with plain decoding of the same prompt.",
         epilog="Other commands, each with its own --help: `jlade generate` completes files, or the lines of files, "
         "without comparing; `jlade chat` chats; `jlade convert` writes a checkpoint in another format or dtype; "
-        "`jlade inspect` shows what a checkpoint is and takes. To complete one of these words itself: jlade -- chat. "
+        "`jlade inspect` shows what a checkpoint is and takes; `jlade tune` finds the fastest W, N and G. "
+        "To complete one of these words itself: jlade -- chat. "
         "A step feeds (N-1)(W+G) tokens to the model. That is nearly free on a GPU or TPU, where 15, 5, 15 is a "
         "good start, and costs time on a CPU, where small blocks are best.",
     )
@@ -42,6 +43,9 @@ def run(options: argparse.Namespace) -> None:
     request = options_lib.request(options)
     setting = request.pop("lookahead")
     params, tokenizer = options_lib.load(options)
+    if setting == "auto":
+        chosen = automatic.choose(params, params.decoder, batch_size=1)
+        setting = None if chosen.block_size == 1 else chosen
     request |= {"prompt": text.encode(tokenizer, options.prompt), "tokenizer": tokenizer}
     console = Console(highlight=False, soft_wrap=True)
 

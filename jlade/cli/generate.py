@@ -2,8 +2,7 @@
 
 import argparse
 import json
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import jlade
 from jlade import text
 from jlade.cli import options as options_lib
+from jlade.cli.options import Prompt
 from jlade.config import check_int
 
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     if options.logprobs and not options.json:
         raise ValueError("--logprobs needs --json: the log-probabilities are no part of the text")
     request = options_lib.request(options)
-    prompts = [prompt for name in options.files or ["-"] for prompt in _read(name, options.lines)]
+    prompts = [prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)]
     params, tokenizer = options_lib.load(options)
     ids = [text.encode(tokenizer, prompt.text) for prompt in prompts]
     for prompt, prompt_ids in zip(prompts, ids, strict=True):
@@ -60,22 +60,7 @@ def run(options: argparse.Namespace) -> None:
             print(flush=True)
 
 
-class _Prompt(NamedTuple):
-    source: str
-    text: str
-
-
-def _read(name: str, lines: bool) -> list[_Prompt]:
-    whole = options_lib.read(name)
-    if not whole.strip():
-        raise ValueError(f"{name} is empty; a prompt needs some text")
-    if not lines:
-        return [_Prompt(name, whole)]
-    numbered = enumerate(re.split(r"\r?\n", whole), start=1)
-    return [_Prompt(f"{name}:{number}", line) for number, line in numbered if line.strip()]
-
-
-def _record(prompt: _Prompt, out: jlade.Generation, row: int) -> dict[str, Any]:
+def _record(prompt: Prompt, out: jlade.Generation, row: int) -> dict[str, Any]:
     assert out.text is not None  # there is a tokenizer
     length = int(out.lengths[row])
     record = {

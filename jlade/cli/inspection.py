@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from jlade import text
-from jlade.config import SMALL_BLOCK, LookaheadConfig, check_int
+import jlade
+from jlade import automatic, text, tuning
+from jlade.config import check_int
 from jlade.conversion import checkpoint
 from jlade.conversion.hf_config import read_config, read_json
 from jlade.conversion.huggingface import (
@@ -28,7 +28,7 @@ from jlade.conversion.huggingface import (
     expected_tensors,
     stored_tensors,
 )
-from jlade.models.llama import LlamaConfig
+from jlade.models.llama import LlamaConfig, LlamaParams
 
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
 
@@ -71,9 +71,10 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--length must be at most {config.max_positions}, which the model reads, got {length}")
     dtype = check_dtype(options.dtype, set(headers.dtypes.values()), directory)
     weights_bytes = headers.num_parameters * dtype.itemsize
-    cache_bytes = _cache_bytes(config, dtype, batch_size, length)
+    shapes = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+    cache_bytes = _cache_bytes(shapes, batch_size, length)
     device = jax.devices()[0]
-    lookahead = suggested_lookahead(headers.num_parameters, device.platform)
+    lookahead = automatic.choose(shapes, shapes.decoder, batch_size)
     facts = {
         "path": str(directory),
         "format": headers.format,
@@ -149,21 +150,8 @@ def read_headers(directory: pathlib.Path) -> Headers:
     return Headers(config, family, kind, dtypes, len(files), sum(file.stat().st_size for file in files))
 
 
-def suggested_lookahead(num_parameters: int, platform: str) -> LookaheadConfig:
-    """Returns W, N and G to start from on a device of the platform.
-
-    Off the CPU they are those of Table 4 of arXiv 2402.02057, found on an A100: N = 5, and W = G = 15 for 7 B
-    parameters, 10 for 13 B, 7 for 34 B. The larger the model, the fewer tokens a step has room for.
-    """
-    if platform == "cpu":
-        return SMALL_BLOCK
-    size = 15 if num_parameters <= 10e9 else 10 if num_parameters <= 20e9 else 7
-    return LookaheadConfig(window_size=size, ngram_size=5, guess_set_size=size)
-
-
-def _cache_bytes(config: LlamaConfig, dtype: np.dtype, batch_size: int, length: int) -> int:
+def _cache_bytes(params: LlamaParams, batch_size: int, length: int) -> int:
     """Returns the bytes of the cache that the model makes for itself, which is asked without making it."""
-    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
     cache = jax.eval_shape(lambda params: params.decoder.init_cache(params, batch_size, length), params)
     return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(cache))
 
@@ -216,7 +204,7 @@ def _table(facts: dict[str, Any]) -> Table:
         f"weights in {memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
         "together": decimal(memory["total_bytes"]),
-        f"W, N, G on {facts['device']}": "{window_size}, {ngram_size}, {guess_set_size}".format(**lookahead),
+        f"W, N, G on {facts['device']}": tuning.name(jlade.LookaheadConfig(**lookahead)),
     }
     result = Table(show_header=False)
     for name, value in rows.items():

@@ -1,15 +1,18 @@
 """The arguments that the commands share, and what they are to `jlade.generate`."""
 
 import argparse
+import dataclasses
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 import jlade
-from jlade.config import SMALL_BLOCK, check_int
+from jlade import roofline
+from jlade.config import check_int
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 
@@ -30,30 +33,21 @@ SETTINGS: dict[str, tuple[type, Any, str, str]] = {
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that every command has."""
-    default = SMALL_BLOCK if jax.default_backend() == "cpu" else jlade.LookaheadConfig()
     parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
-    parser.add_argument(
-        "--window",
-        type=int,
-        default=default.window_size,
-        metavar="W",
-        help="future positions decoded in parallel; 0 for prompt lookup (default on this device: %(default)s)",
+    lookahead = parser.add_argument_group(
+        "what a step does",
+        "By default what `jlade tune` found on this device for this model, else an estimate. Each of the three alone "
+        "changes {window_size}, {ngram_size}, {guess_set_size}, the estimate for this device.".format(
+            **vars(_estimate())
+        ),
     )
-    parser.add_argument(
-        "--ngram",
-        type=int,
-        default=default.ngram_size,
-        metavar="N",
-        help="most tokens accepted in a step; 2 for Jacobi decoding (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--guesses",
-        type=int,
-        default=default.guess_set_size,
-        metavar="G",
-        help="candidates verified in a step (default: %(default)s)",
-    )
-    parser.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
+    for flag, placeholder, explanation in (
+        ("--window", "W", "future positions decoded in parallel; 0 for prompt lookup"),
+        ("--ngram", "N", "most tokens accepted in a step; 2 for Jacobi decoding"),
+        ("--guesses", "G", "candidates verified in a step"),
+    ):
+        lookahead.add_argument(flag, type=int, metavar=placeholder, help=explanation)
+    lookahead.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
     for name, (kind, value, placeholder, explanation) in SETTINGS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
@@ -66,18 +60,29 @@ def request(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
       ValueError: names what is out of range.
     """
-    config = jlade.LookaheadConfig(window_size=options.window, ngram_size=options.ngram, guess_set_size=options.guesses)
     controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
     if check_int("seed", options.seed, 0) >= 2**32:
         raise ValueError(f"seed must be below 2**32, got {options.seed}")
     return {
         "max_new_tokens": check_int("max_new_tokens", options.max_new_tokens, 1),
         "min_new_tokens": check_int("min_new_tokens", options.min_new_tokens, 0),
-        "lookahead": None if options.no_lookahead else config,
+        "lookahead": _lookahead(options),
         "sampling": jlade.SamplingConfig(**{name: value for name, value in controls.items() if value is not None}),
         "stop": options.stop,
         "key": jax.random.key(options.seed),
     }
+
+
+def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
+    sizes = {"window_size": options.window, "ngram_size": options.ngram, "guess_set_size": options.guesses}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    changed = dataclasses.replace(_estimate(), **given)  # with --no-lookahead too, so that it says what is out of range
+    return None if options.no_lookahead else changed if given else "auto"
+
+
+def _estimate() -> jlade.LookaheadConfig:
+    device = jax.devices()[0]
+    return roofline.estimate(device.platform, device.device_kind)
 
 
 def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:
@@ -124,6 +129,26 @@ def read(name: str) -> str:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8: {error}") from error
+
+
+class Prompt(NamedTuple):
+    source: str  # the file it is from, and the line
+    text: str
+
+
+def read_prompts(name: str, lines: bool) -> list[Prompt]:
+    """Returns the text of a file, or of standard input for `-`, as one prompt or as one for each line not blank.
+
+    Raises:
+      ValueError: names the file, when it cannot be read, is not UTF-8 or is empty.
+    """
+    whole = read(name)
+    if not whole.strip():
+        raise ValueError(f"{name} is empty; a prompt needs some text")
+    if not lines:
+        return [Prompt(name, whole)]
+    numbered = enumerate(re.split(r"\r?\n", whole), start=1)
+    return [Prompt(f"{name}:{number}", line) for number, line in numbered if line.strip()]
 
 
 def check_positions(params: Any, name: str, ids: Sequence[int], max_new_tokens: int) -> None:

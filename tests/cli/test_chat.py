@@ -80,7 +80,7 @@ def test_a_turn_is_given_the_state_of_the_last_answer_and_a_key_of_its_own(chat,
     assert [request.state for request in streamed] == [None, "state after one."]
     for turn, request in enumerate(streamed):
         assert request.key == jax.random.fold_in(jax.random.key(5), turn)
-        assert (request.lookahead, request.max_new_tokens, request.stop) == (SMALL_BLOCK, 8, ["x"])
+        assert (request.lookahead, request.max_new_tokens, request.stop) == ("auto", 8, ["x"])
         assert "eos_ids" not in request.__dict__, "all end tokens of the checkpoint end an answer"
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jlade import cli, conversion
-from jlade.cli.inspection import suggested_lookahead
+from jlade import LookaheadConfig, cli, conversion, tuned_files
 from jlade.cli.options import DEMO
-from jlade.config import SMALL_BLOCK
+from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.conversion import huggingface
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
@@ -165,14 +164,17 @@ def test_a_chat_template_in_the_tokenizers_settings(inspect, tmp_path):
         assert json.loads(inspect(tmp_path, "--json"))["chat_template"] is has_template
 
 
-@pytest.mark.parametrize(
-    ("num_parameters", "size"), [(5e6, 15), (6.7e9, 15), (8e9, 15), (13e9, 10), (14.8e9, 10), (34e9, 7), (70e9, 7)]
-)
-def test_the_papers_settings_go_by_the_number_of_parameters(num_parameters, size):
-    for platform in ("gpu", "tpu"):
-        config = suggested_lookahead(int(num_parameters), platform)
-        assert (config.window_size, config.ngram_size, config.guess_set_size) == (size, 5, size)
-    assert suggested_lookahead(int(num_parameters), "cpu") == SMALL_BLOCK
+def test_what_was_tuned_for_the_model_is_what_is_suggested(inspect, demo):
+    params, _ = demo
+    for batch_size, setting in ((1, LookaheadConfig(3, 4, 5)), (8, PLAIN)):
+        tuned_files.save(tuned_files.key(params, params.decoder, batch_size), setting, {})
+    assert json.loads(inspect(DEMO, "--json"))["lookahead"] == {
+        "window_size": 3,
+        "ngram_size": 4,
+        "guess_set_size": 5,
+    }
+    assert re.search("W, N, G on cpu +│ plain ", inspect(DEMO, "--batch-size", 8))
+    assert json.loads(inspect(DEMO, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 0
 
 
 def broken_config(directory):

@@ -1,0 +1,109 @@
+"""`jlade tune`: which W, N and G are fastest on this device, for this model and texts like these."""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+import jlade
+from jlade import text, tuning_report
+from jlade.cli import options as options_lib
+from jlade.tuning import USUAL
+
+PROMPTS = (  # code and prose, for who brings none
+    'def read_config(path):\n    """Reads name=value lines and returns them as a dictionary."""\n    config = {}\n',
+    "import argparse\nimport json\nimport pathlib\n\n\nclass Inventory:\n    def __init__(self, items=()):\n"
+    "        self.items = dict(items)\n\n    def add(self, name, count=1):\n",
+    "The library reads files of several formats. To open one, give its name:\n\n",
+    "A queue keeps what is put into it in order, so that what came first is taken out first. A stack, by contrast,",
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    result = argparse.ArgumentParser(
+        prog="jlade tune",
+        description="Find the W, N and G with which prompts like these are decoded fastest on this device, by timing "
+        "steps of several block sizes and then the settings that these leave a chance, plain decoding included. The "
+        'other commands and lookahead="auto" use the result from then on.',
+    )
+    result.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="a prompt; - for standard input (default: short pieces of code and prose)",
+    )
+    result.add_argument("--lines", action="store_true", help="each line that is not blank is a prompt of its own")
+    result.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    result.add_argument(
+        "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
+    )
+    result.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens a prompt (default: %(default)s)"
+    )
+    result.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="of the texts that are to come (default: 0)"
+    )
+    result.add_argument(
+        "--settings",
+        nargs="+",
+        metavar="W,N,G",
+        help=f"what to try beside plain decoding (default: {len(USUAL)} settings)",
+    )
+    result.add_argument("--plot", metavar="IMAGE", help="draw it too, as .png or .svg; needs matplotlib")
+    result.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    result.add_argument("--no-store", action="store_true", help="do not keep the result for the other commands")
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    settings = USUAL if options.settings is None else [_setting(sizes) for sizes in options.settings]
+    sampling = jlade.SamplingConfig(temperature=options.temperature)
+    if options.plot is not None:
+        tuning_report.check_image(options.plot)
+    prompts = [p for name in options.files for p in options_lib.read_prompts(name, options.lines)]
+    prompts = prompts or [options_lib.Prompt("the prompt", prompt) for prompt in PROMPTS]
+    params, tokenizer = options_lib.load(options)
+    ids = [text.encode(tokenizer, prompt.text) for prompt in prompts]
+    for prompt, prompt_ids in zip(prompts, ids, strict=True):
+        options_lib.check_positions(params, prompt.source, prompt_ids, options.max_new_tokens)
+
+    with _status() as progress:
+        tuning = jlade.tune(
+            params,
+            ids,
+            settings=settings,
+            batch_size=options.batch_size,
+            max_new_tokens=options.max_new_tokens,
+            sampling=sampling,
+            store=not options.no_store,
+            progress=progress,
+        )
+    if options.plot is not None:
+        tuning.plot(options.plot)
+    if options.json:
+        print(json.dumps(tuning.figures()))
+    else:
+        Console(highlight=False, soft_wrap=True).print(tuning)
+
+
+def _setting(sizes: str) -> jlade.LookaheadConfig:
+    try:
+        window, ngram, guesses = map(int, sizes.split(","))
+    except ValueError as error:
+        raise ValueError(f"--settings must be like 15,5,15, got {sizes!r}") from error
+    return jlade.LookaheadConfig(window, ngram, guesses)
+
+
+@contextlib.contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Gives what says what is measured, on a terminal alone."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda doing: None
+        return
+    with console.status("loading") as status:
+        yield lambda doing: status.update(f"measuring {doing}")

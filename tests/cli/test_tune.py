@@ -1,0 +1,110 @@
+import json
+import re
+
+import pytest
+
+import jlade
+from jlade import automatic, cli
+from jlade.cli.tune import PROMPTS
+from jlade.config import PLAIN, SMALL_BLOCK
+
+SHORT = ["--settings", "0,4,1", "--max-new-tokens", "16"]
+
+
+@pytest.fixture
+def few_blocks(monkeypatch):
+    """Each block size is compiled."""
+    monkeypatch.setattr(jlade.tuning, "BLOCKS", [SMALL_BLOCK])
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What `jlade.tune` is asked for; nothing is measured."""
+    calls = []
+
+    def tune(params, prompts, **arguments):
+        calls.append({"prompts": prompts, **arguments})
+        one = jlade.Trial(SMALL_BLOCK, 2.0, 0.5, 4.0, 1.5, 1.2)
+        return jlade.Tuning(one, (one,), (), {1: 0.5}, "here", 1)
+
+    monkeypatch.setattr(jlade, "tune", tune)
+    return calls
+
+
+def test_it_measures_tells_draws_and_stores(few_blocks, demo, tmp_path, capsys):
+    (tmp_path / "a.py").write_text("import os\n")
+    arguments = [str(tmp_path / "a.py"), *SHORT, "--json", "--plot", str(tmp_path / "a.svg")]
+    assert cli.main(["tune", *arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    figures = json.loads(captured.out)
+    plain, small = figures["trials"]
+    assert plain["tokens_per_step"] == 1
+    assert small["lookahead"]["ngram_size"] == 4
+    assert set(figures["step_times"]) == {"1", "4"}
+    assert (tmp_path / "a.svg").exists()
+
+    params, tokenizer = demo
+    chosen = automatic.choose(params, params.decoder, 1)
+    assert figures["lookahead"] == {name: getattr(chosen, name) for name in figures["lookahead"]}
+    expected = jlade.generate(params, "import os\n", tokenizer=tokenizer, max_new_tokens=16, lookahead=SMALL_BLOCK)
+    assert small["tokens_per_step"] == expected.compression[0]
+
+
+def test_arguments_reach_the_function(asked, demo, tmp_path, capsys):
+    (tmp_path / "lines").write_text("one\n\ntwo\n")
+    arguments = ["--lines", "--batch-size", "2", "--temperature", "0.5", "--no-store", "--settings", "0,4,1", "5,3,2"]
+    assert cli.main(["tune", str(tmp_path / "lines"), *arguments]) == 0
+    _, tokenizer = demo
+    (call,) = asked
+    assert [tokenizer.decode(ids) for ids in call["prompts"]] == ["one", "two"]
+    assert call["settings"] == [SMALL_BLOCK, jlade.LookaheadConfig(5, 3, 2)]
+    assert call["sampling"] == jlade.SamplingConfig(temperature=0.5)
+    assert (call["batch_size"], call["max_new_tokens"], call["store"]) == (2, 128, False)
+    assert "0, 4, 1" in capsys.readouterr().out
+
+
+def test_without_prompts_it_takes_its_own(asked, capsys):
+    assert cli.main(["tune"]) == 0
+    (call,) = asked
+    assert len(call["prompts"]) == len(PROMPTS)
+    assert call["settings"] == jlade.tuning.USUAL
+
+
+def test_what_was_tuned_is_the_default_of_the_commands(demo, capsys):
+    params, _ = demo
+    tuned = jlade.LookaheadConfig(2, 3, 1)
+    jlade.tuned_files.save(jlade.tuned_files.key(params, params.decoder, 1), tuned, {})
+    assert cli.main(["import os\n", "--max-new-tokens", "2", "--json"]) == 0
+    lookahead = json.loads(capsys.readouterr().out)["lookahead"]
+    assert [lookahead[name] for name in ("window_size", "ngram_size", "guess_set_size")] == [2, 3, 1]
+
+
+def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
+    params, _ = demo
+    jlade.tuned_files.save(jlade.tuned_files.key(params, params.decoder, 1), PLAIN, {})
+    assert cli.main(["import os\n", "--max-new-tokens", "2", "--json"]) == 0
+    assert "plain" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--settings", "15,5"], "--settings must be like 15,5,15, got '15,5'"),
+        (["--settings", "15,1,15"], "ngram_size must be at least 2, got 1"),
+        (["--max-new-tokens", "3"], "max_new_tokens must be at least 16, got 3"),
+        (["--max-new-tokens", "4000"], "max_new_tokens=4000 more are over the model's 2048 positions"),
+        (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
+        (["--plot", "plot.gold"], "must end in one of .*png"),
+        (["/no/where"], "/no/where cannot be read"),
+        (["--model", "/no/where"], "path must be a directory"),
+    ],
+)
+def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["tune", *arguments])
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(message, captured.err)
