@@ -148,7 +148,8 @@ def tune(
       prompts: what `jlade.generate` takes; a few that are like those to come, as tokens per step depend on the text.
       settings: what to try beside plain decoding.
       batch_size: prompts decoded at once. The result is for batches of this size.
-      max_new_tokens: most tokens generated after each prompt, 16 or more; end tokens end a text before that.
+      max_new_tokens: most tokens generated after each prompt, 16 or more, and no less than twice the largest N; end
+        tokens end a text before that.
       sampling: how tokens are drawn. Sampled texts yield fewer tokens per step than greedy ones.
       tokenizer, decoder: see `jlade.generate`.
       repeat: how often the best settings' times are taken, the others' half as often; of texts the median counts, of
@@ -159,12 +160,13 @@ def tune(
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
     """
-    check_int("max_new_tokens", max_new_tokens, 16)  # so that it takes several steps
     repeat, batch_size = check_int("repeat", repeat, 1), check_int("batch_size", batch_size, 1)
     for setting in settings:
         if not isinstance(setting, LookaheadConfig):
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
     settings = [setting for setting in settings if setting != PLAIN]  # which is tried anyway
+    most_accepted = max(setting.max_accepted for setting in (*settings, *BLOCKS))
+    check_int("max_new_tokens", max_new_tokens, 2 * most_accepted)  # so that it takes more than one step
     measure = _Measurement.of(params, prompts, batch_size, max_new_tokens, sampling, tokenizer, decoder)
 
     step_times = _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), progress)

@@ -237,14 +237,15 @@ def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"max_new_tokens": 15}, ValueError, "max_new_tokens must be at least 16, got 15"),
+        ({"max_new_tokens": 15, "settings": [SMALL]}, ValueError, "max_new_tokens must be at least 16, got 15"),
+        ({"max_new_tokens": 23}, ValueError, "max_new_tokens must be at least 24, got 23"),  # of N = 12
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
         ({"repeat": 0}, ValueError, "repeat must be at least 1, got 0"),
         ({"settings": [(15, 5, 15)]}, TypeError, r"settings must hold LookaheadConfigs, got \(15, 5, 15\)"),
         ({"prompts": [[1], [99]]}, ValueError, r"prompt\[1\] holds token id 99"),
         ({"prompts": "text"}, TypeError, "pass tokenizer="),
         ({"max_new_tokens": 64}, ValueError, "the model reads at most 64 positions"),
-        ({"sampling": 1, "max_new_tokens": 16}, TypeError, "sampling must be a SamplingConfig"),
+        ({"sampling": 1, "max_new_tokens": 24}, TypeError, "sampling must be a SamplingConfig"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):

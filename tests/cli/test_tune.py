@@ -92,7 +92,7 @@ def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
     [
         (["--settings", "15,5"], "--settings must be like 15,5,15, got '15,5'"),
         (["--settings", "15,1,15"], "ngram_size must be at least 2, got 1"),
-        (["--max-new-tokens", "3"], "max_new_tokens must be at least 16, got 3"),
+        (["--max-new-tokens", "3"], "max_new_tokens must be at least 24, got 3"),
         (["--max-new-tokens", "4000"], "max_new_tokens=4000 more are over the model's 2048 positions"),
         (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
