@@ -81,6 +81,7 @@ class Tuning:
       step_times: tokens that a step feeds to the model for each text -> seconds of one step.
       device: what it was measured on.
       batch_size: texts decoded at once.
+      adaptive: whether `lookahead` falls back to narrower steps where a text does not repay it.
       path: the file where `lookahead="auto"` finds the result; None when it is not stored.
     """
 
@@ -90,12 +91,15 @@ class Tuning:
     step_times: dict[int, float]
     device: str
     batch_size: int
+    adaptive: bool = True
     path: pathlib.Path | None = None
 
     @property
     def lookahead(self) -> LookaheadConfig:
-        """The fastest setting; `jlade.config.PLAIN` if that is plain decoding."""
-        return self.best.lookahead
+        """The fastest setting, with what its step costs if it is to be adaptive; `config.PLAIN` for plain decoding."""
+        setting = self.best.lookahead
+        step_cost = round(self.best.step_cost, 2) if self.adaptive and setting.block_size > 1 else None
+        return dataclasses.replace(setting, step_cost=step_cost)
 
     def figures(self) -> dict[str, Any]:
         """Returns all of it as JSON has it."""
@@ -134,6 +138,7 @@ def tune(
     tokenizer: Any = None,
     decoder: Decoder | None = None,
     repeat: int = 3,
+    adaptive: bool = True,
     store: bool = True,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> Tuning:
@@ -154,6 +159,8 @@ def tune(
       tokenizer, decoder: see `jlade.generate`.
       repeat: how often the best settings' times are taken, the others' half as often; of texts the median counts, of
         steps the shortest.
+      adaptive: whether the setting that is returned falls back to narrower steps where a text does not repay it:
+        `LookaheadConfig.step_cost`, as measured. Trials do not.
       store: whether to write the result to where `lookahead="auto"` finds it, in place of an earlier one.
       progress: is told what is measured next.
 
@@ -178,7 +185,7 @@ def tune(
 
     best, tried, pruned = search(settings, step_times, trials)
     key = tuned_files.key(params, measure.batches[0].decoder, batch_size)
-    result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size)
+    result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size, adaptive)
     return _store(result, key) if store else result
 
 

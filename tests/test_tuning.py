@@ -158,7 +158,7 @@ def test_what_is_measured(clock):
         assert found.step_cost == pytest.approx(cost / 1.25)
         assert found.tokens_per_second == pytest.approx(rates[found.lookahead])
         assert found.speed == pytest.approx(rates[found.lookahead] / rates[PLAIN])
-    assert result.lookahead == max(rates, key=rates.get)
+    assert result.best.lookahead == max(rates, key=rates.get)
     assert set(rates) == {PLAIN, SMALL, other}
 
 
@@ -193,6 +193,12 @@ TUNING = jlade.Tuning(
 )
 
 
+def test_the_setting_knows_what_its_step_costs():
+    assert TUNING.lookahead == dataclasses.replace(SMALL, step_cost=round(TUNING.best.step_cost, 2))
+    assert dataclasses.replace(TUNING, adaptive=False).lookahead == SMALL
+    assert dataclasses.replace(TUNING, best=TUNING.trials[0]).lookahead == PLAIN
+
+
 def test_it_prints_as_tables():
     printed = str(TUNING)
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if "│" in line]
@@ -206,7 +212,8 @@ def test_it_prints_as_tables():
 
 def test_figures_are_json():
     figures = json.loads(json.dumps(TUNING.figures()))
-    assert figures["lookahead"] == figures["best"]["lookahead"] == dataclasses.asdict(SMALL)
+    assert figures["best"]["lookahead"] == dataclasses.asdict(SMALL)
+    assert figures["lookahead"] == dataclasses.asdict(SMALL) | {"step_cost": round(TUNING.best.step_cost, 2)}
     assert figures["step_times"] == {str(size): seconds for size, seconds in STEP_TIMES.items()}
 
 

@@ -52,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="W,N,G",
         help=f"what to try beside plain decoding (default: {len(USUAL)} settings)",
     )
+    result.add_argument(
+        "--no-fallback", action="store_true", help="a setting that stays as wide where a text does not repay it"
+    )
     result.add_argument("--plot", metavar="IMAGE", help="draw it too, as .png or .svg; needs matplotlib")
     result.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     result.add_argument("--no-store", action="store_true", help="do not keep the result for the other commands")
@@ -79,6 +82,7 @@ def run(options: argparse.Namespace) -> None:
             batch_size=options.batch_size,
             max_new_tokens=options.max_new_tokens,
             sampling=sampling,
+            adaptive=not options.no_fallback,
             store=not options.no_store,
             progress=progress,
         )

@@ -53,14 +53,17 @@ def test_it_measures_tells_draws_and_stores(few_blocks, demo, tmp_path, capsys):
 
 def test_arguments_reach_the_function(asked, demo, tmp_path, capsys):
     (tmp_path / "lines").write_text("one\n\ntwo\n")
-    arguments = ["--lines", "--batch-size", "2", "--temperature", "0.5", "--no-store", "--settings", "0,4,1", "5,3,2"]
+    arguments = ["--lines", "--batch-size", "2", "--temperature", "0.5", "--no-store", "--no-fallback"]
+    arguments += ["--settings", "0,4,1", "5,3,2"]
     assert cli.main(["tune", str(tmp_path / "lines"), *arguments]) == 0
     _, tokenizer = demo
     (call,) = asked
     assert [tokenizer.decode(ids) for ids in call["prompts"]] == ["one", "two"]
     assert call["settings"] == [SMALL_BLOCK, jlade.LookaheadConfig(5, 3, 2)]
     assert call["sampling"] == jlade.SamplingConfig(temperature=0.5)
-    assert (call["batch_size"], call["max_new_tokens"], call["store"]) == (2, 128, False)
+    assert (call["batch_size"], call["max_new_tokens"]) == (2, 128)
+    assert not call["store"]
+    assert not call["adaptive"]
     assert "0, 4, 1" in capsys.readouterr().out
 
 
