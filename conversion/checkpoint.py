@@ -3,7 +3,6 @@
 Unlike safetensors files they are written and restored by every process and device for its own part.
 """
 
-import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -14,7 +13,9 @@ import jax.numpy as jnp
 
 from jlade.conversion.hf_config import read_config, write_configs
 from jlade.conversion.huggingface import (
+    SCALE,
     Sharding,
+    arrays_of,
     build_params,
     check_dtype,
     expected_tensors,
@@ -23,7 +24,8 @@ from jlade.conversion.huggingface import (
     some,
 )
 from jlade.conversion.whole import written_whole
-from jlade.models.llama import LlamaConfig, LlamaParams
+from jlade.models.llama import LlamaConfig, LlamaParams, quantize
+from jlade.models.quantization import Int8Matrix
 
 ARRAYS = "params"  # the directory of Orbax's files within the checkpoint's
 
@@ -37,7 +39,7 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
     """Writes a checkpoint; the directory appears whole or not at all.
 
     Args:
-      params: with any sharding, of any dtype.
+      params: with any sharding, of any dtype, also in int8.
       path: a directory that is not there yet.
       progress: is called with the bytes of each array, once all are written.
 
@@ -47,7 +49,7 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
     import orbax.checkpoint as ocp  # takes a second to import
 
     with written_whole(path) as directory:
-        write_configs(params.config, params.embedding.dtype.name, directory)
+        write_configs(params.config, params.norm.dtype.name, directory)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((directory / ARRAYS).absolute(), named_arrays(params))
         if progress is not None:
@@ -60,8 +62,11 @@ def load(
     dtype: jax.typing.DTypeLike | None = None,
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
+    int8: bool = False,
 ) -> LlamaParams:
     """Restores a checkpoint that `save` wrote. For the arguments see `load_hf`; `progress` is called once all is read.
+
+    A checkpoint in int8 stays so. One that is not is read whole before it is put in int8.
 
     Raises:
       ValueError: names the directory, and the config key or the array, that is missing, broken or not supported.
@@ -72,12 +77,12 @@ def load(
     if not is_checkpoint(directory):
         raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
     config = read_config(directory)
-    shapes, dtypes = expected_tensors(config), stored_dtypes(directory, config)
-    target = check_dtype(dtype, set(dtypes.values()), directory)
+    dtypes = stored_dtypes(directory, config)
+    target = check_dtype(dtype, floating_dtypes(dtypes), directory)
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     targets = {
-        name: jax.ShapeDtypeStruct(shape, target, sharding=place_of(sharding, name, shape) or default)
-        for name, shape in shapes.items()
+        name: array.update(sharding=place_of(sharding, name, array.shape) or default)
+        for name, array in arrays_of(config, target, "int8" in dtypes.values()).items()
     }
     arrays = (directory / ARRAYS).absolute()
     with ocp.StandardCheckpointer() as checkpointer:
@@ -86,20 +91,31 @@ def load(
         except Exception as error:  # of Orbax and TensorStore, which have no common kind
             raise ValueError(f"{arrays} cannot be restored: {error}") from error
     if progress is not None:
-        for name, shape in shapes.items():
-            progress(math.prod(shape) * jnp.dtype(dtypes[name]).itemsize)
-    return build_params(config, lambda name, shape: restored[name])
+        for name, array in targets.items():
+            progress(array.size * jnp.dtype(dtypes[name]).itemsize)
+
+    def read(name: str, shape: tuple[int, ...]) -> jax.Array | Int8Matrix:
+        scale = restored.get(name + SCALE)
+        return restored[name] if scale is None else Int8Matrix(restored[name], scale)
+
+    params = build_params(config, read)
+    return quantize(params) if int8 else params
+
+
+def floating_dtypes(dtypes: dict[str, str]) -> set[str]:
+    """Returns the dtypes of what is not in int8, scales left out, given those of all arrays."""
+    return {dtype for name, dtype in dtypes.items() if dtype != "int8" and not name.endswith(SCALE)}
 
 
 def stored_dtypes(directory: pathlib.Path, config: LlamaConfig) -> dict[str, str]:
-    """Returns the dtype of every array of a checkpoint, from its metadata alone.
+    """Returns the dtype of every array of a checkpoint, scales of int8 matrices included, from its metadata alone.
 
     Raises:
       ValueError: when the metadata is broken, or the arrays are not those of `config`.
     """
     import orbax.checkpoint as ocp
 
-    arrays, expected = (directory / ARRAYS).absolute(), expected_tensors(config)
+    arrays = (directory / ARRAYS).absolute()
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             stored: dict[str, Any] = checkpointer.metadata(arrays).item_metadata.tree
@@ -107,6 +123,9 @@ def stored_dtypes(directory: pathlib.Path, config: LlamaConfig) -> dict[str, str
             dtypes = {name: array.dtype.name for name, array in stored.items()}
         except Exception as error:
             raise ValueError(f"{arrays} is not a checkpoint of Orbax: {error}") from error
+    expected = expected_tensors(config)
+    if "int8" in dtypes.values():
+        expected = {name: array.shape for name, array in arrays_of(config, jnp.dtype("float32"), int8=True).items()}
     if wrong := sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name)):
         raise ValueError(
             f"{arrays}: {some(wrong)} differ from what config.json implies: {wrong[0]} has shape "

@@ -18,8 +18,11 @@ from safetensors.numpy import save_file
 
 from jlade.conversion.hf_config import read_config, read_json, write_configs, write_json
 from jlade.conversion.whole import written_whole
-from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
+from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
+from jlade.models.quantization import Int8Matrix, is_int8, quantize_matrix
 
+EMBEDDING = "model.embed_tokens.weight"
+SCALE = "_scale"  # what is added to the name of a matrix in int8
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names
@@ -34,6 +37,7 @@ def load_hf(
     dtype: jax.typing.DTypeLike | None = None,
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
+    int8: bool = False,
 ) -> LlamaParams:
     """Loads a checkpoint in Hugging Face format, of the families LLaMA, Mistral, Qwen2 and Qwen3.
 
@@ -48,6 +52,8 @@ def load_hf(
       sharding: where the tensors go, or a function that tells it for each tensor's name in the checkpoint and shape; by
         default the default device.
       progress: is called with the bytes of each tensor in its file, once it is read.
+      int8: whether to put the matrices in int8 (`jlade.models.llama.quantize`), each once it is in its place, so that
+        only one is held in floating point besides.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
@@ -64,14 +70,16 @@ def load_hf(
     target = check_dtype(dtype, {DTYPES[tensors[name].dtype] for name in expected_tensors(config)}, directory)
     broken: list[str] = []
 
-    def read(name: str, shape: tuple[int, ...]) -> jax.Array:
+    def read(name: str, shape: tuple[int, ...]) -> jax.Array | Int8Matrix:
         array, is_finite = tensors[name].read(name, target)
         if not is_finite:
             broken.append(name)
         if progress is not None:
             progress(tensors[name].num_bytes)
+        placed = jax.device_put(array, place_of(sharding, name, shape))
+        is_matrix = len(shape) == 2 and (name != EMBEDDING or config.tie_embeddings)
         # Waiting for the transfer keeps more than one tensor from being in the host's memory.
-        return jax.block_until_ready(jax.device_put(array, place_of(sharding, name, shape)))
+        return jax.block_until_ready(quantize_matrix(placed) if int8 and is_matrix else placed)
 
     params = build_params(config, read)
     for file, stamp in {stored.file: stored.stamp for stored in tensors.values()}.items():
@@ -91,10 +99,15 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
       progress: is called with the bytes of each tensor, once its file is written.
 
     Raises:
-      ValueError: when `path` exists, or transformers has no such model.
+      ValueError: when `path` exists, or transformers has no such model, as it has none for int8 matrices.
     """
+    if any(map(is_int8, jax.tree.leaves(params, is_leaf=is_int8))):
+        raise ValueError(
+            "params must be in floating point, got int8 matrices: `jlade.conversion.save` writes them, or load the "
+            "checkpoint they came from without int8"
+        )
     with written_whole(path) as directory:
-        write_configs(params.config, params.embedding.dtype.name, directory)
+        write_configs(params.config, params.norm.dtype.name, directory)
         parts = list(_parts(params))
         names = [SINGLE_FILE]
         if len(parts) > 1:
@@ -148,7 +161,7 @@ def build_params(config: LlamaConfig, read: Callable[[str, tuple[int, ...]], Any
     embedding_shape = (config.vocab_size, config.hidden_size)
     tensors = layer_tensors(config).items()
     return LlamaParams(
-        embedding=read("model.embed_tokens.weight", embedding_shape),
+        embedding=read(EMBEDDING, embedding_shape),
         layers=tuple(
             LlamaLayer(**{field: read(f"model.layers.{i}.{name}", shape) for field, (name, shape) in tensors})
             for i in range(config.num_layers)
@@ -166,10 +179,19 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return expected
 
 
-def named_arrays(params: LlamaParams) -> dict[str, jax.Array]:
-    """Returns the arrays of `params` by their names in a checkpoint."""
-    names = build_params(params.config, lambda name, shape: name)
-    return dict(zip(jax.tree.leaves(names), jax.tree.leaves(params), strict=True))
+def arrays_of(config: LlamaConfig, dtype: np.dtype, int8: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shape and dtype of each array of a model's parameters, by the names that `named_arrays` gives them."""
+    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+    return named_arrays(jax.eval_shape(quantize, params) if int8 else params)
+
+
+def named_arrays(params: LlamaParams) -> dict[str, Any]:
+    """Returns the arrays of `params` by their names in a checkpoint; one in int8 is followed by its scale."""
+    names = jax.tree.leaves(build_params(params.config, lambda name, shape: name))
+    arrays: dict[str, Any] = {}
+    for name, leaf in zip(names, jax.tree.leaves(params, is_leaf=is_int8), strict=True):
+        arrays |= {name: leaf.weight, name + SCALE: leaf.scale} if is_int8(leaf) else {name: leaf}
+    return arrays
 
 
 def place_of(sharding: Sharding | None, name: str, shape: tuple[int, ...]) -> jax.sharding.Sharding | None:

@@ -20,6 +20,7 @@ def load(
     *,
     sharding: Sharding | None = None,
     revision: str | None = None,
+    int8: bool = False,
 ) -> tuple[LlamaParams, Tokenizer | None]:
     """Loads a checkpoint: its parameters and its tokenizer, None without a tokenizer.json.
 
@@ -27,6 +28,8 @@ def load(
       path: a Hugging Face directory, one written by `jlade.conversion.save`, or an id of the Hugging Face Hub. No code
         from it is ever run.
       dtype, sharding: see `jlade.conversion.load_hf`.
+      int8: whether to put the matrices in int8: half the memory of bfloat16, and half of what a step reads. `dtype` is
+        then that of what is not weights.
       revision: branch, tag or commit of a Hub id.
 
     Raises:
@@ -34,7 +37,7 @@ def load(
     """
     directory = hub.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
-    return read(directory, dtype, sharding), load_tokenizer(directory)
+    return read(directory, dtype, sharding, int8=int8), load_tokenizer(directory)
 
 
 def demo(dtype: jax.typing.DTypeLike | None = None) -> tuple[LlamaParams, Any]:

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     options_lib.request(options)  # what is out of range is said before anything is loaded
     template = None if options.template is None else options_lib.read(options.template)
     directory = pathlib.Path(options.model or options_lib.DEMO)
-    params, _ = jlade.load(directory)
+    params, _ = jlade.load(directory, int8=options.int8)
     chat = _Chat(options, Conversation(params, directory, template, options.system))
     while (line := chat.read()) is not None and line.strip() != "/exit":
         with contextlib.suppress(KeyboardInterrupt):

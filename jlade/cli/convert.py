@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from jlade import conversion
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import hub
+from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.huggingface import check_dtype
 from jlade.conversion.whole import written_whole
 from jlade.models.llama import LlamaParams
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--dtype", choices=DTYPE_CHOICES, default="auto", help="of the new weights (default: auto, what they have)"
     )
+    result.add_argument("--int8", action="store_true", help="write the matrices in int8; jlade's own format alone")
     result.add_argument(
         "--to",
         choices=("jlade", "hf"),
@@ -64,19 +66,23 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"{target} exists; DST must be a new directory")
     source = hub.find(options.source, options.revision)
     headers = read_headers(source)
-    dtype = check_dtype(options.dtype, set(headers.dtypes.values()), source)
-    num_bytes = headers.num_parameters * dtype.itemsize
+    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), source)
+    int8 = options.int8 or headers.is_int8
+    if int8 and options.to == "hf":
+        raise ValueError(f"--to hf writes floating point alone, and {'--int8' if options.int8 else source} is int8")
+    num_bytes = headers.bytes_in_memory(dtype, int8)
     _check_space(target, num_bytes)
 
     load = conversion.load if headers.format == "jlade" else conversion.load_hf
     cpu = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     with _bars() as bar:
-        params = load(source, dtype, cpu, bar("reading", sum(headers.bytes_by_dtype.values())))
+        params = load(source, dtype, cpu, bar("reading", sum(headers.bytes_by_dtype.values())), options.int8)
         try:
             _write(params, source, target, options.to, bar("writing", num_bytes))
         except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(f"{target} was not written: {error}") from error
-    print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {dtype}")
+    kinds = f"int8 and {dtype}" if int8 else dtype
+    print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {kinds}")
 
 
 def _check_space(target: pathlib.Path, num_bytes: int) -> None:

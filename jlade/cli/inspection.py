@@ -19,16 +19,18 @@ import jlade
 from jlade import automatic, text, tuning
 from jlade.config import check_int
 from jlade.conversion import checkpoint
+from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.hf_config import read_config, read_json
 from jlade.conversion.huggingface import (
     DTYPES,
+    arrays_of,
     build_params,
     check_dtype,
     check_tensors,
     expected_tensors,
     stored_tensors,
 )
-from jlade.models.llama import LlamaConfig, LlamaParams
+from jlade.models.llama import LlamaConfig, LlamaParams, quantize
 
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
 
@@ -69,9 +71,11 @@ def run(options: argparse.Namespace) -> None:
     length = check_int("--length", config.max_positions if options.length is None else options.length, 1)
     if length > config.max_positions:
         raise ValueError(f"--length must be at most {config.max_positions}, which the model reads, got {length}")
-    dtype = check_dtype(options.dtype, set(headers.dtypes.values()), directory)
-    weights_bytes = headers.num_parameters * dtype.itemsize
+    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), directory)
+    weights_bytes = headers.bytes_in_memory(dtype)
     shapes = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+    if headers.is_int8:
+        shapes = jax.eval_shape(quantize, shapes)
     cache_bytes = _cache_bytes(shapes, batch_size, length)
     device = jax.devices()[0]
     lookahead = automatic.choose(shapes, shapes.decoder, batch_size)
@@ -107,7 +111,7 @@ class Headers:
 
     Attributes:
       format: "huggingface", or "jlade" for jlade's own.
-      dtypes: of each of the model's tensors, as stored.
+      dtypes: of each array, as stored.
       num_files, file_bytes: the files with weights, and their size on disk.
     """
 
@@ -126,9 +130,18 @@ class Headers:
     def bytes_by_dtype(self) -> dict[str, int]:
         """Returns the bytes of the model's tensors before any compression, by their dtype."""
         result: dict[str, int] = collections.defaultdict(int)
-        for name, shape in expected_tensors(self.config).items():
-            result[self.dtypes[name]] += math.prod(shape) * jnp.dtype(self.dtypes[name]).itemsize
+        for name, array in arrays_of(self.config, jnp.dtype("float32"), self.is_int8).items():
+            result[self.dtypes[name]] += array.size * jnp.dtype(self.dtypes[name]).itemsize
         return dict(result)
+
+    @property
+    def is_int8(self) -> bool:
+        return "int8" in self.dtypes.values()
+
+    def bytes_in_memory(self, dtype: np.dtype, int8: bool = False) -> int:
+        """Returns the bytes of the parameters loaded in a dtype, and in int8 when that is asked for or stored."""
+        arrays = arrays_of(self.config, dtype, int8 or self.is_int8)
+        return sum(array.size * array.dtype.itemsize for array in arrays.values())
 
 
 def read_headers(directory: pathlib.Path) -> Headers:
@@ -201,7 +214,7 @@ def _table(facts: dict[str, Any]) -> Table:
         "tokenizer": "yes" if facts["tokenizer"] else "no",
         "chat template": "yes" if facts["chat_template"] else "no",
         "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}",
-        f"weights in {memory['dtype']}": decimal(memory["weights_bytes"]),
+        f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
         "together": decimal(memory["total_bytes"]),
         f"W, N, G on {facts['device']}": tuning.name(jlade.LookaheadConfig(**lookahead)),

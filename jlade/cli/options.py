@@ -31,9 +31,17 @@ SETTINGS: dict[str, tuple[type, Any, str, str]] = {
 }
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds which model to load and how, as `load` reads it."""
+    parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    parser.add_argument(
+        "--int8", action="store_true", help="hold the weights in int8, half the memory of bfloat16; the text may differ"
+    )
+
+
 def add_shared(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that every command has."""
-    parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    add_model(parser)
     lookahead = parser.add_argument_group(
         "what a step does",
         "By default what `jlade tune` found on this device for this model, else an estimate. Each of the three alone "
@@ -111,7 +119,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
     Raises:
       ValueError: when there is no such model, or none that reads text.
     """
-    params, tokenizer = jlade.load(options.model or DEMO)
+    params, tokenizer = jlade.load(options.model or DEMO, int8=options.int8)
     if tokenizer is None:
         raise ValueError(f"--model {options.model} has no tokenizer.json, which the prompt needs")
     return params, tokenizer

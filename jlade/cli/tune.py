@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         help="a prompt; - for standard input (default: short pieces of code and prose)",
     )
     result.add_argument("--lines", action="store_true", help="each line that is not blank is a prompt of its own")
-    result.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    options_lib.add_model(result)
     result.add_argument(
         "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
     )

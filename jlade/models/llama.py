@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import flax.struct
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from jlade.models import attention, base, rotary
 from jlade.models.base import BlockKV, KVCache
+from jlade.models.quantization import Int8Matrix, is_int8, multiply, quantize_matrix
 
 SMALL_BLOCK = 128  # tokens, of all rows together
 
@@ -41,7 +43,9 @@ class LlamaConfig:
 
 @flax.struct.dataclass
 class LlamaLayer:
-    """Parameters of one layer. Matrices are [out, in], as in the checkpoint: see `linear`."""
+    """Parameters of one layer. Matrices are [out, in], as in the checkpoint: see `linear`. After `quantize` they are
+    `Int8Matrix`.
+    """
 
     attention_norm: jax.Array  # [E]
     query: jax.Array  # [H * D, E]
@@ -102,7 +106,7 @@ class Llama:
         shape = (batch_size, c.num_kv_heads, capacity, c.head_dim)
 
         def zeros() -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros(shape, params.embedding.dtype) for _ in range(c.num_layers))
+            return tuple(jnp.zeros(shape, params.norm.dtype) for _ in range(c.num_layers))
 
         return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32))
 
@@ -115,7 +119,7 @@ class Llama:
         block_mask: jax.Array | np.ndarray,
     ) -> tuple[jax.Array, BlockKV]:
         c = self.config
-        hidden = params.embedding[tokens]
+        hidden = params.embedding[tokens].astype(params.norm.dtype)
         rotation = rotary.rotation(positions, c.head_dim, c.rope_theta, c.rope_scaling)
         windows = c.sliding_windows or (None,) * c.num_layers
         block_kv = []
@@ -189,13 +193,33 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     return LlamaParams(matrix(c.vocab_size, c.hidden_size), layers, ones, output, config)
 
 
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def quantize(params: LlamaParams) -> LlamaParams:
+    """Returns the parameters with their matrices in int8; those that are already stay as they are.
+
+    Norms, biases and an embedding that is not the output matrix too keep their dtype. The old matrices are freed only
+    when nothing else refers to them: `jlade.load(..., int8=True)` never holds them all.
+    """
+
+    def in_int8(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x if is_int8(x) or x.ndim != 2 else quantize_matrix(x), tree, is_leaf=is_int8)
+
+    changed = {"layers": in_int8(params.layers)}
+    if params.output is None:
+        changed["embedding"] = in_int8(params.embedding)
+    else:
+        changed["output"] = in_int8(params.output)
+    return dataclasses.replace(params, **changed)
+
+
+def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None = None) -> jax.Array:
     """Multiplies `x` [..., in] by `weight` [out, in] and adds `bias` [out].
 
     For blocks of up to `SMALL_BLOCK` tokens the product is taken as weight times transposed x: on CPUs that reads the
     weights up to four times faster. Elsewhere the compiler chooses the order itself.
     """
-    if x.size <= SMALL_BLOCK * x.shape[-1]:
+    if isinstance(weight, Int8Matrix):
+        product = jnp.moveaxis(multiply(weight, x), 0, -1)
+    elif x.size <= SMALL_BLOCK * x.shape[-1]:
         product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())))
         product = jnp.moveaxis(product, 0, -1)
     else:

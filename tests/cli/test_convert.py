@@ -107,9 +107,9 @@ def test_a_bar_of_the_bytes_is_shown_on_a_terminal(run, monkeypatch, tmp_path):
 def test_weights_are_read_onto_the_cpu_one_tensor_after_another(run, monkeypatch, tmp_path):
     load, calls = jlade.conversion.load_hf, []
 
-    def load_hf(path, dtype, sharding, progress):
+    def load_hf(path, dtype, sharding, progress, int8):
         assert sharding.device_set == {jax.devices("cpu")[0]}
-        return load(path, dtype, sharding, calls.append)
+        return load(path, dtype, sharding, calls.append, int8)
 
     monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
     run(DEMO, tmp_path / "new", "--to", "hf")

@@ -1,0 +1,191 @@
+"""What int8 weights cost in quality and gain in speed.
+
+    python benchmarks/quantization.py                   # quality, and speed on the demo model
+    python benchmarks/quantization.py --shape 7b        # the same quality, and speed at a 7 B shape (`inflate.py`)
+
+Quality: the demo model in float32 continues every prompt greedily; then each kind of weights reads prompt and text in
+one pass, and its predictions are held against those in float32. Speed: steps of decoding with int8 weights and without,
+in the dtype that jlade takes on this device, timed in turns; `temporary MB` is what the program holds besides its
+arguments and results, where a copy of the weights in floating point would show.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# The script's own folder is no place for imports: see compression.py.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress, track
+from rich.table import Table
+
+import jlade
+from benchmarks import inflate, report
+from benchmarks.compression import PROMPTS
+from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.models.llama import LlamaParams, quantize
+
+CAPACITY = 1024
+FEW, MANY = 16, 144  # tokens of the two texts whose difference in time is that of the steps alone
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=inflate.SHAPES, help="what speed is measured on (default: the demo model)")
+    parser.add_argument("--speed-only", action="store_true", help="leave the quality out")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
+    parser.add_argument("--repeat", type=int, default=7, metavar="R", help="timings of each program")
+    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
+    options = parser.parse_args()
+
+    prompts = [json.loads(line)["ids"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    quality = {} if options.speed_only else _quality(prompts, options.max_new_tokens)
+    params, _ = jlade.demo()
+    if options.shape is not None:
+        params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
+    speed = _speed({params.norm.dtype.name: params, "int8": quantize(params)}, prompts[0], options.repeat)
+    if quality:
+        Console().print(_table("quality, demo model", quality))
+    Console().print(_table(f"speed, {options.shape or 'demo model'}", speed))
+    if options.json:
+        settings = {"shape": options.shape or "demo", "prompts": len(prompts), "repeat": options.repeat}
+        settings |= {"max_new_tokens": options.max_new_tokens}
+        report.write(options.json, settings | {"quality": quality, "speed": speed})
+
+
+def _quality(prompts: Sequence[list[int]], max_new_tokens: int) -> dict[str, dict[str, float]]:
+    """Returns the figures of each kind of weights, means over the tokens of all texts."""
+    reference, _ = jlade.demo("float32")
+    half, _ = jlade.demo("bfloat16")
+    kinds = {
+        "float32": reference,
+        "bfloat16": half,
+        "int8, float32": quantize(reference),
+        "int8, bfloat16": quantize(half),
+    }
+    rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in kinds}
+    size = max(map(len, prompts)) + max_new_tokens
+    for prompt in track(prompts, "quality"):
+        out = jlade.generate(reference, prompt, max_new_tokens=max_new_tokens, lookahead=None, eos_ids=())
+        tokens = np.array([*prompt, *out.tokens[0]], np.int32)
+        padded = np.pad(tokens, (0, size - len(tokens)))  # what follows is not seen, and one program does for all
+        expected = None
+        for name, params in kinds.items():
+            logprobs = np.asarray(_logprobs(params, padded))[: len(tokens) - 1]
+            expected = logprobs if expected is None else expected
+            rows[name].append(_compare(logprobs, expected, tokens[1:], len(prompt) - 1))
+    result = {}
+    for name, params in kinds.items():
+        figures = {key: np.concatenate([row[key] for row in rows[name]]) for key in rows[name][0]}
+        result[name] = {
+            "weights, MB": _num_bytes(params) / 1e6,
+            "relative error of the logits": float(np.sqrt(figures["error"].sum() / figures["size"].sum())),
+            "KL divergence, nats a token": float(figures["kl"].mean()),
+            "same most likely token": float(figures["same"].mean()),
+            "perplexity of the prompts": float(np.exp(figures["prompt"].mean())),
+            "perplexity of the texts": float(np.exp(figures["text"].mean())),
+        }
+    return result
+
+
+@jax.jit
+def _logprobs(params: LlamaParams, tokens: jax.Array) -> jax.Array:
+    """Returns the log-probabilities [L, V] after each of `tokens` [L]."""
+    length = len(tokens)
+    decoder = params.decoder
+    cache = decoder.init_cache(params, 1, length)
+    positions = jnp.arange(length, dtype=jnp.int32)[None]
+    hidden, _ = decoder.forward(params, tokens[None], positions, cache, np.tri(length, dtype=bool))
+    return jax.nn.log_softmax(decoder.logits(params, hidden)[0])
+
+
+def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    """Returns figures of each of `tokens` [L] given its log-probabilities [L, V]; the text begins at `start`."""
+    surprise = -np.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
+    got, wanted = logprobs[start:], expected[start:]
+    centred = [x - x.mean(-1, keepdims=True) for x in (got, wanted)]  # a constant added to all logits has no effect
+    return {
+        "error": np.square(centred[0] - centred[1]).sum(-1),
+        "size": np.square(centred[1]).sum(-1),
+        "kl": np.sum(np.exp(wanted) * (wanted - got), axis=-1),
+        "same": got.argmax(-1) == wanted.argmax(-1),
+        "prompt": surprise[:start],
+        "text": surprise[start:],
+    }
+
+
+def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> dict[str, dict[str, float]]:
+    """Returns the figures of each model: steps over one token, and over the block that suits the device."""
+    wide = SMALL_BLOCK if jax.default_backend() == "cpu" else jlade.LookaheadConfig()
+    prompts = np.zeros((1, CAPACITY), np.int32)
+    prompts[0, : len(prompt)] = prompt
+    arrays = (prompts, np.array([len(prompt)], np.int32))
+
+    def stopping(num_tokens: int) -> jlade.Stopping:
+        return jlade.Stopping(jnp.array([num_tokens], jnp.int32), jnp.full((1, 1), -1, jnp.int32))
+
+    programs: dict[tuple[str, str], Any] = {}
+    seconds: dict[tuple[str, str], list[float]] = {}
+    with Progress() as progress:
+        task = progress.add_task("compiling", total=2 * len(models) * (1 + repeat))
+        for name, params in models.items():
+            for block, lookahead in ("plain", PLAIN), ("lookahead", wide):
+                lowered = jlade.decode.lower(
+                    params, *arrays, stopping(FEW), jax.random.key(0), decoder=params.decoder, lookahead=lookahead
+                )
+                programs[name, block] = lowered.compile()
+                seconds[name, block] = []
+                progress.advance(task)
+        progress.update(task, description="speed")
+        for _ in range(repeat):
+            for (name, block), program in programs.items():
+                took, steps = [], []
+                for num_tokens in (FEW, MANY):
+                    begin = time.perf_counter()
+                    state = program(models[name], *arrays, stopping(num_tokens), jax.random.key(0))
+                    steps.append(int(jax.block_until_ready(state).steps[0]))
+                    took.append(time.perf_counter() - begin)
+                seconds[name, block].append((took[1] - took[0]) / (steps[1] - steps[0]))
+                progress.advance(task)
+    result: dict[str, dict[str, float]] = {}
+    for name, params in models.items():
+        plain, ahead = (statistics.median(seconds[name, block]) for block in ("plain", "lookahead"))
+        looked_up = 0 if params.output is None else params.embedding.nbytes  # a row of it is read, not the whole
+        read = _num_bytes(params) - looked_up
+        memory = programs[name, "plain"].memory_analysis()
+        result[name] = {
+            "weights, MB": _num_bytes(params) / 1e6,
+            "plain decoding, tokens/s": 1 / plain,
+            "step of 1, ms": 1e3 * plain,
+            "weights read, GB/s": read / plain / 1e9,
+            f"step of {(wide.ngram_size - 1) * (wide.window_size + wide.guess_set_size)}, ms": 1e3 * ahead,
+            "temporary MB": memory.temp_size_in_bytes / 1e6,
+        }
+    first = next(iter(result.values()))["step of 1, ms"]
+    return {name: figures | {"speed": first / figures["step of 1, ms"]} for name, figures in result.items()}
+
+
+def _num_bytes(params: LlamaParams) -> int:
+    return sum(array.nbytes for array in jax.tree.leaves(params))
+
+
+def _table(title: str, figures: dict[str, dict[str, float]]) -> Table:
+    table = Table(title, *figures)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in next(iter(figures.values())):
+        table.add_row(name, *(f"{column[name]:.4g}" for column in figures.values()))
+    return table
+
+
+if __name__ == "__main__":
+    main()

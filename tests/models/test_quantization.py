@@ -1,0 +1,186 @@
+"""Int8 matrices: the bound on their error, the model they make, the program that reads them, how they are kept."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jlade
+from jlade import LookaheadConfig, Stopping, conversion, decoding
+from jlade.cli import main
+from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.conversion import load_hf, save_hf
+from jlade.models import llama, quantization
+from jlade.models.quantization import Int8Matrix, quantize_matrix
+from tests import plain_llama
+from tests.conversion.test_huggingface import DEMO
+from tests.conversion.test_round_trip import assert_equal
+from tests.models.test_llama import run_blocks
+from tests.tiny import tiny_llama
+
+BIASES = {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
+ALL = {"tie_embeddings": True, "qk_norm": True} | BIASES
+
+
+def in_floating_point(params):
+    """Multiplies the int8 matrices out."""
+    return jax.tree.map(
+        lambda x: x[jnp.arange(len(x.scale))] if isinstance(x, Int8Matrix) else x,
+        params,
+        is_leaf=lambda x: isinstance(x, Int8Matrix),
+    )
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.sampled_from([0.0, 1e-45, 1e-38, 1e-30, 1e-3, 1.0, 1e30, 3e38]), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.sampled_from(["float32", "bfloat16", "float16"]),
+)
+def test_no_element_moves_by_more_than_half_a_step(seed, magnitudes, columns, dtype):
+    rng = np.random.default_rng(seed)
+    rows = rng.uniform(-1, 1, (len(magnitudes), columns)) * np.array(magnitudes)[:, None]
+    largest = float(jnp.finfo(dtype).max)
+    matrix = jnp.asarray(np.clip(rows, -largest, largest), dtype)
+    result = quantize_matrix(matrix)
+    weight, scale = np.asarray(result.weight, np.float64), np.asarray(result.scale, np.float64)
+    assert result.weight.dtype == jnp.int8
+    assert result.scale.dtype == jnp.float32
+    assert np.abs(weight).max() <= 127
+    assert (scale > 0).all()
+    error = np.abs(np.asarray(matrix, np.float64) - weight * scale[:, None])
+    assert (error <= scale[:, None] / 2 * (1 + 1e-5)).all()
+    used = scale != 1  # the others are zero, or as good as zero
+    assert (np.abs(weight[used]).max(axis=1) == 127).all()
+    assert not weight[~used & (np.abs(np.asarray(matrix, np.float64)).max(axis=1) < 1e-36)].any()
+
+
+def test_what_is_not_finite_does_not_become_finite():
+    matrix = jnp.array([[1.0, jnp.nan], [1.0, jnp.inf], [1.0, 2.0]])
+    assert np.isfinite(quantize_matrix(matrix)[jnp.arange(3)]).all(axis=1).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("rows", [3, 100, 256, 700])  # one piece of rows, some, and some that overlap
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_product_is_that_of_the_matrix_multiplied_out(rows, dtype, monkeypatch):
+    monkeypatch.setattr(quantization, "ROWS", 128)
+    rng = np.random.default_rng(rows)
+    matrix = quantize_matrix(jnp.asarray(rng.normal(size=(rows, 48)), dtype))
+    x, bias = (jnp.asarray(rng.normal(size=shape), dtype) for shape in [(2, 5, 48), (rows,)])
+    got = llama.linear(x, matrix, bias)
+    multiplied_out = np.asarray(matrix.weight, np.float64) * np.asarray(matrix.scale, np.float64)[:, None]
+    expected = np.asarray(x, np.float64) @ multiplied_out.T + np.asarray(bias, np.float64)
+    assert got.dtype == jnp.dtype(dtype)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=1e-4 if dtype == "float32" else 0.15)
+
+
+def test_every_feature_computes_what_its_rounded_weights_say():
+    quantized = llama.quantize(tiny_llama(**ALL))
+    assert {x.ndim for x in jax.tree.leaves(quantized) if x.dtype == jnp.int8} == {2}
+    assert {x.ndim for x in jax.tree.leaves(quantized) if x.dtype != jnp.int8} == {1}
+    tokens = np.random.default_rng(0).integers(0, 13, (2, 20), dtype=np.int32)
+    expected = run_blocks(in_floating_point(quantized), tokens, [20])
+    np.testing.assert_allclose(run_blocks(quantized, tokens, [20]), expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True}], ids=["untied", "tied"])
+def test_equals_the_plain_llama_with_the_rounded_weights(changes):
+    quantized = llama.quantize(tiny_llama(**changes))
+    assert isinstance(quantized.embedding, Int8Matrix) == bool(changes)
+    tokens = np.random.default_rng(0).integers(0, 13, (1, 20), dtype=np.int32)
+    expected = [plain_llama.logits(in_floating_point(quantized), row) for row in tokens]
+    np.testing.assert_allclose(run_blocks(quantized, tokens, [20]), expected, atol=3e-5)
+
+
+def test_int8_parameters_stay_as_they_are():
+    params = llama.quantize(tiny_llama())
+    assert_equal(llama.quantize(params), params)
+
+
+def test_lookahead_equals_plain_decoding():
+    params = llama.quantize(tiny_llama(3, **ALL))
+    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
+    plain, ahead = (
+        jlade.generate(params, prompts, max_new_tokens=40, lookahead=lookahead, eos_ids=())
+        for lookahead in (None, LookaheadConfig(4, 4, 4))
+    )
+    np.testing.assert_array_equal(ahead.tokens, plain.tokens)
+    assert ahead.steps.max() < plain.steps.max()
+
+
+def test_no_matrix_is_converted_whole():
+    """Neither before the loop, which would keep a floating-point copy, nor, where it is large, within."""
+    params = llama.quantize(tiny_llama(vocab_size=1300, intermediate_size=1200))
+    args = (
+        np.zeros((1, 128), np.int32),
+        np.ones(1, np.int32),
+        Stopping(np.ones(1, np.int32), np.full((1, 1), -1, np.int32)),
+        jax.random.key(0),
+    )
+    program = decoding.decode.lower(params, *args, decoder=params.decoder, lookahead=PLAIN).compile().as_text()
+    assert " while(" in program
+    assert "s8[1200,16]" in program
+    assert "f32[1300,16]" in program  # the embedding, which stays as it is
+    assert "f32[1200,16]" not in program
+    assert "s8[16,1200]" in program
+    assert "f32[16,1200]" not in program[program.index("\nENTRY ") :]
+
+
+def test_the_demo_model_agrees_with_itself(demo, golden):
+    """On 0.998 of the tokens of the 26 texts (benchmarks/quantization.py); here it reads one, with its prompt."""
+    params = demo[0]
+    quantized = llama.quantize(params)
+    prompt, greedy = next(iter(golden.values()))
+    tokens = np.array([prompt["ids"] + greedy], np.int32)
+    chosen, own = (run_blocks(p, tokens, [tokens.shape[1]]).argmax(axis=-1) for p in (quantized, params))
+    assert (chosen == own).mean() > 0.95
+    assert sum(x.nbytes for x in jax.tree.leaves(quantized)) < 0.26 * sum(x.nbytes for x in jax.tree.leaves(params))
+
+
+def test_loading_in_int8_equals_quantizing_what_was_loaded(demo, tmp_path):
+    assert_equal(load_hf(DEMO, "float32", int8=True), llama.quantize(demo[0]))
+    untied = tiny_llama()
+    conversion.save(untied, tmp_path / "own")
+    save_hf(untied, tmp_path / "hf")
+    for directory in ("own", "hf"):
+        assert_equal(jlade.load(tmp_path / directory, "float32", int8=True)[0], llama.quantize(untied))
+
+
+@pytest.mark.parametrize("changes", [BIASES, {"tie_embeddings": True, "qk_norm": True}], ids=["biases", "tied, norms"])
+def test_int8_comes_back_from_jlades_own_checkpoint(changes, tmp_path):
+    params = llama.quantize(jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama(**changes)))
+    conversion.save(params, tmp_path / "own")
+    assert_equal(conversion.load(tmp_path / "own", "auto"), params)
+    assert conversion.load(tmp_path / "own", "float32", int8=True).norm.dtype == jnp.float32
+
+
+def test_int8_is_not_written_for_transformers(tmp_path):
+    with pytest.raises(ValueError, match=r"params must be in floating point, got int8 matrices"):
+        save_hf(llama.quantize(tiny_llama()), tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_converts_inspects_and_runs_int8(demo, tmp_path, capsys):
+    target = tmp_path / "int8"
+    assert main(["convert", str(DEMO), str(target), "--int8"]) == 0
+    assert "5,475,584 parameters, 5.6 MB of int8 and bfloat16" in capsys.readouterr().out
+    assert main(["inspect", str(target), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    loaded, _ = jlade.load(target)
+    assert facts["memory"]["weights_bytes"] == sum(x.nbytes for x in jax.tree.leaves(loaded))
+    assert facts["files"]["tensor_bytes"].keys() == {"int8", "bfloat16", "float32"}
+    assert_equal(loaded, llama.quantize(demo[0]))
+    (tmp_path / "prompt.txt").write_text("def read_config(path):")
+    run = ["generate", str(tmp_path / "prompt.txt"), "--int8", "--max-new-tokens", "30", "--json", "--logprobs"]
+    assert main(run) == 0
+    settings = {"tokenizer": demo[1], "max_new_tokens": 30, "lookahead": SMALL_BLOCK, "logprobs": True}
+    expected = jlade.generate(llama.quantize(demo[0]), "def read_config(path):", **settings)
+    np.testing.assert_array_equal(json.loads(capsys.readouterr().out)["logprobs"], expected.logprobs[0])
+    for arguments, what in ([str(DEMO), "--int8"], "--int8"), ([str(target)], str(target)):
+        with pytest.raises(SystemExit):
+            main(["convert", *arguments, str(tmp_path / "new"), "--to", "hf"])
+        assert f"--to hf writes floating point alone, and {what} is int8" in capsys.readouterr().err
