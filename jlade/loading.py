@@ -28,8 +28,8 @@ def load(
       path: a Hugging Face directory, one written by `jlade.conversion.save`, or an id of the Hugging Face Hub. No code
         from it is ever run.
       dtype, sharding: see `jlade.conversion.load_hf`.
-      int8: whether to put the matrices in int8: half the memory of bfloat16, and half of what a step reads. `dtype` is
-        then that of what is not weights.
+      int8: whether to hold the matrices in int8: half the memory of bfloat16, and half of what a step reads. `dtype` is
+        then that of the rest and of the computation. See `jlade.models.quantization`.
       revision: branch, tag or commit of a Hub id.
 
     Raises:

@@ -53,7 +53,7 @@ def multiply(matrix: Int8Matrix, x: jax.Array) -> jax.Array:
     """
     # The weights are made to depend on x: the compiler would convert what is the same in all steps before the loop over
     # them, and each step would read a floating-point copy.
-    weight, _ = jax.lax.optimization_barrier((matrix.weight, x))
+    weight, x = jax.lax.optimization_barrier((matrix.weight, x))
     product = jax.lax.platform_dependent(weight, x, cpu=_multiply_by_rows, default=_multiply)
     scale = matrix.scale.reshape(-1, *(1,) * (x.ndim - 1))
     return (product * scale).astype(x.dtype)

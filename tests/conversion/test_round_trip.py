@@ -175,6 +175,10 @@ for load, path in ((conversion.load_hf, sys.argv[1]), (conversion.load, sys.argv
     assert params.embedding.addressable_shards[0].data.shape[0] == params.embedding.shape[0] // 8
     for got, expected in zip(jax.tree.leaves(params), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(got, expected)
+    matrix, expected = (load(path, "float32", where, int8=True).layers[0].gate for where in (place, None))
+    assert matrix.weight.addressable_shards[0].data.shape[0] == matrix.weight.shape[0] // 8
+    np.testing.assert_array_equal(matrix.weight, expected.weight)
+    np.testing.assert_array_equal(matrix.scale, expected.scale)
 print("restored on 8 devices")
 """
 
