@@ -114,7 +114,7 @@ def test_lookahead_equals_plain_decoding():
 
 def test_no_matrix_is_converted_whole():
     """Neither before the loop, which would keep a floating-point copy, nor, where it is large, within."""
-    params = llama.quantize(tiny_llama(vocab_size=1300, intermediate_size=1200))
+    params = llama.quantize(tiny_llama(vocab_size=1300, hidden_size=24, intermediate_size=1200))
     args = (
         np.zeros((1, 128), np.int32),
         np.ones(1, np.int32),
@@ -123,11 +123,11 @@ def test_no_matrix_is_converted_whole():
     )
     program = decoding.decode.lower(params, *args, decoder=params.decoder, lookahead=PLAIN).compile().as_text()
     assert " while(" in program
-    assert "s8[1200,16]" in program
-    assert "f32[1300,16]" in program  # the embedding, which stays as it is
-    assert "f32[1200,16]" not in program
-    assert "s8[16,1200]" in program
-    assert "f32[16,1200]" not in program[program.index("\nENTRY ") :]
+    assert "s8[1200,24]" in program
+    assert "f32[1300,24]" in program  # the embedding, which stays as it is
+    assert "f32[1200,24]" not in program
+    assert "s8[24,1200]" in program
+    assert "f32[24,1200]" not in program[program.index("\nENTRY ") :]
 
 
 def test_the_demo_model_agrees_with_itself(demo, golden):
