@@ -12,6 +12,7 @@ import jax
 import jaxlib
 
 import jlade
+from jlade import tuned_files
 
 
 def provenance() -> dict[str, Any]:
@@ -19,7 +20,7 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
-        "processor": _processor(),
+        "processor": tuned_files.processor(),
         "cores": os.cpu_count(),
         "device": jax.devices()[0].device_kind,
         "python": platform.python_version(),
@@ -27,13 +28,6 @@ def provenance() -> dict[str, Any]:
         "jaxlib": jaxlib.__version__,
         "jlade": jlade.__version__,
     }
-
-
-def _processor() -> str:
-    """The processor's name: Linux tells it only there."""
-    info = pathlib.Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor()
 
 
 def write(path: str, result: dict[str, Any]) -> None:

@@ -30,12 +30,17 @@ class Key:
 
     @property
     def path(self) -> pathlib.Path:
-        """Where the result is stored: in `jlade/tuned` of XDG_CACHE_HOME, by default `~/.cache`."""
-        cache = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(cache):  # the XDG specification has such ones ignored
-            cache = os.path.expanduser("~/.cache")
+        """Where the result is stored."""
         name = hashlib.sha256("\n".join(map(str, dataclasses.astuple(self))).encode()).hexdigest()[:16]
-        return pathlib.Path(cache) / "jlade" / "tuned" / f"{name}.json"
+        return cache_directory() / "tuned" / f"{name}.json"
+
+
+def cache_directory() -> pathlib.Path:
+    """Returns where jlade keeps files that can be made again: `jlade` in XDG_CACHE_HOME, by default `~/.cache`."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # the XDG specification has such ones ignored
+        cache = os.path.expanduser("~/.cache")
+    return pathlib.Path(cache) / "jlade"
 
 
 def device_of(params: Params) -> tuple[jax.Device, int]:
@@ -49,7 +54,7 @@ def key(params: Params, decoder: Decoder, batch_size: int) -> Key:
     device, number = device_of(params)
     leaves = jax.tree.leaves(params)
     shapes = tuple((getattr(leaf, "dtype", type(leaf)), getattr(leaf, "shape", ())) for leaf in leaves)
-    kind = _processor() if device.platform == "cpu" else device.device_kind
+    kind = f"{processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
     model = _fingerprint(f"{type(decoder).__module__}.{decoder!r}", shapes)
     return Key(f"{number} x {kind} ({device.platform})", model, batch_size)
 
@@ -61,12 +66,12 @@ def _fingerprint(decoder: str, shapes: tuple[tuple[Any, ...], ...]) -> str:
 
 
 @functools.cache
-def _processor() -> str:
-    """JAX calls every processor "cpu"; a home directory may be shared by different ones."""
+def processor() -> str:
+    """Returns the processor's name; JAX calls every one "cpu", and a home directory may be shared by different ones."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    return name or platform.processor() or platform.machine()
 
 
 def save(key: Key, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import jlade
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_enable_compilation_cache", False)  # which the command turns on for the process it is in
 
 # Compiling takes longer than any deadline; the same examples every time, for the same result every time.
 hypothesis.settings.register_profile("jlade", deadline=None, derandomize=True)

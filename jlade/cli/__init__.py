@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jlade.cli import chat, compare, convert, generate, inspection, tune
+from jlade.cli import chat, compare, compiled, convert, generate, inspection, tune
 
 COMMANDS = {"generate": generate, "chat": chat, "convert": convert, "inspect": inspection, "tune": tune}
 
@@ -16,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS[arguments[0]] if is_named else compare
     parser = command.parser()
     options = parser.parse_args(arguments[1:] if is_named else arguments)
+    compiled.keep()
     try:
         command.run(options)
         sys.stdout.flush()  # here and not at exit, so that a reader that has gone is noticed below
