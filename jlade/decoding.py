@@ -31,7 +31,7 @@ GREEDY = Sampling()
 NO_POSITION = np.uint32(2**31)
 # Tokens of the prompt per forward pass, as pairs (chunk, least): a chunk is read while more than `least` are left. On
 # CPUs a pass takes the time of its tokens, padding included; elsewhere a small one takes that of reading the weights.
-PREFILL_CHUNKS_ON_CPU = ((256, 240), (128, 112), (64, 48), (32, 16), (16, 0))
+PREFILL_CHUNKS_ON_CPU = ((256, 224), (64, 48), (16, 0))
 PREFILL_CHUNKS = ((512, 64), (64, 0))
 
 

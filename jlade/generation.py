@@ -105,7 +105,8 @@ def generate(
         for every key; it changes only how many steps are taken.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       state: `Generation.state` of an earlier call. The prompt is the whole text all the same, of the conversation so
-        far, say; what the state has read of it is not read again, and its pool is used on. The text is the same.
+        far, say; what the state has read of it is not read again, and its pool is used on. The text is the same. A
+        state of one row serves all rows of a batch: what they begin with is read once.
       pool: n-grams to begin with, `Generation.state.pool` of another call, say, or what `jlade.load_pool` returns; one
         for all rows [V, G, N-1], or one for each [B, V, G, N-1]. By default no call sees the n-grams of another.
       streamer: an object like transformers' streamers, for one prompt; it is given NumPy arrays.

@@ -119,6 +119,7 @@ def check(
         if pool is not None:
             raise ValueError("pool and state cannot both be given: the state has a pool of its own")
         _check_state(state, len(prompts), params, decoder, lookahead)
+        state = _for_each_row(state, len(prompts))
         capacity = max(capacity, state.tokens.shape[1])
         cache, pool = _reuse(state, prompts, capacity), state.pool
     padded = np.zeros((len(prompts), capacity), np.int32)
@@ -311,9 +312,11 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
             f"state must be the `state` of a Generation made with keep_state=True, got {type(state).__name__}"
         )
     num_rows, capacity = state.tokens.shape
-    if num_rows != batch_size:
-        raise ValueError(f"state is of {num_rows} rows; accepted are as many as there are prompts, {batch_size}")
-    expected = jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, capacity), params)
+    if num_rows not in (1, batch_size):
+        raise ValueError(
+            f"state is of {num_rows} rows; accepted are as many as there are prompts, {batch_size}, or one for all"
+        )
+    expected = jax.eval_shape(lambda params: decoder.init_cache(params, num_rows, capacity), params)
     of_state, of_model = (
         [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)] for cache in (state.cache, expected)
     )
@@ -322,12 +325,22 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
             f"state is of another model: its cache has {len(of_state)} arrays like {of_state[0]}, accepted are "
             f"{len(of_model)} like {of_model[0]}"
         )
-    shape = (batch_size, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
+    shape = (num_rows, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
     if state.pool.ngrams.shape != shape:
         raise ValueError(
             f"state is of another lookahead setting: its pool has shape {list(state.pool.ngrams.shape)}, accepted is "
             f"[B, V, G, N-1] = {list(shape)}"
         )
+
+
+def _for_each_row(state: DecodeState, batch_size: int) -> DecodeState:
+    """Returns what is reused of a state with as many rows as there are prompts, given one of so many or of one."""
+
+    def repeat(array: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(array, (batch_size, *array.shape[1:]))
+
+    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "cache", "pool")}
+    return dataclasses.replace(state, **jax.tree.map(repeat, fields))
 
 
 def _reuse(state: DecodeState, prompts: list[np.ndarray], capacity: int) -> KVCache:

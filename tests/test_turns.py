@@ -43,6 +43,7 @@ def test_only_what_is_new_is_read(monkeypatch):
     first = generate([[3, 1, 4], [1]])
     texts = [[*p, *row.tolist(), 5, 6] for p, row in zip([[3, 1, 4], [1]], first.tokens, strict=True)]
     seen = []
+    prefix = generate([3, 1, 4, 1, 5], max_new_tokens=1)
     monkeypatch.setattr(generation.decoding, "decode", lambda *args, **static: seen.append(args) or first.state)
     generate(texts, state=first.state)
     cache = next(arg for arg in seen[0] if isinstance(arg, KVCache))
@@ -50,6 +51,21 @@ def test_only_what_is_new_is_read(monkeypatch):
     generate([texts[0][:7], [2, *texts[1]]], state=first.state)
     cache = next(arg for arg in seen[1] if isinstance(arg, KVCache))
     assert cache.length.tolist() == [6, 0], "a shorter prompt leaves its last token to read; another one shares nothing"
+    generate([[3, 1, 4, 1, 5, 9], [3, 1, 8]], state=prefix.state)
+    cache = next(arg for arg in seen[2] if isinstance(arg, KVCache))
+    assert cache.length.tolist() == [5, 2], "what both rows begin with was read once"
+
+
+def test_a_state_of_one_row_serves_a_batch():
+    prefix = [3, 1, 4, 1, 5, 9, 2, 6]
+    texts = [[*prefix, 5, 3], [*prefix, 5, 8, 9], [*prefix[:3], 7], [12]]
+    shared = generate(prefix, max_new_tokens=1)
+    together = generate(texts, state=shared.state)
+    np.testing.assert_array_equal(together.tokens, generate(texts).tokens)
+    for row, text in enumerate(texts):
+        alone = generate(text, state=shared.state)
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
+        assert together.steps[row] == alone.steps[0]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 5, 11, 17])
@@ -141,7 +157,11 @@ def test_what_does_not_fit_is_refused():
     pool = NGramPool(jnp.zeros((13, 3, 3), jnp.int32))
     state = generate([1]).state
     refused(TypeError, "state must be the `state` of a Generation made with keep_state=True, got str", state="later")
-    refused(ValueError, "state is of 2 rows; accepted are as many as .* prompts, 1", state=generate([[1], [2]]).state)
+    refused(
+        ValueError,
+        "state is of 2 rows; accepted .* prompts, 1, or one for all",
+        state=generate([[1], [2]]).state,
+    )
     refused(ValueError, "state is of another lookahead setting", state=state, lookahead=LookaheadConfig(4, 4, 2))
     other = jlade.generate(tiny_llama(0, head_dim=8), [1], max_new_tokens=2, lookahead=LOOKAHEAD, keep_state=True)
     refused(ValueError, r"state is of another model: .* float32\[1, 2, 64, 8\], accepted .*6\]", state=other.state)
