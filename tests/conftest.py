@@ -1,4 +1,5 @@
 import json
+import os
 import pathlib
 
 import hypothesis
@@ -9,6 +10,9 @@ import jlade
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_compilation_cache", False)  # which the command turns on for the process it is in
+if jax.__version_info__ >= (0, 11, 2):
+    # The threads of a simulated GPU wait for each other in XLA's pool, which otherwise has one thread for each core.
+    os.environ.setdefault("NPROC", "8")
 
 # Compiling takes longer than any deadline; the same examples every time, for the same result every time.
 hypothesis.settings.register_profile("jlade", deadline=None, derandomize=True)

@@ -85,9 +85,17 @@ class LlamaParams:
 
 @dataclasses.dataclass(frozen=True)
 class Llama:
-    """The `jlade.models.base.Decoder` that runs `LlamaParams`."""
+    """The `jlade.models.base.Decoder` that runs `LlamaParams`.
+
+    Attributes:
+      attention: which implementation of attention runs, "auto", "plain", "gpu" or "tpu"; see `attention.attend`.
+    """
 
     config: LlamaConfig
+    attention: str = "auto"
+
+    def __post_init__(self) -> None:
+        attention.check_implementation(self.attention)
 
     @property
     def vocab_size(self) -> int:
@@ -134,8 +142,9 @@ class Llama:
                 queries = rms_norm(queries, layer.query_norm, c.rms_norm_eps)
                 keys = rms_norm(keys, layer.key_norm, c.rms_norm_eps)
             queries, keys = (rotary.rotate(x, rotation) for x in (queries, keys))
+            prefix = cached_keys, cached_values, cache.length
             mixed = attention.attend(
-                queries, keys, values, cached_keys, cached_values, cache.length, block_mask, positions, window
+                queries, keys, values, *prefix, block_mask, positions, window, self.attention
             ).reshape(*hidden.shape[:2], -1)
             hidden += linear(mixed, layer.attention_output, layer.attention_output_bias)
             normed = rms_norm(hidden, layer.mlp_norm, c.rms_norm_eps)

@@ -1,0 +1,167 @@
+"""Time and error of the attention of a whole step, plain beside the kernel of the device.
+
+    python benchmarks/attention.py           # on a GPU or TPU: the shape of LLaMA-2-7B, and with grouped heads
+    python benchmarks/attention.py --tiny    # on a CPU
+
+A step is the attention of every layer, one after the other, each with a cache of its own, so that caches are read from
+memory as they are when a model runs. The floor is the time in which the device copies as many bytes as the keys and
+values in use are; the error is that of the first layer to plain attention in float32 on the same numbers,
+||x - y|| / ||y||. Rounding the result to bfloat16 alone gives about 0.002.
+"""
+
+import argparse
+import functools
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# The script's own folder is no place for imports: see compression.py.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks import report
+from jlade.models.attention import attend
+
+FULL: dict[str, Any] = {
+    "layers": 32,
+    "head_dim": 128,
+    "heads": ((32, 32), (32, 8)),
+    "blocks": (1, 8, 120),
+    "lengths": (512, 2048, 8192),
+    "copied_bytes": 2**30,
+}
+TINY: dict[str, Any] = {
+    "layers": 2,
+    "head_dim": 64,
+    "heads": ((4, 4), (4, 2)),
+    "blocks": (1, 8),
+    "lengths": (64, 512),
+    "copied_bytes": 2**26,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, which a CPU does in seconds")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--head-dim", type=int, metavar="D", help="instead of 128, or of 64 with --tiny")
+    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements, of which the median is taken")
+    parser.add_argument("--calls", type=int, default=10, metavar="C", help="steps in a row in a measurement")
+    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
+    options = parser.parse_args()
+    sizes = dict(TINY if options.tiny else FULL)
+    if options.head_dim:
+        sizes["head_dim"] = options.head_dim
+    measure = functools.partial(_seconds, repeat=options.repeat, calls=options.calls)
+
+    copied = jnp.ones(sizes["copied_bytes"] // 4, jnp.float32)
+    passes = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, x: x + 1, x))
+    bandwidth = 10 * 2 * copied.nbytes / measure(passes, copied)  # read and written
+    del copied
+    console = Console()
+    console.print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}: copies {bandwidth / 1e9:.0f} GB/s")
+
+    table = Table("heads", "tokens", "cached", "floor, ms", "by", "ms a step", "of floor", "error")
+    figures: list[dict[str, Any]] = []
+    cases = list(itertools.product(sizes["heads"], sizes["blocks"], sizes["lengths"]))
+    with Progress(console=console) as progress:
+        task = progress.add_task("", total=len(cases))
+        for (heads, kv_heads), block_size, length in cases:
+            progress.update(task, description=f"{heads}/{kv_heads} heads, {block_size} tokens, {length} cached")
+            capacity = max(sizes["lengths"])
+            block, caches = _arguments(
+                sizes["layers"], block_size, heads, kv_heads, sizes["head_dim"], capacity, options.dtype
+            )
+            lengths = jnp.array([length], jnp.int32)
+            with jax.default_matmul_precision("highest"):
+                exact = _step(*_float32((block, caches[:1])), lengths, "plain")
+            floor = 2 * sizes["layers"] * kv_heads * length * sizes["head_dim"] * block[0].itemsize / bandwidth
+            for implementation in _that_run(block, caches, lengths, console if not figures else None):
+                got = _step(block, caches[:1], lengths, implementation)
+                error = float(jnp.linalg.norm(got.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
+                run = functools.partial(_step, implementation=implementation)
+                seconds = measure(run, block, caches, lengths)
+                figures.append({"heads": heads, "kv_heads": kv_heads, "tokens": block_size, "cached": length})
+                figures[-1] |= {"implementation": implementation, "seconds": seconds, "floor_seconds": floor}
+                figures[-1] |= {"relative_error": error}
+                table.add_row(
+                    f"{heads}/{kv_heads}", f"{block_size}", f"{length}", f"{floor * 1e3:.3f}", implementation,
+                    f"{seconds * 1e3:.3f}", f"{seconds / floor:.2f}", f"{error:.5f}",
+                )  # fmt: skip
+            progress.advance(task)
+    console.print(table)
+    if options.json:
+        shape = {"layers": sizes["layers"], "head_dim": sizes["head_dim"], "capacity": capacity}
+        report.write(
+            options.json, {"copy_bytes_per_second": bandwidth, "dtype": options.dtype} | shape | {"cases": figures}
+        )
+
+
+def _arguments(
+    layers: int, block_size: int, heads: int, kv_heads: int, head_dim: int, capacity: int, dtype: str
+) -> tuple[tuple[jax.Array, ...], list[tuple[jax.Array, jax.Array]]]:
+    """Returns queries, keys and values of a block, and for each layer the keys and values in its cache."""
+    random_keys = iter(jax.random.split(jax.random.key(0), 3 + 2 * layers))
+
+    def draw(*shape: int) -> jax.Array:
+        return jax.random.normal(next(random_keys), shape, dtype)
+
+    block = tuple(draw(1, block_size, count, head_dim) for count in (heads, kv_heads, kv_heads))
+    cache = (1, kv_heads, capacity, head_dim)
+    return block, [(draw(*cache), draw(*cache)) for _ in range(layers)]
+
+
+@functools.partial(jax.jit, static_argnames="implementation")
+def _step(block: tuple[jax.Array, ...], caches: Any, lengths: jax.Array, implementation: str) -> jax.Array:
+    """What one layer returns is the next one's queries, so that they run in order."""
+    queries, keys, values = block
+    mask = np.tri(queries.shape[1], dtype=bool)
+    for cached_keys, cached_values in caches:
+        queries = attend(
+            queries, keys, values, cached_keys, cached_values, lengths, mask, implementation=implementation
+        )
+    return queries
+
+
+def _float32(arrays: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
+
+
+def _that_run(block: Any, caches: Any, lengths: jax.Array, console: Console | None) -> list[str]:
+    """Returns the implementations that run here, and prints why the others do not."""
+    running = []
+    for implementation in ("plain", "gpu", "tpu"):
+        try:
+            jax.eval_shape(functools.partial(_step, implementation=implementation), block, caches[:1], lengths)
+            running.append(implementation)
+        except ValueError as error:
+            if console:
+                console.print(f"left out: {error}", soft_wrap=True)
+    return running
+
+
+def _seconds(run: Callable[..., jax.Array], *arguments: Any, repeat: int, calls: int) -> float:
+    """Returns the time of a call, the median of measurements of several in a row."""
+    jax.block_until_ready(run(*arguments))
+    measured = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            result = run(*arguments)
+        jax.block_until_ready(result)
+        measured.append((time.perf_counter() - begin) / calls)
+    return statistics.median(measured)
+
+
+if __name__ == "__main__":
+    main()
