@@ -1,0 +1,328 @@
+"""How close decoding on an accelerator comes to what its memory allows, at the shape of a large model.
+
+    python benchmarks/accelerator.py                                                    # a 7 B shape in bfloat16
+    python benchmarks/accelerator.py --shape demo --new-tokens 32 --repeat 1            # tries it on a CPU
+
+The model is the demo inflated to that shape (`inflate.py`), so text and compression are real. A step's time is that of
+decoding 256 tokens more, by the steps these take, so prefill is not in it. Rates are in GB/s of bytes read and written.
+Every figure is a median, of runs taken in turns where they are compared.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# The script's own folder is no place for imports: see compression.py.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jlade
+from benchmarks import inflate
+from benchmarks.compression import PROMPTS
+from benchmarks.parts import Figures, Parts, add_arguments
+from jlade.config import PLAIN, LookaheadConfig
+from jlade.models.llama import Llama, LlamaParams
+
+CAPACITY = 1024
+PROMPT_TOKENS = 200  # longer prompts are cut to it
+FEW, MANY = 16, 272  # tokens of the two texts whose difference in time is that of the steps alone
+LOOKAHEAD = LookaheadConfig(15, 5, 15)
+BLOCKS = {8: LookaheadConfig(1, 5, 1), 32: LookaheadConfig(4, 5, 4), 64: LookaheadConfig(8, 5, 8)}
+BLOCKS |= {256: LookaheadConfig(32, 5, 32)}  # those of 1 and 120 are plain decoding's and LOOKAHEAD's
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    parser.add_argument("--prompts", type=int, default=3, metavar="P", help="of each kind, decoded one at a time")
+    parser.add_argument("--new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
+    parser.add_argument("--batches", type=int, nargs="*", default=[8, 4], metavar="B", help="prompts at once, beside 1")
+    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each program")
+    add_arguments(parser)
+    options = parser.parse_args()
+
+    names = ("shape", "dtype", "attention", "new_tokens", "prompts", "repeat")
+    parts = Parts(options, {name: getattr(options, name) for name in names})
+    params = load(options)
+    model = Model(params, make_decoder(params, options.attention), options.repeat)
+    measure = _Measurement(model, options.prompts, options.new_tokens)
+    parts.run("batch 1", lambda: measure.texts(1))
+    parts.run("memory", measure.memory)  # before anything else raises the peak
+    device = parts.run("device", lambda: measure_device(options.repeat))
+    parts.run("steps", lambda: measure.steps(device))
+    for batch_size in options.batches:
+        parts.run(f"batch {batch_size}", functools.partial(measure.texts, batch_size))
+    for size, lookahead in BLOCKS.items():
+        parts.run(f"block of {size}", functools.partial(measure.block, lookahead))
+    parts.print()
+    sys.exit(parts.failed())
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `load` and `make_decoder`."""
+    parser.add_argument("--shape", choices=["demo", *inflate.SHAPES], default="7b", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(default: %(default)s)")
+    parser.add_argument("--attention", metavar="NAME", help="argument of `Llama`; its own default unless given")
+
+
+def load(options: argparse.Namespace) -> LlamaParams:
+    """Returns the demo model in the shape that `options` name."""
+    params, _ = jlade.demo(options.dtype)
+    if options.shape != "demo":
+        params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
+    return jax.block_until_ready(params)
+
+
+def make_decoder(params: LlamaParams, attention: str | None) -> Llama:
+    """Returns the decoder of `params`, with the attention asked for."""
+    chosen: dict[str, Any] = {} if attention is None else {"attention": attention}
+    return dataclasses.replace(params.decoder, **chosen)
+
+
+def prompts_of(kind: str, number: int, least: int = 0) -> list[list[int]]:
+    """Returns the ids of the first prompts of a kind, "code" or "prose", that are not shorter than `least`."""
+    lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    ids = [line["ids"][:PROMPT_TOKENS] for line in lines if line["kind"] == kind and len(line["ids"]) >= least]
+    if len(ids) < number:
+        raise ValueError(f"there are {len(ids)} {kind} prompts of at least {least} tokens, not {number}")
+    return ids[:number]
+
+
+def read_bytes(params: LlamaParams) -> int:
+    """Returns the bytes of weights that a step reads: all but an embedding that is only looked up."""
+    looked_up = 0 if params.output is None else params.embedding.nbytes
+    return num_bytes(params) - looked_up
+
+
+def num_bytes(tree: Any) -> int:
+    """Returns the bytes of all arrays."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def in_turns(runs: Mapping[Any, Callable[[], Any]], repeat: int) -> dict[Any, list[float]]:
+    """Returns the seconds of every run, each of which has been run before."""
+    seconds: dict[Any, list[float]] = {name: [] for name in runs}
+    for _ in range(repeat):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def first_difference(texts: np.ndarray, expected: np.ndarray) -> int | None:
+    """Returns the first place [..., M] where a text is another one, None when all are equal."""
+    places = np.nonzero((texts != expected).any(axis=tuple(range(texts.ndim - 1))))[0]
+    return int(places[0]) if len(places) else None
+
+
+@dataclasses.dataclass
+class Model:
+    """Parameters and the programs compiled for them."""
+
+    params: LlamaParams
+    decoder: Llama
+    repeat: int
+    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    compilation: Figures = dataclasses.field(default_factory=dict)
+
+    def decode(
+        self, lookahead: LookaheadConfig, prompts: Sequence[list[int]], new_tokens: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the new tokens [B, M] and the steps [B]; nothing stays on the device."""
+        padded, lengths = np.zeros((len(prompts), CAPACITY), np.int32), np.array([*map(len, prompts)], np.int32)
+        for row, ids in zip(padded, prompts, strict=True):
+            row[: len(ids)] = ids
+        limits = jnp.full(len(prompts), new_tokens, jnp.int32)
+        arrays = (
+            padded,
+            lengths,
+            jlade.Stopping(limits, jnp.full((len(prompts), 1), -1, jnp.int32)),
+            jax.random.key(0),
+        )
+        program = self._program(lookahead, arrays)
+        state = program(self.params, *arrays)
+        tokens, steps = jax.device_get((state.tokens, state.steps))
+        new = [row[length : length + new_tokens] for row, length in zip(tokens, lengths, strict=True)]
+        return np.stack(new), steps
+
+    def _program(self, lookahead: LookaheadConfig, arrays: tuple[Any, ...]) -> Any:
+        key = (lookahead, len(arrays[0]))
+        if key not in self.programs:
+            hits = _CacheHits()
+            begin = time.perf_counter()
+            lowered = jlade.decode.lower(self.params, *arrays, decoder=self.decoder, lookahead=lookahead)
+            middle = time.perf_counter()
+            self.programs[key] = lowered.compile()
+            name = f"block of {lookahead.block_size}, batch {key[1]}"
+            self.compilation |= {
+                f"tracing and lowering a {name}, s": middle - begin,
+                f"compiling a {name}{', from the cache' if hits.number else ''}, s": time.perf_counter() - middle,
+            }
+        return self.programs[key]
+
+    def take_compilation(self) -> Figures:
+        """Returns what compiling took since the last call of this."""
+        figures, self.compilation = self.compilation, {}
+        return figures
+
+    def step_seconds(self, lookaheads: Sequence[LookaheadConfig]) -> list[float]:
+        """Times the steps of batch 1 of several settings, in turns."""
+        (prompt,) = prompts_of("code", 1, PROMPT_TOKENS)
+        runs = {
+            (lookahead, new_tokens): functools.partial(self.decode, lookahead, [prompt], new_tokens)
+            for lookahead in lookaheads
+            for new_tokens in (FEW, MANY)
+        }
+        steps = {name: int(run()[1][0]) for name, run in runs.items()}
+        seconds = in_turns(runs, self.repeat)
+        result = []
+        for lookahead in lookaheads:
+            few, many = (seconds[lookahead, new_tokens] for new_tokens in (FEW, MANY))
+            longer = [b - a for a, b in zip(few, many, strict=True)]
+            result.append(statistics.median(longer) / (steps[lookahead, MANY] - steps[lookahead, FEW]))
+        return result
+
+
+class _CacheHits:
+    """Counts the programs that JAX's persistent cache supplies from now on."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        jax.monitoring.register_event_listener(self._hear)
+
+    def _hear(self, event: str, **_: Any) -> None:
+        self.number += event == "/jax/compilation_cache/cache_hits"
+
+
+@dataclasses.dataclass
+class _Measurement:
+    model: Model
+    num_prompts: int
+    new_tokens: int
+
+    def texts(self, batch_size: int) -> Figures:
+        """Whole texts, prefill included, plain and with lookahead."""
+        figures: Figures = {}
+        for kind in ("code", "prose"):
+            prompts = prompts_of(kind, self.num_prompts if batch_size == 1 else batch_size)
+            batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
+
+            def run(lookahead: LookaheadConfig, batches: list[list[list[int]]] = batches) -> list[Any]:
+                return [self.model.decode(lookahead, batch, self.new_tokens) for batch in batches]
+
+            runs = {lookahead: functools.partial(run, lookahead) for lookahead in (PLAIN, LOOKAHEAD)}
+            texts, steps = {}, {}
+            for lookahead, decode in runs.items():
+                results = decode()
+                texts[lookahead] = np.concatenate([tokens for tokens, _ in results])
+                steps[lookahead] = np.stack([steps for _, steps in results])
+            seconds = {name: statistics.median(times) for name, times in in_turns(runs, self.model.repeat).items()}
+            tokens = texts[PLAIN].size
+            compression = tokens / steps[LOOKAHEAD].sum()
+            speedup = seconds[PLAIN] / seconds[LOOKAHEAD]
+            figures |= {
+                f"{kind}: plain, tokens/s": tokens / seconds[PLAIN],
+                f"{kind}: lookahead, tokens/s": tokens / seconds[LOOKAHEAD],
+                f"{kind}: speedup": speedup,
+                f"{kind}: compression": float(compression),
+                f"{kind}: speedup / compression": float(speedup / compression),
+                # A batch takes the steps of its longest row.
+                f"{kind}: plain passes by lookahead's": float(
+                    steps[PLAIN].max(axis=1).sum() / steps[LOOKAHEAD].max(axis=1).sum()
+                ),
+                f"{kind}: equal texts": f"{(texts[PLAIN] == texts[LOOKAHEAD]).all(axis=1).sum()}/{len(prompts)}",
+                f"{kind}: first difference, token": first_difference(texts[LOOKAHEAD], texts[PLAIN]),
+            }
+        return figures | self.model.take_compilation()
+
+    def memory(self) -> Figures:
+        """Peak memory since the process began, beside weights and cache."""
+        cache = jax.eval_shape(lambda params: self.model.decoder.init_cache(params, 1, CAPACITY), self.model.params)
+        cache_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+        weights = num_bytes(self.model.params)
+        figures: Figures = {"weights, GB": weights / 1e9, "cache, GB": cache_bytes / 1e9}
+        for (lookahead, batch_size), program in self.model.programs.items():
+            temporary = program.memory_analysis().temp_size_in_bytes
+            figures[f"temporary of a block of {lookahead.block_size}, batch {batch_size}, GB"] = temporary / 1e9
+        stats = jax.devices()[0].memory_stats()  # None on CPUs
+        if stats is not None:
+            peak = stats["peak_bytes_in_use"]
+            figures |= {
+                "peak, GB": peak / 1e9,
+                "peak above weights and cache, GB": (peak - weights - cache_bytes) / 1e9,
+            }
+        return figures
+
+    def steps(self, device: Figures | None) -> Figures:
+        """A step of plain decoding and one of lookahead decoding, beside what copying as many bytes takes."""
+        one, wide = self.model.step_seconds([PLAIN, LOOKAHEAD])
+        config, weights = self.model.params.config, read_bytes(self.model.params)
+        token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.model.params.norm.dtype.itemsize
+        cached = (PROMPT_TOKENS + (FEW + MANY) // 2) * token
+        figures: Figures = {
+            "step of 1, ms": 1e3 * one,
+            f"step of {LOOKAHEAD.block_size}, ms": 1e3 * wide,
+            f"step of {LOOKAHEAD.block_size} by one of 1": wide / one,
+            "weights read, GB/s": weights / one / 1e9,
+            "weights and cache read, GB/s": (weights + cached) / one / 1e9,
+        }
+        if device is not None:
+            copied = device["copy, GB/s"]
+            figures |= {
+                f"{name}, of the copy's rate": figures[f"{name} read, GB/s"] / copied
+                for name in ("weights", "weights and cache")
+            }
+        return figures
+
+    def block(self, lookahead: LookaheadConfig) -> Figures:
+        """A step of another width."""
+        one, wide = self.model.step_seconds([PLAIN, lookahead])
+        return {"step, ms": 1e3 * wide, "by a step of 1": wide / one} | self.model.take_compilation()
+
+
+def measure_device(repeat: int) -> Figures:
+    """Measures how fast the device copies, reads and multiplies in bfloat16, on arrays far larger than its caches."""
+    on_cpu = jax.default_backend() == "cpu"
+    size, calls = (2**28, 3) if on_cpu else (2**32, 10)  # bytes; calls in a row, so that launching hides
+    width = 1024 if on_cpu else 8192
+    data = jax.random.normal(jax.random.key(0), (size // 2,), jnp.bfloat16)
+    left, right = jax.random.normal(jax.random.key(1), (2, width, width), jnp.bfloat16)
+    copy = jax.jit(lambda x: jnp.copy(x))
+    in_place = jax.jit(lambda x, times: jax.lax.fori_loop(0, times, lambda _, x: x + 1, x))
+    read = jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32))
+    product = jax.jit(lambda x, y: x @ y)
+
+    def several(work: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+        for _ in range(calls):
+            result = work(*arrays)
+        return result
+
+    runs = {
+        "copy": functools.partial(several, copy, data),
+        "in place": functools.partial(in_place, data, calls),
+        "read": functools.partial(several, read, data),
+        "product": functools.partial(several, product, left, right),
+    }
+    for run in runs.values():
+        jax.block_until_ready(run())
+    seconds = {name: statistics.median(times) / calls for name, times in in_turns(runs, repeat).items()}
+    return {
+        "copy, GB/s": 2 * size / min(seconds["copy"], seconds["in place"]) / 1e9,  # a CPU is slow at new memory
+        "read, GB/s": size / seconds["read"] / 1e9,
+        "bfloat16 product, TFLOP/s": 2 * width**3 / seconds["product"] / 1e12,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Runs a benchmark part by part, so that a part that fails or no longer fits loses none of the others."""
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+
+Figures = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that `Parts` takes."""
+    parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts alone, in the usual order")
+    parser.add_argument("--minutes", type=float, default=60, metavar="M", help="begin no part that would end later")
+    parser.add_argument("--json", metavar="FILE", help="write figures, machine and versions to FILE after every part")
+
+
+class Parts:
+    """What each part came to. With a file it is written after every part.
+
+    Parts that the file holds already, of an earlier run on the same machine with the same settings, are kept.
+    """
+
+    def __init__(self, options: argparse.Namespace, settings: dict[str, Any]):
+        self.options, self.settings = options, json.loads(json.dumps(settings))
+        self.begin, self.longest = time.monotonic(), 0.0
+        self.results: dict[str, Figures] = self._earlier()
+        self._write()  # so that a file that cannot be written is noticed before anything is measured
+
+    def run(self, name: str, measure: Callable[[], Figures]) -> Figures | None:
+        """Runs a part, unless it is not asked for or would take too long; returns its figures, None without any.
+
+        A part is taken to need as long as the longest of this run.
+        """
+        if self.options.only and name not in self.options.only:
+            return None
+        begin = time.monotonic()
+        left = 60 * self.options.minutes - (begin - self.begin)
+        if left < self.longest:
+            self._note(f"{name}: left out, {left:.0f} s are left of {self.options.minutes:g} minutes")
+            self._keep(name, {"left out": f"{left:.0f} s were left"})
+            return None
+        self._note(name)
+        figures: Figures | None = None
+        try:
+            figures = measure()
+            result = figures | {"seconds of this part": time.monotonic() - begin}
+        except Exception as error:  # whatever it is, the other parts are still of use
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {error}"}
+        self._keep(name, result)
+        self.longest = max(self.longest, time.monotonic() - begin)
+        return figures
+
+    def failed(self) -> bool:
+        """Whether a part failed; then a benchmark ends with status 1."""
+        return any("error" in figures for figures in self.results.values())
+
+    def print(self) -> None:
+        """Prints a table of everything."""
+        table = Table("part", "figure", "value")
+        for part, figures in self.results.items():
+            for name, value in figures.items():
+                table.add_row(part, name, f"{value:.4g}" if isinstance(value, float) else str(value))
+                part = ""
+        Console(width=120).print(table)
+
+    def _note(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begin:6.1f} s] {text}", flush=True)
+
+    def _keep(self, name: str, figures: Figures) -> None:
+        self.results[name] = figures
+        self._write()
+
+    def _write(self) -> None:
+        if self.options.json:
+            report.write(self.options.json, self.settings | {"parts": self.results})
+
+    def _earlier(self) -> dict[str, Figures]:
+        if not self.options.json or not Path(self.options.json).exists():
+            return {}
+        stored = json.loads(Path(self.options.json).read_text(encoding="utf-8"))
+        same = {name: value for name, value in report.provenance().items() if name not in ("date", "command")}
+        is_same = all(stored.get(name) == value for name, value in (same | self.settings).items())
+        return stored.get("parts", {}) if is_same else {}

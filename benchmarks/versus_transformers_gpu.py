@@ -1,0 +1,125 @@
+"""jlade beside transformers on one GPU, at the shape of a large model: greedy texts of the same length, whole calls.
+
+    python benchmarks/versus_transformers_gpu.py                       # a 7 B shape in bfloat16
+    python benchmarks/versus_transformers_gpu.py --shape demo --dtype float32 --new-tokens 16 --repeat 1    # on a CPU
+
+Both have the same weights, handed over on the device: the demo model inflated to that shape. transformers runs
+`generate` as it does by default, and with a static cache, for which it compiles its model on GPUs. Every prompt is 200
+tokens long, since with a static cache another length would compile again. Everything runs twice before it is timed, and
+then in turns.
+"""
+
+import argparse
+import functools
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+# The script's own folder is no place for imports: see compression.py.
+sys.path[0] = str(Path(__file__).parent.parent)
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch some of the GPU's memory
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.accelerator import (
+    LOOKAHEAD,
+    PROMPT_TOKENS,
+    Model,
+    add_model_arguments,
+    first_difference,
+    in_turns,
+    load,
+    make_decoder,
+    prompts_of,
+)
+from benchmarks.parts import Figures, Parts, add_arguments
+from jlade.config import PLAIN
+from jlade.conversion.hf_config import to_hf
+from jlade.conversion.huggingface import named_arrays
+from jlade.models.llama import LlamaParams
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    parser.add_argument("--new-tokens", type=int, default=128, metavar="M", help="tokens of each text")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 4], metavar="B", help="prompts at once")
+    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each")
+    add_arguments(parser)
+    options = parser.parse_args()
+
+    settings = {name: getattr(options, name) for name in ("shape", "dtype", "attention", "new_tokens", "repeat")}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    parts = Parts(options, settings | versions)
+    params = load(options)
+    model = Model(params, make_decoder(params, options.attention), options.repeat)
+    other = to_torch(params)
+    for batch_size in options.batches:
+        run = functools.partial(_compare, model, other, batch_size, options.new_tokens)
+        parts.run(f"batch {batch_size}", functools.partial(run, "eager", {}))
+        parts.run(f"batch {batch_size}, static", functools.partial(run, "static", {"cache_implementation": "static"}))
+    parts.print()
+    sys.exit(parts.failed())
+
+
+def to_torch(params: LlamaParams) -> Any:
+    """Returns transformers' model with a copy of the weights, on the device they are on."""
+    config = transformers.LlamaConfig(**to_hf(params.config, params.norm.dtype.name))
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    tensors = {name: torch.from_dlpack(array).clone() for name, array in named_arrays(params).items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+    if unexpected or set(missing) - ({"lm_head.weight"} if config.tie_word_embeddings else set()):
+        raise ValueError(f"transformers' model lacks {missing} and does not know {unexpected}")
+    model.tie_weights()
+    rotary = model.model.rotary_emb  # its tables are no weights, so they are to be made anew
+    model.model.rotary_emb = type(rotary)(config).to(tensors["model.norm.weight"].device)
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+def _compare(
+    model: Model, other: Any, batch_size: int, new_tokens: int, name: str, arguments: dict[str, Any]
+) -> Figures:
+    torch._dynamo.reset()  # so that one batch size is compiled for itself and not for any
+    prompts = prompts_of("code", batch_size, PROMPT_TOKENS)
+    ids = torch.tensor(prompts, device=other.device)
+
+    def generate() -> np.ndarray:
+        tokens = other.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **arguments,
+        )
+        return tokens[:, ids.shape[1] :].cpu().numpy()
+
+    runs = {
+        "plain": lambda: model.decode(PLAIN, prompts, new_tokens)[0],
+        "lookahead": lambda: model.decode(LOOKAHEAD, prompts, new_tokens)[0],
+        "transformers": generate,
+    }
+    texts = {}
+    for _ in range(2):
+        texts = {which: run() for which, run in runs.items()}
+    seconds = {which: statistics.median(times) for which, times in in_turns(runs, model.repeat).items()}
+    return {
+        "jlade plain, tokens/s": texts["plain"].size / seconds["plain"],
+        "jlade lookahead, tokens/s": texts["plain"].size / seconds["lookahead"],
+        f"transformers {name}, tokens/s": texts["plain"].size / seconds["transformers"],
+        f"plain of transformers {name}": seconds["transformers"] / seconds["plain"],
+        f"lookahead of transformers {name}": seconds["transformers"] / seconds["lookahead"],
+        "equal texts": f"{np.sum((texts['plain'] == texts['transformers']).all(axis=1))}/{batch_size}",
+        "first difference, token": first_difference(texts["transformers"], texts["plain"]),
+        "transformers' attention": other.config._attn_implementation,
+    }
+
+
+if __name__ == "__main__":
+    main()
