@@ -109,6 +109,12 @@ def num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
+def peak_bytes() -> int | None:
+    """Returns the most bytes of the device that this process has used at once, None on CPUs."""
+    stats = jax.devices()[0].memory_stats()
+    return None if stats is None else stats["peak_bytes_in_use"]
+
+
 def in_turns(runs: Mapping[Any, Callable[[], Any]], repeat: int) -> dict[Any, list[float]]:
     """Returns the seconds of every run, each of which has been run before."""
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
@@ -210,6 +216,7 @@ class _Measurement:
     model: Model
     num_prompts: int
     new_tokens: int
+    peak_of_loading: int | None = dataclasses.field(default_factory=peak_bytes)
 
     def texts(self, batch_size: int) -> Figures:
         """Whole texts, prefill included, plain and with lookahead."""
@@ -255,10 +262,10 @@ class _Measurement:
         for (lookahead, batch_size), program in self.model.programs.items():
             temporary = program.memory_analysis().temp_size_in_bytes
             figures[f"temporary of a block of {lookahead.block_size}, batch {batch_size}, GB"] = temporary / 1e9
-        stats = jax.devices()[0].memory_stats()  # None on CPUs
-        if stats is not None:
-            peak = stats["peak_bytes_in_use"]
+        peak = peak_bytes()
+        if peak is not None and self.peak_of_loading is not None:
             figures |= {
+                "peak of making the weights, GB": self.peak_of_loading / 1e9,
                 "peak, GB": peak / 1e9,
                 "peak above weights and cache, GB": (peak - weights - cache_bytes) / 1e9,
             }

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Parts:
     """What each part came to. With a file it is written after every part.
 
-    Parts that the file holds already, of an earlier run on the same machine with the same settings, are kept.
+    Parts that the file holds already, of an earlier run on the same machine with the same settings, are kept; date and
+    command are the last run's.
     """
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, Any]):
