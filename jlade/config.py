@@ -41,7 +41,8 @@ class LookaheadConfig:
         finds more n-grams, or "greedy" as in the paper. It changes the number of steps, not the distribution.
       step_cost: what a step takes of the time of a plain one, as `jlade.tune` measures it; above 0. With it decoding is
         adaptive: while the text gives fewer tokens per step than that, steps are narrower (see `levels`), and the full
-        width is tried again from time to time. The text is the same. None never falls back.
+        width is tried again from time to time. The rows of a batch fall back together. The text is the same; with
+        "rejection" it has the same distribution. None never falls back.
 
     Raises:
       TypeError, ValueError: on construction, when a value is not of the kind or in the range above, or when the block

@@ -179,7 +179,7 @@ def test_sampled_texts_are_the_same_for_every_setting():
         np.testing.assert_array_equal(out.tokens, plain.tokens)
 
 
-def test_sampled_texts_of_the_demo_model_are_the_same_for_every_setting(demo, golden):
+def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golden):
     prompts = [prompt["ids"] for prompt, _ in golden.values()][::7]
     configs = [
         TOGETHER,
@@ -189,10 +189,9 @@ def test_sampled_texts_of_the_demo_model_are_the_same_for_every_setting(demo, go
     ]
     arguments = {"max_new_tokens": 48, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
     plain = jlade.generate(demo[0], prompts, lookahead=None, **arguments)
-    for lookahead in (LookaheadConfig(5, 4, 5), LookaheadConfig(0, 5, 3)):
-        out = jlade.generate(demo[0], prompts, lookahead=lookahead, **arguments)
-        np.testing.assert_array_equal(out.tokens, plain.tokens)
-        assert out.compression.mean() > 1.1
+    out = jlade.generate(demo[0], prompts, lookahead=LookaheadConfig(5, 4, 5), **arguments)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.compression.mean() > 1.1
 
 
 def test_keys_decide_the_text():
