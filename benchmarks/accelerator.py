@@ -61,9 +61,9 @@ def main() -> None:
     device = parts.run("device", lambda: measure_device(options.repeat))
     parts.run("steps", lambda: measure.steps(device))
     for batch_size in options.batches:
-        parts.run(f"batch {batch_size}", functools.partial(measure.texts, batch_size))
+        parts.run(f"batch {batch_size}", functools.partial(measure.texts, batch_size), like="batch 1")
     for size, lookahead in BLOCKS.items():
-        parts.run(f"block of {size}", functools.partial(measure.block, lookahead))
+        parts.run(f"block of {size}", functools.partial(measure.block, lookahead), like="block of 8")
     parts.print()
     sys.exit(parts.failed())
 

@@ -9,6 +9,7 @@ near-ties may fall the other way. Exits with status 1 unless all are equal in ex
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import sys
@@ -54,51 +55,64 @@ def main() -> None:
     names = ("prompts", "max_new_tokens", "attention")
     parts = Parts(options, {name: getattr(options, name) for name in names})
     prompts = [line["ids"] for line in lines]
-    for name, (dtype, precision) in PRECISIONS.items():
-        settings = SETTINGS if name == EXACT else SETTINGS[:1]
-        parts.run(name, functools.partial(_compare, prompts, expected, settings, dtype, precision, options.attention))
+    for precision in PRECISIONS:
+        compare = _Comparison(prompts, expected, precision, options.attention)
+        parts.run(precision, compare.with_plain)
+        for lookahead in SETTINGS if precision == EXACT else SETTINGS[:1]:
+            name = f"{lookahead.window_size}, {lookahead.ngram_size}, {lookahead.guess_set_size}"
+            name += "" if lookahead.step_cost is None else " adaptive"
+            parts.run(f"{precision}: {name}", functools.partial(compare.with_lookahead, lookahead))
     parts.print()
-    exact = parts.results.get(EXACT, {})
-    different = [key for key, text in exact.items() if "equal" in key and text != f"{len(lines)}/{len(lines)}"]
+    all_equal = f"{len(lines)}/{len(lines)}"
+    different = [
+        name
+        for name, part in parts.results.items()
+        if EXACT in name and part.get("equal texts", all_equal) != all_equal
+    ]
     if different:
-        print(f"{EXACT}: texts differ: {different}")
+        print(f"texts differ: {different}")
     sys.exit(parts.failed() or bool(different))
 
 
-def _compare(
-    prompts: list[list[int]],
-    expected: np.ndarray,
-    settings: list[LookaheadConfig],
-    dtype: str,
-    precision: str,
-    attention: str | None,
-) -> Figures:
-    params, _ = jlade.demo(dtype)
-    generate = functools.partial(
-        jlade.generate,
-        params,
-        prompts,
-        max_new_tokens=expected.shape[1],
-        eos_ids=(),
-        decoder=make_decoder(params, attention),
-    )
-    with jax.default_matmul_precision(precision):
-        plain = generate(lookahead=None).tokens
-        figures: Figures = {"plain, equal to transformers": _equal(plain, expected)}
-        for lookahead in settings:
-            out = generate(lookahead=lookahead)
-            name = f"{lookahead.window_size}, {lookahead.ngram_size}, {lookahead.guess_set_size}"
-            name += "" if lookahead.step_cost is None else " adaptive"
-            figures |= {
-                f"{name}: equal to plain": _equal(out.tokens, plain),
-                f"{name}: first difference, token": first_difference(out.tokens, plain),
-                f"{name}: tokens/step": float(out.lengths.sum() / out.steps.sum()),
-            }
-    return figures
+@dataclasses.dataclass
+class _Comparison:
+    prompts: list[list[int]]
+    expected: np.ndarray
+    precision: str
+    attention: str | None
+    plain: np.ndarray | None = None
+
+    def with_plain(self) -> Figures:
+        """Plain decoding beside what was expected."""
+        self.plain = self._generate(None).tokens
+        return _equal(self.plain, self.expected)
+
+    def with_lookahead(self, lookahead: LookaheadConfig) -> Figures:
+        """Lookahead beside plain decoding."""
+        if self.plain is None:
+            self.plain = self._generate(None).tokens
+        out = self._generate(lookahead)
+        return _equal(out.tokens, self.plain) | {"tokens/step": float(out.lengths.sum() / out.steps.sum())}
+
+    def _generate(self, lookahead: LookaheadConfig | None) -> jlade.Generation:
+        dtype, precision = PRECISIONS[self.precision]
+        params, _ = jlade.demo(dtype)
+        with jax.default_matmul_precision(precision):
+            return jlade.generate(
+                params,
+                self.prompts,
+                max_new_tokens=self.expected.shape[1],
+                lookahead=lookahead,
+                eos_ids=(),
+                decoder=make_decoder(params, self.attention),
+            )
 
 
-def _equal(texts: np.ndarray, expected: np.ndarray) -> str:
-    return f"{np.sum((texts == expected).all(axis=1))}/{len(expected)}"
+def _equal(texts: np.ndarray, expected: np.ndarray) -> Figures:
+    return {
+        "equal texts": f"{np.sum((texts == expected).all(axis=1))}/{len(expected)}",
+        "first difference, token": first_difference(texts, expected),
+    }
 
 
 if __name__ == "__main__":

@@ -58,7 +58,11 @@ run() { # run MINUTES SCRIPT ARGUMENT...
 
 for part in "${parts[@]}"; do
   case $part in
-    correctness) run 4 benchmarks/exactness.py --minutes 3 --json "$out/exactness_$name.json" ;;
+    correctness)
+      arguments=()
+      [[ $shape == demo ]] && arguments=(--prompts 2 --max-new-tokens 32)
+      run 4 benchmarks/exactness.py "${arguments[@]}" --minutes 3 --json "$out/exactness_$name.json"
+      ;;
     decode)
       run 9 benchmarks/accelerator.py --shape "$shape" --minutes 8 --json "$out/accelerator_${shape}_$name.json"
       ;;

@@ -73,7 +73,8 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
     exact = parts("exactness")
     for precision in ("float32, exact products", "float32", "bfloat16"):
         wanted = "all" if "exact" in precision else ""
-        yield row(f"equal texts at 15, 5, 15, {precision}", exact, precision, "15, 5, 15: equal to plain", wanted)
+        name = f"{precision}: 15, 5, 15"
+        yield row(f"texts equal to plain decoding's, {name}", exact, name, "equal texts", wanted)
     speed = parts(f"accelerator_{shape}")
     yield row("plain decoding, weights read, of the copy's rate", speed, "steps", "weights, of the copy's rate", "0.85")
     yield row("step of 120 tokens by one of 1", speed, "steps", "step of 120 by one of 1", "at most 1.2")

@@ -14,6 +14,7 @@ from rich.table import Table
 from benchmarks import report
 
 Figures = dict[str, Any]
+SECONDS = "seconds of this part"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,20 +33,20 @@ class Parts:
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, Any]):
         self.options, self.settings = options, json.loads(json.dumps(settings))
-        self.begin, self.longest = time.monotonic(), 0.0
+        self.begin = time.monotonic()
         self.results: dict[str, Figures] = self._earlier()
         self._write()  # so that a file that cannot be written is noticed before anything is measured
 
-    def run(self, name: str, measure: Callable[[], Figures]) -> Figures | None:
+    def run(self, name: str, measure: Callable[[], Figures], like: str | None = None) -> Figures | None:
         """Runs a part, unless it is not asked for or would take too long; returns its figures, None without any.
 
-        A part is taken to need as long as the longest of this run.
+        A part is taken to need as long as the part `like` did.
         """
         if self.options.only and name not in self.options.only:
             return None
         begin = time.monotonic()
         left = 60 * self.options.minutes - (begin - self.begin)
-        if left < self.longest:
+        if left < self.results.get(like or "", {}).get(SECONDS, 0):
             self._note(f"{name}: left out, {left:.0f} s are left of {self.options.minutes:g} minutes")
             self._keep(name, {"left out": f"{left:.0f} s were left"})
             return None
@@ -53,12 +54,11 @@ class Parts:
         figures: Figures | None = None
         try:
             figures = measure()
-            result = figures | {"seconds of this part": time.monotonic() - begin}
+            result = figures | {SECONDS: time.monotonic() - begin}
         except Exception as error:  # whatever it is, the other parts are still of use
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"}
         self._keep(name, result)
-        self.longest = max(self.longest, time.monotonic() - begin)
         return figures
 
     def failed(self) -> bool:

@@ -60,8 +60,10 @@ def main() -> None:
     other = to_torch(params)
     for batch_size in options.batches:
         run = functools.partial(_compare, model, other, batch_size, options.new_tokens)
-        parts.run(f"batch {batch_size}", functools.partial(run, "eager", {}))
-        parts.run(f"batch {batch_size}, static", functools.partial(run, "static", {"cache_implementation": "static"}))
+        first = f"batch {options.batches[0]}"
+        parts.run(f"batch {batch_size}", functools.partial(run, "eager", {}), like=first)
+        static = functools.partial(run, "static", {"cache_implementation": "static"})
+        parts.run(f"batch {batch_size}, static", static, like=f"{first}, static")
     parts.print()
     sys.exit(parts.failed())
 
