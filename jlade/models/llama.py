@@ -1,24 +1,25 @@
-"""The LLaMA decoder and its relatives Mistral, Qwen2 and Qwen3: pure functions on a pytree of parameters."""
+"""LLaMA and its relatives Mistral, Qwen2 and Qwen3: pure functions on a pytree of parameters."""
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.devices.sheet import device_of
 from jlade.models import attention, base, rotary
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.quantization import Int8Matrix, is_int8, multiply, quantize_matrix
 
-SMALL_BLOCK = 128  # tokens, of all rows together
+SMALL_BLOCK = 128  # tokens, of all sequences together
 
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig:
-    """Shape and constants of a LLaMA model or of a relative, whose differences are settings here."""
+    """Shape and constants of a LLaMA model or a relative."""
 
     vocab_size: int
     hidden_size: int
@@ -36,15 +37,16 @@ class LlamaConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3
-    # Per layer, how many tokens one sees, itself included, None for all; () when no layer has a window (Mistral has)
+    # Mistral, Qwen2: number of tokens that a token of each layer sees, itself included, None for all; () for no windows
     sliding_windows: tuple[int | None, ...] = ()
     eos_ids: tuple[int, ...] = ()  # tokens that end a text
 
 
 @flax.struct.dataclass
 class LlamaLayer:
-    """Parameters of one layer. Matrices are [out, in], as in the checkpoint: see `linear`. After `quantize` they are
-    `Int8Matrix`.
+    """Parameters of one layer.
+
+    Matrices are [out, in], as in the checkpoint: see `linear`. `quantize` makes each an `Int8Matrix`.
     """
 
     attention_norm: jax.Array  # [E]
@@ -56,7 +58,7 @@ class LlamaLayer:
     gate: jax.Array  # [F, E]
     up: jax.Array  # [F, E]
     down: jax.Array  # [E, F]
-    # None for models without them
+    # None for models without
     query_bias: jax.Array | None = None  # [H * D]
     key_bias: jax.Array | None = None  # [KH * D]
     value_bias: jax.Array | None = None  # [KH * D]
@@ -70,16 +72,17 @@ class LlamaLayer:
 
 @flax.struct.dataclass
 class LlamaParams:
-    """Parameters of a LLaMA model, with the configuration that says how to run them."""
+    """Parameters of a LLaMA model and its configuration."""
 
     embedding: jax.Array  # [V, E]
     layers: tuple[LlamaLayer, ...]
     norm: jax.Array  # [E]
-    output: jax.Array | None  # [V, E], None when the embedding serves as the output matrix
+    output: jax.Array | None  # [V, E], None if the embedding is also the output matrix
     config: LlamaConfig = flax.struct.field(pytree_node=False)
 
     @property
     def decoder(self) -> "Llama":
+        """The decoder that runs these parameters."""
         return Llama(self.config)
 
 
@@ -88,7 +91,7 @@ class Llama:
     """The `jlade.models.base.Decoder` that runs `LlamaParams`.
 
     Attributes:
-      attention: which implementation of attention runs, "auto", "plain", "gpu" or "tpu"; see `attention.attend`.
+      attention: implementation of attention, "auto", "plain", "gpu" or "tpu"; see `attention.attend`.
     """
 
     config: LlamaConfig
@@ -96,6 +99,17 @@ class Llama:
 
     def __post_init__(self) -> None:
         attention.check_implementation(self.attention)
+
+    def on(self, params: Any) -> Self:
+        """Returns the decoder with `attention` resolved for the device that holds `params`.
+
+        Raises:
+          ValueError: `attention` names a kernel that cannot run there.
+        """
+        device, _ = device_of(params)
+        cache = jax.eval_shape(lambda params: self.init_cache(params, 1, 1), params)
+        chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, self.config.head_dim)
+        return dataclasses.replace(self, attention=chosen)
 
     @property
     def vocab_size(self) -> int:
@@ -157,12 +171,12 @@ class Llama:
         output = params.embedding if params.output is None else params.output
         return linear(rms_norm(hidden, params.norm, self.config.rms_norm_eps), output).astype(jnp.float32)
 
-    def commit(self, cache: KVCache, block_kv: BlockKV, rows: jax.Array, num_rows: jax.Array) -> KVCache:
-        return base.commit(cache, block_kv, rows, num_rows)
+    def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
+        return base.commit(cache, block_kv, indices, num_accepted)
 
 
 def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> LlamaParams:
-    """Returns random parameters whose hidden states and logits are of order one."""
+    """Returns random parameters that give hidden states and logits of order one."""
 
     def matrix(out_size: int, in_size: int) -> jax.Array:
         nonlocal key
@@ -203,10 +217,10 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
 
 
 def quantize(params: LlamaParams) -> LlamaParams:
-    """Returns the parameters with their matrices in int8; those that are already stay as they are.
+    """Returns the parameters with their matrices in int8; int8 matrices stay as they are.
 
-    Norms, biases and an embedding that is not the output matrix too keep their dtype. The old matrices are freed only
-    when nothing else refers to them: `jlade.load(..., int8=True)` never holds them all.
+    Norms, biases and an untied embedding keep their dtype. A floating-point matrix is freed when nothing else refers
+    to it: `jlade.load(..., int8=True)` never holds all of them.
     """
 
     def in_int8(tree: Any) -> Any:
@@ -221,10 +235,10 @@ def quantize(params: LlamaParams) -> LlamaParams:
 
 
 def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None = None) -> jax.Array:
-    """Multiplies `x` [..., in] by `weight` [out, in] and adds `bias` [out].
+    """Returns [..., out], the product of `x` [..., in] and transposed `weight` [out, in], plus `bias` [out].
 
-    For blocks of up to `SMALL_BLOCK` tokens the product is taken as weight times transposed x: on CPUs that reads the
-    weights up to four times faster. Elsewhere the compiler chooses the order itself.
+    Up to `SMALL_BLOCK` tokens are multiplied as weight times transposed x: on CPUs that reads the weights up to four
+    times faster. Other compilers choose the order themselves.
     """
     if isinstance(weight, Int8Matrix):
         product = jnp.moveaxis(multiply(weight, x), 0, -1)
@@ -233,16 +247,16 @@ def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None 
         product = jnp.moveaxis(product, 0, -1)
     else:
         product = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-    return product if bias is None else product + bias
+    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Scales `x` [..., E] to unit root mean square, in float32, then by `weight` [E]."""
+    """Returns `x` [..., E] divided by its root mean square, in float32, times `weight` [E]."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * weight
+    return normed.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
 
 
 def _heads(x: jax.Array, head_dim: int) -> jax.Array:
-    """Splits [B, T, heads * D] into [B, T, heads, D]."""
+    """Returns [B, T, heads, D] from [B, T, heads * D]."""
     return x.reshape(*x.shape[:2], -1, head_dim)

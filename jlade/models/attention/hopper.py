@@ -1,4 +1,4 @@
-"""Attention of a block to its prefix and to itself as one Pallas kernel for NVIDIA GPUs of the Hopper generation."""
+"""Attention as one Pallas kernel for NVIDIA GPUs of the Hopper generation."""
 
 import functools
 import math
@@ -6,16 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jlade.models.folding import fold, pad, unfold
+from jlade.models.attention.folding import fold, pad, unfold
 
-CHUNK = 64  # keys that a program takes in at once
-SLOTS = 3  # chunks that are held, or under way from memory, at once
-ROWS = 64  # queries of a warpgroup, as many as its matrix product has rows
-PROGRAMS = 128  # that the cache is split among if there are fewer without: a Hopper has 132 multiprocessors
+CHUNK = 64  # keys per iteration of a program
+SLOTS = 3  # chunks in shared memory at once, loaded or loading
+ROWS = 64  # queries per warpgroup: the rows of its matrix product
+PROGRAMS = 128  # the cache is split until there are this many; a Hopper has 132 multiprocessors
 
 
 def attend(
@@ -25,35 +24,36 @@ def attend(
     cached_keys: jax.Array,
     cached_values: jax.Array,
     cached_length: jax.Array,
-    block_mask: jax.Array | np.ndarray,
+    block_mask: jax.Array,
     interpret: Any = None,
 ) -> jax.Array:
-    """`jlade.models.attention.attend` without sliding windows, for 16-bit floats and heads of 16, 32, ... 128.
+    """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T], without sliding windows.
 
-    The keys, cache first and block last, are cut into chunks, and these are split among programs that run at the same
-    time (flash decoding). Each keeps up its own softmax (arXiv 1805.02867), and the parts are joined here.
+    Dtypes are bfloat16 and float16, D is 16, 32, ... 128. The keys, cache first and block last, are cut into chunks,
+    and the chunks are split among programs that run at the same time (flash decoding). Each program computes an online
+    softmax (arXiv 1805.02867) over its chunks; the partial results are joined at the end.
 
     Args:
-      interpret: Pallas' parameters to simulate the GPU on a CPU; for tests.
+      interpret: parameters of Pallas that simulate the GPU on a CPU; for tests.
     """
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
     rows = heads // kv_heads * block_size
-    warpgroups = 1 if rows <= ROWS else 2  # that share what a program reads
+    warpgroups = 1 if rows <= ROWS else 2  # they share the keys and values of a program
     tiles = pl.cdiv(rows, ROWS * warpgroups)
     splits = pl.cdiv(PROGRAMS, batch_size * kv_heads * tiles)
 
     queries, keys, values, mask = fold(queries, keys, values, block_mask, ROWS * warpgroups, CHUNK)
-    if capacity < CHUNK or capacity % 8:  # the hardware's copies start at rows 0, 8, ... and are whole chunks
+    if capacity < CHUNK or capacity % 8:  # the hardware copies whole chunks from entries 0, 8, ...
         cached_keys, cached_values = (pad(x, 2, CHUNK) for x in (cached_keys, cached_values))
 
-    def tiled(*shape: int, dtype: Any = queries.dtype) -> Any:
-        """Shared memory in the layout that matrix products and copies take; all operands need the same swizzle."""
+    def tiled(*shape: int, dtype: jax.typing.DTypeLike = queries.dtype) -> Any:
+        """Returns shared memory in the layout of matrix products and copies; all operands need the same swizzle."""
         swizzle = next(bytes_ for bytes_ in (128, 64, 32) if 2 * head_dim % bytes_ == 0)
         tile = (8, swizzle // jnp.dtype(dtype).itemsize)
         return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform(tile), plgpu.SwizzleTransform(swizzle)))
 
-    written = min(ROWS, pl.cdiv(rows, 8) * 8)  # rows of a warpgroup that hold a query
+    written = min(ROWS, pl.cdiv(rows, 8) * 8)  # rows of a warpgroup with a query
     parts = (batch_size, kv_heads, splits, tiles * warpgroups, written)
     kernel = plgpu.kernel(
         functools.partial(_kernel, block_chunks=pl.cdiv(block_size, CHUNK)),
@@ -78,7 +78,7 @@ def attend(
         },
         grid=(splits * tiles, kv_heads, batch_size),
         grid_names=("part", "head", "sequence"),
-        num_threads=warpgroups + 1,  # the last one loads
+        num_threads=warpgroups + 1,  # the last warpgroup loads
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True),
         interpret=interpret,
@@ -94,19 +94,23 @@ def attend(
 
 
 def _kernel(
-    length_ref, queries_ref, keys_ref, values_ref, mask_ref, cached_keys_ref, cached_values_ref,
-    mixed_ref, highest_ref, total_ref,
+    length_ref: jax.Ref, queries_ref: jax.Ref, keys_ref: jax.Ref, values_ref: jax.Ref, mask_ref: jax.Ref,
+    cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref,
+    mixed_ref: jax.Ref, highest_ref: jax.Ref, total_ref: jax.Ref,
     *,
-    queries_smem, keys_smem, values_smem, weights_smem, mixed_smem, highest_smem, total_smem,
-    queries_ready, mask_ready, keys_ready, values_ready, slot_free, block_chunks,
-):  # fmt: skip
-    """One split of one KV head's keys, for one tile of its queries: one warpgroup loads, the others compute.
+    queries_smem: jax.Ref, keys_smem: jax.Ref, values_smem: jax.Ref, weights_smem: jax.Ref,
+    mixed_smem: jax.Ref, highest_smem: jax.Ref, total_smem: jax.Ref,
+    queries_ready: jax.Ref, mask_ready: jax.Ref, keys_ready: jax.Ref, values_ready: jax.Ref, slot_free: jax.Ref,
+    block_chunks: int,
+) -> None:  # fmt: skip
+    """Computes one split of a KV head's keys for one tile of its queries: one warpgroup loads, the others compute.
 
-    Scores are in units of log 2, as GPUs have an instruction for powers of two.
+    Scores are exponents of 2, as GPUs have an instruction for powers of two.
     """
     sequence, head, part = (jax.lax.axis_index(name) for name in ("sequence", "head", "part"))
     warpgroup = jax.lax.axis_index("warpgroup")
     splits, warpgroups = mixed_ref.shape[2], queries_smem.shape[0]
+    mask = sequence if mask_ref.shape[0] > 1 else 0
     tile, split = jax.lax.div(part, jnp.int32(splits)), jax.lax.rem(part, jnp.int32(splits))
     capacity, head_dim = cached_keys_ref.shape[2:]
 
@@ -117,8 +121,8 @@ def _kernel(
     first = split * share
     count = jnp.clip(num_chunks - first, 0, share)
 
-    def first_row(chunk: jax.Array) -> jax.Array:
-        """The last chunk of a full cache begins earlier, where the one before has not ended yet."""
+    def first_entry(chunk: jax.Array) -> jax.Array:
+        """Returns the first cache entry of a chunk; the last chunk of a full cache overlaps the one before."""
         return jnp.minimum(chunk * CHUNK, capacity - CHUNK)
 
     @pl.when(warpgroup == warpgroups)
@@ -127,8 +131,8 @@ def _kernel(
         def _(i: jax.Array) -> None:
             chunk, slot = first + i, jax.lax.rem(i, jnp.int32(SLOTS))
 
-            def load(keys_ref: Any, values_ref: Any, row: jax.Array) -> None:
-                at = (sequence, head, pl.ds(row, CHUNK))
+            def load(keys_ref: jax.Ref, values_ref: jax.Ref, start: jax.Array) -> None:
+                at = (sequence, head, pl.ds(start, CHUNK))
                 plgpu.copy_gmem_to_smem(keys_ref.at[at], keys_smem.at[slot], keys_ready.at[slot])
                 plgpu.copy_gmem_to_smem(values_ref.at[at], values_smem.at[slot], values_ready.at[slot])
 
@@ -138,7 +142,7 @@ def _kernel(
 
             @pl.when(chunk < cached_chunks)
             def _() -> None:
-                load(cached_keys_ref, cached_values_ref, first_row(chunk))
+                load(cached_keys_ref, cached_values_ref, first_entry(chunk))
 
             @pl.when(chunk >= cached_chunks)
             def _() -> None:
@@ -156,14 +160,16 @@ def _kernel(
         plgpu.copy_gmem_to_smem(queries_ref.at[sequence, head, rows], own_queries, queries_ready.at[warpgroup])
         plgpu.barrier_wait(queries_ready.at[warpgroup])
 
-        def matmul(a_ref: Any, b_ref: Any) -> jax.Array:
-            def run(accumulator: Any) -> jax.Array:
+        def matmul(a_ref: jax.Ref, b_ref: jax.Ref) -> jax.Array:
+            def run(accumulator: Any) -> Any:
                 plgpu.wgmma(accumulator, a_ref, b_ref)
                 return accumulator[...]  # waits for the product
 
-            return pl.run_scoped(run, plgpu.ACC((ROWS, b_ref.shape[1]), jnp.float32))
+            shape = (ROWS, b_ref.shape[1])
+            product: jax.Array = pl.run_scoped(run, plgpu.ACC(shape, jnp.float32))  # type: ignore[attr-defined]  # untyped
+            return product
 
-        def take_in(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        def add_chunk(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             highest, total, mixed = carry
             chunk, slot = first + i, jax.lax.rem(i, jnp.int32(SLOTS))
             plgpu.barrier_wait(keys_ready.at[slot])
@@ -171,13 +177,13 @@ def _kernel(
             scores *= head_dim**-0.5 * math.log2(math.e)
 
             def within_length() -> jax.Array:
-                row = first_row(chunk) + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-                return jnp.where((row >= chunk * CHUNK) & (row < length), scores, -jnp.inf)
+                entry = first_entry(chunk) + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+                return jnp.where((entry >= chunk * CHUNK) & (entry < length), scores, -jnp.inf)
 
             def within_block() -> jax.Array:
                 columns = pl.ds((chunk - cached_chunks) * CHUNK, CHUNK)
-                plgpu.commit_smem()  # the weights of the chunk before are used up: the mask takes their place
-                plgpu.copy_gmem_to_smem(mask_ref.at[rows, columns], own_weights, mask_ready.at[warpgroup])
+                plgpu.commit_smem()  # the weights of the chunk before are no longer needed: the mask takes their place
+                plgpu.copy_gmem_to_smem(mask_ref.at[mask, rows, columns], own_weights, mask_ready.at[warpgroup])
                 plgpu.barrier_wait(mask_ready.at[warpgroup])
                 seen = own_weights[...].astype(jnp.float32)
                 plgpu.commit_smem()
@@ -198,13 +204,13 @@ def _kernel(
             mixed = mixed * jax.lax.broadcast_in_dim(shrink, mixed.shape, [0]) + added
             return higher, total * shrink + jnp.sum(weights, axis=1), mixed
 
-        nothing = (
-            jnp.full((ROWS,), -1e30, jnp.float32),  # finite, as a split may see nothing at all
+        empty = (
+            jnp.full((ROWS,), -1e30, jnp.float32),  # finite, as a split may have no keys
             jnp.zeros((ROWS,), jnp.float32),
             jnp.zeros((ROWS, head_dim), jnp.float32),
         )
         highest_smem.at[warpgroup][...], total_smem.at[warpgroup][...], mixed_smem.at[warpgroup][...] = (
-            jax.lax.fori_loop(0, count, take_in, nothing)
+            jax.lax.fori_loop(0, count, add_chunk, empty)
         )
         plgpu.commit_smem()
         at, written = (sequence, head, split, group), pl.ds(0, mixed_ref.shape[-2])

@@ -1,17 +1,16 @@
-"""Attention of a block to its prefix and to itself as one Pallas kernel for TPUs."""
+"""Attention as one Pallas kernel for TPUs."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models.folding import fold, unfold
+from jlade.models.attention.folding import fold, unfold
 
-CHUNK = 1024  # rows of the cache read at once, at most
-SCORES = 2**19  # held at once: 2 MB, and a few arrays more of that size
+CHUNK = 1024  # cache entries read at once, at most
+SCORES = 2**19  # scores in memory at once: 2 MB, and a few more arrays of that size
 LANES = 128
 
 
@@ -22,14 +21,14 @@ def attend(
     cached_keys: jax.Array,
     cached_values: jax.Array,
     cached_length: jax.Array,
-    block_mask: jax.Array | np.ndarray,
+    block_mask: jax.Array,
     interpret: bool = False,
 ) -> jax.Array:
-    """`jlade.models.attention.attend` without sliding windows.
+    """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T], without sliding windows.
 
-    The steps of the grid run in order, the chunks of one KV head after each other, so that the softmax is kept up in
-    scratch memory from step to step. The grid ends with the longest sequence; a shorter one asks for its last chunk
-    again, which is then not fetched again.
+    The chunks of a KV head are consecutive steps of the grid, so the state of the online softmax (arXiv 1805.02867)
+    stays in scratch memory. The grid has the chunks of the longest sequence; a shorter sequence names its last chunk
+    again, which is not fetched twice.
 
     Args:
       interpret: run the kernel as plain JAX, on any device; for tests.
@@ -37,7 +36,7 @@ def attend(
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
     queries, keys, values, mask = fold(queries, keys, values, block_mask, 16, LANES)
-    rows, columns = mask.shape
+    num_masks, rows, columns = mask.shape
     chunk = min(max(SCORES // rows // LANES, 1) * LANES, CHUNK, capacity)
 
     def own(size: int) -> pl.BlockSpec:
@@ -57,7 +56,7 @@ def attend(
                 own(rows),
                 own(columns),
                 own(columns),
-                pl.BlockSpec((rows, columns), lambda b, h, i, length: (0, 0)),
+                pl.BlockSpec((None, rows, columns), lambda b, h, i, length: (b if num_masks > 1 else 0, 0, 0)),
                 cached,
                 cached,
             ],
@@ -77,18 +76,20 @@ def attend(
 
 
 def _kernel(
-    length_ref, queries_ref, keys_ref, values_ref, mask_ref, cached_keys_ref, cached_values_ref, out_ref,
-    highest_ref, total_ref, mixed_ref, *, chunk: int,
-):  # fmt: skip
-    """One chunk of one KV head.
+    length_ref: jax.Ref, queries_ref: jax.Ref, keys_ref: jax.Ref, values_ref: jax.Ref, mask_ref: jax.Ref,
+    cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref, out_ref: jax.Ref,
+    highest_ref: jax.Ref, total_ref: jax.Ref, mixed_ref: jax.Ref, *, chunk: int,
+) -> None:  # fmt: skip
+    """Adds one chunk of one KV head to the softmax.
 
-    The block is taken in before the first chunk, so that the highest score is finite: every token sees itself. The
-    highest score and the total weight of each row stand in all lanes of theirs, as TPUs have no narrower arrays.
+    The block comes before the first chunk, so that the highest score is finite: every token sees itself. All lanes of
+    a row hold its highest score and its total weight, as TPUs have no narrower arrays.
     """
-    length, start = length_ref[pl.program_id(0)], pl.program_id(2) * chunk
+    length: jax.Array = length_ref[pl.program_id(0)]
+    start = pl.program_id(2) * chunk
     scale = queries_ref.shape[-1] ** -0.5
 
-    def take_in(keys: jax.Array, values: jax.Array, seen: jax.Array) -> None:
+    def add_keys(keys: jax.Array, values: jax.Array, seen: jax.Array) -> None:
         product = jax.lax.dot_general(
             queries_ref[...], keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
@@ -107,19 +108,19 @@ def _kernel(
         highest_ref[...] = jnp.full_like(highest_ref, jnp.finfo(jnp.float32).min)
         total_ref[...] = jnp.zeros_like(total_ref)
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
-        take_in(keys_ref[...], values_ref[...], mask_ref[...] > 0)
+        add_keys(keys_ref[...], values_ref[...], mask_ref[...] > 0)
 
     @pl.when(start < length)
     def _() -> None:
         def in_use(shape: tuple[int, int], axis: int) -> jax.Array:
             return start + jax.lax.broadcasted_iota(jnp.int32, shape, axis) < length
 
-        # What follows the last row of the cache may be no number, and a weight of zero would not undo that.
+        # Past the end of the cache there may be NaN, and 0 * NaN is NaN.
         values = cached_values_ref[...]
         values = jnp.where(in_use(values.shape, 0), values, jnp.zeros_like(values))
-        take_in(cached_keys_ref[...], values, in_use((queries_ref.shape[0], chunk), 1))
+        add_keys(cached_keys_ref[...], values, in_use((queries_ref.shape[0], chunk), 1))
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _() -> None:
-        # Rows that fill up the tile have seen nothing, and their total is 0.
+        # A row of padding may see nothing, and then its total is 0.
         out_ref[...] = (mixed_ref[...] / jnp.maximum(total_ref[:, :1], 1e-30)).astype(out_ref.dtype)

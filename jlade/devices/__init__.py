@@ -1,0 +1,1 @@
+"""Devices: which one holds a model, and its properties."""

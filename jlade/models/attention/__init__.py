@@ -1,0 +1,107 @@
+"""Attention of a block to its prefix in the cache and to itself, and the choice of its implementation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.models.attention import plain
+
+IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
+AUTOMATIC: tuple[str, ...] = ()  # kernels that "auto" may choose: only those that have run on their device
+
+
+def attend(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    cached_keys: jax.Array,
+    cached_values: jax.Array,
+    cached_length: jax.Array,
+    block_mask: jax.Array | np.ndarray,
+    positions: jax.Array | None = None,
+    window: int | None = None,
+    implementation: str = "auto",
+) -> jax.Array:
+    """Returns grouped-query attention, with one softmax over prefix and block.
+
+    The prefix is masked by its length, the block by `block_mask`. Every implementation reads the prefix in chunks up
+    to its length, so the work grows with the text and not with the cache's capacity. All give the same result up to
+    rounding.
+
+    Args:
+      queries: [B, T, H, D].
+      keys, values: [B, T, KH, D] of the block; H is a multiple of KH.
+      cached_keys, cached_values: [B, KH, S, D].
+      cached_length: [B] int32, cache entries in use.
+      block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. Token q sees token k where
+        `block_mask[..., q, k]`; every token sees itself.
+      positions: [B, T] of the block's tokens; needed with `window`. Cache entry i has position i.
+      window: number of positions that a token sees, its own included; None for all.
+      implementation: one of `IMPLEMENTATIONS`. "plain" is JAX without kernels and runs everywhere; "gpu" is a kernel
+        for NVIDIA's Hopper GPUs and "tpu" one for TPUs. "auto" is "plain" here: `resolve` chooses for a device.
+        Neither kernel has windows; with `window`, "plain" runs instead.
+
+    Returns:
+      [B, T, H, D] in the dtype of `queries`; scores and softmax are float32.
+
+    Raises:
+      ValueError: `implementation` is unknown.
+    """
+    check_implementation(implementation)
+    prefix = cached_keys, cached_values, cached_length
+    mask = jnp.asarray(block_mask)
+    mask = mask if mask.ndim == 3 else mask[None]  # [1 or B, T, T]
+    if window is not None or implementation in ("auto", "plain"):
+        return plain.attend(queries, keys, values, *prefix, mask, positions, window)
+    # Imported on demand, as some builds of JAX lack parts of Pallas.
+    if implementation == "gpu":
+        from jlade.models.attention import hopper
+
+        return hopper.attend(queries, keys, values, *prefix, mask)
+    from jlade.models.attention import tpu
+
+    return tpu.attend(queries, keys, values, *prefix, mask)
+
+
+def resolve(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str:
+    """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
+
+    "auto" gives the kernel of the device if it is in `AUTOMATIC` and can run there, otherwise "plain".
+
+    Args:
+      implementation: one of `IMPLEMENTATIONS`.
+      device: the device that holds the parameters.
+      dtype: of queries, keys and values.
+      head_dim: D, size of a head.
+
+    Raises:
+      ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
+    """
+    check_implementation(implementation)
+    if implementation == "auto":
+        kernel = device.platform
+        return kernel if kernel in AUTOMATIC and _obstacle(kernel, device, dtype, head_dim) is None else "plain"
+    if obstacle := _obstacle(implementation, device, dtype, head_dim):
+        raise ValueError(f"attention {implementation!r} {obstacle}; choose 'auto' or 'plain'")
+    return implementation
+
+
+def check_implementation(implementation: str) -> None:
+    """Raises a ValueError if `implementation` is unknown."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"attention must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
+
+
+def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str | None:
+    """Returns the reason why the implementation cannot run, None if it can."""
+    if implementation == "gpu":
+        if getattr(device, "compute_capability", None) != "9.0":
+            return f"needs an NVIDIA GPU of compute capability 9.0 (H100, H200), and the device is {device.device_kind}"
+        if jax.__version_info__ < (0, 11, 2):
+            return f"needs JAX 0.11.2 or newer, and this is {jax.__version__}"
+        if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16) or head_dim not in range(16, 129, 16):
+            shape = f"{jnp.dtype(dtype).name} and {head_dim}"
+            return f"needs 16-bit floats and heads of a multiple of 16 up to 128, and these are {shape}"
+    if implementation == "tpu" and device.platform != "tpu":
+        return f"needs a TPU, and the device is {device.device_kind}"
+    return None

@@ -1,0 +1,71 @@
+"""Attention in plain JAX: it runs on every device and has sliding windows."""
+
+import jax
+import jax.numpy as jnp
+
+CHUNK = 256  # cache entries read at once
+
+
+def attend(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    cached_keys: jax.Array,
+    cached_values: jax.Array,
+    cached_length: jax.Array,
+    block_mask: jax.Array,
+    positions: jax.Array | None,
+    window: int | None,
+) -> jax.Array:
+    """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T].
+
+    An online softmax (arXiv 1805.02867) over the block, then over the prefix, in chunks up to the longest sequence.
+    """
+    batch_size, block_size, heads, head_dim = queries.shape
+    kv_heads, capacity = cached_keys.shape[1:3]
+    grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
+    chunk = min(CHUNK, capacity)
+    # Heads first and the queries of a group in one dimension: each product is one matrix product per KV head.
+    queries = jnp.transpose(queries * head_dim**-0.5, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
+    keys, values = jnp.transpose(keys, (0, 2, 1, 3)), jnp.transpose(values, (0, 2, 1, 3))
+
+    def scores(keys: jax.Array, mask: jax.Array) -> jax.Array:
+        """Returns [B, KH, H/KH * T, K] for keys [B, KH, K, D] and a mask [1 or B, 1 or T, K]."""
+        product = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32)
+        masked = jnp.where(mask[:, None, None], product.reshape(*grouped, -1), -jnp.inf)
+        return masked.reshape(product.shape)
+
+    def mix(weights: jax.Array, values: jax.Array) -> jax.Array:
+        weights = weights.astype(values.dtype)
+        return jnp.einsum("bkqs,bksd->bkqd", weights, values, preferred_element_type=jnp.float32)
+
+    def within_window(mask: jax.Array, key_positions: jax.Array | None) -> jax.Array:
+        """Hides the keys, at `key_positions` [1 or B, K], that have left a token's window."""
+        if window is None or positions is None or key_positions is None:
+            return mask
+        return mask & (positions[:, :, None] - key_positions[:, None, :] < window)
+
+    def read_chunk(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        highest, total, mixed = carry
+        start = jnp.minimum(i * chunk, capacity - chunk)  # the last chunk may overlap the one before
+        entries = start + jnp.arange(chunk, dtype=jnp.int32)[None, :]
+        unread = (entries >= i * chunk) & (entries < cached_length[:, None])
+        mask = within_window(unread[:, None, :], entries)
+        chunk_keys, chunk_values = (
+            jax.lax.dynamic_slice_in_dim(x, start, chunk, 2) for x in (cached_keys, cached_values)
+        )
+        products = scores(chunk_keys, mask)
+        higher = jnp.maximum(highest, jnp.max(products, axis=-1, keepdims=True))
+        shrink, weights = jnp.exp(highest - higher), jnp.exp(products - higher)
+        total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
+        return higher, total, mixed * shrink + mix(weights, chunk_values)
+
+    products = scores(keys, within_window(block_mask, positions))
+    highest = jnp.max(products, axis=-1, keepdims=True)  # finite, as every token sees itself
+    weights = jnp.exp(products - highest)
+    carry = highest, jnp.sum(weights, axis=-1, keepdims=True), mix(weights, values)
+    num_chunks = (jnp.max(cached_length) + chunk - 1) // chunk
+    _, total, mixed = jax.lax.fori_loop(0, num_chunks, read_chunk, carry)
+
+    mixed = (mixed / total).astype(values.dtype).reshape(batch_size, heads, block_size, head_dim)
+    return jnp.transpose(mixed, (0, 2, 1, 3))

@@ -1,0 +1,204 @@
+"""Plain attention against a reference, and the choice of the implementation."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jlade
+from jlade.models import attention, llama
+from jlade.models.attention import attend, plain, resolve
+from jlade.models.llama import Llama
+from tests.tiny import tiny_llama
+
+HOPPER = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+AMPERE = types.SimpleNamespace(platform="gpu", compute_capability="8.0", device_kind="NVIDIA A100")
+TPU = types.SimpleNamespace(platform="tpu", device_kind="TPU v5e")
+CPU = jax.devices("cpu")[0]
+with_gpu_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the GPU kernel needs JAX 0.11.2")
+
+
+def plain_attention(queries, keys, values, cached_keys, cached_values, length, mask, positions, window=99):
+    """One query, one head and one softmax at a time."""
+    batch_size, block_size, heads, head_dim = queries.shape
+    group = heads // keys.shape[2]
+    mask = np.broadcast_to(mask, (batch_size, block_size, block_size))
+    out = np.zeros(queries.shape)
+    for b, t, h in np.ndindex(batch_size, block_size, heads):
+        prefix = [entry for entry in range(length[b]) if positions[b, t] - entry < window]
+        block = [i for i in range(block_size) if mask[b, t, i] and positions[b, t] - positions[b, i] < window]
+        seen_keys = np.concatenate([cached_keys[b, h // group, prefix], keys[b, block, h // group]])
+        seen_values = np.concatenate([cached_values[b, h // group, prefix], values[b, block, h // group]])
+        scores = seen_keys @ queries[b, t, h] / np.sqrt(head_dim)
+        weights = np.exp(scores - scores.max())
+        out[b, t, h] = weights / weights.sum() @ seen_values
+    return out
+
+
+def random_case(seed: int, dtype=np.float32, mask_shape=(5, 5)):
+    rng = np.random.default_rng(seed)
+    shapes = [(3, 5, 4, 6), (3, 5, 2, 6), (3, 5, 2, 6), (3, 2, 9, 6), (3, 2, 9, 6)]
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    mask = rng.random(mask_shape) < 0.5
+    return [jnp.asarray(a, dtype) for a in arrays], np.array([0, 4, 9], np.int32), mask | np.eye(5, dtype=bool)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 9, 256])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("mask_shape", [(5, 5), (3, 5, 5)])
+def test_equals_plain_attention(mask_shape, window, chunk, monkeypatch):
+    """The cache has 9 entries, of which the sequences use 0, 4 and 9; some chunk sizes divide 9, others do not."""
+    monkeypatch.setattr(plain, "CHUNK", chunk)
+    arrays, length, mask = random_case(chunk, mask_shape=mask_shape)
+    positions = length[:, None] + np.array([0, 1, 2, 1, 2], np.int32)
+    got = jax.jit(functools.partial(attend, window=window))(*arrays, length, mask, positions)
+    expected = plain_attention(*map(np.asarray, arrays), length, mask, positions, window or 99)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_bfloat16_keeps_its_type_and_is_close():
+    arrays, length, mask = random_case(0, jnp.bfloat16)
+    got = attend(*arrays, length, mask)
+    assert got.dtype == jnp.bfloat16
+    expected = plain_attention(*(np.asarray(a, np.float32) for a in arrays), length, mask, np.zeros((3, 5)))
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=0.03)
+
+
+@pytest.mark.parametrize("axes", ["TT", "1TT"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_vmap_over_sequences_with_their_own_masks(window, axes):
+    arrays, length, mask = random_case(0, mask_shape=(3, 5, 5))
+    positions = length[:, None] + np.array([[0, 1, 2, 1, 2]], np.int32)
+    run = functools.partial(attend, window=window)
+    own = mask if axes == "TT" else mask[:, None]
+    alone = jax.vmap(run)(*(x[:, None] for x in (*arrays, length)), own, positions[:, None])
+    np.testing.assert_allclose(alone[:, 0], run(*arrays, length, mask, positions), atol=1e-6)
+
+
+def test_entries_of_the_cache_beyond_its_length_are_not_read():
+    arrays, length, mask = random_case(0)
+    unused = np.arange(9)[None, None, :, None] >= length[:, None, None, None]
+    poisoned = [*arrays[:3], *(jnp.where(unused, 1e30, a) for a in arrays[3:])]
+    np.testing.assert_array_equal(attend(*poisoned, length, mask), attend(*arrays, length, mask))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "chosen"),
+    [
+        pytest.param(HOPPER, jnp.bfloat16, 128, "gpu", marks=with_gpu_kernel),
+        pytest.param(HOPPER, jnp.float16, 16, "gpu", marks=with_gpu_kernel),
+        (HOPPER, jnp.float32, 128, "plain"),
+        (HOPPER, jnp.bfloat16, 100, "plain"),
+        (HOPPER, jnp.bfloat16, 144, "plain"),
+        (AMPERE, jnp.bfloat16, 128, "plain"),
+        (TPU, jnp.float32, 100, "tpu"),
+        (CPU, jnp.bfloat16, 128, "plain"),
+    ],
+)
+def test_auto_takes_an_automatic_kernel_where_it_runs(device, dtype, head_dim, chosen, monkeypatch):
+    monkeypatch.setattr(attention, "AUTOMATIC", ("gpu", "tpu"))
+    assert resolve("auto", device, dtype, head_dim) == chosen
+    if chosen != "plain":
+        assert resolve(chosen, device, dtype, head_dim) == chosen
+
+
+@pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
+@pytest.mark.parametrize("implementation", ["auto", "plain"])
+def test_plain_runs_everywhere_and_no_kernel_is_automatic_yet(implementation, device):
+    assert resolve(implementation, device, jnp.bfloat16, 128) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "device", "dtype", "head_dim", "version", "message"),
+    [
+        ("fast", CPU, jnp.float32, 16, (0, 11, 2), "one of 'auto', 'plain', 'gpu', 'tpu'; got 'fast'"),
+        ("gpu", CPU, jnp.bfloat16, 16, (0, 11, 2), "'gpu' needs an NVIDIA GPU .* is cpu; choose 'auto' or 'plain'"),
+        ("gpu", TPU, jnp.bfloat16, 16, (0, 11, 2), "'gpu' needs an NVIDIA GPU .* the device is TPU v5e"),
+        ("gpu", AMPERE, jnp.bfloat16, 16, (0, 11, 2), r"capability 9.0 \(H100, H200\), .* is NVIDIA A100"),
+        ("gpu", HOPPER, jnp.bfloat16, 16, (0, 11, 1), "'gpu' needs JAX 0.11.2 or newer"),
+        ("gpu", HOPPER, jnp.float32, 16, (0, 11, 2), "'gpu' needs 16-bit floats .* these are float32 and 16"),
+        ("gpu", HOPPER, jnp.bfloat16, 100, (0, 11, 2), "heads of a multiple of 16 .* these are bfloat16 and 100"),
+        ("gpu", HOPPER, jnp.bfloat16, 144, (0, 11, 2), "up to 128, and these are bfloat16 and 144"),
+        ("tpu", CPU, jnp.float32, 16, (0, 11, 2), "'tpu' needs a TPU, and the device is cpu"),
+        ("tpu", HOPPER, jnp.bfloat16, 16, (0, 11, 2), "'tpu' needs a TPU, and the device is NVIDIA H200"),
+    ],
+)
+def test_choices_that_cannot_run_are_refused(implementation, device, dtype, head_dim, version, message, monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    with pytest.raises(ValueError, match=message):
+        resolve(implementation, device, dtype, head_dim)
+
+
+def test_unknown_implementations_are_refused_everywhere():
+    arrays, length, mask = random_case(0)
+    with pytest.raises(ValueError, match=r"attention must be one of 'auto', 'plain', 'gpu', 'tpu'; got 'fast'"):
+        Llama(tiny_llama().config, attention="fast")
+    with pytest.raises(ValueError, match="got 'fast'"):
+        attend(*arrays, length, mask, implementation="fast")
+
+
+@pytest.mark.parametrize("implementation", ["auto", "plain"])
+def test_auto_is_plain_in_a_program(implementation, monkeypatch):
+    monkeypatch.setattr(plain, "attend", lambda *arguments: "plain")
+    arrays, length, mask = random_case(0)
+    assert attend(*arrays, length, mask, implementation=implementation) == "plain"
+
+
+@pytest.mark.parametrize(("name", "module"), [("gpu", "hopper"), ("tpu", "tpu")])
+def test_a_kernel_runs_where_there_is_no_window(name, module, monkeypatch):
+    """On a CPU too: a program is not asked for its device."""
+    monkeypatch.setattr(f"jlade.models.attention.{module}.attend", lambda *arguments: name)
+    monkeypatch.setattr(plain, "attend", lambda *arguments: "plain")
+    arrays, length, mask = random_case(0)
+    assert attend(*arrays, length, mask, implementation=name) == name
+    windowed = attend(*arrays, length, mask, np.zeros((3, 5), np.int32), window=100, implementation=name)
+    assert windowed == "plain"
+
+
+class OwnLlama(Llama):
+    """A subclass for parameters in a dictionary."""
+
+    def init_cache(self, params, *args):
+        return super().init_cache(params["model"], *args)
+
+
+def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
+    params = tiny_llama()
+    decoder = Llama(params.config)
+    assert decoder.on(params) == Llama(params.config, "plain")
+    monkeypatch.setattr(llama, "device_of", lambda params: (TPU, 1))
+    assert decoder.on(params).attention == "plain"
+    assert Llama(params.config, "tpu").on(params).attention == "tpu"
+    monkeypatch.setattr(attention, "AUTOMATIC", ("tpu",))
+    assert decoder.on(params).attention == "tpu"
+    assert OwnLlama(params.config).on({"model": params}) == OwnLlama(params.config, "tpu")
+    assert Llama(params.config, "plain").on(params).attention == "plain"
+
+
+@with_gpu_kernel
+def test_a_decoder_is_resolved_for_the_dtype_of_its_parameters(monkeypatch):
+    monkeypatch.setattr(llama, "device_of", lambda params: (HOPPER, 1))
+    params = tiny_llama(head_dim=16)
+    with pytest.raises(ValueError, match="these are float32 and 16"):
+        Llama(params.config, "gpu").on(params)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    assert Llama(params.config, "gpu").on(half).attention == "gpu"
+
+
+def test_a_kernel_for_another_device_is_refused_before_it_runs():
+    params = tiny_llama()
+    with pytest.raises(ValueError, match="'tpu' needs a TPU"):
+        Llama(params.config, "tpu").on(params)
+    with pytest.raises(ValueError, match="'tpu' needs a TPU"):
+        jlade.generate(params, [1, 2], max_new_tokens=2, decoder=Llama(params.config, attention="tpu"))
+
+
+def test_a_decoder_is_resolved_for_parameters_on_no_device():
+    params = tiny_llama()
+    decoder = Llama(params.config)
+    resolved = [decoder.on(jax.eval_shape(lambda: params)), decoder.on(jax.device_get(params))]
+    jax.jit(lambda params: resolved.append(decoder.on(params)))(params)
+    assert resolved == [Llama(params.config, "plain")] * 3

@@ -1,0 +1,126 @@
+"""The kernels, simulated on the CPU, against the reference of plain attention; and lowered for their devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
+
+import jlade
+from jlade import decoding
+from jlade.models import llama
+from jlade.models.attention import hopper
+from jlade.models.attention import tpu as tpu_module
+from jlade.models.llama import Llama
+from tests.models.attention.test_attend import HOPPER, TPU, plain_attention
+from tests.tiny import tiny_llama
+
+gpu = functools.partial(hopper.attend, interpret=InterpretGPUParams(detect_races=True))
+tpu = functools.partial(tpu_module.attend, interpret=True)
+simulated_gpu = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="simulating the GPU needs JAX 0.11.2")
+KERNELS = [pytest.param(gpu, id="gpu", marks=simulated_gpu), pytest.param(tpu, id="tpu")]
+
+
+def random_case(block_size, heads, kv_heads, head_dim, capacity, lengths, dtype, num_masks=1):
+    """Returns random arguments, and the same with huge numbers in the cache entries that are not in use."""
+    rng = np.random.default_rng(block_size)
+    block, cache = (len(lengths), block_size, kv_heads, head_dim), (len(lengths), kv_heads, capacity, head_dim)
+    shapes = [(len(lengths), block_size, heads, head_dim), block, block, cache, cache]
+    arrays = [jnp.asarray(rng.normal(size=shape).astype(np.float32), dtype) for shape in shapes]
+    mask = (rng.random((num_masks, block_size, block_size)) < 0.5) | np.eye(block_size, dtype=bool)
+    unused = np.arange(capacity)[None, None, :, None] >= np.array(lengths)[:, None, None, None]
+    poisoned = [*arrays[:3], *(jnp.where(unused, jnp.asarray(1e30, dtype), x) for x in arrays[3:])]
+    rest = np.array(lengths, np.int32), mask
+    return [*arrays, *rest], [*poisoned, *rest]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("block_size", "heads", "kv_heads", "head_dim", "capacity", "lengths", "num_masks"),
+    [
+        (1, 2, 2, 128, 256, [130], 1),
+        (5, 4, 1, 48, 72, [0, 33, 72], 3),
+        (8, 2, 2, 64, 50, [50, 0], 1),  # less than a chunk, and not a multiple of 8
+        (70, 2, 1, 16, 200, [64, 200], 2),  # several tiles of queries and of the block
+    ],
+)
+def test_equals_plain_attention(
+    kernel, block_size, heads, kv_heads, head_dim, capacity, lengths, num_masks, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hopper, "PROGRAMS", 3 * kv_heads * len(lengths))
+    monkeypatch.setattr(hopper, "SLOTS", 2)  # fewer than the chunks of a program, in the last case
+    monkeypatch.setattr(tpu_module, "CHUNK", 32)
+    shape = block_size, heads, kv_heads, head_dim, capacity, lengths
+    arguments, poisoned = random_case(*shape, jnp.bfloat16, num_masks)
+    run = jax.jit(kernel)
+    got = run(*arguments)
+    assert got.dtype == jnp.bfloat16
+    arrays, (length, mask) = [np.asarray(x, np.float32) for x in arguments[:5]], arguments[5:]
+    expected = plain_attention(*arrays, length, mask, np.zeros((len(lengths), block_size)))
+    difference = np.linalg.norm(np.asarray(got, np.float32) - expected)
+    assert difference < 2**-8 * np.linalg.norm(expected)  # a bfloat16 has 8 significant bits
+    np.testing.assert_array_equal(run(*poisoned), got)
+
+
+def test_float32_on_a_tpu(monkeypatch):
+    monkeypatch.setattr(tpu_module, "CHUNK", 32)
+    arguments, _ = random_case(5, 4, 2, 6, 70, [0, 33, 70], jnp.float32)
+    arrays, (length, mask) = map(np.asarray, arguments[:5]), arguments[5:]
+    expected = plain_attention(*arrays, length, mask, np.zeros((3, 5)))
+    np.testing.assert_allclose(tpu(*arguments), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("num_masks", [1, 2])
+def test_vmap(kernel, num_masks, monkeypatch):
+    monkeypatch.setattr(hopper, "PROGRAMS", 1)  # otherwise one sequence alone is split, and rounded, differently
+    (*arrays, masks), _ = random_case(3, 2, 1, 16, 64, [3, 64], jnp.bfloat16, num_masks)
+    mask, axis = (masks, None) if num_masks == 1 else (masks[:, None], 0)
+    alone = jax.vmap(kernel, in_axes=(*[0] * len(arrays), axis))(*(x[:, None] for x in arrays), mask)
+    np.testing.assert_array_equal(alone[:, 0], kernel(*arrays, masks))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "kernel", "device", "dtype"),
+    [
+        pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, id="gpu", marks=simulated_gpu),
+        pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, id="tpu"),
+    ],
+)
+def test_same_text(name, module, kernel, device, dtype, monkeypatch):
+    """A whole decode, a short one: simulating a GPU takes milliseconds per instruction."""
+    monkeypatch.setattr(llama, "device_of", lambda params: (device, 1))
+    monkeypatch.setattr(module, "attend", kernel)
+    monkeypatch.setattr(hopper, "PROGRAMS", 2)
+    monkeypatch.setattr(tpu_module, "CHUNK", 8)
+    monkeypatch.setattr(decoding, "PREFILL_CHUNKS_ON_CPU", ((4, 0),))
+    shape = {"head_dim": 16, "num_kv_heads": 1, "num_layers": 1, "max_positions": 24}
+    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape))
+
+    def generate(attention: str) -> np.ndarray:
+        settings = {"lookahead": jlade.LookaheadConfig(2, 3, 2), "max_new_tokens": 12, "eos_ids": ()}
+        return jlade.generate(params, [1, 2, 3, 1, 2], decoder=Llama(params.config, attention), **settings).tokens
+
+    np.testing.assert_array_equal(generate(name), generate("plain"))
+
+
+@pytest.mark.parametrize(
+    ("block_size", "group", "head_dim"), [(1, 1, 128), (120, 4, 128), (8, 4, 64), (128, 7, 80), (8, 1, 96)]
+)
+@pytest.mark.parametrize("num_masks", [1, 2])
+@pytest.mark.parametrize(("platform", "attend"), [("cuda", hopper.attend), ("tpu", tpu_module.attend)])
+def test_lowers(platform, attend, num_masks, block_size, group, head_dim):
+    """The compiler passes of Pallas run without the device, and raise for programs that it does not accept."""
+    block, cache = (2, block_size, 8, head_dim), (2, 8, 8192, head_dim)
+    shapes = [(2, block_size, 8 * group, head_dim), block, block, cache, cache]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
+    mask = jax.ShapeDtypeStruct((num_masks, block_size, block_size), bool)
+    device = jax.sharding.AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu")
+    mesh = jax.sharding.AbstractMesh((1,), ("one",), abstract_device=device if platform == "tpu" else None)
+    with jax.sharding.use_abstract_mesh(mesh):
+        lowered = jax.export.export(jax.jit(attend), platforms=[platform])
+        program = lowered(*arrays, lengths, mask).mlir_module()
+    assert {"cuda": "mosaic_gpu", "tpu": "tpu_custom_call"}[platform] in program
