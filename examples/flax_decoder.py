@@ -2,12 +2,13 @@
 
     python examples/flax_decoder.py
 
-First the model, as it might be anyone's, then the adapter that lets jlade run it, which is what to write for a model of
-your own, then the check of the adapter and two calls. To have a text, the model first learns this file, byte by byte.
+Three parts: the model, which knows nothing of jlade; the adapter that lets jlade run it, the part to write for your own
+model; a program that trains the model on this file's bytes, checks the adapter and generates text.
 """
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jlade.models import attention, base
 from jlade.models.base import BlockKV, KVCache
 from jlade.testing import check_decoder
 
-# The model, which knows nothing of jlade: learned positions, LayerNorm, biases, GELU.
+# The model: learned positions, LayerNorm, biases, GELU.
 
 
 class Attention(nnx.Module):
@@ -68,26 +69,28 @@ class GPT(nnx.Module):
         self.head = nnx.Linear(width, vocab_size, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Returns the logits [B, T, V] of whole texts `tokens` [B, T]."""
-        x = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1]))
+        """Returns the logits [B, T, V] of the texts `tokens` [B, T]."""
+        x = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1])[None])
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
 
 
-# The adapter. `nnx.split` parts a model into what is static, which the decoder holds, and its arrays, the parameters.
+# The adapter. `nnx.split` separates a model into a static graph, for the decoder, and arrays, the parameters.
+
+State = nnx.State[Any, Any]  # the parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class GPTDecoder:
     """The `jlade.models.base.Decoder` that runs a `GPT`."""
 
-    graphdef: nnx.GraphDef  # hashable, and equal for models of the same shape
+    graphdef: nnx.GraphDef[GPT]  # hashable and equal by value
     vocab_size: int
     max_positions: int
     eos_ids: tuple[int, ...] = ()
 
-    def init_cache(self, params: nnx.State, batch_size: int, capacity: int) -> KVCache:
+    def init_cache(self, params: State, batch_size: int, capacity: int) -> KVCache:
         model = nnx.merge(self.graphdef, params)
         heads, dtype = model.layers[0].attention.heads, model.tokens.embedding.dtype
         shape = (batch_size, heads, capacity, model.tokens.features // heads)
@@ -96,15 +99,15 @@ class GPTDecoder:
 
     def forward(
         self,
-        params: nnx.State,
+        params: State,
         tokens: jax.Array,
         positions: jax.Array,
         cache: KVCache,
         block_mask: jax.Array | np.ndarray,
     ) -> tuple[jax.Array, BlockKV]:
-        """Does what `GPT.__call__` does up to the last norm, with other positions and other attention."""
+        """Runs `GPT.__call__` up to the last norm, with the given positions and attention to the cache."""
         model = nnx.merge(self.graphdef, params)
-        # Guesses may stand past the end of the longest text, where an embedding has no row and Flax returns NaN.
+        # Guesses may be past the last position, where Flax returns NaN.
         x = model.tokens(tokens) + model.positions(jnp.minimum(positions, self.max_positions - 1))
         block_kv = []
         for layer, cached_keys, cached_values in zip(model.layers, cache.keys, cache.values, strict=True):
@@ -115,31 +118,32 @@ class GPTDecoder:
             block_kv.append((keys, values))
         return x, block_kv
 
-    def logits(self, params: nnx.State, hidden: jax.Array) -> jax.Array:
+    def logits(self, params: State, hidden: jax.Array) -> jax.Array:
         model = nnx.merge(self.graphdef, params)
-        return model.head(model.norm(hidden)).astype(jnp.float32)
+        logits: jax.Array = model.head(model.norm(hidden))
+        return logits.astype(jnp.float32)
 
-    def commit(self, cache: KVCache, block_kv: BlockKV, rows: jax.Array, num_rows: jax.Array) -> KVCache:
-        return base.commit(cache, block_kv, rows, num_rows)
+    def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
+        return base.commit(cache, block_kv, indices, num_accepted)
 
 
-def decoder_and_params(model: GPT) -> tuple[GPTDecoder, nnx.State]:
-    """Returns what jlade takes."""
+def decoder_and_params(model: GPT) -> tuple[GPTDecoder, State]:
+    """Returns the decoder and its parameters, the arguments of `jlade.generate`."""
     graphdef, params = nnx.split(model)
     return GPTDecoder(graphdef, model.tokens.num_embeddings, model.positions.num_embeddings), params
 
 
 def train(model: GPT, text: np.ndarray, num_updates: int) -> None:
-    """Fits `model` to the tokens `text` [L]: each update is a small step along the sign of a mean of gradients."""
+    """Trains `model` on the tokens `text` [L], with steps along the sign of the averaged gradient."""
     graphdef, params = nnx.split(model)
     size = model.positions.num_embeddings + 1
 
-    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
+    def loss(params: State, tokens: jax.Array) -> jax.Array:
         logprobs = jax.nn.log_softmax(nnx.merge(graphdef, params)(tokens[:, :-1]))
         return -jnp.mean(jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1))
 
     @jax.jit
-    def update(params: nnx.State, mean: nnx.State, tokens: jax.Array) -> tuple[nnx.State, nnx.State]:
+    def update(params: State, mean: State, tokens: jax.Array) -> tuple[State, State]:
         mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, jax.grad(loss)(params, tokens))
         return jax.tree.map(lambda p, m: p - 0.001 * jnp.sign(m), params, mean), mean
 
@@ -158,7 +162,7 @@ def main() -> None:
     decoder, params = decoder_and_params(model)
     check_decoder(decoder, params)
 
-    prompt = list(b"    def ")  # one token a byte
+    prompt = list(b"    def ")  # one token per byte
     plain = jlade.generate(params, prompt, decoder=decoder, max_new_tokens=100, lookahead=None)
     lookahead = jlade.generate(params, prompt, decoder=decoder, max_new_tokens=100)
     assert np.array_equal(lookahead.tokens, plain.tokens)

@@ -1,7 +1,8 @@
-"""Whether a decoder of one's own does what `jlade.models.base.Decoder` asks for."""
+"""A check that a decoder of your own follows `jlade.models.base.Decoder`."""
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,41 +13,43 @@ from jlade.config import check_int
 from jlade.lookahead import block as blocks
 from jlade.models.base import BlockKV, Decoder, KVCache, Params
 
-BLOCK = blocks.build(3, 4, 2)  # the lookahead block that is tried
-SIZE = len(BLOCK.positions)  # its tokens, 15
+BLOCK = blocks.build(3, 4, 2)  # a lookahead block
+SIZE = len(BLOCK.positions)  # T = 15, its tokens
 LENGTHS = np.array([6, 3, 0], np.int32)  # tokens before it, for a batch of three
-CAPACITY = 16  # tokens; no text that is tried is longer
-EVERY_ROW = np.tile(np.arange(SIZE, dtype=np.int32), (3, 1))  # of a block, in order; also the positions of a text
+CAPACITY = 16  # tokens; longer than every text here
+IN_ORDER = np.tile(np.arange(SIZE, dtype=np.int32), (3, 1))  # the indices of a block; also the positions of a text
+CAUSAL = np.tri(SIZE, dtype=bool)
 
 
 def check_decoder(decoder: Decoder, params: Params, *, tolerance: float | None = None) -> None:
-    """Runs `decoder` on random tokens and checks all that jlade relies on.
+    """Runs `decoder` on random tokens and checks everything that jlade relies on.
 
-    It compiles about a dozen programs for 15 tokens or less: seconds for a small model.
+    This compiles about a dozen programs for 15 tokens or fewer: seconds for a small model.
 
     Args:
       decoder: the model.
       params: its parameters, trained or random.
-      tolerance: the largest difference between numbers that ought to be equal, in their standard deviations. By default
+      tolerance: largest accepted difference between equal results, in units of their standard deviation. By default
         the square root of the machine epsilon of the coarsest dtype in parameters and cache: 0.0003 for float32, 0.09
         for bfloat16.
 
     Raises:
       TypeError, ValueError: an attribute, a type, a shape or a dtype is wrong.
-      AssertionError: what is computed is wrong.
-      All say what is wrong and how to mend it. Errors of the decoder's own pass through.
+      AssertionError: a result is wrong.
+      Each message names the error and its remedy. Exceptions of the decoder itself pass through.
     """
     _check_attributes(decoder)
     try:
-        # By default accelerators multiply float32 in less precision, and small mistakes would not show.
+        # Accelerators multiply float32 at lower precision by default, which would hide small errors.
         with jax.default_matmul_precision("highest"):
             _check_shapes(decoder, params)
             model = _Model(decoder, params, tolerance)
             _check_params(model)
             _check_commit(model)
-            _check_unused_rows(model)
+            _check_unused_entries(model)
             _check_batch(model)
             _check_mask(model)
+            _check_mask_per_sequence(model)
             _check_splits(model)
             _check_positions(model)
             _check_order(model)
@@ -55,19 +58,19 @@ def check_decoder(decoder: Decoder, params: Params, *, tolerance: float | None =
             _check_vmap(model)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         error.add_note(
-            "jlade traces a decoder's methods: Python's if, while, int() and range() and NumPy can read shapes and the "
-            "decoder's attributes there, but not what arrays hold. Use jnp.where, jax.lax.cond and jnp for that."
+            "jlade traces a decoder's methods: in them Python's if, while, int() and range() and NumPy can read shapes "
+            "and the decoder's attributes, but not the values of arrays. Use jnp.where, jax.lax.cond and jnp for those."
         )
         raise
 
 
 class _Model:
-    """A decoder with its parameters, compiled, and what several checks start from."""
+    """A decoder with its parameters, compiled, and the inputs that several checks share."""
 
     def __init__(self, decoder: Decoder, params: Params, tolerance: float | None) -> None:
         self.decoder, self.params = decoder, params
         self.jitted_run = jax.jit(self.run_without_jit)
-        self.commit = jax.jit(decoder.commit)
+        self.commit: Callable[..., KVCache] = jax.jit(decoder.commit)
         if tolerance is None:
             dtypes = {x.dtype for x in jax.tree.leaves((params, self.empty_cache()))}
             coarsest = max(jnp.finfo(x).eps for x in dtypes | {np.dtype(np.float32)} if jnp.issubdtype(x, np.floating))
@@ -82,25 +85,26 @@ class _Model:
     def run_without_jit(
         self, params: Params, tokens: Any, positions: Any, cache: KVCache, mask: Any
     ) -> tuple[jax.Array, BlockKV]:
+        """Returns the logits [B, T, V] of a block, and its keys and values."""
         hidden, block_kv = self.decoder.forward(params, tokens, positions, cache, mask)
         return self.decoder.logits(params, hidden), block_kv
 
     def run(self, tokens: Any, positions: Any, cache: KVCache, mask: Any = BLOCK.mask) -> tuple[np.ndarray, BlockKV]:
-        """Returns the logits [B, T, V] of a block, and its keys and values."""
+        """Returns `run_without_jit`, compiled, with the logits in NumPy."""
         logits, block_kv = self.jitted_run(self.params, tokens, positions, cache, mask)
         return np.asarray(logits), block_kv
 
     def read(self, texts: np.ndarray) -> tuple[np.ndarray, BlockKV]:
-        """Runs `texts` [3, SIZE] from the beginning, as one causal block."""
-        return self.run(texts, EVERY_ROW, self.empty_cache(), np.tri(SIZE, dtype=bool))
+        """Returns `run` of `texts` [3, SIZE] from the beginning, as one causal block."""
+        return self.run(texts, IN_ORDER, self.empty_cache(), CAUSAL)
 
     @functools.cached_property
     def prefix(self) -> KVCache:
-        """Returns the cache of the first `LENGTHS` tokens of `texts`."""
-        return self.commit(self.empty_cache(), self.read(self.texts)[1], EVERY_ROW, LENGTHS)
+        """The cache of the first `LENGTHS` tokens of `texts`."""
+        return self.commit(self.empty_cache(), self.read(self.texts)[1], IN_ORDER, LENGTHS)
 
     def require_equal(self, got: Any, expected: Any, message: str) -> None:
-        """Raises `message` where two arrays differ by more than the tolerance, or hold NaN."""
+        """Raises an AssertionError with `message` if two arrays differ by more than the tolerance, or hold NaN."""
         got, expected = np.asarray(got, np.float32), np.asarray(expected, np.float32)
         difference, most = np.max(np.abs(got - expected)), self.tolerance * np.std(expected)
         if not difference <= most:
@@ -108,7 +112,7 @@ class _Model:
 
 
 def _check_attributes(decoder: Decoder) -> None:
-    """The decoder can be a static argument of jit, and its numbers make sense."""
+    """Checks that the decoder can be a static argument of jit, and the values of its attributes."""
     for name in ("init_cache", "forward", "logits", "commit"):
         if not callable(getattr(decoder, name, None)):
             raise TypeError(f"decoder must have the method {name}: see jlade.models.base.Decoder")
@@ -133,8 +137,8 @@ def _check_attributes(decoder: Decoder) -> None:
 
 
 def _check_shapes(decoder: Decoder, params: Params) -> None:
-    """Every method returns what it should, as far as types, shapes and dtypes go. Nothing is computed for this."""
-    batch_size, num_rows = len(LENGTHS), 4
+    """Checks the types, shapes and dtypes of all results, without computing them."""
+    batch_size, num_chosen = len(LENGTHS), 4
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, np.int32)
@@ -153,20 +157,20 @@ def _check_shapes(decoder: Decoder, params: Params) -> None:
         raise TypeError(f"forward must return hidden states and block_kv, got {result}")
     hidden, block_kv = result
     _check_array("hidden states of forward", hidden, "[B, T, E]", (batch_size, SIZE, None), np.floating)
-    chosen = jax.ShapeDtypeStruct((batch_size, num_rows, hidden.shape[2]), hidden.dtype)
+    chosen = jax.ShapeDtypeStruct((batch_size, num_chosen, hidden.shape[2]), hidden.dtype)
     logits = jax.eval_shape(decoder.logits, params, chosen)
-    _check_array("logits", logits, "[B, R, V]", (batch_size, num_rows, decoder.vocab_size), np.float32)
+    _check_array("logits", logits, "[B, R, V]", (batch_size, num_chosen, decoder.vocab_size), np.float32)
 
-    new = jax.eval_shape(decoder.commit, cache, block_kv, ints(batch_size, num_rows), ints(batch_size))
+    new = jax.eval_shape(decoder.commit, cache, block_kv, ints(batch_size, num_chosen), ints(batch_size))
     before, after = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", c) for c in (cache, new))
     if before != after:
         raise TypeError(
-            f"commit must return a cache like the one it was given, {before}, got {after}; cast the new rows"
+            f"commit must return a cache like its argument, {before}, got {after}; cast the new keys and values"
         )
 
 
 def _check_array(name: str, array: Any, axes: str, shape: tuple[int | None, ...], dtype: Any) -> None:
-    """Refuses an array of another shape, where None stands for any size, or another kind of dtype."""
+    """Raises if an array has another shape, where None is any size, or another kind of dtype."""
     if len(array.shape) != len(shape) or any(y not in (None, x) for x, y in zip(array.shape, shape, strict=True)):
         wanted = str(list(shape)).replace("None", "any")
         raise ValueError(f"{name} must have the shape {axes} = {wanted}, got {list(array.shape)}")
@@ -175,53 +179,53 @@ def _check_array(name: str, array: Any, axes: str, shape: tuple[int | None, ...]
 
 
 def _check_params(model: _Model) -> None:
-    """The logits depend on the text. Otherwise the other checks would show nothing."""
+    """Checks that the logits depend on the text: otherwise the other checks would show nothing."""
     if np.any(model.empty_cache().length):
         raise AssertionError("init_cache must return an empty cache: set length to jnp.zeros(batch_size, jnp.int32).")
     texts = model.texts.copy()
     texts[:, ::2] = (texts[:, ::2] + 1) % model.decoder.vocab_size
-    logits, other_logits = (model.read(x)[0][:, 1::2] for x in (model.texts, texts))  # of the tokens that are the same
+    logits, other_logits = (model.read(x)[0][:, 1::2] for x in (model.texts, texts))  # of the same tokens
     if not np.isfinite([logits, other_logits]).all():
         raise ValueError("params give logits that are not finite; pass trained parameters, or other random ones")
     if np.array_equal(logits, other_logits):
         raise ValueError(
-            "params give logits that do not depend on the tokens before, as those that begin with zeros do: nothing "
-            "can be checked with them; pass trained parameters, or other random ones"
+            "params give logits that do not depend on the tokens before, which some parameters initialised to zero "
+            "cause: nothing can be checked with them; pass trained parameters, or other random ones"
         )
 
 
 def _check_commit(model: _Model) -> None:
-    """Chosen rows are appended in order, rejected ones are dropped, and all else stays, also where the cache ends."""
-    rows, num_rows = np.array([[0, 9, 2], [4, 3, 14], [1, 5, 8]], np.int32), np.array([1, 3, 0], np.int32)
+    """Checks that accepted tokens are appended in order and rejected ones dropped, also at the end of the cache."""
+    indices, num_accepted = np.array([[0, 9, 2], [4, 3, 14], [1, 5, 8]], np.int32), np.array([1, 3, 0], np.int32)
     _, block_kv = model.read(model.texts)
-    whole = model.commit(model.empty_cache(), block_kv, EVERY_ROW, np.full(3, SIZE, np.int32))
+    whole = model.commit(model.empty_cache(), block_kv, IN_ORDER, np.full(3, SIZE, np.int32))
     prefix = model.prefix
     keys, values = jax.tree.map(lambda layer: layer[:, :, : max(LENGTHS) + 1], (prefix.keys, prefix.values))
-    new = model.commit(KVCache(keys=keys, values=values, length=prefix.length), block_kv, rows, num_rows)
+    new = model.commit(KVCache(keys=keys, values=values, length=prefix.length), block_kv, indices, num_accepted)
 
     lengths = [cache.length.tolist() for cache in (whole, prefix, new)]
-    if lengths != [[SIZE] * 3, LENGTHS.tolist(), (LENGTHS + num_rows).tolist()]:
+    if lengths != [[SIZE] * 3, LENGTHS.tolist(), (LENGTHS + num_accepted).tolist()]:
         raise AssertionError(
-            f"commit must add num_rows {num_rows.tolist()} to the lengths {LENGTHS.tolist()} of the cache, got "
-            f"{lengths[2]}: only the first num_rows of each sequence's rows are accepted, the others are dropped."
+            f"commit must add num_accepted {num_accepted.tolist()} to the lengths {LENGTHS.tolist()} of the cache, got "
+            f"{lengths[2]}: only the first num_accepted tokens of each sequence are accepted, the others are rejected."
         )
     for written, old, got in zip(*(jax.device_get((*c.keys, *c.values)) for c in (whole, prefix, new)), strict=True):
         for i, length in enumerate(LENGTHS):
             if not np.array_equal(got[i, :, :length], old[i, :, :length]):
                 raise AssertionError(
-                    "commit must leave what is below cache.length as it is, also where fewer than A rows are free: "
+                    "commit must not change entries below cache.length, even where fewer than A entries are free: "
                     "jax.lax.dynamic_update_slice moves an update that does not fit. Use jlade.models.base.commit."
                 )
-            committed = [*range(length), *rows[i, : num_rows[i]]]
+            committed = [*range(length), *indices[i, : num_accepted[i]]]
             if not np.array_equal(got[i, :, : len(committed)], written[i][:, committed]):
                 raise AssertionError(
-                    "commit must append block_kv of the block rows rows[:, :num_rows], in this order, from "
+                    "commit must append block_kv of the tokens indices[:, :num_accepted], in this order, from entry "
                     "cache.length on. Use jlade.models.base.commit."
                 )
 
 
-def _check_unused_rows(model: _Model) -> None:
-    """What stands in the cache beyond its length is not seen."""
+def _check_unused_entries(model: _Model) -> None:
+    """Checks that cache entries beyond the length are not seen."""
     cache = model.prefix
     in_use = np.arange(CAPACITY) < LENGTHS[:, None]
 
@@ -234,13 +238,13 @@ def _check_unused_rows(model: _Model) -> None:
     model.require_equal(
         model.run(model.tokens, model.positions, filled)[0],
         model.run(model.tokens, model.positions, cache)[0],
-        "forward must see only the rows of the cache below cache.length, but what stands beyond changes the logits. "
-        "Mask it, for each sequence by its own length.",
+        "forward must see only the cache entries below cache.length, but entries beyond it change the logits. Mask "
+        "each sequence by its own length.",
     )
 
 
 def _check_batch(model: _Model) -> None:
-    """A sequence gets what it would get alone."""
+    """Checks that a sequence has the same logits in a batch and alone."""
     cache = model.prefix
     together, _ = model.run(model.tokens, model.positions, cache)
     for i in range(3):
@@ -248,14 +252,14 @@ def _check_batch(model: _Model) -> None:
         model.require_equal(
             together[i : i + 1],
             model.run(model.tokens[i : i + 1], model.positions[i : i + 1], alone)[0],
-            f"forward must give each sequence what it would get alone, but row {i} of a batch with the lengths "
-            f"{LENGTHS.tolist()} gets other logits. Nothing may be summed or taken from other rows: neither "
-            "cache.length nor positions nor normalisation.",
+            f"forward must give a sequence the same logits in a batch and alone, but sequence {i} of a batch of the "
+            f"lengths {LENGTHS.tolist()} has other logits. Use nothing of other sequences: neither cache.length nor "
+            "positions nor statistics.",
         )
 
 
 def _check_mask(model: _Model) -> None:
-    """Another token changes nothing for those that do not see it."""
+    """Checks that a token does not affect the tokens that do not see it."""
     expected, _ = model.run(model.tokens, model.positions, model.prefix)
     for k in range(1, SIZE):  # all tokens see the first
         hidden, tokens = ~BLOCK.mask[:, k], model.tokens.copy()
@@ -268,15 +272,34 @@ def _check_mask(model: _Model) -> None:
         )
 
 
+def _check_mask_per_sequence(model: _Model) -> None:
+    """Checks that with a mask [B, T, T] a sequence has the same logits as alone with its own mask [T, T]."""
+    masks = (np.random.default_rng(3).random((3, SIZE, SIZE)) < 0.5) | np.eye(SIZE, dtype=bool)[None]
+    remedy = "[B, T, T] has a mask for each sequence: apply mask[b] to the scores of sequence b, for every head."
+    try:
+        together, _ = model.run(model.tokens, model.positions, model.prefix, masks)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"block_mask is [T, T] or [B, T, T], and forward raises with [B, T, T]. {remedy}")
+        raise
+    for i in range(3):
+        cache = jax.tree.map(lambda x, i=i: x[i : i + 1], model.prefix)
+        model.require_equal(
+            together[i : i + 1],
+            model.run(model.tokens[i : i + 1], model.positions[i : i + 1], cache, masks[i])[0],
+            f"forward must take a block_mask [B, T, T], but sequence {i} has other logits than alone with its own mask "
+            f"[T, T]. {remedy}",
+        )
+
+
 def _check_splits(model: _Model) -> None:
-    """A text gives the same logits in whatever blocks it is read."""
+    """Checks that the logits of a text do not depend on the sizes of the blocks that read it."""
 
     def read(size: int) -> np.ndarray:
         cache, logits = model.empty_cache(), []
         for start in range(0, SIZE, size):
-            tokens, rows = model.texts[:, start : start + size], EVERY_ROW[:, :size]
-            new, block_kv = model.run(tokens, start + rows, cache, np.tri(size, dtype=bool))
-            cache = model.commit(cache, block_kv, rows, np.full(3, size, np.int32))
+            tokens, indices = model.texts[:, start : start + size], IN_ORDER[:, :size]
+            new, block_kv = model.run(tokens, start + indices, cache, CAUSAL[:size, :size])
+            cache = model.commit(cache, block_kv, indices, np.full(3, size, np.int32))
             logits.append(new)
         return np.concatenate(logits, axis=1)
 
@@ -285,42 +308,42 @@ def _check_splits(model: _Model) -> None:
         model.require_equal(
             read(size),
             one_by_one,
-            f"forward must give a text the same logits in whatever blocks it is read, but causal blocks of {size} "
-            "tokens differ from one token at a time. Each token sees all rows of the cache below cache.length and, of "
-            "the block, what block_mask allows, itself included, under one softmax.",
+            f"forward must give a text the same logits for all sizes of blocks, but causal blocks of {size} tokens "
+            "differ from one token at a time. A token sees all cache entries below cache.length and the tokens of the "
+            "block that block_mask allows, itself included, under one softmax.",
         )
 
 
 def _check_positions(model: _Model) -> None:
-    """Every token of a lookahead block gets what it gets at the end of its own text, read in order."""
+    """Checks that a token of a lookahead block has the same logits as at the end of its own text, read in order."""
     got, _ = model.run(model.tokens, model.positions, model.prefix)
     for q, visible in enumerate(BLOCK.mask):
         texts, ends = model.texts.copy(), LENGTHS + np.sum(visible)
         for text, start, end, tokens in zip(texts, LENGTHS, ends, model.tokens, strict=True):
-            text[start:end] = tokens[visible]  # these stand in the order of their positions
+            text[start:end] = tokens[visible]  # these are in the order of their positions
         model.require_equal(
             got[:, q],
             model.read(texts)[0][np.arange(3), ends - 1],
-            "forward must place a token by positions, but in a block where tokens share positions, the logits differ "
-            "from those of each token's own text, read in order. Take rotations or position embeddings from the "
-            "argument positions, neither from the order in the block nor from cache.length.",
+            "forward must take a token's position from positions, but in a block where tokens share positions, the "
+            "logits differ from those of each token's own text, read in order. Compute rotations or position "
+            "embeddings from the argument positions, neither from the order in the block nor from cache.length.",
         )
 
 
 def _check_order(model: _Model) -> None:
-    """The order in which tokens stand in a block does not matter."""
+    """Checks that the order of the tokens in a block does not matter."""
     order = np.random.default_rng(2).permutation(SIZE)
     cache = model.prefix
     model.require_equal(
         model.run(model.tokens[:, order], model.positions[:, order], cache, BLOCK.mask[np.ix_(order, order)])[0],
         model.run(model.tokens, model.positions, cache)[0][:, order],
-        "forward must go by block_mask and positions alone, but the same tokens in another order get other logits. Use "
-        "no mask of your own beside block_mask: a token may see one that stands after it.",
+        "forward must depend on block_mask and positions alone, but the same tokens in another order have other "
+        "logits. Use no mask but block_mask: a token may see one that comes after it in the block.",
     )
 
 
 def _check_far_positions(model: _Model) -> None:
-    """Guesses past the last position do no harm to those that do not see them."""
+    """Checks that guesses past the last position do not affect the tokens that do not see them."""
     cache = model.prefix
     seen = slice(0, BLOCK.candidate_rows[0, 0])
     far = model.positions.copy()
@@ -328,14 +351,14 @@ def _check_far_positions(model: _Model) -> None:
     model.require_equal(
         model.run(model.tokens, far, cache)[0][:, seen],
         model.run(model.tokens, model.positions, cache)[0][:, seen],
-        "forward must bear positions of max_positions and more, where guesses beyond the end of a text stand, but they "
-        "change the logits of tokens that do not see them: NaN of jnp.take, say. Use jnp.minimum(positions, "
-        "max_positions - 1).",
+        "forward must accept positions of max_positions and more, for guesses beyond the end of a text, but they "
+        "change the logits of tokens that do not see them. One cause is the NaN of jnp.take; use "
+        "jnp.minimum(positions, max_positions - 1).",
     )
 
 
 def _check_without_jit(model: _Model) -> None:
-    """Without jit the logits are the same, and the cache that was read is as it was."""
+    """Checks that the logits are the same without jit, and that forward does not change the cache."""
     cache = model.prefix
     before = jax.device_get(cache)
     tokens, positions = jnp.asarray(model.tokens), jnp.asarray(model.positions)
@@ -343,27 +366,29 @@ def _check_without_jit(model: _Model) -> None:
     leaves = jax.tree.leaves(cache)
     if any(x.is_deleted() for x in leaves) or not all(map(np.array_equal, leaves, jax.tree.leaves(before))):
         raise AssertionError(
-            "forward must not write the cache or donate it; return keys and values, for commit to write."
+            "forward must not write the cache or donate it; return keys and values, which commit writes."
         )
     model.require_equal(
         logits,
         model.run(model.tokens, model.positions, cache)[0],
-        "forward gives other logits without jit. It must compute with its arguments alone, and nothing that changes "
-        "between calls.",
+        "forward gives other logits without jit. Its result must depend on its arguments alone, and on nothing that "
+        "changes between calls.",
     )
 
 
 def _check_vmap(model: _Model) -> None:
-    """Under vmap, sequences of batches of one get what they get in a batch of three."""
+    """Checks that vmap over batches of one gives the results of a batch of three."""
 
-    def run_and_commit(tokens: Any, positions: Any, cache: KVCache, rows: Any, num_rows: Any) -> Any:
+    def run_and_commit(tokens: Any, positions: Any, cache: KVCache, indices: Any, num_accepted: Any) -> Any:
         logits, block_kv = model.run_without_jit(model.params, tokens, positions, cache, BLOCK.mask)
-        return logits, model.decoder.commit(cache, block_kv, rows, num_rows)
+        return logits, model.decoder.commit(cache, block_kv, indices, num_accepted)
 
     cache = model.prefix
     logits, block_kv = model.run(model.tokens, model.positions, cache)
-    in_threes = logits, model.commit(cache, block_kv, EVERY_ROW, LENGTHS)
-    arrays = (model.tokens, model.positions, cache, EVERY_ROW, LENGTHS)
+    in_threes = logits, model.commit(cache, block_kv, IN_ORDER, LENGTHS)
+    arrays = (model.tokens, model.positions, cache, IN_ORDER, LENGTHS)
     in_ones = jax.jit(jax.vmap(run_and_commit))(*jax.tree.map(lambda x: x[:, None], arrays))
     for got, expected in zip(jax.tree.leaves(in_ones), jax.tree.leaves(in_threes), strict=True):
-        model.require_equal(got[:, 0], expected, "under jax.vmap, the methods must do what they do without it.")
+        model.require_equal(
+            got[:, 0], expected, "under jax.vmap, the methods must give the same results as without it."
+        )

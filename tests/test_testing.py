@@ -1,4 +1,4 @@
-"""`check_decoder` accepts decoders that are right, and finds what is wrong with others."""
+"""`check_decoder` accepts correct decoders and names the error of wrong ones."""
 
 import dataclasses
 
@@ -33,28 +33,28 @@ def test_a_smaller_tolerance_than_rounding_fails():
 
 
 def forward(change):
-    """Returns `forward` with the arguments that `change` makes of tokens, positions, cache and block_mask."""
+    """Returns a `forward` that applies `change` to tokens, positions, cache and block_mask first."""
     return lambda self, params, *args: Llama.forward(self, params, *change(*args))
 
 
 def commit(change):
-    """Returns `commit` with the arguments that `change` makes of its own."""
+    """Returns a `commit` that applies `change` to its arguments first."""
     return lambda self, *args: base.commit(*change(*args))
 
 
 def init_cache(change):
-    """Returns `init_cache` whose cache is what `change` makes of the right one."""
+    """Returns an `init_cache` that applies `change` to the correct cache."""
     return lambda self, *args: change(Llama.init_cache(self, *args))
 
 
 def logits(change):
-    """Returns `logits` whose result is what `change` makes of the right one."""
+    """Returns a `logits` that applies `change` to the correct logits."""
     return lambda self, *args: change(Llama.logits(self, *args))
 
 
 WRONG_FORM = {
     "unhashable": ({"__hash__": None}, TypeError, "must be hashable: .*frozen=True"),
-    "equal to itself alone": (
+    "equal by identity": (
         {"__eq__": object.__eq__, "__hash__": object.__hash__},
         TypeError,
         "must be equal by value: .*frozen=True",
@@ -65,7 +65,7 @@ WRONG_FORM = {
     "eos_ids in a list": ({"eos_ids": [1]}, TypeError, r"eos_ids must be a tuple of token ids, .* got \[1\]"),
     "eos_ids outside": ({"eos_ids": (1, 13)}, ValueError, "eos_ids holds 13; accepted are 0 to 12"),
     "cache of another type": ({"init_cache": init_cache(vars)}, TypeError, "must return a jlade.*KVCache, got dict"),
-    "cache with the rows first": (
+    "cache with the entries first": (
         {"init_cache": init_cache(lambda c: c.replace(keys=tuple(jnp.swapaxes(k, 1, 2) for k in c.keys)))},
         ValueError,
         r"\[B, KV heads, S, head_dim\] = \[3, any, 16, any\], got \[3, 16, 2, 6\]",
@@ -93,31 +93,31 @@ WRONG_FORM = {
     "commit in another dtype": (
         {"commit": lambda self, *args: jax.tree.map(lambda x: x.astype(jnp.float16), base.commit(*args))},
         TypeError,
-        "commit must return a cache like the one it was given, .*float32.* got .*float16",
+        "commit must return a cache like its argument, .*float32.* got .*float16",
     ),
 }
 
 
-def reverse_commit(cache, block_kv, rows, num_rows):
-    """The accepted rows, last one first."""
-    place = jnp.arange(rows.shape[1], dtype=jnp.int32)
-    order = jnp.where(place < num_rows[:, None], num_rows[:, None] - 1 - place, place)
-    return cache, block_kv, jnp.take_along_axis(jnp.asarray(rows), order, axis=1), num_rows
+def reverse_commit(cache, block_kv, indices, num_accepted):
+    """Commits the accepted tokens in reverse order."""
+    offset = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
+    order = jnp.where(offset < num_accepted[:, None], num_accepted[:, None] - 1 - offset, offset)
+    return cache, block_kv, jnp.take_along_axis(jnp.asarray(indices), order, axis=1), num_accepted
 
 
-def commit_slice(self, cache, block_kv, rows, num_rows):
-    """Writes all rows as one slice, which moves where it does not fit."""
+def commit_slice(self, cache, block_kv, indices, num_accepted):
+    """Writes all tokens as one slice, which moves if it does not fit."""
 
-    def append(layer, block, length, rows):
-        return jax.lax.dynamic_update_slice(layer, jnp.swapaxes(block[rows], 0, 1), (0, length, 0))
+    def append(layer, block, length, indices):
+        return jax.lax.dynamic_update_slice(layer, jnp.swapaxes(block[indices], 0, 1), (0, length, 0))
 
     def append_all(layers, part):
         return tuple(
-            jax.vmap(append)(layer, kv[part], cache.length, rows) for layer, kv in zip(layers, block_kv, strict=True)
+            jax.vmap(append)(layer, kv[part], cache.length, indices) for layer, kv in zip(layers, block_kv, strict=True)
         )
 
     return cache.replace(
-        keys=append_all(cache.keys, 0), values=append_all(cache.values, 1), length=cache.length + num_rows
+        keys=append_all(cache.keys, 0), values=append_all(cache.values, 1), length=cache.length + num_accepted
     )
 
 
@@ -154,40 +154,52 @@ WRONG_RESULT = {
         {"init_cache": init_cache(lambda c: c.replace(length=c.length + 1))},
         "init_cache must return an empty cache",
     ),
-    "commits what was rejected": (
-        {"commit": commit(lambda c, kv, rows, n: (c, kv, rows, jnp.full_like(n, rows.shape[1])))},
-        "commit must add num_rows",
+    "commits rejected tokens": (
+        {"commit": commit(lambda c, kv, i, n: (c, kv, i, jnp.full_like(n, i.shape[1])))},
+        "commit must add num_accepted",
     ),
-    "commits what stands first": (
-        {"commit": commit(lambda c, kv, rows, n: (c, kv, jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape), n))},
-        "commit must append block_kv of the block rows",
+    "commits the first tokens of the block": (
+        {"commit": commit(lambda c, kv, i, n: (c, kv, jnp.broadcast_to(jnp.arange(i.shape[1]), i.shape), n))},
+        "commit must append block_kv of the tokens",
     ),
-    "commits in reverse": ({"commit": commit(reverse_commit)}, "commit must append block_kv of the block rows"),
-    "commits by slice": ({"commit": commit_slice}, "commit must leave what is below cache.length"),
-    "sees unused rows": (
+    "commits in reverse": ({"commit": commit(reverse_commit)}, "commit must append block_kv of the tokens"),
+    "commits by slice": ({"commit": commit_slice}, "commit must not change entries below cache.length"),
+    "sees unused entries": (
         {"forward": forward(lambda t, p, c, m: (t, p, c.replace(length=jnp.full_like(c.length, 16)), m))},
-        "must see only the rows of the cache below cache.length",
+        "must see only the cache entries below cache.length",
     ),
     "takes the positions of the first sequence": (
         {"forward": forward(lambda t, p, c, m: (t, jnp.broadcast_to(p[:1], p.shape), c, m))},
-        "what it would get alone, but row 1",
+        "the same logits in a batch and alone, but sequence 1",
     ),
     "ignores the mask": (
         {"forward": forward(lambda t, p, c, m: (t, p, c, jnp.ones_like(m)))},
         r"see token k only where block_mask\[q, k\], but token 1",
     ),
+    "takes the mask of the first sequence": (
+        {"forward": forward(lambda t, p, c, m: (t, p, c, m[0] if m.ndim == 3 else m))},
+        r"must take a block_mask \[B, T, T\], but sequence 1 .* apply mask\[b\] to the scores of sequence b",
+    ),
+    "joins the masks of all sequences": (
+        {"forward": forward(lambda t, p, c, m: (t, p, c, jnp.any(m, axis=0) if m.ndim == 3 else m))},
+        r"must take a block_mask \[B, T, T\], but sequence 0",
+    ),
+    "takes the masks in another order": (
+        {"forward": forward(lambda t, p, c, m: (t, p, c, m[::-1] if m.ndim == 3 else m))},
+        r"must take a block_mask \[B, T, T\], but sequence 0",
+    ),
     "ignores the cache": (
         {"forward": forward(lambda t, p, c, m: (t, p, c.replace(length=jnp.zeros_like(c.length)), m))},
-        "in whatever blocks it is read",
+        "the same logits for all sizes of blocks",
     ),
-    "caches other keys": ({"forward": keys_of_other_scale}, "in whatever blocks it is read"),
+    "caches other keys": ({"forward": keys_of_other_scale}, "the same logits for all sizes of blocks"),
     "counts positions itself": (
-        {"forward": forward(lambda t, p, c, m: (t, c.length[:, None] + jnp.arange(t.shape[1], dtype=jnp.int32), c, m))},
-        "must place a token by positions",
+        {"forward": forward(lambda t, p, c, m: (t, c.length[:, None] + jnp.arange(t.shape[1])[None], c, m))},
+        "must take a token's position from positions",
     ),
     "adds a causal mask": (
         {"forward": forward(lambda t, p, c, m: (t, p, c, jnp.tril(m)))},
-        "Use no mask of your own",
+        "Use no mask but block_mask",
     ),
     "NaN past the last position": ({"forward": nan_past_the_end}, r"jnp\.minimum\(positions, max_positions - 1\)"),
     "deletes the cache": ({"forward": delete_cache}, "must not write the cache"),
@@ -211,6 +223,16 @@ def test_wrong_results_are_found(methods, message):
     params = tiny_llama(num_layers=1)
     with pytest.raises(AssertionError, match=message):
         check_decoder(type("Wrong", (Llama,), methods)(params.config), params)
+
+
+def test_an_exception_for_a_mask_per_sequence_is_explained():
+    def one_mask(tokens, positions, cache, mask):
+        return tokens, positions, cache, mask.reshape(tokens.shape[1], tokens.shape[1])
+
+    params = tiny_llama(num_layers=1)
+    with pytest.raises(TypeError) as caught:
+        check_decoder(type("Wrong", (Llama,), {"forward": forward(one_mask)})(params.config), params)
+    assert any("apply mask[b] to the scores of sequence b" in note for note in caught.value.__notes__)
 
 
 def test_python_that_reads_traced_values_is_explained():

@@ -1,4 +1,4 @@
-"""What a language model has to offer to be decoded: the `Decoder` protocol and the cache it works on."""
+"""The interface of a model that jlade can decode: the `Decoder` protocol and its cache."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,49 +9,49 @@ import jax.numpy as jnp
 import numpy as np
 
 Params = Any  # the model's own pytree of arrays
-BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # per layer, keys and values [B, T, KV heads, head_dim] of a block
+BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
 
 
 @flax.struct.dataclass
 class KVCache:
     """Keys and values of the accepted tokens, one array per layer.
 
-    The heads come before the rows, so that attention reads each array as it lies. With the rows first, programs for
-    CPUs transpose, that is copy, the whole cache in every step.
+    Entry i of a sequence belongs to its token at position i. The heads come before the entries, in the order that
+    attention reads: with the entries first, programs for CPUs copy the whole cache in every step to transpose it.
     """
 
     keys: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]
     values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]
-    length: jax.Array  # [B] int32, rows in use
+    length: jax.Array  # [B] int32, entries in use
 
 
 class Decoder(Protocol):
-    """A causal language model that can be run on a block of tokens: what to write to decode a model of one's own.
+    """A causal language model that runs on a block of tokens: the interface to implement for a model of your own.
 
-    `jlade.testing.check_decoder` tries what is said here, and `examples/flax_decoder.py` is an example.
+    `jlade.testing.check_decoder` checks an implementation; `examples/flax_decoder.py` is an example.
 
-    A decoder is static: hashable, equal by value, without arrays. Those are in `params`, any pytree. `jlade` compiles
-    one program per decoder and setting, so the methods are traced: shapes may decide what Python does, values may not.
+    A decoder is static: hashable, equal by value, without arrays; these are in `params`, any pytree. jlade compiles one
+    program per decoder and setting, so the methods are traced: Python may branch on shapes, not on values.
 
-    B sequences are decoded side by side. They are independent and of different lengths, which may be 0.
+    A batch has B independent sequences of different lengths, which may be 0.
     """
 
     @property
     def vocab_size(self) -> int:
-        """V, number of tokens the model knows."""
+        """V, size of the vocabulary."""
 
     @property
     def max_positions(self) -> int:
-        """The longest text, in tokens, that the model can read."""
+        """Length of the longest text that the model can read, in tokens."""
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text, unless the caller names others."""
+        """Tokens that end a text by default."""
 
     def init_cache(self, params: Params, batch_size: int, capacity: int) -> KVCache:
         """Returns an empty cache for `batch_size` sequences of up to `capacity` tokens.
 
-        It is a `KVCache`, since `resize` shortens and extends it when a conversation goes on.
+        It is a `KVCache`: `resize` shortens and extends it between the turns of a conversation.
         """
 
     def forward(
@@ -62,70 +62,71 @@ class Decoder(Protocol):
         cache: KVCache,
         block_mask: jax.Array | np.ndarray,
     ) -> tuple[jax.Array, BlockKV]:
-        """Runs a block: every token sees the whole cache and, of the block, what `block_mask` allows.
+        """Runs a block: every token sees the whole cache and the tokens of the block that `block_mask` allows.
 
-        What a token gets depends on what it sees and on their positions, not on its place in the block: a block may
-        hold several guesses for one position.
+        A token's result depends on the tokens that it sees and their positions, not on its index in the block: several
+        guesses in a block may have the same position.
 
         Args:
           params: the model's parameters.
           tokens: [B, T] int32, 0 to V-1.
-          positions: [B, T] int32, absolute, in any order. A guess may stand at or past `max_positions`. What it gets is
-            of no use, but NaN in its keys or values would reach the others, for 0 times NaN is NaN.
-          cache: what came before; it is read, not written. Row i of a sequence is its token at position i. Only rows
-            below `cache.length` are seen; the others hold anything finite.
-          block_mask: [T, T] bool, `block_mask[q, k]` lets token q see token k. Every token sees itself; beside that,
-            any mask is possible.
+          positions: [B, T] int32, absolute, in any order. A guess may be at or past `max_positions`. Its result is not
+            used, but its keys and values must not be NaN: 0 * NaN is NaN, which would reach the other tokens.
+          cache: the tokens before the block; it is read, not written. Only entries below `cache.length` are seen; the
+            others hold any finite numbers.
+          block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. `block_mask[..., q, k]` lets token q see
+            token k. Every token sees itself; otherwise any mask is possible.
 
         Returns:
-          The hidden states [B, T, E], floating, and the block's keys and values. Only `commit` reads these, so a
-          decoder with a `commit` of its own may return another pytree.
+          The hidden states [B, T, E], floating, and the block's keys and values. Only `commit` reads the latter, so a
+          decoder with its own `commit` may return another pytree.
         """
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """Turns hidden states [B, R, E] into float32 logits [B, R, V] of the tokens that follow."""
+        """Returns the float32 logits [B, R, V] of the next tokens from hidden states [B, R, E]."""
 
-    def commit(self, cache: KVCache, block_kv: BlockKV, rows: jax.Array, num_rows: jax.Array) -> KVCache:
-        """Appends the first `num_rows` [B] of the block rows `rows` [B, A] to each sequence's cache.
+    def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
+        """Returns the cache with the accepted tokens of each sequence's block appended, in the order of `indices`.
 
-        They stand from `cache.length` on, in the order of `rows`, and the length grows by `num_rows`. What is below
-        the length stays as it is, even where fewer than A rows are free. The function `commit` does this.
+        They begin at entry `cache.length`, and the length grows by `num_accepted`. Entries below the length stay, even
+        where fewer than A entries are free. The function `commit` does this.
 
         Args:
-          cache: as `forward` read it.
-          block_kv: as `forward` returned it.
-          rows: int32, 0 to T-1; those from `num_rows` on were rejected.
-          num_rows: int32, 0 to A, and never more than there is room for.
+          cache: the argument of `forward`.
+          block_kv: the result of `forward`.
+          indices: [B, A] int32, 0 to T-1, of tokens in the block. The first `num_accepted` of each sequence were
+            accepted, the others rejected.
+          num_accepted: [B] int32, 0 to A, and at most the number of free entries.
 
         Returns:
           The new cache, with the shapes and dtypes of the old one.
         """
 
 
-def commit(cache: KVCache, block_kv: BlockKV, rows: jax.Array, num_rows: jax.Array) -> KVCache:
-    """`Decoder.commit` for every model whose cache is a `KVCache`.
+def commit(cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
+    """Returns `Decoder.commit` for every model that returns a `BlockKV`.
 
-    A row beyond `num_rows` is given an index past the end and dropped: a rejected token never reaches the cache.
+    A rejected token gets an entry past the end and is dropped: it never reaches the cache.
     """
-    batch_size, num_candidates = rows.shape
+    batch_size, num_chosen = indices.shape
     capacity = cache.keys[0].shape[2]
     sequence = jnp.arange(batch_size, dtype=jnp.int32)[:, None]
-    offset = jnp.arange(num_candidates, dtype=jnp.int32)[None, :]
-    target = jnp.where(offset < num_rows[:, None], cache.length[:, None] + offset, capacity + offset)
+    offset = jnp.arange(num_chosen, dtype=jnp.int32)[None, :]
+    entry = jnp.where(offset < num_accepted[:, None], cache.length[:, None] + offset, capacity + offset)
 
     def append(layer: jax.Array, block: jax.Array) -> jax.Array:
-        accepted = block[sequence, rows].astype(layer.dtype)  # [B, A, KV heads, head_dim]
-        return layer.at[sequence, :, target].set(accepted, mode="drop", unique_indices=True)
+        chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim]
+        return layer.at[sequence, :, entry].set(chosen, mode="drop", unique_indices=True)
 
     return KVCache(
         keys=tuple(append(layer, k) for layer, (k, _) in zip(cache.keys, block_kv, strict=True)),
         values=tuple(append(layer, v) for layer, (_, v) in zip(cache.values, block_kv, strict=True)),
-        length=cache.length + num_rows,
+        length=cache.length + num_accepted,
     )
 
 
 def resize(cache: KVCache, lengths: jax.Array | np.ndarray, capacity: int) -> KVCache:
-    """Returns `cache` with only the first `lengths` [B] rows of each sequence in use, and room for `capacity`."""
+    """Returns `cache` with the first `lengths` [B] entries of each sequence in use, and room for `capacity`."""
 
     def pad(layer: jax.Array) -> jax.Array:
         missing = capacity - layer.shape[2]
