@@ -1,4 +1,4 @@
-"""Rotary position embeddings (arXiv 2104.09864) and the scalings that stretch them over longer texts."""
+"""Rotary position embeddings (arXiv 2104.09864) and their scalings for longer texts."""
 
 import dataclasses
 import math
@@ -10,14 +10,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-    """Every rotation is slowed (arXiv 2306.15595)."""
+    """Slows every rotation by `factor` (arXiv 2306.15595)."""
 
     factor: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-    """The scaling of LLaMA 3.1: slow rotations are slowed further, fast ones kept, those between blended."""
+    """The scaling of LLaMA 3.1: slows slow rotations, keeps fast ones and interpolates between them."""
 
     factor: float
     low_freq_factor: float
@@ -27,12 +27,13 @@ class Llama3Scaling:
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): as above, blended by the rotation's index, and the attention made sharper.
+    """YaRN (arXiv 2309.00071): interpolates by the rotation's index, and sharpens attention.
 
     Attributes:
-      beta_fast, beta_slow: turns over the original context from which a rotation is kept, and up to which it is slowed.
+      beta_fast: turns over the original context from which a rotation is kept.
+      beta_slow: turns over the original context up to which a rotation is slowed.
       attention_factor: multiplies queries and keys.
-      truncate: whether the indices between which rotations are blended are rounded outwards to whole ones.
+      truncate: whether the bounds of the interpolation are rounded outwards to whole indices.
     """
 
     factor: float
@@ -50,13 +51,14 @@ def rotation(
     positions: jax.Array, head_dim: int, theta: float, scaling: Scaling | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns cosine and sine [B, T, 1, D/2] of each rotary pair's angle at `positions` [B, T]."""
-    angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(head_dim, theta, scaling)
+    frequencies = inverse_frequencies(head_dim, theta, scaling)[None, None, None]
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
     scale = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
 def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates the pairs (i, i + D/2) of `x` [B, T, heads, D], in float32."""
+    """Returns `x` [B, T, heads, D] with the pairs (i, i + D/2) rotated, in float32."""
     cosine, sine = rotation
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
@@ -64,7 +66,7 @@ def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = None) -> np.ndarray:
-    """Returns the D/2 rotary frequencies, radians per position, in float32."""
+    """Returns the rotary frequencies [D/2] in radians per position, float32."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = 1.0 / np.float32(theta) ** exponents
     match scaling:
@@ -86,9 +88,10 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = N
             kept = 1 - (index - low) / (high - low if high != low else 0.001)
     kept = np.clip(kept, 0.0, 1.0)
     factor = 1.0 if scaling is None else scaling.factor
-    return ((1 - kept) * frequencies / factor + kept * frequencies).astype(np.float32)
+    scaled: np.ndarray = (1 - kept) * frequencies / factor + kept * frequencies
+    return scaled.astype(np.float32)
 
 
 def _index_with_turns(turns: float, head_dim: int, theta: float, scaling: YarnScaling) -> float:
-    """Returns the index of the rotation that makes so many turns over the original context, between two if need be."""
+    """Returns the index, a fraction, of the rotation that makes `turns` turns over the original context."""
     return head_dim * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
