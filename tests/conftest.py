@@ -9,6 +9,7 @@ import pytest
 import jlade
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_compilation_cache", False)  # which the command turns on for the process it is in
 if jax.__version_info__ >= (0, 11, 2):
     # The threads of a simulated GPU wait for each other in XLA's pool, which otherwise has one thread for each core.
