@@ -84,9 +84,9 @@ def load(options: argparse.Namespace) -> LlamaParams:
 
 
 def make_decoder(params: LlamaParams, attention: str | None) -> Llama:
-    """Returns the decoder of `params`, with the attention asked for."""
+    """Returns the decoder of `params`, with the implementation `attention` if given, for the device of `params`."""
     chosen: dict[str, Any] = {} if attention is None else {"attention": attention}
-    return dataclasses.replace(params.decoder, **chosen)
+    return dataclasses.replace(params.decoder, **chosen).on(params)
 
 
 def prompts_of(kind: str, number: int, least: int = 0) -> list[list[int]]:

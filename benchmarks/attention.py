@@ -1,12 +1,12 @@
-"""Time and error of the attention of a whole step, plain beside the kernel of the device.
+"""Time and error of attention in a step: plain JAX and the kernel of the device.
 
     python benchmarks/attention.py           # on a GPU or TPU: the shape of LLaMA-2-7B, and with grouped heads
     python benchmarks/attention.py --tiny    # on a CPU
 
-A step is the attention of every layer, one after the other, each with a cache of its own, so that caches are read from
-memory as they are when a model runs. The floor is the time in which the device copies as many bytes as the keys and
-values in use are; the error is that of the first layer to plain attention in float32 on the same numbers,
-||x - y|| / ||y||. Rounding the result to bfloat16 alone gives about 0.002.
+A step is the attention of all layers in sequence. Each layer has its own cache, so that caches are read from memory as
+in a model. The floor is the time of a copy of as many bytes as the keys and values in use. The error is
+||x - y|| / ||y|| of the first layer, where y is plain attention in float32 on the same numbers. Rounding the result to
+bfloat16 alone gives about 0.002.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -30,7 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import report
-from jlade.models.attention import attend
+from jlade.models.attention import attend, resolve
 
 FULL: dict[str, Any] = {
     "layers": 32,
@@ -52,11 +52,11 @@ TINY: dict[str, Any] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="small sizes, which a CPU does in seconds")
+    parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--head-dim", type=int, metavar="D", help="instead of 128, or of 64 with --tiny")
-    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements, of which the median is taken")
-    parser.add_argument("--calls", type=int, default=10, metavar="C", help="steps in a row in a measurement")
+    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
+    parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive steps per measurement")
     parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     options = parser.parse_args()
     sizes = dict(TINY if options.tiny else FULL)
@@ -71,7 +71,8 @@ def main() -> None:
     console = Console()
     console.print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}: copies {bandwidth / 1e9:.0f} GB/s")
 
-    table = Table("heads", "tokens", "cached", "floor, ms", "by", "ms a step", "of floor", "error")
+    implementations = _implementations(options.dtype, sizes["head_dim"], console)
+    table = Table("heads", "tokens", "cached", "floor, ms", "attention", "ms per step", "x floor", "error")
     figures: list[dict[str, Any]] = []
     cases = list(itertools.product(sizes["heads"], sizes["blocks"], sizes["lengths"]))
     with Progress(console=console) as progress:
@@ -86,7 +87,7 @@ def main() -> None:
             with jax.default_matmul_precision("highest"):
                 exact = _step(*_float32((block, caches[:1])), lengths, "plain")
             floor = 2 * sizes["layers"] * kv_heads * length * sizes["head_dim"] * block[0].itemsize / bandwidth
-            for implementation in _that_run(block, caches, lengths, console if not figures else None):
+            for implementation in implementations:
                 got = _step(block, caches[:1], lengths, implementation)
                 error = float(jnp.linalg.norm(got.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
                 run = functools.partial(_step, implementation=implementation)
@@ -110,7 +111,7 @@ def main() -> None:
 def _arguments(
     layers: int, block_size: int, heads: int, kv_heads: int, head_dim: int, capacity: int, dtype: str
 ) -> tuple[tuple[jax.Array, ...], list[tuple[jax.Array, jax.Array]]]:
-    """Returns queries, keys and values of a block, and for each layer the keys and values in its cache."""
+    """Returns queries, keys and values of a block, and the cached keys and values of each layer."""
     random_keys = iter(jax.random.split(jax.random.key(0), 3 + 2 * layers))
 
     def draw(*shape: int) -> jax.Array:
@@ -123,7 +124,7 @@ def _arguments(
 
 @functools.partial(jax.jit, static_argnames="implementation")
 def _step(block: tuple[jax.Array, ...], caches: Any, lengths: jax.Array, implementation: str) -> jax.Array:
-    """What one layer returns is the next one's queries, so that they run in order."""
+    """Returns the result of the last layer. Each result is the queries of the next layer, so they run in order."""
     queries, keys, values = block
     mask = np.tri(queries.shape[1], dtype=bool)
     for cached_keys, cached_values in caches:
@@ -137,21 +138,19 @@ def _float32(arrays: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
 
 
-def _that_run(block: Any, caches: Any, lengths: jax.Array, console: Console | None) -> list[str]:
-    """Returns the implementations that run here, and prints why the others do not."""
+def _implementations(dtype: str, head_dim: int, console: Console) -> list[str]:
+    """Returns the implementations that run on the default device, and prints the reasons against the others."""
     running = []
     for implementation in ("plain", "gpu", "tpu"):
         try:
-            jax.eval_shape(functools.partial(_step, implementation=implementation), block, caches[:1], lengths)
-            running.append(implementation)
+            running.append(resolve(implementation, jax.devices()[0], dtype, head_dim))
         except ValueError as error:
-            if console:
-                console.print(f"left out: {error}", soft_wrap=True)
+            console.print(f"left out: {error}", soft_wrap=True)
     return running
 
 
 def _seconds(run: Callable[..., jax.Array], *arguments: Any, repeat: int, calls: int) -> float:
-    """Returns the time of a call, the median of measurements of several in a row."""
+    """Returns the time of a call: the median of `repeat` measurements of `calls` consecutive calls."""
     jax.block_until_ready(run(*arguments))
     measured = []
     for _ in range(repeat):

@@ -1,4 +1,4 @@
-"""A LLaMA forward pass in NumPy and float64, one whole sequence at a time: no cache, no blocks, no batch."""
+"""A LLaMA forward pass in NumPy and float64, for one whole sequence: no cache, no blocks, no batch."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ def _norm(x: np.ndarray, weight, eps: float) -> np.ndarray:
 
 
 def _rotate(x: np.ndarray, theta: float) -> np.ndarray:
-    """Turns the pairs (i, i + D/2) of `x` [L, D] as complex numbers."""
+    """Returns `x` [L, D] with the pairs (i, i + D/2) rotated, as complex numbers."""
     half = x.shape[1] // 2
     angles = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
     turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angles)

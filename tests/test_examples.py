@@ -1,4 +1,4 @@
-"""The example's decoder is right, and decodes what its model writes."""
+"""The decoder of the example passes the check and generates the text of its model."""
 
 import importlib.util
 import pathlib
@@ -26,7 +26,7 @@ def example():
 @pytest.fixture(scope="module")
 def model(example):
     model = example.GPT(vocab_size=17, max_positions=64, width=16, heads=2, num_layers=1, rngs=nnx.Rngs(0))
-    nnx.update(model, jax.tree.map(lambda x: 3 * x, nnx.state(model)))  # larger weights make a text with some variety
+    nnx.update(model, jax.tree.map(lambda x: 3 * x, nnx.state(model)))  # larger weights give a text with some variety
     return model
 
 
@@ -34,7 +34,7 @@ def test_the_decoder_passes_the_check(example, model):
     check_decoder(*example.decoder_and_params(model))
 
 
-def test_lookahead_writes_what_the_model_itself_writes(example, model):
+def test_lookahead_generates_the_text_of_the_model(example, model):
     text = np.zeros((1, 64), np.int32)
     text[0, :3] = [3, 1, 4]
     run = nnx.jit(lambda model, tokens: model(tokens))

@@ -1,4 +1,4 @@
-"""Random tiny LLaMA models, as different from each other as their configurations allow, and a tokenizer for them."""
+"""Random tiny LLaMA models and a tokenizer for them."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ from jlade.models.llama import LlamaConfig, LlamaParams, init_params
 
 @functools.cache
 def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
+    """Returns random parameters of a two-layer model with 13 tokens and the `changes` of its configuration."""
     shape = {
         "vocab_size": 13,
         "hidden_size": 16,
@@ -23,7 +24,7 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
         "rms_norm_eps": 1e-5,
     }
     params = init_params(jax.random.key(seed), LlamaConfig(**(shape | changes)))
-    # Layers that outweigh the embedding make texts with some loops and some variety; otherwise one token repeats.
+    # Larger layers than the embedding give texts with some loops and some variety; otherwise one token repeats.
     layers = [
         dataclasses.replace(
             layer, query=4 * layer.query, attention_output=4 * layer.attention_output, down=4 * layer.down
@@ -33,13 +34,13 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
     return dataclasses.replace(params, layers=tuple(layers))
 
 
-# Tokens of one to three bytes that make the same text in several ways, halves of a character, and a special token.
+# Tokens of one to three bytes that spell the same text in several ways, halves of a character, and a special token.
 TOKENS = [b"a", b"b", b"ab", b"ba", b"c", b"\xc3", b"\xa9", b"abc", b"cab", b"\xc3\xa9", b"bb", b"aa", b""]
 
 
 @functools.cache
 def tiny_tokenizer() -> Tokenizer:
-    """A byte-level tokenizer whose 13 tokens add `TOKENS` to a text."""
+    """Returns a byte-level tokenizer with the 13 tokens `TOKENS`."""
     names = {"".join(chr(byte) for byte in token): i for i, token in enumerate(TOKENS[:-1])}
     tokenizer = Tokenizer(models.WordLevel(names, unk_token="a"))
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Every family and rotary scaling against transformers: logits at all positions, 64 greedy tokens plain and ahead."""
+"""Every family and rotary scaling against transformers: logits, and 64 greedy tokens with and without lookahead."""
 
 import functools
 
@@ -47,7 +47,7 @@ CASES = {
 
 @functools.cache
 def checkpoint(case, directory):
-    """Writes a random model of transformers; returns it and what jlade loads."""
+    """Saves a random model of transformers; returns it and the parameters that jlade loads."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
     family, changes = CASES[case]
@@ -68,7 +68,7 @@ def checkpoint(case, directory):
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):  # which transformers starts with ones and zeros
+            if "norm" in name or name.endswith("bias"):  # transformers initialises them to ones and zeros
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     return model, load_hf(directory, "float32")

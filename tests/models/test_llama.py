@@ -1,4 +1,4 @@
-"""The decoder against a NumPy LLaMA, against transformers, and block by block against itself."""
+"""The decoder against a LLaMA in NumPy, and in blocks against itself."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ VARIANTS = [
 
 
 def run_blocks(params, tokens, sizes, dtype=None):
-    """Reads `tokens` [B, L] in causal blocks of the given sizes; returns the logits [B, L, V]."""
+    """Returns the logits [B, L, V] of `tokens` [B, L], read in causal blocks of the given sizes."""
     decoder = params.decoder
     cache = decoder.init_cache(params, len(tokens), tokens.shape[1])
     logits, start = [], 0
@@ -27,8 +27,8 @@ def run_blocks(params, tokens, sizes, dtype=None):
         positions = np.broadcast_to(np.arange(start, start + size, dtype=np.int32), block.shape)
         hidden, block_kv = jax.jit(decoder.forward)(params, block, positions, cache, np.tri(size, dtype=bool))
         logits.append(decoder.logits(params, hidden))
-        rows = np.broadcast_to(np.arange(size), block.shape)
-        cache = decoder.commit(cache, block_kv, rows, np.full(len(tokens), size, np.int32))
+        indices = np.broadcast_to(np.arange(size), block.shape)
+        cache = decoder.commit(cache, block_kv, indices, np.full(len(tokens), size, np.int32))
         start += size
     assert cache.length.tolist() == [start] * len(tokens)
     return np.concatenate(logits, axis=1)
@@ -38,7 +38,7 @@ def run_blocks(params, tokens, sizes, dtype=None):
 def test_equals_the_plain_llama(changes):
     params = tiny_llama(**changes)
     tokens = np.random.default_rng(0).integers(0, 13, (2, 20), dtype=np.int32)
-    expected = [plain_llama.logits(params, row) for row in tokens]
+    expected = [plain_llama.logits(params, text) for text in tokens]
     np.testing.assert_allclose(run_blocks(params, tokens, [20]), expected, atol=2e-5)
 
 
@@ -55,9 +55,9 @@ def test_a_lookahead_block_predicts_what_each_tokens_own_text_predicts():
     prefix, tokens = rng.integers(0, 13, 6), rng.integers(0, 13, len(block.positions))
     decoder = params.decoder
     cache = decoder.init_cache(params, 1, 32)
-    rows = np.arange(6)[None]
-    _, block_kv = decoder.forward(params, prefix[None], rows, cache, np.tri(6, dtype=bool))
-    cache = decoder.commit(cache, block_kv, rows, np.array([6]))
+    indices = np.arange(6)[None]
+    _, block_kv = decoder.forward(params, prefix[None], indices, cache, np.tri(6, dtype=bool))
+    cache = decoder.commit(cache, block_kv, indices, np.array([6]))
     hidden, _ = decoder.forward(params, tokens[None], 6 + block.positions[None], cache, block.mask)
     logits = np.asarray(decoder.logits(params, hidden))[0]
     for got, visible in zip(logits, block.mask, strict=True):
@@ -76,13 +76,13 @@ def test_bfloat16_parameters_give_float32_logits_close_to_float32():
     np.testing.assert_allclose(logits, run_blocks(params, tokens, [10]), atol=0.15)
 
 
-def test_commit_keeps_accepted_rows_alone_and_in_order():
+def test_commit_appends_only_accepted_tokens_in_order():
     decoder, params = tiny_llama().decoder, tiny_llama()
     cache = decoder.init_cache(params, 2, 4)
     block = jnp.arange(2 * 5 * 2 * 6, dtype=jnp.float32).reshape(2, 5, 2, 6) + 1
     block_kv = [(block, -block)] * 2
-    rows = jnp.array([[0, 3, 4], [0, 1, 2]])
-    cache = decoder.commit(cache, block_kv, rows, jnp.array([2, 0]))
+    indices = jnp.array([[0, 3, 4], [0, 1, 2]])
+    cache = decoder.commit(cache, block_kv, indices, jnp.array([2, 0]))
     assert cache.length.tolist() == [2, 0]
     for keys, values in zip(cache.keys, cache.values, strict=True):
         np.testing.assert_array_equal(keys[0, :, :2], jnp.swapaxes(block[0, jnp.array([0, 3])], 0, 1))
@@ -91,7 +91,7 @@ def test_commit_keeps_accepted_rows_alone_and_in_order():
         assert not keys[1].any()
 
 
-def test_commit_at_the_end_of_the_cache_drops_what_is_rejected():
+def test_commit_at_the_end_of_the_cache_drops_rejected_tokens():
     decoder, params = tiny_llama().decoder, tiny_llama()
     cache = decoder.init_cache(params, 1, 3).replace(length=jnp.array([2]))
     block_kv = [(jnp.ones((1, 4, 2, 6)), jnp.ones((1, 4, 2, 6)))] * 2

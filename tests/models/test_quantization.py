@@ -1,4 +1,4 @@
-"""Int8 matrices: the bound on their error, the model they make, the program that reads them, how they are kept."""
+"""Int8 matrices: the bound on their error, models that use them, compiled programs, checkpoints."""
 
 import json
 
@@ -27,7 +27,7 @@ ALL = {"tie_embeddings": True, "qk_norm": True} | BIASES
 
 
 def in_floating_point(params):
-    """Multiplies the int8 matrices out."""
+    """Returns the parameters with int8 matrices converted to floating point."""
     return jax.tree.map(
         lambda x: x[jnp.arange(len(x.scale))] if isinstance(x, Int8Matrix) else x,
         params,
@@ -54,31 +54,31 @@ def test_no_element_moves_by_more_than_half_a_step(seed, magnitudes, columns, dt
     assert (scale > 0).all()
     error = np.abs(np.asarray(matrix, np.float64) - weight * scale[:, None])
     assert (error <= scale[:, None] / 2 * (1 + 1e-5)).all()
-    used = scale != 1  # the others are zero, or as good as zero
+    used = scale != 1  # the others are zero, or flushed to zero
     assert (np.abs(weight[used]).max(axis=1) == 127).all()
     assert not weight[~used & (np.abs(np.asarray(matrix, np.float64)).max(axis=1) < 1e-36)].any()
 
 
-def test_what_is_not_finite_does_not_become_finite():
+def test_rows_that_are_not_finite_stay_so():
     matrix = jnp.array([[1.0, jnp.nan], [1.0, jnp.inf], [1.0, 2.0]])
     assert np.isfinite(quantize_matrix(matrix)[jnp.arange(3)]).all(axis=1).tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("rows", [3, 100, 256, 700])  # one piece of rows, some, and some that overlap
+@pytest.mark.parametrize("rows", [3, 100, 256, 700])  # one chunk, several chunks, several that overlap
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_product_is_that_of_the_matrix_multiplied_out(rows, dtype, monkeypatch):
+def test_the_product_equals_that_of_the_floating_point_matrix(rows, dtype, monkeypatch):
     monkeypatch.setattr(quantization, "ROWS", 128)
     rng = np.random.default_rng(rows)
     matrix = quantize_matrix(jnp.asarray(rng.normal(size=(rows, 48)), dtype))
     x, bias = (jnp.asarray(rng.normal(size=shape), dtype) for shape in [(2, 5, 48), (rows,)])
     got = llama.linear(x, matrix, bias)
-    multiplied_out = np.asarray(matrix.weight, np.float64) * np.asarray(matrix.scale, np.float64)[:, None]
-    expected = np.asarray(x, np.float64) @ multiplied_out.T + np.asarray(bias, np.float64)
+    floating_point = np.asarray(matrix.weight, np.float64) * np.asarray(matrix.scale, np.float64)[:, None]
+    expected = np.asarray(x, np.float64) @ floating_point.T + np.asarray(bias, np.float64)
     assert got.dtype == jnp.dtype(dtype)
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=1e-4 if dtype == "float32" else 0.15)
 
 
-def test_every_feature_computes_what_its_rounded_weights_say():
+def test_every_feature_equals_the_model_of_its_rounded_weights():
     quantized = llama.quantize(tiny_llama(**ALL))
     assert {x.ndim for x in jax.tree.leaves(quantized) if x.dtype == jnp.int8} == {2}
     assert {x.ndim for x in jax.tree.leaves(quantized) if x.dtype != jnp.int8} == {1}
@@ -92,7 +92,7 @@ def test_equals_the_plain_llama_with_the_rounded_weights(changes):
     quantized = llama.quantize(tiny_llama(**changes))
     assert isinstance(quantized.embedding, Int8Matrix) == bool(changes)
     tokens = np.random.default_rng(0).integers(0, 13, (1, 20), dtype=np.int32)
-    expected = [plain_llama.logits(in_floating_point(quantized), row) for row in tokens]
+    expected = [plain_llama.logits(in_floating_point(quantized), text) for text in tokens]
     np.testing.assert_allclose(run_blocks(quantized, tokens, [20]), expected, atol=3e-5)
 
 
@@ -113,7 +113,7 @@ def test_lookahead_equals_plain_decoding():
 
 
 def test_no_matrix_is_converted_whole():
-    """Neither before the loop, which would keep a floating-point copy, nor, where it is large, within."""
+    """Neither before the loop, which would keep a floating-point copy, nor, if it is large, in the loop."""
     params = llama.quantize(tiny_llama(vocab_size=1300, hidden_size=24, intermediate_size=1200))
     args = (
         np.zeros((1, 128), np.int32),
@@ -124,14 +124,14 @@ def test_no_matrix_is_converted_whole():
     program = decoding.decode.lower(params, *args, decoder=params.decoder, lookahead=PLAIN).compile().as_text()
     assert " while(" in program
     assert "s8[1200,24]" in program
-    assert "f32[1300,24]" in program  # the embedding, which stays as it is
+    assert "f32[1300,24]" in program  # the embedding, which is not quantized
     assert "f32[1200,24]" not in program
     assert "s8[24,1200]" in program
     assert "f32[24,1200]" not in program[program.index("\nENTRY ") :]
 
 
 def test_the_demo_model_agrees_with_itself(demo, golden):
-    """On 0.998 of the tokens of the 26 texts (benchmarks/quantization.py); here it reads one, with its prompt."""
+    """On 0.998 of the tokens of 26 texts in benchmarks/quantization.py; this test reads one, with its prompt."""
     params = demo[0]
     quantized = llama.quantize(params)
     prompt, greedy = next(iter(golden.values()))
@@ -141,7 +141,7 @@ def test_the_demo_model_agrees_with_itself(demo, golden):
     assert sum(x.nbytes for x in jax.tree.leaves(quantized)) < 0.26 * sum(x.nbytes for x in jax.tree.leaves(params))
 
 
-def test_loading_in_int8_equals_quantizing_what_was_loaded(demo, tmp_path):
+def test_loading_in_int8_equals_quantizing_after_loading(demo, tmp_path):
     assert_equal(load_hf(DEMO, "float32", int8=True), llama.quantize(demo[0]))
     untied = tiny_llama()
     conversion.save(untied, tmp_path / "own")
