@@ -49,6 +49,7 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
     import orbax.checkpoint as ocp  # takes a second to import
 
     with written_whole(path) as directory:
+        directory.mkdir()
         write_configs(params.config, params.norm.dtype.name, directory)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((directory / ARRAYS).absolute(), named_arrays(params))

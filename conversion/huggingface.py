@@ -107,6 +107,7 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
             "checkpoint they came from without int8"
         )
     with written_whole(path) as directory:
+        directory.mkdir()
         write_configs(params.config, params.norm.dtype.name, directory)
         parts = list(_parts(params))
         names = [SINGLE_FILE]

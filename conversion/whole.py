@@ -1,30 +1,38 @@
-"""Directories that appear whole or not at all."""
+"""Files and directories that appear whole or not at all."""
 
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives a directory to write to, which takes the place of `path` once everything is written without an error.
+def written_whole(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[pathlib.Path]:
+    """Yields a path for the caller to write a file or a directory to, then moves it to `path`.
+
+    The yielded path does not exist yet. It lies in a temporary directory of its own beside `path`, so concurrent
+    writers never meet and the move is one `os.replace`. An error in the body leaves no trace of it.
+
+    Args:
+      path: the target; missing parent directories are created.
+      replace: whether to replace a file at `path`.
 
     Raises:
-      ValueError: when `path` exists.
+      ValueError: if `path` exists, before or after the body, and `replace` is False.
     """
     target = pathlib.Path(path)
-    if target.exists():
-        raise ValueError(f"path must not exist yet, got {os.fspath(path)!r}")
+
+    def check_target() -> None:
+        if not replace and os.path.lexists(target):
+            raise ValueError(f"path must not exist yet, got {os.fspath(path)!r}")
+
+    check_target()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         dir=target.parent, prefix=f".{target.name}.", ignore_cleanup_errors=True
     ) as scratch:
         partial = pathlib.Path(scratch) / target.name
-        partial.mkdir()
         yield partial
-        if target.exists():
-            raise ValueError(f"path must not exist yet, got {os.fspath(path)!r}")
-        shutil.move(partial, target)
+        check_target()
+        os.replace(partial, target)

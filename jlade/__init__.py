@@ -3,11 +3,10 @@
 from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding import DecodeState, decode, prefill, step
 from jlade.generation import Generation, Piece, generate, stream
-from jlade.loading import demo, load
 from jlade.lookahead.ngram_pool import NGramPool
-from jlade.pool_files import load_pool, save_pool
 from jlade.statistics import Statistics
 from jlade.stopping import Stopping
+from jlade.storage import demo, load, load_pool, save_pool
 from jlade.tuning import Trial, Tuning, tune
 
 __all__ = [

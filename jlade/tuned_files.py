@@ -8,13 +8,13 @@ import os
 import pathlib
 import platform
 import re
-import tempfile
 import warnings
 from typing import Any
 
 import jax
 
 from jlade.config import LookaheadConfig
+from jlade.conversion.whole import written_whole
 from jlade.models.base import Decoder, Params
 
 FORMAT = 1
@@ -75,21 +75,11 @@ def processor() -> str:
 
 
 def save(key: Key, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:
-    """Writes the setting found for `key`, and what else there is to know, in place of what was stored before.
-
-    The file appears whole or not at all.
-    """
+    """Stores the setting found for `key`, with further facts; the file is replaced whole or not at all."""
     found = {"format": FORMAT, **dataclasses.asdict(key), "lookahead": dataclasses.asdict(lookahead)}
-    key.path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for every writer, so that none writes into another's file.
-    descriptor, partial = tempfile.mkstemp(dir=key.path.parent, prefix=key.path.stem, suffix=".partial")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(found | {"jax": jax.__version__} | facts, indent=1) + "\n")
-        os.replace(partial, key.path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    content = json.dumps(found | {"jax": jax.__version__} | facts, indent=1) + "\n"
+    with written_whole(key.path, replace=True) as file:
+        file.write_text(content, encoding="utf-8")
 
 
 def load(key: Key) -> LookaheadConfig | None:

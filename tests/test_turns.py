@@ -208,7 +208,7 @@ def test_a_pool_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("jlade.pool_files.save_file", fails)
+    monkeypatch.setattr("jlade.storage.save_file", fails)
     with pytest.raises(OSError, match="no space left"):
         jlade.save_pool(NGramPool(pool.ngrams + 1), file)
     assert file.read_bytes() == before

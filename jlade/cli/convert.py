@@ -96,7 +96,6 @@ def _write(
     params: LlamaParams, source: pathlib.Path, target: pathlib.Path, to: str, advance: Callable[[int], None]
 ) -> None:
     with written_whole(target) as directory:
-        directory.rmdir()  # what follows makes it
         if to == "hf":
             conversion.save_hf(params, directory, advance)
         else:

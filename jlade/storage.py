@@ -1,0 +1,87 @@
+"""Checkpoints and n-gram pools on disk."""
+
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from jlade import conversion
+from jlade.conversion import checkpoint, hub
+from jlade.conversion.huggingface import Sharding
+from jlade.conversion.whole import written_whole
+from jlade.lookahead.ngram_pool import NGramPool
+from jlade.models.llama import LlamaParams
+from jlade.text import load_tokenizer
+
+NGRAMS = "ngrams"  # the array of a pool's file
+
+
+def load(
+    path: str | os.PathLike[str],
+    dtype: jax.typing.DTypeLike | None = None,
+    *,
+    sharding: Sharding | None = None,
+    revision: str | None = None,
+    int8: bool = False,
+) -> tuple[LlamaParams, Tokenizer | None]:
+    """Returns the parameters of a checkpoint and its tokenizer, None if there is no tokenizer.json.
+
+    Args:
+      path: a Hugging Face directory, a directory written by `jlade.conversion.save`, or an id of the Hugging Face Hub.
+        Code in it is never run.
+      dtype, sharding: see `jlade.conversion.load_hf`.
+      revision: branch, tag or commit of a Hub id.
+      int8: whether to hold the matrices in int8, which halves memory and reads per step relative to bfloat16. `dtype`
+        then applies to the other arrays and to the computation. See `jlade.models.quantization`.
+
+    Raises:
+      ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
+    """
+    directory = hub.find(path, revision)
+    read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
+    return read(directory, dtype, sharding, int8=int8), load_tokenizer(directory)
+
+
+def demo(dtype: jax.typing.DTypeLike | None = None) -> tuple[LlamaParams, Tokenizer]:
+    """Returns the parameters and the tokenizer of the small checkpoint inside the package (jlade/demo/README.md)."""
+    params, tokenizer = load(pathlib.Path(__file__).parent / "demo", dtype)
+    assert tokenizer is not None
+    return params, tokenizer
+
+
+def save_pool(pool: NGramPool, path: str | os.PathLike[str]) -> None:
+    """Writes a pool, [V, G, N-1] or of a batch [B, V, G, N-1], to a safetensors file.
+
+    A file at `path` is replaced, whole or not at all.
+    """
+    if not isinstance(pool, NGramPool):
+        raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
+    with written_whole(path, replace=True) as file:
+        save_file({NGRAMS: np.ascontiguousarray(jax.device_get(pool.ngrams))}, file)
+
+
+def load_pool(path: str | os.PathLike[str]) -> NGramPool:
+    """Returns a pool that `save_pool` wrote.
+
+    Raises:
+      ValueError: if the file is missing or holds no pool.
+    """
+    try:
+        arrays = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"path must be a file written by jlade.save_pool, got {os.fspath(path)!r}: {error}") from error
+    ngrams = arrays.get(NGRAMS)
+    if ngrams is None or ngrams.dtype != np.int32 or ngrams.ndim not in (3, 4):
+        found = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+        raise ValueError(f"{os.fspath(path)} holds no pool: accepted is {NGRAMS} int32[..., V, G, N-1], got {found}")
+    if ngrams.size and (ngrams.min() < NGramPool.EMPTY or ngrams.max() >= ngrams.shape[-3]):
+        raise ValueError(
+            f"{os.fspath(path)} holds token ids from {ngrams.min()} to {ngrams.max()}; accepted are -1 to "
+            f"{ngrams.shape[-3] - 1}"
+        )
+    return NGramPool(jnp.asarray(ngrams))
