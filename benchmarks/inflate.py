@@ -1,16 +1,16 @@
-"""Checkpoints of the shapes of large models that compute the demo model's function, to measure speed on real text.
+"""Checkpoints with the shapes of large models and the function of the demo model, to measure speed on real text.
 
     python benchmarks/inflate.py 134m DIR                    # 536 MB in float32
     python benchmarks/inflate.py 1b DIR --dtype bfloat16     # 2.2 GB
     python benchmarks/inflate.py 7b DIR --dtype bfloat16     # 13.5 GB
 
-DIR is a new directory in Hugging Face's format, with the demo's tokenizer. `inflate` makes the same parameters on the
-default device without writing them:
+DIR is a new directory in Hugging Face format, with the demo's tokenizer. `inflate` makes the same parameters on the
+default device, without files:
 
     params = inflate(jlade.demo("bfloat16")[0], SHAPES["7b"], jax.random.key(0))
 
-In float32 the logits are the demo's up to 3e-5. In bfloat16 they differ by 0.1 to 0.2, as sums round differently there,
-and so do scaled weights, except for 7b, whose scales are powers of two.
+In float32 the logits differ from the demo's by at most 3e-5. In bfloat16 they differ by 0.1 to 0.2, because sums and
+scaled weights round differently; the weights of 7b do not, since its scales are powers of two.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import shutil
 import sys
 
 if __name__ == "__main__":
-    # The script's own folder is no place for imports: see compression.py.
+    # Import from the repository, not from the script's directory: see compression.py.
     sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jax
@@ -78,8 +78,8 @@ SIZES = (
 )
 REFUSED = ("rope_scaling", "qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "sliding_windows")
 
-# What takes the place of an index into the source where the target has more. Noise wherever nothing sees it, because
-# arithmetic on zeros may run faster; ZERO is the lesser, so that it prevails where a row and a column disagree.
+# Replace the index into the source for added elements. Elements without effect are noise, because arithmetic on zeros
+# may be faster. ZERO is the smaller one: it wins if row and column differ.
 NOISE, ZERO = -1, -2
 
 
@@ -87,7 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("directory", metavar="DIR", type=pathlib.Path, help="a new directory")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of the weights (default: %(default)s)",
+    )
     options = parser.parse_args()
     if options.directory.exists():
         parser.error(f"{options.directory} exists; DIR must be a new directory")
@@ -105,19 +110,19 @@ def main() -> None:
 
 
 def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaParams:
-    """Returns a larger model that computes the function of `params`.
+    """Returns a larger model with the function of `params`.
 
-    Added ids have the mean of the source's logits, so greedy text is the same; sampled text may contain them. Matrices
-    are made one after the other, in the dtype of `params` and on the default device.
+    The logit of an added token is the mean of the source's logits: greedy text is the same, sampled text may contain
+    added tokens. Matrices are made one at a time, in the dtype of `params`, on the default device.
 
     Args:
-      params: a LLaMA without biases and other additions.
-      config: the sizes, none below those of `params`, and whether the embeddings are tied; the constants and end tokens
+      params: a LLaMA model without biases and other additions.
+      config: the sizes, none smaller than in `params`, and whether the embeddings are tied. Constants and end tokens
         are those of `params`.
-      key: of the noise in weights that have no effect.
+      key: for the noise in weights without effect.
 
     Raises:
-      ValueError: names the setting that cannot be had.
+      ValueError: names the unsupported setting.
     """
     source = params.config
     _check(source, config)
@@ -131,9 +136,9 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
         rms_norm_eps=source.rms_norm_eps * padding,
     )
     query_scale = math.sqrt(target.head_dim / source.head_dim)  # attention divides scores by the root of head_dim
-    # A mean is never the largest. Copies would be: products may round differently by row, so ties go either way.
+    # A mean is never the largest logit. A copy might be: rows of a product may round differently, which breaks ties.
     vocabulary = np.minimum(np.arange(target.vocab_size), source.vocab_size)
-    # The padding of the hidden state stays zero because nothing writes to it, so anything may read from it.
+    # Nothing writes to the padding of the hidden state, so it stays zero, and its weights in readers have no effect.
     read, written = (_extend(source.hidden_size, target.hidden_size, fill) for fill in (NOISE, ZERO))
     queries, keys = _heads(source, target)
     inner = _extend(source.intermediate_size, target.intermediate_size, NOISE)
@@ -150,15 +155,17 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
     def matrix(weight: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
         nonlocal key
         key, use = jax.random.split(key)
-        return _place(weight, rows, columns, use)
+        placed: jax.Array = _place(weight, rows, columns, use)
+        return placed
 
     def norm(weight: jax.Array) -> jax.Array:
         added = target.hidden_size - source.hidden_size
-        return jnp.pad(weight, (0, added), constant_values=1) * math.sqrt(padding)
+        padded: jax.Array = jnp.pad(weight, (0, added), constant_values=1) * math.sqrt(padding)
+        return padded
 
     def layer(i: int) -> LlamaLayer:
         like = params.layers[min(i, source.num_layers - 1)]
-        like = like.replace(query=like.query * query_scale)  # type: ignore[attr-defined]
+        like = dataclasses.replace(like, query=like.query * query_scale)
         matrices = {}
         for field, (rows, columns) in places.items():
             if i >= source.num_layers:
@@ -181,38 +188,38 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
 
 @jax.jit
 def _place(weight: jax.Array, rows: jax.Array, columns: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns the rows [R] and columns [C] of `weight`, with noise and zeros where these say so: [R, C].
+    """Returns the rows [R] and columns [C] of `weight` as [R, C], with noise and zeros for `NOISE` and `ZERO`.
 
-    The noise makes numbers of order one of numbers of order one.
+    Inputs of order one times the noise give outputs of order one.
     """
     noise = jax.random.normal(key, (len(rows), len(columns)), weight.dtype) * len(columns) ** -0.5
-    index = jnp.minimum(rows[:, None], columns)
-    taken = weight[rows][:, columns]
-    return jnp.where(index >= 0, taken, jnp.where(index == ZERO, jnp.zeros_like(noise), noise))
+    index = jnp.minimum(rows[:, None], columns[None, :])
+    filling = jnp.where(index == ZERO, jnp.zeros_like(noise), noise)
+    return jnp.where(index >= 0, weight[rows][:, columns], filling)
 
 
 def _extend(size: int, target: int, fill: int) -> np.ndarray:
-    """Returns the indices below `size`, then `fill` up to the size of the target."""
+    """Returns the indices below `size`, padded with `fill` to length `target`."""
     return np.pad(np.arange(size), (0, target - size), constant_values=fill)
 
 
 def _heads(source: LlamaConfig, target: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the row of the source for every row of the target's queries, and of its keys and values.
+    """Returns the source's row for each row of the target's queries, and for each row of its keys and values.
 
-    A KV head of the source that serves more queries than one of the target takes the place of several.
+    If a KV head of the source serves more queries than one of the target, it is copied to several.
 
     Raises:
-      ValueError: when the target has too few KV heads for that.
+      ValueError: if the target has too few KV heads for the copies.
     """
-    of_source, of_target = (c.num_heads // c.num_kv_heads for c in (source, target))  # queries that share a KV head
+    of_source, of_target = (c.num_heads // c.num_kv_heads for c in (source, target))  # query heads per KV head
     copies = math.ceil(of_source / of_target)
     if target.num_kv_heads < (needed := source.num_kv_heads * copies):
         raise ValueError(
-            f"num_kv_heads must be at least {needed} where {of_target} heads share one, got {target.num_kv_heads}"
+            f"num_kv_heads must be at least {needed} if {of_target} heads share one, got {target.num_kv_heads}"
         )
     kv_heads, copy = np.divmod(np.arange(target.num_kv_heads), copies)
     kv_heads[kv_heads >= source.num_kv_heads] = NOISE
-    rank = copy[:, None] * of_target + np.arange(of_target)  # among the source's queries of the KV head
+    rank = copy[:, None] * of_target + np.arange(of_target)  # index among the source's query heads of this KV head
     is_query = (kv_heads[:, None] >= 0) & (rank < of_source)
     query_heads = np.where(is_query, kv_heads[:, None] * of_source + rank, NOISE).ravel()
 
@@ -229,16 +236,17 @@ def _heads(source: LlamaConfig, target: LlamaConfig) -> tuple[np.ndarray, np.nda
 
 
 def _check(source: LlamaConfig, target: LlamaConfig) -> None:
+    """Raises a ValueError that names the first unsupported setting."""
     for setting in REFUSED:
         if value := getattr(source, setting) or getattr(target, setting):
-            raise ValueError(f"{setting} must be left out of models to inflate, got {value!r}")
+            raise ValueError(f"{setting} is not supported in models to inflate, got {value!r}")
     for size in SIZES:
         if getattr(target, size) < getattr(source, size):
             raise ValueError(f"{size} must be at least {getattr(source, size)}, got {getattr(target, size)}")
     if target.head_dim % source.head_dim:
         raise ValueError(f"head_dim must be a multiple of {source.head_dim}, got {target.head_dim}")
     if target.tie_embeddings and not source.tie_embeddings:
-        raise ValueError("tie_embeddings must be False, as in the model to inflate")
+        raise ValueError("tie_embeddings must be False if it is in the model to inflate")
     if target.num_heads % target.num_kv_heads:
         raise ValueError(f"num_heads must be a multiple of {target.num_kv_heads} KV heads, got {target.num_heads}")
 

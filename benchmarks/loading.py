@@ -1,10 +1,10 @@
-"""Peak memory and time of loading a checkpoint, beside safetensors' own reading of the same bytes.
+"""Peak memory and time of loading a checkpoint, compared with safetensors' own reader.
 
     python benchmarks/loading.py
 
-Writes a random checkpoint of the shape of TinyLlama (1.1 B parameters, bfloat16) to a temporary directory first. Every
-measurement is made in a process of its own, with the files in the page cache, after another process has touched more
-memory than any takes: on virtual machines, memory that nobody has used of late is many times slower at first.
+The checkpoint is random, with the shape of TinyLlama (1.1 B parameters, bfloat16), in a temporary directory. Each
+measurement runs in a new process, with the files in the page cache, after another process has touched more memory than
+any measurement needs: on virtual machines, memory not used recently is many times slower at first.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from the script's directory: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -31,7 +31,7 @@ from safetensors import safe_open
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade.conversion import load_hf, save_hf
-from jlade.conversion.huggingface import build_params, expected_tensors
+from jlade.conversion.tensors import build_params, expected_tensors
 
 TOUCH = "import numpy; numpy.ones(10**9)"
 SHAPE = SHAPES["1b"]  # TinyLlama's
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, metavar="R")
     parser.add_argument(
-        "--directory", default=tempfile.gettempdir(), metavar="DIR", help="where there is room for 2.3 GB"
+        "--directory", default=tempfile.gettempdir(), metavar="DIR", help="a directory with room for 2.3 GB"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
@@ -65,7 +65,7 @@ def main() -> None:
                 progress.advance(task)
 
     own = statistics.median(run["seconds"] for run in runs["safetensors"])
-    table = Table("way", "weights, GB", "seconds", "of safetensors' time", "peak memory, GB", "of the weights")
+    table = Table("way", "weights, GB", "seconds", "x safetensors", "peak memory, GB", "x weights")
     figures = []
     for way in WAYS:
         seconds, peak = (statistics.median(run[key] for run in runs[way]) for key in ("seconds", "peak_bytes"))
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _write(directory: Path) -> None:
-    """Writes random weights; one layer's serve for all, since reading them takes as long."""
+    """Writes random weights. Tensors of one shape share their values, which does not change the time of reading."""
     rng = np.random.default_rng(0)
     drawn: dict[tuple[int, ...], jax.Array] = {}
 
@@ -93,7 +93,7 @@ def _write(directory: Path) -> None:
 
 
 def _measure(way: str, path: str) -> dict[str, Any]:
-    """Reads the checkpoint once; what the process took before is not counted."""
+    """Reads the checkpoint once and returns time and memory, less the memory in use before."""
     jax.block_until_ready(jax.numpy.zeros(1) + 1)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     begin = time.perf_counter()
@@ -101,8 +101,8 @@ def _measure(way: str, path: str) -> dict[str, Any]:
         arrays = []
         for file in Path(path).glob("*.safetensors"):
             with safe_open(file, framework="numpy") as reader:
-                arrays += [reader.get_tensor(name) for name in reader.keys()]  # noqa: SIM118, it is no dict
-    elif way.startswith("filling"):  # what fresh memory alone takes
+                arrays += [reader.get_tensor(name) for name in reader.keys()]  # noqa: SIM118, not a dict
+    elif way.startswith("filling"):  # the time of fresh memory alone
         arrays = [np.full(shape, 1, np.float32) for shape in expected_tensors(SHAPE).values()]
     else:
         arrays = jax.block_until_ready(jax.tree.leaves(load_hf(path, way)))

@@ -39,7 +39,7 @@ from benchmarks.accelerator import (
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import to_hf
-from jlade.conversion.huggingface import named_arrays
+from jlade.conversion.tensors import named_arrays
 from jlade.models.llama import LlamaParams
 
 

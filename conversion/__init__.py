@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face's, and jlade's own (installed as `jlade.conversion`)."""
+"""Checkpoints in Hugging Face format and in jlade's own; installed as `jlade.conversion`."""
 
 from jlade.conversion.checkpoint import load, save
 from jlade.conversion.huggingface import load_hf, save_hf

@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face Hub, by huggingface_hub's own cache and settings."""
+"""Checkpoints of the Hugging Face Hub, with the cache and the settings of huggingface_hub."""
 
 import os
 import pathlib
@@ -7,13 +7,12 @@ FILES = ("*.json", "*.safetensors", "*.jinja")  # never code, never pickled weig
 
 
 def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
-    """Returns the directory itself, or that of the files of a Hub id like "owner/name", downloaded where need be.
+    """Returns `path` if it is a directory, else the local directory of a Hub id like "owner/name".
 
-    Where the cache is, which token is used and whether the network may be used are huggingface_hub's settings: HF_HOME,
-    HF_TOKEN, HF_HUB_OFFLINE.
+    Missing files are downloaded. HF_HOME sets the cache, HF_TOKEN the token, and HF_HUB_OFFLINE forbids the network.
 
     Raises:
-      ValueError: when there is neither a directory nor a repository of that name, or it cannot be reached.
+      ValueError: if there is neither a directory nor a repository of that name, or the Hub cannot be reached.
     """
     directory = pathlib.Path(path)
     if directory.is_dir():
@@ -32,8 +31,8 @@ def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.P
         raise ValueError(f"{neither}: {error}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise ValueError(
-            f"{neither}. It is no directory here, the cache does not have it, and the Hub cannot be reached or "
+            f"{neither}. It is no local directory and not in the cache, and the Hub cannot be reached or "
             f"HF_HUB_OFFLINE is set: {error}"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        raise ValueError(f"{neither}. The Hub says: {error}") from error
+        raise ValueError(f"{neither}. The Hub reports: {error}") from error

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from jlade import conversion
 from jlade.conversion import checkpoint, hub
-from jlade.conversion.huggingface import Sharding
+from jlade.conversion.tensors import Sharding
 from jlade.conversion.whole import written_whole
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.llama import LlamaParams

@@ -12,7 +12,7 @@ import jlade
 from benchmarks import inflate as script
 from benchmarks.inflate import SHAPES, inflate
 from jlade import LookaheadConfig
-from jlade.conversion.huggingface import expected_tensors, named_arrays
+from jlade.conversion.tensors import expected_tensors, named_arrays
 from jlade.models.rotary import LinearScaling
 from tests import plain_llama
 from tests.tiny import tiny_llama
@@ -27,7 +27,7 @@ LARGER = {
     "head_dim": 18,
     "max_positions": 100,
 }
-CASES = {  # the source's differences from 4 heads on 2 KV heads, and the target's from the source
+CASES = {  # changes to the source of 4 heads and 2 KV heads, and from the source to the target
     "all larger": ({}, LARGER),
     "tied": ({"tie_embeddings": True}, LARGER),
     "tied, then untied": ({"tie_embeddings": True}, LARGER | {"tie_embeddings": False}),
@@ -42,7 +42,7 @@ def inflated(params, seed=0, **changes):
 
 
 def assert_same_logits(params, larger, tokens):
-    """The source's logits come first, then their mean for every added token."""
+    """Asserts that the source's logits come first, and their mean follows for each added token."""
     expected, logits = (plain_llama.logits(model, tokens) for model in (params, larger))
     size = params.config.vocab_size
     np.testing.assert_allclose(logits[:, :size], expected, rtol=0, atol=1e-4)
@@ -51,7 +51,7 @@ def assert_same_logits(params, larger, tokens):
 
 
 @pytest.mark.parametrize(("source", "changes"), CASES.values(), ids=CASES)
-def test_logits_are_the_sources(source, changes):
+def test_logits_equal_those_of_the_source(source, changes):
     params = tiny_llama(**source)
     larger = inflated(params, **changes)
     shapes = {name: array.shape for name, array in named_arrays(larger).items()}
@@ -59,14 +59,14 @@ def test_logits_are_the_sources(source, changes):
     assert_same_logits(params, larger, np.random.default_rng(0).integers(0, 13, 20))
 
 
-def test_zeros_are_only_where_noise_would_be_seen():
+def test_zeros_are_only_where_noise_would_have_an_effect():
     params = tiny_llama()
     larger = inflated(params, **LARGER)
     for i, layer in enumerate(larger.layers):
         is_added = i >= 2
         for matrix in (layer.key, layer.value, layer.gate, layer.up):
             assert jnp.all(matrix != 0)
-        zero_rows = 0 if is_added else 4 * (18 - 6)  # of the real heads' added dimensions
+        zero_rows = 0 if is_added else 4 * (18 - 6)  # the added dimensions of real heads
         assert jnp.sum(layer.query == 0) == zero_rows * 40
         assert jnp.sum(layer.attention_output != 0) == (0 if is_added else 16 * 4 * 6)
         assert jnp.sum(layer.down != 0) == (0 if is_added else 16 * 24)
@@ -97,15 +97,15 @@ def test_bfloat16_stays_bfloat16():
         ({}, {"head_dim": 8}, "head_dim must be a multiple of 6, got 8"),
         ({}, {"tie_embeddings": True}, "tie_embeddings must be False"),
         ({}, {"num_heads": 5}, "num_heads must be a multiple of 2 KV heads, got 5"),
-        ({"num_heads": 10}, {"num_heads": 12, "num_kv_heads": 3}, "num_kv_heads must be at least 4 where 4 .* got 3"),
+        ({"num_heads": 10}, {"num_heads": 12, "num_kv_heads": 3}, "num_kv_heads must be at least 4 if 4 .* got 3"),
     ],
 )
-def test_refusals_name_the_setting(source, changes, message):
+def test_unsupported_settings_are_named(source, changes, message):
     with pytest.raises(ValueError, match=message):
         inflated(tiny_llama(**source), **changes)
 
 
-def test_the_script_writes_what_loads_and_generates_as_the_demo(demo, golden, tmp_path, monkeypatch):
+def test_a_written_checkpoint_generates_as_the_demo(demo, golden, tmp_path, monkeypatch):
     shape = {
         "vocab_size": 5000,
         "hidden_size": 384,

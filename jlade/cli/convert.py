@@ -1,4 +1,4 @@
-"""`jlade convert`: a checkpoint in the other format or another dtype, with its tokenizer."""
+"""`jlade convert`: writes a checkpoint in another format or dtype, with its tokenizer."""
 
 import argparse
 import contextlib
@@ -20,11 +20,11 @@ from jlade import conversion
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import hub
 from jlade.conversion.checkpoint import floating_dtypes
-from jlade.conversion.huggingface import check_dtype
+from jlade.conversion.tensors import check_dtype
 from jlade.conversion.whole import written_whole
 from jlade.models.llama import LlamaParams
 
-TEXT_FILES = (  # of the tokenizer and the chat template
+TEXT_FILES = (  # tokenizer and chat template
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -37,36 +37,37 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = argparse.ArgumentParser(
         prog="jlade convert",
-        description="Write a checkpoint anew, in jlade's own format or as Hugging Face's safetensors, with the files "
-        "of its tokenizer. The new directory appears whole or not at all.",
-        epilog="It is done on the CPU, so a model need not fit the accelerator, but it must fit the memory.",
+        description="Convert a checkpoint to jlade's own format or to Hugging Face's safetensors, with the files of "
+        "its tokenizer. The new directory appears whole or not at all.",
+        epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
     )
     result.add_argument(
         "source", metavar="SRC", help="Hugging Face directory, id of the Hub, or jlade's own checkpoint"
     )
     result.add_argument("target", metavar="DST", help="the new directory")
     result.add_argument(
-        "--dtype", choices=DTYPE_CHOICES, default="auto", help="of the new weights (default: auto, what they have)"
+        "--dtype", choices=DTYPE_CHOICES, default="auto", help="dtype of the new weights (default: auto, unchanged)"
     )
-    result.add_argument("--int8", action="store_true", help="write the matrices in int8; jlade's own format alone")
+    result.add_argument("--int8", action="store_true", help="store the matrices in int8 (jlade's own format only)")
     result.add_argument(
         "--to",
         choices=("jlade", "hf"),
         default="jlade",
-        help="jlade: Orbax's format, which many devices restore at once; hf: safetensors (default: %(default)s)",
+        help="jlade: Orbax's format, restored in parallel by several devices; hf: safetensors (default: %(default)s)",
     )
     result.add_argument("--revision", metavar="REV", help="branch, tag or commit of a Hub id")
     return result
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the command; everything that can be checked is checked before the first weight is read."""
+    """Runs the command. All checks come before the first weight is read."""
     target = pathlib.Path(options.target)
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
     source = hub.find(options.source, options.revision)
     headers = read_headers(source)
-    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), source)
+    cpu = jax.devices("cpu")[0]
+    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), source, cpu)
     int8 = options.int8 or headers.is_int8
     if int8 and options.to == "hf":
         raise ValueError(f"--to hf writes floating point alone, and {'--int8' if options.int8 else source} is int8")
@@ -74,9 +75,9 @@ def run(options: argparse.Namespace) -> None:
     _check_space(target, num_bytes)
 
     load = conversion.load if headers.format == "jlade" else conversion.load_hf
-    cpu = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    place = jax.sharding.SingleDeviceSharding(cpu)
     with _bars() as bar:
-        params = load(source, dtype, cpu, bar("reading", sum(headers.bytes_by_dtype.values())), options.int8)
+        params = load(source, dtype, place, bar("reading", sum(headers.bytes_by_dtype.values())), options.int8)
         try:
             _write(params, source, target, options.to, bar("writing", num_bytes))
         except (OSError, ValueError, SafetensorError) as error:
@@ -86,6 +87,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _check_space(target: pathlib.Path, num_bytes: int) -> None:
+    """Raises a ValueError if the disk of `target` has no room for the weights."""
     existing = next(directory for directory in target.absolute().parents if directory.exists())
     free = shutil.disk_usage(existing).free
     if num_bytes > free:
@@ -95,6 +97,7 @@ def _check_space(target: pathlib.Path, num_bytes: int) -> None:
 def _write(
     params: LlamaParams, source: pathlib.Path, target: pathlib.Path, to: str, advance: Callable[[int], None]
 ) -> None:
+    """Writes the weights and the tokenizer's files."""
     with written_whole(target) as directory:
         if to == "hf":
             conversion.save_hf(params, directory, advance)
@@ -108,9 +111,9 @@ def _write(
 
 @contextlib.contextmanager
 def _orbax() -> Iterator[None]:
-    """Lets Orbax finish in peace: interrupted it would write on in its threads, so that nothing could be cleaned up.
+    """Delays Ctrl-C until Orbax has finished: its threads would go on writing and prevent the cleanup.
 
-    Ctrl-C counts once it is done, a second one at once. What fails is raised, not logged by each thread besides.
+    A second Ctrl-C interrupts at once. Orbax's logging is silenced, since its errors are raised.
     """
     is_interrupted = False
 
@@ -134,10 +137,13 @@ def _orbax() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Gives what starts a bar of so many bytes and returns what advances it; bars show on a terminal alone."""
+    """Yields a function that starts a progress bar, given a description and the total bytes.
+
+    The function returns another one, which advances the bar. Bars are shown only on a terminal.
+    """
     console = Console(stderr=True)
     columns = (
-        progress.SpinnerColumn(),  # Orbax tells of all bytes at once, in the end
+        progress.SpinnerColumn(),  # Orbax reports all bytes at the end
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
         progress.DownloadColumn(),
@@ -149,7 +155,7 @@ def _bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
 
         def start(description: str, num_bytes: int) -> Callable[[int], None]:
             task = bars.add_task(description, total=num_bytes)
-            bars.advance(task, 0)  # from where on the speed is measured
+            bars.advance(task, 0)  # starts the measurement of the speed
             return lambda advance: bars.advance(task, advance)
 
         yield start

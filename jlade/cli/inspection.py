@@ -1,4 +1,4 @@
-"""`jlade inspect`: what a checkpoint is and what running it takes, from its headers alone."""
+"""`jlade inspect`: describes a checkpoint and the memory it needs, from its headers."""
 
 import argparse
 import collections
@@ -9,7 +9,6 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
@@ -21,16 +20,10 @@ from jlade import automatic, text, tuning
 from jlade.config import check_int
 from jlade.conversion import checkpoint
 from jlade.conversion.checkpoint import floating_dtypes
-from jlade.conversion.hf_config import read_config, read_json
-from jlade.conversion.huggingface import (
-    DTYPES,
-    arrays_of,
-    build_params,
-    check_dtype,
-    check_tensors,
-    expected_tensors,
-    stored_tensors,
-)
+from jlade.conversion.hf_config import read_config
+from jlade.conversion.json_files import read_json
+from jlade.conversion.tensors import array_shapes, build_params, check_dtype, default_device, expected_tensors
+from jlade.conversion.weight_files import DTYPES, check_tensors, stored_tensors
 from jlade.models.llama import LlamaConfig, LlamaParams, quantize
 
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
@@ -40,22 +33,22 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = argparse.ArgumentParser(
         prog="jlade inspect",
-        description="Show what a checkpoint is, what memory it takes, and which W, N and G suit it on this device. No "
-        "weights are read; what would keep jlade from loading them is said.",
+        description="Describe a checkpoint, the memory it needs, and the W, N and G for it on this device. Weights are "
+        "not read; a checkpoint that jlade cannot load is an error.",
     )
-    result.add_argument("directory", metavar="DIR", help="Hugging Face directory, or one that `jlade convert` wrote")
+    result.add_argument("directory", metavar="DIR", help="Hugging Face directory, or one written by `jlade convert`")
     result.add_argument(
         "--length",
         type=int,
         metavar="L",
-        help="tokens of prompt and text that the cache holds; a call takes 1024, 2048, 4096, ... (default: the most "
-        "that the model reads)",
+        help="tokens of prompt and text in the cache; a call rounds up to 1024, 2048, 4096, ... (default: the model's "
+        "maximum)",
     )
-    result.add_argument("--batch-size", type=int, default=1, metavar="B", help="texts at once (default: %(default)s)")
+    result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
     result.add_argument(
         "--dtype",
         choices=DTYPE_CHOICES,
-        help="of the weights and the cache in memory; auto is the files' (default: what jlade takes on this device)",
+        help="dtype of weights and cache in memory; auto: that of the files (default: float32 on CPUs, else bfloat16)",
     )
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return result
@@ -71,14 +64,14 @@ def run(options: argparse.Namespace) -> None:
     config = headers.config
     length = check_int("--length", config.max_positions if options.length is None else options.length, 1)
     if length > config.max_positions:
-        raise ValueError(f"--length must be at most {config.max_positions}, which the model reads, got {length}")
-    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), directory)
+        raise ValueError(f"--length must be at most {config.max_positions}, the model's maximum, got {length}")
+    device = default_device()
+    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), directory, device)
     weights_bytes = headers.bytes_in_memory(dtype)
     shapes = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
     if headers.is_int8:
         shapes = jax.eval_shape(quantize, shapes)
     cache_bytes = _cache_bytes(shapes, batch_size, length)
-    device = jax.devices()[0]
     lookahead = automatic.choose(shapes, shapes.decoder, batch_size)
     facts = {
         "path": str(directory),
@@ -108,12 +101,12 @@ def run(options: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Headers:
-    """What a checkpoint tells without its weights being read.
+    """Facts about a checkpoint that need no weights.
 
     Attributes:
       format: "huggingface", or "jlade" for jlade's own.
-      dtypes: of each array, as stored.
-      num_files, file_bytes: the files with weights, and their size on disk.
+      dtypes: the stored dtype of each array.
+      num_files, file_bytes: number of weight files and their total size on disk.
     """
 
     config: LlamaConfig
@@ -129,10 +122,10 @@ class Headers:
 
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
-        """Returns the bytes of the model's tensors before any compression, by their dtype."""
+        """Returns the uncompressed bytes of the model's tensors, by stored dtype."""
         result: dict[str, int] = collections.defaultdict(int)
-        for name, array in arrays_of(self.config, jnp.dtype("float32"), self.is_int8).items():
-            result[self.dtypes[name]] += array.size * jnp.dtype(self.dtypes[name]).itemsize
+        for name, array in array_shapes(self.config, np.dtype("float32"), self.is_int8).items():
+            result[self.dtypes[name]] += array.size * np.dtype(self.dtypes[name]).itemsize
         return dict(result)
 
     @property
@@ -140,16 +133,16 @@ class Headers:
         return "int8" in self.dtypes.values()
 
     def bytes_in_memory(self, dtype: np.dtype, int8: bool = False) -> int:
-        """Returns the bytes of the parameters loaded in a dtype, and in int8 when that is asked for or stored."""
-        arrays = arrays_of(self.config, dtype, int8 or self.is_int8)
+        """Returns the bytes of the parameters in `dtype`, with matrices in int8 if `int8` or if stored so."""
+        arrays = array_shapes(self.config, dtype, int8 or self.is_int8)
         return sum(array.size * array.dtype.itemsize for array in arrays.values())
 
 
 def read_headers(directory: pathlib.Path) -> Headers:
-    """Reads the configuration and the headers of a checkpoint of either kind.
+    """Returns the facts about a checkpoint in either format.
 
     Raises:
-      ValueError: as loading it would.
+      ValueError: if loading the checkpoint would raise one.
     """
     config = read_config(directory)
     if checkpoint.is_checkpoint(directory):
@@ -165,12 +158,13 @@ def read_headers(directory: pathlib.Path) -> Headers:
 
 
 def _cache_bytes(params: LlamaParams, batch_size: int, length: int) -> int:
-    """Returns the bytes of the cache that the model makes for itself, which is asked without making it."""
+    """Returns the bytes of the model's KV cache, without allocating it."""
     cache = jax.eval_shape(lambda params: params.decoder.init_cache(params, batch_size, length), params)
     return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(cache))
 
 
 def _config_facts(config: LlamaConfig) -> dict[str, Any]:
+    """Returns the configuration as JSON-like values, with the type of rotary scaling."""
     facts = dataclasses.asdict(config)
     if config.rope_scaling is not None:
         kind = type(config.rope_scaling).__name__.removesuffix("Scaling").lower()
@@ -179,14 +173,15 @@ def _config_facts(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _has_chat_template(directory: pathlib.Path) -> bool:
-    settings = directory / "tokenizer_config.json"  # where older checkpoints have it
+    """Whether there is a chat template, in its own file or, in older checkpoints, in the tokenizer's settings."""
+    settings = directory / "tokenizer_config.json"
     return (directory / "chat_template.jinja").exists() or (
         settings.exists() and read_json(settings).get("chat_template") is not None
     )
 
 
 def _table(facts: dict[str, Any]) -> Table:
-    """Returns the facts for people to read."""
+    """Returns the facts as a table."""
     config, files, memory, lookahead = (facts[name] for name in ("config", "files", "memory", "lookahead"))
     biases = [name for name in ("qkv", "attention_output", "mlp") if config[f"{name}_bias"]]
     windows = [size for size in config["sliding_windows"] if size is not None]
@@ -217,7 +212,7 @@ def _table(facts: dict[str, Any]) -> Table:
         "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}",
         f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
-        "together": decimal(memory["total_bytes"]),
+        "total memory": decimal(memory["total_bytes"]),
         f"W, N, G on {facts['device']}": tuning.name(jlade.LookaheadConfig(**lookahead)),
     }
     result = Table(show_header=False)

@@ -16,14 +16,16 @@ from jlade.cli import convert
 from jlade.cli.conversation import Conversation
 from jlade.cli.options import DEMO
 from jlade.conversion import huggingface
-from tests.conversion.test_round_trip import in_hub, stored
+from jlade.conversion.tensors import named_arrays
+from tests.conversion.test_round_trip import stored
+from tests.test_storage import in_hub
 
 FULL = OSError(28, "No space left on device")
 
 
 @pytest.fixture
 def run(capsys):
-    """Runs a conversion, and returns what it wrote to stdout and stderr."""
+    """Returns a function that converts and returns stdout and stderr."""
 
     def convert_(*arguments):
         assert cli.main(["convert", *map(str, arguments)]) == 0
@@ -34,7 +36,7 @@ def run(capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a conversion that exits with a message, and returns the message."""
+    """Returns a function that expects a conversion to fail and returns the message."""
 
     def convert_(*arguments):
         with pytest.raises(SystemExit) as exit_info:
@@ -48,12 +50,12 @@ def refused(capsys):
     return convert_
 
 
-def test_there_and_back_every_byte_is_the_same(run, tmp_path):
+def test_a_round_trip_keeps_every_byte(run, tmp_path):
     own, back = tmp_path / "own", tmp_path / "back"
     for source, target, *to in ((DEMO, own), (own, back, "--to", "hf")):
         captured = run(source, target, *to)
         assert captured.out == f"{target}: 5,475,584 parameters, 11.0 MB of bfloat16\n"
-        assert captured.err == "", "no bar where there is no terminal"
+        assert captured.err == "", "no bar without a terminal"
     assert stored(back) == stored(DEMO)
     texts = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     configs = {"config.json", "generation_config.json"}
@@ -64,7 +66,7 @@ def test_there_and_back_every_byte_is_the_same(run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"own", "back"}
 
 
-def test_what_is_written_generates_and_chats_as_before(run, demo, tmp_path):
+def test_a_converted_checkpoint_generates_and_chats_as_before(run, demo, tmp_path):
     run(DEMO, tmp_path / "own")
     params, tokenizer = jlade.load(tmp_path / "own")
     texts = [
@@ -82,14 +84,14 @@ def test_another_dtype(dtype, to, run, tmp_path):
     run(DEMO, tmp_path / "new", "--dtype", dtype, "--to", to)
     assert json.loads((tmp_path / "new" / "config.json").read_text())["torch_dtype"] == dtype
     params, _ = jlade.load(tmp_path / "new", "auto")
-    arrays = huggingface.named_arrays(params)
+    arrays = named_arrays(params)
     for name, array in load_file(DEMO / "model.safetensors").items():
         assert arrays[name].dtype == dtype
         np.testing.assert_array_equal(arrays[name], array.astype(dtype))
 
 
-def test_a_bar_of_the_bytes_is_shown_on_a_terminal(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # how rich is told of a terminal
+def test_a_terminal_shows_a_bar_of_the_bytes(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich assume a terminal
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     for source, target, to, sizes in (
@@ -104,7 +106,7 @@ def test_a_bar_of_the_bytes_is_shown_on_a_terminal(run, monkeypatch, tmp_path):
             assert re.search(rf"{name} ━+ {size}/{size} MB +[\d.]+ .?B/s", written)
 
 
-def test_weights_are_read_onto_the_cpu_one_tensor_after_another(run, monkeypatch, tmp_path):
+def test_weights_are_read_onto_the_cpu_tensor_by_tensor(run, monkeypatch, tmp_path):
     load, calls = jlade.conversion.load_hf, []
 
     def load_hf(path, dtype, sharding, progress, int8):
@@ -124,7 +126,7 @@ def test_ids_of_the_hub(run, refused, monkeypatch, tmp_path):
     assert "revision='main' is for ids of the Hub" in refused(DEMO, tmp_path / "other", "--revision", "main")
 
 
-def test_what_is_there_is_left_alone(refused, tmp_path):
+def test_an_existing_target_is_left_alone(refused, tmp_path):
     for target in (tmp_path / "directory", tmp_path / "file"):
         target.mkdir() if target.name == "directory" else target.write_text("mine")
         assert refused(DEMO, target) == f"{target} exists; DST must be a new directory\n"
@@ -148,7 +150,7 @@ def test_a_source_that_is_no_checkpoint(source, message, refused, monkeypatch, t
 
 @pytest.mark.parametrize("to", ["hf", "jlade"])
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json"])
-def test_a_disk_that_is_full_before_the_last_file_leaves_nothing(name, to, refused, monkeypatch, tmp_path):
+def test_a_full_disk_during_the_last_file_leaves_nothing(name, to, refused, monkeypatch, tmp_path):
     copyfile, seen = shutil.copyfile, []
 
     def fails(source, target):
@@ -166,7 +168,7 @@ def test_a_disk_that_is_full_before_the_last_file_leaves_nothing(name, to, refus
 
 
 @pytest.mark.parametrize("error", [FULL, SafetensorError("I/O error: No space left on device (os error 28)")])
-def test_a_disk_that_is_full_before_the_weights_leaves_nothing(error, refused, monkeypatch, tmp_path):
+def test_a_full_disk_during_the_weights_leaves_nothing(error, refused, monkeypatch, tmp_path):
     def fails(arrays, path, **metadata):
         path.write_bytes(b"half")
         raise error
@@ -176,7 +178,7 @@ def test_a_disk_that_is_full_before_the_weights_leaves_nothing(error, refused, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_with_too_little_room_is_noticed_before_anything_is_read(refused, run, monkeypatch, tmp_path):
+def test_a_disk_with_too_little_room_is_refused_before_reading(refused, run, monkeypatch, tmp_path):
     num_bytes = 5_475_584 * 2
     asked = []
 
@@ -185,7 +187,7 @@ def test_a_disk_with_too_little_room_is_noticed_before_anything_is_read(refused,
         return types.SimpleNamespace(free=num_bytes)
 
     def load_hf(*arguments):
-        raise AssertionError("the weights are read")
+        raise AssertionError("the weights were read")
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     run(DEMO, tmp_path / "fits", "--to", "hf")
@@ -197,7 +199,7 @@ def test_a_disk_with_too_little_room_is_noticed_before_anything_is_read(refused,
 
 
 def test_ctrl_c_waits_for_orbax_and_leaves_nothing(monkeypatch, tmp_path, capsys):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs do not have
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell lack it
     save, written = jlade.conversion.save, []
 
     def interrupted(params, directory, progress):

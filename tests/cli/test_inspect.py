@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 from jlade import LookaheadConfig, cli, conversion, tuned_files
 from jlade.cli.options import DEMO
 from jlade.config import PLAIN, SMALL_BLOCK
-from jlade.conversion import huggingface
+from jlade.conversion.tensors import build_params
+from jlade.conversion.weight_files import StoredTensor
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.conversion.test_round_trip import SHAPE
@@ -28,14 +29,14 @@ QWEN = dataclasses.replace(
 
 
 def write_own(directory):
-    params = huggingface.build_params(QWEN, lambda name, shape: jax.device_put(np.ones(shape, np.float16)))
+    params = build_params(QWEN, lambda name, shape: jax.device_put(np.ones(shape, np.float16)))
     conversion.save(params, directory)
     return params
 
 
 @pytest.fixture
 def inspect(capsys):
-    """Runs the command, and returns what it prints."""
+    """Returns a function that runs the command and returns stdout."""
 
     def run(*arguments):
         assert cli.main(["inspect", *map(str, arguments)]) == 0
@@ -46,7 +47,7 @@ def inspect(capsys):
     return run
 
 
-def test_the_figures_are_those_of_the_loaded_model(inspect, demo):
+def test_facts_equal_those_of_the_loaded_model(inspect, demo):
     params, _ = demo
     facts = json.loads(inspect(DEMO, "--json"))
     arrays = jax.tree.leaves(params)
@@ -83,7 +84,7 @@ def test_the_figures_are_those_of_the_loaded_model(inspect, demo):
 def test_length_batch_size_and_dtype_change_the_memory(inspect):
     memory = json.loads(inspect(DEMO, "--json", "--length", 100, "--batch-size", 3, "--dtype", "float16"))["memory"]
     assert memory["weights_bytes"] == 5_475_584 * 2
-    keys = 6 * 3 * 4 * 100 * 32 * 2  # layers, batch, heads, length, width, bytes
+    keys = 6 * 3 * 4 * 100 * 32 * 2  # layers, batch, heads, length, head_dim, bytes
     assert memory["kv_cache_bytes"] == 2 * keys + 3 * 4  # keys and values, and each row's length
     assert (memory["length"], memory["batch_size"], memory["dtype"]) == (100, 3, "float16")
     assert json.loads(inspect(DEMO, "--json", "--dtype", "auto"))["memory"]["dtype"] == "bfloat16"
@@ -91,9 +92,9 @@ def test_length_batch_size_and_dtype_change_the_memory(inspect):
 
 def test_no_weight_is_read(inspect, monkeypatch):
     def read(*arguments):
-        raise AssertionError("a tensor is read")
+        raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr(huggingface._Stored, "read", read)
+    monkeypatch.setattr(StoredTensor, "read", read)
     assert "5,475,584" in inspect(DEMO)
 
 
@@ -113,7 +114,7 @@ def test_own_checkpoints(inspect, tmp_path):
     assert (facts["tokenizer"], facts["chat_template"]) == (False, False)
 
 
-def test_the_table_says_it_in_words(inspect, tmp_path):
+def test_the_table(inspect, tmp_path):
     write_own(tmp_path / "own")
     rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(tmp_path / "own", "--length", "50")))
     assert rows["family"] == "qwen3"
@@ -149,7 +150,7 @@ def test_files_of_several_dtypes(inspect, tmp_path):
     assert re.search(r"│ 1, .* kB, [\d.]+ .*of float32, [\d.]+ .*of float16", inspect(tmp_path))
 
 
-def test_what_is_stored_twice_is_counted_once(inspect, tmp_path):
+def test_a_tensor_stored_twice_counts_once(inspect, tmp_path):
     tensors = random_tensors()
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     write_checkpoint(tmp_path, tensors, tie_word_embeddings=True)
@@ -164,7 +165,7 @@ def test_a_chat_template_in_the_tokenizers_settings(inspect, tmp_path):
         assert json.loads(inspect(tmp_path, "--json"))["chat_template"] is has_template
 
 
-def test_what_was_tuned_for_the_model_is_what_is_suggested(inspect, demo):
+def test_a_tuned_setting_is_suggested(inspect, demo):
     params, _ = demo
     for batch_size, setting in ((1, LookaheadConfig(3, 4, 5)), (8, PLAIN)):
         tuned_files.save(tuned_files.key(params, params.decoder, batch_size), setting, {})
@@ -225,11 +226,11 @@ def own_without_files(directory):
         (wrong_shape, r"model\.norm\.weight has shape \(9,\); config\.json implies \(8,\)"),
         (no_weights, r"has no weights: neither model\.safetensors nor"),
         (broken_tokenizer, r"tokenizer\.json is not a tokenizer"),
-        (own_of_another_shape, r"differ from what config\.json implies: .* has shape .*10.* expected is .*11"),
+        (own_of_another_shape, r"differ from config\.json: .* has shape .*10.* expected is .*11"),
         (own_without_files, r"params is not a checkpoint of Orbax"),
     ],
 )
-def test_what_could_not_be_loaded_is_refused(make, message, tmp_path, capsys):
+def test_checkpoints_that_cannot_be_loaded_are_refused(make, message, tmp_path, capsys):
     directory = tmp_path / "checkpoint"
     directory.mkdir()
     make(directory)
@@ -246,7 +247,7 @@ def test_what_could_not_be_loaded_is_refused(make, message, tmp_path, capsys):
     [
         ([DEMO / "config.json"], r"demo/config\.json is not a directory"),
         (["/no/where"], "/no/where is not a directory"),
-        ([DEMO, "--length", 2049], "--length must be at most 2048, which the model reads, got 2049"),
+        ([DEMO, "--length", 2049], "--length must be at most 2048, the model's maximum, got 2049"),
         ([DEMO, "--length", 0], "--length must be at least 1, got 0"),
         ([DEMO, "--batch-size", 0], "--batch-size must be at least 1, got 0"),
         ([DEMO, "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),

@@ -1,4 +1,4 @@
-"""Corrupted directories: an error that names the file, or the model as it was; never a crash or another model."""
+"""Corrupted directories give an error that names the file, or the original model; never a crash or another model."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def directory(tmp_path):
 
 
 def assert_named_or_unharmed(directory, file, content):
-    """Loads with the file's content replaced; expects an error that names it, or the same tensors."""
+    """Replaces the file's content and expects an error that names the file, or unchanged tensors."""
     expected = load_hf(directory, "float32")
     original = (directory / file).read_bytes()
     (directory / file).write_bytes(content)
@@ -88,7 +88,7 @@ def test_headers_of_weight_files(directory, file, place, change, operation):
 @FUZZ
 @given(data=st.data())
 def test_offsets_types_and_shapes_in_headers(directory, data):
-    """Headers that are JSON as they should be, and say something else."""
+    """Headers that are valid JSON with wrong values."""
     file = data.draw(st.sampled_from(["first.safetensors", "second.safetensors"]))
     content = (directory / file).read_bytes()
     length = int.from_bytes(content[:8], "little")
@@ -126,11 +126,11 @@ def test_values_in_json_files(directory, data):
     file=st.sampled_from(["config.json", "generation_config.json", "model.safetensors.index.json"]),
     content=st.binary(max_size=40) | st.sampled_from([b"[" * 10**5, b"\xff\xfe{}", b'{"a": 1e999}', b"NaN"]),
 )
-def test_what_is_no_json(directory, file, content):
+def test_invalid_json(directory, file, content):
     assert_named_or_unharmed(directory, file, content)
 
 
-def test_files_that_are_directories_links_to_nowhere_or_not_readable(directory):
+def test_directories_and_dangling_links_in_place_of_files(directory):
     for file in ("config.json", "generation_config.json", "model.safetensors.index.json", "first.safetensors"):
         kept = (directory / file).read_bytes()
         (directory / file).unlink()
@@ -156,7 +156,7 @@ def test_a_tensor_in_two_files_or_in_another_file_is_refused(directory):
     with pytest.raises(ValueError, match="both have the tensor"):
         load_hf(directory)
     index.write_text(json.dumps({"weight_map": weight_map | {first: "second.safetensors"}}))
-    with pytest.raises(ValueError, match=rf"second\.safetensors has no tensor {first}, though .*index\.json says so"):
+    with pytest.raises(ValueError, match=rf"second\.safetensors has no tensor {first}, though .*index\.json names it"):
         load_hf(directory)
 
 
@@ -185,9 +185,9 @@ print("refused", refused)
 
 
 def test_own_checkpoints(tmp_path):
-    """Orbax's files, each emptied, cut, overwritten or zeroed, are refused with the directory's name or do no harm.
+    """Files of Orbax that are emptied, cut, overwritten or zeroed cause an error with the directory's name, or no harm.
 
-    In a process of its own, as what Orbax leaves of a failed reading complains long after.
+    This runs in a separate process, since the leftovers of a failed restore raise much later.
     """
     conversion.save(load_hf(write_checkpoint(tmp_path), "float32"), tmp_path / "own")
     command = [sys.executable, "-c", OWN, str(tmp_path / "own")]
@@ -196,7 +196,7 @@ def test_own_checkpoints(tmp_path):
     assert int(done.stdout.removeprefix("refused ")) > 10
 
 
-def test_a_round_trip_through_broken_destinations_leaves_nothing(tmp_path):
+def test_a_target_below_a_file_leaves_nothing(tmp_path):
     params = load_hf(write_checkpoint(tmp_path), "float32")
     (tmp_path / "file").write_text("not a directory")
     for save in (save_hf, conversion.save):

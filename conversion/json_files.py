@@ -1,0 +1,68 @@
+"""JSON files, and their values with checks."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+
+def read_json(file: pathlib.Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+      ValueError: names the file that is missing, is not readable or holds another kind of value.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{file} is missing") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not readable as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Writes an indented JSON object."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Values from a JSON file. Each method checks one; null counts as missing.
+
+    Raises:
+      ValueError: names the file, the key and the value.
+    """
+
+    file: pathlib.Path
+    values: Mapping[str, Any]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a value of any type."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Returns a positive integer."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{self.file}: {key} must be a positive integer, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Returns a positive, finite number."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{self.file}: {key} must be a positive number, got {value!r}")
+        return float(value)
+
+    def boolean(self, key: str, default: bool = False) -> bool:
+        """Returns true or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.file}: {key} must be true or false, got {value!r}")
+        return value

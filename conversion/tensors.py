@@ -1,0 +1,143 @@
+"""The tensors of a LLaMA model: their names in checkpoints, shapes, dtypes and places on devices."""
+
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
+from jlade.models.quantization import is_int8
+
+EMBEDDING = "model.embed_tokens.weight"
+SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
+
+Shape = tuple[int, ...]
+Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
+
+
+def layer_tensors(config: LlamaConfig) -> dict[str, tuple[str, Shape]]:
+    """Returns name within the layer and shape of each tensor, by the field of `LlamaLayer`."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    tensors: dict[str, tuple[str, Shape]] = {
+        "attention_norm": ("input_layernorm.weight", (hidden,)),
+        "query": ("self_attn.q_proj.weight", (queries, hidden)),
+        "key": ("self_attn.k_proj.weight", (keys, hidden)),
+        "value": ("self_attn.v_proj.weight", (keys, hidden)),
+        "attention_output": ("self_attn.o_proj.weight", (hidden, queries)),
+        "mlp_norm": ("post_attention_layernorm.weight", (hidden,)),
+        "gate": ("mlp.gate_proj.weight", (inner, hidden)),
+        "up": ("mlp.up_proj.weight", (inner, hidden)),
+        "down": ("mlp.down_proj.weight", (hidden, inner)),
+    }
+    has_bias = {
+        "query": config.qkv_bias,
+        "key": config.qkv_bias,
+        "value": config.qkv_bias,
+        "attention_output": config.attention_output_bias,
+        "gate": config.mlp_bias,
+        "up": config.mlp_bias,
+        "down": config.mlp_bias,
+    }
+    for field in filter(has_bias.get, has_bias):
+        name, shape = tensors[field]
+        tensors[f"{field}_bias"] = (name.removesuffix("weight") + "bias", shape[:1])
+    if config.qk_norm:
+        tensors["query_norm"] = ("self_attn.q_norm.weight", (config.head_dim,))
+        tensors["key_norm"] = ("self_attn.k_norm.weight", (config.head_dim,))
+    return tensors
+
+
+def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> LlamaParams:
+    """Returns parameters with `read(name, shape)` in the place of each tensor."""
+    embedding_shape = (config.vocab_size, config.hidden_size)
+    tensors = layer_tensors(config).items()
+    return LlamaParams(
+        embedding=read(EMBEDDING, embedding_shape),
+        layers=tuple(
+            LlamaLayer(**{field: read(f"model.layers.{i}.{name}", shape) for field, (name, shape) in tensors})
+            for i in range(config.num_layers)
+        ),
+        norm=read("model.norm.weight", (config.hidden_size,)),
+        output=None if config.tie_embeddings else read("lm_head.weight", embedding_shape),
+        config=config,
+    )
+
+
+def expected_tensors(config: LlamaConfig) -> dict[str, Shape]:
+    """Returns the shape of each tensor of a model, by name."""
+    expected: dict[str, Shape] = {}
+    build_params(config, expected.__setitem__)
+    return expected
+
+
+def named_arrays(params: LlamaParams) -> dict[str, jax.Array]:
+    """Returns the arrays of `params` by name. The scale of an int8 matrix follows it, with the suffix `SCALE`."""
+    names = jax.tree.leaves(build_params(params.config, lambda name, shape: name))
+    arrays: dict[str, jax.Array] = {}
+    for name, leaf in zip(names, jax.tree.leaves(params, is_leaf=is_int8), strict=True):
+        arrays |= {name: leaf.weight, name + SCALE: leaf.scale} if is_int8(leaf) else {name: leaf}
+    return arrays
+
+
+def array_shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shape and dtype of each array of a model, by its name in `named_arrays`."""
+    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+    shapes = named_arrays(jax.eval_shape(quantize, params) if int8 else params)
+    return cast(dict[str, jax.ShapeDtypeStruct], shapes)
+
+
+def place_of(sharding: Sharding | None, name: str, shape: Shape) -> jax.sharding.Sharding | None:
+    """Returns the sharding of a tensor, None for the default device."""
+    return sharding(name, shape) if callable(sharding) else sharding
+
+
+def device_of(sharding: Sharding | None, config: LlamaConfig) -> jax.Device:
+    """Returns a device that holds the embedding; the other tensors are taken to be on the same platform."""
+    place = place_of(sharding, EMBEDDING, (config.vocab_size, config.hidden_size))
+    return default_device() if place is None else next(iter(place.device_set))
+
+
+def default_device() -> jax.Device:
+    """Returns the device of arrays without a sharding."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # a device, a platform's name, or None
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
+def check_dtype(
+    dtype: jax.typing.DTypeLike | None, stored: set[str], path: str | os.PathLike[str], device: jax.Device
+) -> np.dtype:
+    """Returns the dtype of the parameters.
+
+    Args:
+      dtype: float32, bfloat16, float16, "auto" for the stored dtype, or None for the default of `device`: float32 on
+        CPUs, bfloat16 elsewhere.
+      stored: the dtypes in the checkpoint.
+      path: the checkpoint, for messages.
+      device: a device that will hold the parameters.
+
+    Raises:
+      TypeError: if `dtype` is no dtype.
+      ValueError: if `dtype` is not supported, or "auto" is ambiguous.
+    """
+    if dtype is None:
+        return np.dtype("float32" if device.platform == "cpu" else "bfloat16")
+    if isinstance(dtype, str) and dtype == "auto":
+        if len(stored) > 1 or "float64" in stored:
+            raise ValueError(f"{path} holds {' and '.join(sorted(stored))}: dtype cannot be 'auto', name one")
+        return np.dtype(next(iter(stored)))
+    try:
+        checked: np.dtype = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype must be float32, bfloat16, float16 or 'auto', got {dtype!r}") from error
+    if checked not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise ValueError(f"dtype must be float32, bfloat16, float16 or 'auto', got {checked}")
+    return checked
+
+
+def first_few(names: list[str]) -> str:
+    """Returns up to five names for a message."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

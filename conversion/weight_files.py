@@ -1,0 +1,183 @@
+"""The safetensors files of Hugging Face checkpoints: headers and tensors, read without torch."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jlade.conversion.json_files import read_json
+from jlade.conversion.tensors import Shape, expected_tensors, first_few
+from jlade.models.llama import LlamaConfig
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
+CHUNK = 2**20  # elements converted at once; they fit the processor's cache
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file, as described by the file's header.
+
+    Attributes:
+      stamp: changes with the file.
+      offset: of the first byte.
+      dtype: in safetensors' spelling.
+    """
+
+    file: pathlib.Path
+    stamp: tuple[int, ...]
+    offset: int
+    shape: Shape
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+
+    def read(self, name: str, dtype: np.dtype) -> tuple[np.ndarray, bool]:
+        """Returns the tensor as `dtype`, and whether all elements are finite.
+
+        The elements are converted in chunks into the memory that the parameters keep: no second large buffer is needed.
+
+        Raises:
+          ValueError: names the file, and the tensor `name`, if the file cannot be read.
+        """
+        result = _aligned(self.shape, dtype)
+        flat, is_finite = result.reshape(-1), True
+        stored = np.dtype(DTYPES[self.dtype])
+        buffer = np.empty(0 if stored == dtype else min(CHUNK, flat.size), stored)
+        try:
+            with open(self.file, "rb") as stream:
+                stream.seek(self.offset)
+                for begin in range(0, flat.size, CHUNK):
+                    chunk = flat[begin : begin + CHUNK]
+                    read = chunk if stored == dtype else buffer[: chunk.size]
+                    if stream.readinto(read.view(np.uint8).data) != read.nbytes:
+                        raise ValueError(f"{self.file} changed while it was read: {name} is cut short")
+                    if read is not chunk:
+                        with np.errstate(over="ignore"):  # is_finite reports it
+                            chunk[:] = read
+                    is_finite &= _is_finite(min(read, chunk, key=lambda array: array.itemsize))
+        except OSError as error:
+            raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
+        return result, is_finite
+
+
+def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of the weight files by name. Only headers are read.
+
+    Raises:
+      ValueError: names the file that is missing or broken, or the tensor that is missing or stored twice.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for file, expected in _weight_files(directory).items():
+        try:
+            stamp = _stamp(file)
+            with safe_open(file, framework="numpy"):  # checks the header, but hides the offsets
+                pass
+            with open(file, "rb") as stream:
+                begin = 8 + int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(begin - 8))
+            header.pop("__metadata__", None)
+            found = {
+                name: StoredTensor(file, stamp, begin + entry["data_offsets"][0], tuple(entry["shape"]), entry["dtype"])
+                for name, entry in header.items()
+            }
+        except FileNotFoundError as error:
+            raise ValueError(f"{file} is missing, though {INDEX_FILE} names it") from error
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is truncated or not a safetensors file: {error}") from error
+        if expected is not None and (absent := sorted(expected - found.keys())):
+            raise ValueError(f"{file} has no tensor {absent[0]}, though {INDEX_FILE} names it")
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise ValueError(f"{file} and {tensors[twice[0]].file} both have the tensor {twice[0]}")
+        tensors |= found
+    return tensors
+
+
+def check_tensors(tensors: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path) -> None:
+    """Raises a ValueError unless the files hold exactly the tensors of `config`, with accepted shapes and dtypes."""
+    expected = expected_tensors(config)
+    missing = sorted(expected.keys() - tensors.keys())
+    if missing:
+        raise ValueError(f"{directory}: {len(missing)} tensors are missing: {first_few(missing)}")
+    unexpected = sorted(name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config))
+    if unexpected:
+        raise ValueError(f"{directory}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
+    for name, shape in expected.items():
+        stored = tensors[name]
+        if stored.shape != shape:
+            raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
+        if stored.dtype not in DTYPES:
+            raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(DTYPES)}")
+
+
+def check_unchanged(tensors: Iterable[StoredTensor]) -> None:
+    """Raises a ValueError if a file was written to or replaced since its header was read."""
+    for file, stamp in {stored.file: stored.stamp for stored in tensors}.items():
+        if _stamp(file) != stamp:
+            raise ValueError(f"{file} changed while it was read")
+
+
+def _weight_files(directory: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
+    """Returns the names of the tensors in each weight file according to the index, None without an index."""
+    index = directory / INDEX_FILE
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{index}: weight_map must map tensor names to files, got {weight_map!r}")
+        files: dict[pathlib.Path, set[str]] = {}
+        for tensor, name in sorted(weight_map.items(), key=str):
+            if not isinstance(name, str) or name in ("", "..") or pathlib.PurePath(name).name != name or "\0" in name:
+                raise ValueError(f"{index}: weight_map names {name!r}; accepted are files in the same directory")
+            files.setdefault(directory / name, set()).add(tensor)
+        return files
+    if (directory / SINGLE_FILE).exists():
+        return {directory / SINGLE_FILE: None}
+    if pickled := [file.name for file in directory.glob("*.bin")]:
+        raise ValueError(
+            f"{directory} has weights only in {pickled[0]}, a format that can run code when read. Only safetensors "
+            f"files are read. If you trust the file, convert it where transformers and torch are installed: "
+            f'python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{directory}', dtype='auto').save_pretrained('NEW_DIR')\""
+        )
+    raise ValueError(
+        f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}. Only safetensors files are read; "
+        f"transformers' `save_pretrained` writes them"
+    )
+
+
+def _is_redundant(name: str, config: LlamaConfig) -> bool:
+    """Whether a tensor repeats other data: old files store rotary tables and tied output matrices."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
+
+
+def _stamp(file: pathlib.Path) -> tuple[int, ...]:
+    """Returns numbers that change when a file is written to or replaced."""
+    try:
+        status = file.stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """Returns an uninitialized array that starts at a multiple of 64 bytes, as JAX on CPUs requires to share it."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether no element has all exponent bits set, as NaN and the infinities do."""
+    info = ml_dtypes.finfo(array.dtype)
+    bits = array.view(f"u{array.itemsize}")
+    exponent = bits.dtype.type(((1 << info.nexp) - 1) << info.nmant)
+    return not np.any((bits & exponent) == exponent)

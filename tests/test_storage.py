@@ -1,0 +1,63 @@
+"""`jlade.load`: checkpoints in both formats, from directories and from the Hub. test_turns.py has the pools."""
+
+import shutil
+
+import pytest
+
+import jlade
+from jlade import conversion
+from tests.conversion.test_huggingface import DEMO
+from tests.conversion.test_round_trip import assert_equal
+
+
+def test_own_checkpoints_load(demo, tmp_path):
+    params, tokenizer = demo
+    conversion.save(params, tmp_path / "own")
+    (tmp_path / "own" / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    loaded, its_tokenizer = jlade.load(tmp_path / "own", "float32")
+    assert_equal(loaded, params)
+    assert its_tokenizer.to_str() == tokenizer.to_str()
+
+
+def test_a_loaded_directory_generates(tmp_path, demo):
+    shutil.copytree(DEMO, tmp_path / "copy")
+    params, tokenizer = jlade.load(tmp_path / "copy", "float32")
+    arguments = {"max_new_tokens": 5, "lookahead": None}
+    out = jlade.generate(params, "import os\n", tokenizer=tokenizer, **arguments)
+    assert out.text == jlade.generate(demo[0], "import os\n", tokenizer=demo[1], **arguments).text
+
+
+def in_hub(tmp_path, monkeypatch):
+    """Puts the demo checkpoint into a cache of huggingface_hub, as a download would."""
+    repository = tmp_path / "hub" / "models--someone--demo"
+    (repository / "snapshots").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots" / ("0" * 40)).symlink_to(DEMO, target_is_directory=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_hub_ids_are_found_in_the_cache(tmp_path, monkeypatch, demo):
+    in_hub(tmp_path, monkeypatch)
+    params, tokenizer = jlade.load("someone/demo", "float32")
+    assert_equal(params, demo[0])
+    assert tokenizer.to_str() == demo[1].to_str()
+    assert jlade.load("someone/demo", revision="main")[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "revision", "message"),
+    [
+        ("someone/other", None, "path must be a directory or an id .* 'someone/other'.*HF_HUB_OFFLINE is set"),
+        ("someone/demo", "v2", "'someone/demo'.*HF_HUB_OFFLINE is set"),
+        ("some one/demo", None, "path must be a directory or an id of the Hugging Face Hub .* got 'some one/demo'"),
+        ("nowhere", None, "path must be a directory or an id of the Hugging Face Hub .* got 'nowhere'"),
+        ("/no/where", None, "path must be a directory or an id of the Hugging Face Hub .* got '/no/where'"),
+        (DEMO, "main", "revision='main' is for ids of the Hub"),
+    ],
+)
+def test_a_path_that_is_neither_a_directory_nor_in_the_cache_is_refused(path, revision, message, tmp_path, monkeypatch):
+    in_hub(tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        jlade.load(path, revision=revision)
