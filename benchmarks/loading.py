@@ -102,7 +102,7 @@ def _measure(way: str, path: str) -> dict[str, Any]:
         for file in Path(path).glob("*.safetensors"):
             with safe_open(file, framework="numpy") as reader:
                 arrays += [reader.get_tensor(name) for name in reader.keys()]  # noqa: SIM118, not a dict
-    elif way.startswith("filling"):  # the time of fresh memory alone
+    elif way.startswith("filling"):  # the time to fill fresh memory, without reading
         arrays = [np.full(shape, 1, np.float32) for shape in expected_tensors(SHAPE).values()]
     else:
         arrays = jax.block_until_ready(jax.tree.leaves(load_hf(path, way)))

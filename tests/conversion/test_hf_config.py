@@ -65,7 +65,7 @@ def test_configs_of_well_known_checkpoints(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-transformers-5"])
 def test_checkpoints_of_both_layouts_load(name, tmp_path):
-    """The same config but for the sizes, with weights."""
+    """Both layouts load with weights, in a small size."""
     sizes = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = json.loads((CONFIGS / f"{name}.json").read_text()) | sizes | heads
