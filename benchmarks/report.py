@@ -12,7 +12,7 @@ import jax
 import jaxlib
 
 import jlade
-from jlade import tuned_files
+from jlade.devices import sheet
 
 
 def provenance() -> dict[str, Any]:
@@ -20,7 +20,7 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
-        "processor": tuned_files.processor(),
+        "processor": sheet.processor(),
         "cores": os.cpu_count(),
         "device": jax.devices()[0].device_kind,
         "python": platform.python_version(),

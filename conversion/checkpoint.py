@@ -19,14 +19,14 @@ from jlade.conversion.tensors import (
     array_shapes,
     build_params,
     check_dtype,
-    default_device,
     device_of,
     expected_tensors,
     first_few,
     named_arrays,
     place_of,
 )
-from jlade.conversion.whole import written_whole
+from jlade.devices.sheet import default_device
+from jlade.files import written_whole
 from jlade.models.llama import LlamaConfig, LlamaParams, quantize
 from jlade.models.quantization import Int8Matrix
 

@@ -31,7 +31,7 @@ from jlade.conversion.weight_files import (
     check_unchanged,
     stored_tensors,
 )
-from jlade.conversion.whole import written_whole
+from jlade.files import written_whole
 from jlade.models.llama import LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8, quantize_matrix
 

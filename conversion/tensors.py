@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.devices.sheet import default_device
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8
 
@@ -99,12 +100,6 @@ def device_of(sharding: Sharding | None, config: LlamaConfig) -> jax.Device:
     """Returns a device that holds the embedding; the other tensors are taken to be on the same platform."""
     place = place_of(sharding, EMBEDDING, (config.vocab_size, config.hidden_size))
     return default_device() if place is None else next(iter(place.device_set))
-
-
-def default_device() -> jax.Device:
-    """Returns the device of arrays without a sharding."""
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # a device, a platform's name, or None
-    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
 def check_dtype(

@@ -1,20 +1,26 @@
-"""jlade: exact lookahead decoding of LLaMA models, in one compiled JAX program."""
+"""jlade: exact lookahead decoding of LLaMA models in compiled JAX programs."""
 
 from jlade.config import LookaheadConfig, SamplingConfig
-from jlade.decoding import DecodeState, decode, prefill, step
-from jlade.generation import Generation, Piece, generate, stream
+from jlade.decoding.loop import decode, step
+from jlade.decoding.prefill import prefill, start
+from jlade.decoding.state import DecodeState, Inputs, Program
+from jlade.decoding.stopping import Stopping
+from jlade.generation.generate import generate, stream
+from jlade.generation.request import prepare
+from jlade.generation.results import Generation, Piece, Statistics
 from jlade.lookahead.ngram_pool import NGramPool
-from jlade.statistics import Statistics
-from jlade.stopping import Stopping
 from jlade.storage import demo, load, load_pool, save_pool
-from jlade.tuning import Trial, Tuning, tune
+from jlade.tuning.result import Trial, Tuning
+from jlade.tuning.search import tune
 
 __all__ = [
     "DecodeState",
     "Generation",
+    "Inputs",
     "LookaheadConfig",
     "NGramPool",
     "Piece",
+    "Program",
     "SamplingConfig",
     "Statistics",
     "Stopping",
@@ -26,7 +32,9 @@ __all__ = [
     "load",
     "load_pool",
     "prefill",
+    "prepare",
     "save_pool",
+    "start",
     "step",
     "stream",
     "tune",

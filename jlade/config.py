@@ -1,4 +1,4 @@
-"""What a caller chooses: how wide a step is, and how tokens are drawn."""
+"""The settings of a caller: the width of a step, and how tokens are drawn."""
 
 import dataclasses
 import math
@@ -12,8 +12,12 @@ WindowDraw = Literal["coupled", "greedy"]
 MAX_BLOCK_SIZE = 4096
 
 
-def check_int(name: str, value, least: int) -> int:
-    """Returns `value` as an int, or raises an error that names the argument, the value and what is accepted."""
+def check_int(name: str, value: Any, least: int) -> int:
+    """Returns `value` as an int.
+
+    Raises:
+      TypeError, ValueError: name the argument, the value and what is accepted.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
     if value < least:
@@ -23,30 +27,30 @@ def check_int(name: str, value, least: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class LookaheadConfig:
-    """How wide a decoding step is (arXiv 2402.02057, section 3).
+    """The width of a decoding step (arXiv 2402.02057, section 3).
 
-    Some settings have names of their own: `ngram_size=2` is Jacobi decoding with a pool, `window_size=0` is prompt
-    lookup (no guessed future, candidates come from the text alone), `guess_set_size=0` verifies nothing.
+    Some settings have names of their own: `ngram_size=2` is Jacobi decoding with a pool; `window_size=0` is prompt
+    lookup, whose candidates come from the text alone; `guess_set_size=0` has no candidates.
 
     Attributes:
       window_size: W, future positions decoded in parallel; 0 or more.
       ngram_size: N, length of an n-gram and most tokens a step can accept; 2 or more.
       guess_set_size: G, n-grams kept per first token and most candidates verified in a step; 0 or more.
-      pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, beside those the
-        window yields.
-      verification: how sampled candidates are accepted, with the same distribution of texts either way. "coupled" draws
+      pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
+        of the window.
+      verification: how sampled candidates are accepted. Both ways have the same distribution of texts. "coupled" draws
         each token with noise that belongs to its position, so the text is that of plain sampling with the same key;
-        "rejection" is the paper's Algorithm 4. Greedy decoding is the same under both.
-      window_draw: how the window's tokens are drawn when sampling: "coupled" with the noise of their positions, which
-        finds more n-grams, or "greedy" as in the paper. It changes the number of steps, not the distribution.
-      step_cost: what a step takes of the time of a plain one, as `jlade.tune` measures it; above 0. With it decoding is
-        adaptive: while the text gives fewer tokens per step than that, steps are narrower (see `levels`), and the full
-        width is tried again from time to time. The rows of a batch fall back together. The text is the same; with
+        "rejection" is the paper's Algorithm 4. For greedy decoding they are the same.
+      window_draw: how the window's tokens are drawn when sampling: "coupled", with the noise of their positions, which
+        finds more n-grams, or "greedy", as in the paper. It affects the number of steps, not the distribution.
+      step_cost: the time of a step in plain steps, as measured by `jlade.tune`; above 0. It makes decoding adaptive:
+        while steps accept fewer tokens than that, narrower ones are made, and the full width is tried again from time
+        to time (`jlade.lookahead.adaptive`). The sequences of a batch fall back together. The text is the same; with
         "rejection" it has the same distribution. None never falls back.
 
     Raises:
-      TypeError, ValueError: on construction, when a value is not of the kind or in the range above, or when the block
-        would exceed `MAX_BLOCK_SIZE` tokens.
+      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, or when the
+        block would exceed `MAX_BLOCK_SIZE` tokens.
     """
 
     window_size: int = 15
@@ -57,7 +61,7 @@ class LookaheadConfig:
     window_draw: WindowDraw = "coupled"
     step_cost: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
             object.__setattr__(self, name, check_int(name, getattr(self, name), least))
         if not isinstance(self.pool_from_prompt, bool):
@@ -80,46 +84,27 @@ class LookaheadConfig:
 
     @property
     def max_accepted(self) -> int:
-        """Most tokens one step can accept: a whole candidate and the token that follows it."""
+        """Most tokens that one step can accept: a whole candidate and the token after it."""
         return self.ngram_size if self.guess_set_size else 1
-
-    @property
-    def levels(self) -> tuple["LookaheadConfig", ...]:
-        """The settings that an adaptive decode moves between: this one, a single candidate without a window, plain."""
-        if self.step_cost is None:
-            return (self,)
-        narrower = ((self.window_size, self.guess_set_size), (0, min(1, self.guess_set_size)), (0, 0))
-        return tuple(
-            dataclasses.replace(self, window_size=window_size, guess_set_size=guess_set_size)
-            for window_size, guess_set_size in dict.fromkeys(narrower)
-        )
-
-    @property
-    def level_costs(self) -> tuple[float, ...]:
-        """What a step of each level takes of the time of a plain one, taken to grow evenly with the block."""
-        if self.step_cost is None:
-            return (1.0,)
-        slope = (self.step_cost - 1) / max(1, self.block_size - 1)
-        return tuple(1 + slope * (level.block_size - 1) for level in self.levels)
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How the next token is drawn from the model's logits; the names and order of transformers' `generate`.
+    """How the next token is drawn from the model's logits, with the names and the order of transformers' `generate`.
 
-    Bias and penalties change the logits first, then temperature, then the filters, each what the one before left. All
-    act on every verified position with the history that position really has.
+    Bias and penalties change the logits first, then the temperature, then the filters, each acting on the result of the
+    one before. At every verified position they use the true history of that position.
 
     Attributes:
       temperature: divides the logits; 0.0 takes the highest (greedy).
       top_k: keeps the k highest logits; 1 or more.
       top_p: keeps the fewest tokens whose probabilities add up to p or more; above 0, up to 1.
       min_p: keeps tokens of at least p times the highest probability; 0 to 1.
-      repetition_penalty: divides positive and multiplies negative logits of tokens that were in prompt or text before
+      repetition_penalty: divides positive and multiplies negative logits of the tokens of prompt and text so far
         (arXiv 1909.05858); above 0, 1.0 for none.
       presence_penalty: subtracted from the logits of tokens generated before.
-      frequency_penalty: subtracted from a token's logit for each time it was generated before.
-      logit_bias: token id -> what is added to its logit; -inf bans it.
+      frequency_penalty: subtracted from a token's logit once for each time it was generated before.
+      logit_bias: a number to add to the logit of each token id; -inf bans the token.
 
     Raises:
       TypeError, ValueError: on construction, when a value is not in the range above.
@@ -134,7 +119,7 @@ class SamplingConfig:
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, "a number of at least 0", lambda x: x >= 0)
         if self.top_k is not None:
             object.__setattr__(self, "top_k", check_int("top_k", self.top_k, 1))
@@ -159,7 +144,7 @@ def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[A
 
 
 def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
-    """Returns the bias as sorted pairs, so that the configuration stays hashable."""
+    """Returns the bias as sorted pairs, which are hashable."""
     try:
         pairs = {check_int("logit_bias", token, 0): float(value) for token, value in dict(bias).items()}
     except (TypeError, ValueError) as error:
@@ -170,7 +155,7 @@ def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
 
 
 PLAIN = LookaheadConfig(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)
-"""Plain decoding, one token a step: what `lookahead=None` stands for."""
+"""Plain decoding, one token a step; the meaning of `lookahead=None`."""
 
 SMALL_BLOCK = LookaheadConfig(window_size=0, ngram_size=4, guess_set_size=1)
-"""For CPUs, where a step's cost grows with its block from a few tokens on: 4 tokens, the fastest setting measured."""
+"""The fastest setting measured on CPUs, where the cost of a step grows with its block: 4 tokens."""

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from jlade import conversion
 from jlade.conversion import checkpoint, hub
 from jlade.conversion.tensors import Sharding
-from jlade.conversion.whole import written_whole
+from jlade.files import written_whole
+from jlade.generation.text import load_tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.llama import LlamaParams
-from jlade.text import load_tokenizer
 
 NGRAMS = "ngrams"  # the array of a pool's file
 

@@ -345,7 +345,7 @@ def _check_order(model: _Model) -> None:
 def _check_far_positions(model: _Model) -> None:
     """Checks that guesses past the last position do not affect the tokens that do not see them."""
     cache = model.prefix
-    seen = slice(0, BLOCK.candidate_rows[0, 0])
+    seen = slice(0, BLOCK.candidates[0, 0])
     far = model.positions.copy()
     far[:, seen.stop :] += model.decoder.max_positions
     model.require_equal(

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade import automatic, text
 from jlade.cli import display
 from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
+from jlade.devices import choice
+from jlade.generation import text
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     setting = request.pop("lookahead")
     params, tokenizer = options_lib.load(options)
     if setting == "auto":
-        chosen = automatic.choose(params, params.decoder, batch_size=1)
+        chosen = choice.choose(params, params.decoder, batch_size=1)
         setting = None if chosen.block_size == 1 else chosen
     request |= {"prompt": text.encode(tokenizer, options.prompt), "tokenizer": tokenizer}
     console = Console(highlight=False, soft_wrap=True)

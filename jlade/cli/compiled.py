@@ -4,7 +4,8 @@ import hashlib
 
 import jax
 
-from jlade import tuned_files
+from jlade import files
+from jlade.devices import sheet
 
 MOST_BYTES = 2**30  # of all programs; the ones used longest ago go first
 
@@ -17,8 +18,8 @@ def keep() -> None:
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    processor = hashlib.sha256(tuned_files.processor().encode()).hexdigest()[:16]
-    directory = tuned_files.cache_directory() / "compiled" / processor
+    processor = hashlib.sha256(sheet.processor().encode()).hexdigest()[:16]
+    directory = files.cache_directory() / "compiled" / processor
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -21,7 +21,7 @@ from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import hub
 from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.tensors import check_dtype
-from jlade.conversion.whole import written_whole
+from jlade.files import written_whole
 from jlade.models.llama import LlamaParams
 
 TEXT_FILES = (  # tokenizer and chat template

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 import jlade
-from jlade import text
 from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
 from jlade.config import check_int
+from jlade.generation import text
 
 
 def parser() -> argparse.ArgumentParser:

@@ -16,15 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
-from jlade import automatic, text, tuning
 from jlade.config import check_int
 from jlade.conversion import checkpoint
 from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.json_files import read_json
-from jlade.conversion.tensors import array_shapes, build_params, check_dtype, default_device, expected_tensors
+from jlade.conversion.tensors import array_shapes, build_params, check_dtype, expected_tensors
 from jlade.conversion.weight_files import DTYPES, check_tensors, stored_tensors
+from jlade.devices import choice
+from jlade.devices.sheet import default_device
+from jlade.generation import text
 from jlade.models.llama import LlamaConfig, LlamaParams, quantize
+from jlade.tuning.result import label
 
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
 
@@ -72,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     if headers.is_int8:
         shapes = jax.eval_shape(quantize, shapes)
     cache_bytes = _cache_bytes(shapes, batch_size, length)
-    lookahead = automatic.choose(shapes, shapes.decoder, batch_size)
+    lookahead = choice.choose(shapes, shapes.decoder, batch_size)
     facts = {
         "path": str(directory),
         "format": headers.format,
@@ -213,7 +216,7 @@ def _table(facts: dict[str, Any]) -> Table:
         f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
-        f"W, N, G on {facts['device']}": tuning.name(jlade.LookaheadConfig(**lookahead)),
+        f"W, N, G on {facts['device']}": label(jlade.LookaheadConfig(**lookahead)),
     }
     result = Table(show_header=False)
     for name, value in rows.items():

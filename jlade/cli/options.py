@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 import jlade
-from jlade import roofline
 from jlade.config import check_int
+from jlade.devices import estimate
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 
@@ -90,7 +90,7 @@ def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["
 
 def _estimate() -> jlade.LookaheadConfig:
     device = jax.devices()[0]
-    return roofline.estimate(device.platform, device.device_kind)
+    return estimate.estimate(device.platform, device.device_kind)
 
 
 def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:

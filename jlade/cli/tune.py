@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 
 import jlade
-from jlade import text, tuning_report
 from jlade.cli import options as options_lib
-from jlade.tuning import USUAL
+from jlade.generation import text
+from jlade.tuning import result
+from jlade.tuning.search import USUAL
 
 PROMPTS = (  # code and prose, for who brings none
     'def read_config(path):\n    """Reads name=value lines and returns them as a dictionary."""\n    config = {}\n',
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     settings = USUAL if options.settings is None else [_setting(sizes) for sizes in options.settings]
     sampling = jlade.SamplingConfig(temperature=options.temperature)
     if options.plot is not None:
-        tuning_report.check_image(options.plot)
+        result.check_image(options.plot)
     prompts = [p for name in options.files for p in options_lib.read_prompts(name, options.lines)]
     prompts = prompts or [options_lib.Prompt("the prompt", prompt) for prompt in PROMPTS]
     params, tokenizer = options_lib.load(options)

@@ -1,1 +1,1 @@
-"""Devices: which one holds a model, and its properties."""
+"""Devices: their data sheets, and the setting of W, N and G that suits them."""

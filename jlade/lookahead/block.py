@@ -1,6 +1,6 @@
-"""The block: the tokens of one step, in order, and what each of them sees.
+"""The block: order, positions and mask of the tokens that one step feeds to the model.
 
-For W = 3, N = 4, G = 2 the block is a window of N-1 rows by W columns, then G candidates of N-1 tokens:
+For W = 3, N = 4, G = 2 the block is a window of N-1 rows and W columns, then G candidates of N-1 tokens:
 
     window  row 0   cur  r01  r02     position p    p+1  p+2
             row 1   r10  r11  r12              p+1  p+2  p+3
@@ -10,7 +10,7 @@ For W = 3, N = 4, G = 2 the block is a window of N-1 rows by W columns, then G c
 
 `cur`, the last accepted token at position p, stands in column 0 of row 0. A window token sees row 0 up to its own
 column, then its column down to itself: the trajectory of the Jacobi iterations. A candidate's token sees `cur` and the
-candidate up to itself. All see the cache. (arXiv 2402.02057, section 3.3 and figure 2.)
+candidate up to itself. All tokens see the cache. (arXiv 2402.02057, section 3.3 and Figure 2.)
 """
 
 import functools
@@ -22,31 +22,31 @@ import numpy as np
 
 
 class Block(NamedTuple):
-    """The fixed shape of a step, in NumPy: it depends on W, N and G alone."""
+    """The layout of a step's T tokens, in NumPy: it depends on W, N and G alone. An index is a place in the block."""
 
     positions: np.ndarray  # [T] int32, relative to the position of the current token
     mask: np.ndarray  # [T, T] bool, mask[q, k]: token q sees token k
-    window_rows: np.ndarray  # [W] where the newest window row is
-    candidate_rows: np.ndarray  # [G, N-1] where the candidates are
+    newest_row: np.ndarray  # [W] int32, indices of the newest window row
+    candidates: np.ndarray  # [G, N-1] int32, indices of the candidates' tokens
 
     @property
-    def output_rows(self) -> np.ndarray:
-        """[1 + W + G(N-1)] the rows whose logits are read: the current token, the newest window row, the candidates."""
-        return np.concatenate([np.zeros(1, np.int32), self.window_rows, self.candidate_rows.reshape(-1)])
+    def outputs(self) -> np.ndarray:
+        """[1 + W + G(N-1)] indices of the tokens whose logits are used: current, newest window row, candidates."""
+        return np.concatenate([np.zeros(1, np.int32), self.newest_row, self.candidates.reshape(-1)])
 
     @property
-    def accepted_rows(self) -> np.ndarray:
-        """[G, N] the rows to keep when a candidate is accepted: the current token's, then its own; [[0]] for G = 0."""
-        if len(self.candidate_rows) == 0:
-            return np.zeros((1, 1), self.candidate_rows.dtype)
-        return np.pad(self.candidate_rows, ((0, 0), (1, 0)))  # the current token stands in row 0
+    def accepted(self) -> np.ndarray:
+        """[G, N] indices of the tokens to commit with each candidate, the current token first; [[0]] for G = 0."""
+        if len(self.candidates) == 0:
+            return np.zeros((1, 1), self.candidates.dtype)
+        return np.pad(self.candidates, ((0, 0), (1, 0)))  # the current token has index 0
 
 
 @functools.cache
 def build(window_size: int, ngram_size: int, guess_set_size: int) -> Block:
     """Returns the block of the setting W, N, G."""
     columns, rows, guesses = window_size, ngram_size - 1, guess_set_size
-    window_end = max(1, rows * columns)  # without a window the current token stands alone
+    window_end = max(1, rows * columns)  # without a window the current token comes alone
     size = window_end + guesses * rows
     positions = np.zeros(size, np.int32)
     mask = np.eye(size, dtype=bool)
@@ -70,5 +70,5 @@ def build(window_size: int, ngram_size: int, guess_set_size: int) -> Block:
 
 
 def tokens(current: jax.Array, window: jax.Array, candidates: jax.Array) -> jax.Array:
-    """Lays out a block's tokens [T] from the current token, the window [N-1, W] and the candidates [G, N-1]."""
+    """Returns a block's tokens [T] from the current token [], the window [N-1, W] and the candidates [G, N-1]."""
     return jnp.concatenate([current[None], window.reshape(-1)[1:], candidates.reshape(-1)])

@@ -1,4 +1,7 @@
-"""Verification: how much of which candidate the model itself would have produced."""
+"""The verification branch: the longest candidate prefix that the model itself would have produced.
+
+(arXiv 2402.02057, section 3.2, Algorithms 3 and 4.)
+"""
 
 from typing import NamedTuple
 
@@ -7,23 +10,24 @@ import jax.numpy as jnp
 
 
 class Verdict(NamedTuple):
-    """What a step accepts. The KV rows behind it are those of the current token and of `candidate`, in order."""
+    """The tokens that a step accepts, and the candidate that they follow."""
 
-    tokens: jax.Array  # [N], the model's own tokens along the best candidate
-    num_accepted: jax.Array  # 1 to N: only so many of `tokens` follow from accepted ones
-    candidate: jax.Array  # index of the best candidate
+    tokens: jax.Array  # [N] int32, the model's own tokens along the best candidate
+    num_accepted: jax.Array  # [] int32, 1 to N; later tokens follow from a rejected one
+    candidate: jax.Array  # [] int32, index of the best candidate
 
 
-def verify_greedy(candidates: jax.Array, next_token: jax.Array, predicted: jax.Array) -> Verdict:
-    """Accepts the longest candidate prefix that the model predicts, and the token it predicts after that.
+def verify_by_matching(candidates: jax.Array, next_token: jax.Array, predicted: jax.Array) -> Verdict:
+    """Accepts the longest candidate prefix that equals the model's tokens, and the model's token after it.
 
-    This finds what Algorithm 3 of arXiv 2402.02057 finds by walking the depth: a candidate's token is accepted when it
-    and all before it equal the prediction made one place earlier. Ties go to the first candidate.
+    The result is that of Algorithm 3 of arXiv 2402.02057, which walks the depth: a candidate's token is accepted when
+    it and all tokens before it equal the model's tokens. Ties go to the first candidate. The model's tokens are greedy,
+    or samples whose noise belongs to their position (`jlade.decoding.sampling.noise_at`).
 
     Args:
-      candidates: [G, N-1] tokens.
-      next_token: the model's prediction after the current token.
-      predicted: [G, N-1] the model's prediction after each token of each candidate.
+      candidates: [G, N-1] int32, negative where empty.
+      next_token: [] int32, the model's token after the current one.
+      predicted: [G, N-1] int32, the model's token after each token of each candidate.
     """
     if candidates.shape[0] == 0:
         return Verdict(next_token[None], jnp.int32(1), jnp.int32(0))
@@ -39,15 +43,16 @@ def verify_by_rejection(
 ) -> Verdict:
     """Accepts sampled candidates one depth at a time: Algorithm 4 of arXiv 2402.02057.
 
-    At each depth the surviving candidates are tried in turn: a token is accepted with its share of the mass that is
-    left, or its mass is taken out. If none is accepted, the token is drawn from what remains and the walk ends; if all
-    depths are passed, one more token is drawn. The tokens follow the model's distribution, whatever the candidates.
+    At each depth the surviving candidates are tried in turn. A token is accepted with its share of the remaining
+    probability mass; otherwise its mass is removed. If no candidate is accepted, the token is drawn from the remaining
+    mass and the walk ends. After the last depth one more token is drawn. The tokens follow the model's distribution for
+    any candidates.
 
     Args:
-      key: a key of `jax.random` for this step alone.
-      candidates: [G, N-1] tokens, G at least 1; empty ones are negative.
-      next_logits: [V] processed logits of the token after the current one.
-      candidate_logits: [G, N-1, V] the same after each token of each candidate.
+      key: a `jax.random` key used by this step alone.
+      candidates: [G, N-1] int32, G at least 1, negative where empty.
+      next_logits: [V] float32, processed logits of the token after the current one.
+      candidate_logits: [G, N-1, V] float32, processed logits of the token after each token of each candidate.
     """
     num_candidates, depths = candidates.shape
     index = jnp.arange(num_candidates, dtype=jnp.int32)
@@ -66,7 +71,7 @@ def verify_by_rejection(
         accepts = jax.random.uniform(accept_key, (num_candidates,)) * left < mass
         accepted = jnp.any(accepts)
         rest = logits.at[jnp.where(tried, drafted, len(logits))].set(-jnp.inf, mode="drop")
-        rest = jnp.where(jnp.any(rest > -jnp.inf), rest, logits)  # nothing left but for rounding
+        rest = jnp.where(jnp.any(rest > -jnp.inf), rest, logits)  # rounding can leave no mass
         drawn = jax.random.categorical(draw_key, rest).astype(jnp.int32)
         first = jnp.argmax(accepts).astype(jnp.int32)
         token = jnp.where(accepted, drafted[first], drawn)

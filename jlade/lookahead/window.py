@@ -1,24 +1,30 @@
-"""The 2D window: W columns of future positions by N-1 rows of past Jacobi iterations.
+"""The lookahead branch: a 2D window of W columns, future positions, and N-1 rows, past Jacobi iterations.
 
-Column `i` of row `k` guesses the token `k + i` positions after the current one. Column 0 of row 0 is the current token
-itself: it is passed in, and what the array holds there is never read. (arXiv 2402.02057, section 3.1.)
+Column `i` of row `k` guesses the token `k + i` positions after the current one. Column 0 of row 0 stands for the
+current token, which is passed separately; the array's value there is never read. With N = 2 an iteration is one of
+Jacobi decoding. (arXiv 2402.02057, section 3.1 and Algorithms 1 and 2.)
 """
 
 import jax
 import jax.numpy as jnp
 
 
-def start(key: jax.Array, tokens: jax.Array, length: jax.Array, window_size: int, ngram_size: int) -> jax.Array:
-    """Returns a window [N-1, W] of tokens drawn from the first `length` of `tokens` [C].
+def draw(key: jax.Array, tokens: jax.Array, length: jax.Array, number: int) -> jax.Array:
+    """Returns `number` tokens drawn uniformly from the first `length` of `tokens` [C]."""
+    return tokens[jax.random.randint(key, (number,), 0, length, jnp.int32)]
 
-    Only what the model makes of them is worth keeping: harvest n-grams once N-2 steps have passed, when just row 0 is
-    left of the draw.
+
+def start(drawn: jax.Array, window_size: int, ngram_size: int) -> jax.Array:
+    """Returns the first window [N-1, W], made of the first of the `drawn` tokens [M].
+
+    N-grams should be harvested only after N-2 steps, when the model has predicted every row but row 0.
     """
-    return tokens[jax.random.randint(key, (ngram_size - 1, window_size), 0, length, jnp.int32)]
+    rows = ngram_size - 1
+    return drawn[: rows * window_size].reshape(rows, window_size)
 
 
 def ngrams(window: jax.Array, current: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the W n-grams that the tokens `new` [W], predicted at the newest row, close: keys [W], rest [W, N-1]."""
+    """Returns the n-grams that the newest row's predictions `new` [W] complete: keys [W], the tokens after [W, N-1]."""
     keys = window[0].at[:1].set(current)
     return keys, advance(window, new).T
 

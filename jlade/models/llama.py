@@ -83,7 +83,7 @@ class LlamaParams:
     @property
     def decoder(self) -> "Llama":
         """The decoder that runs these parameters."""
-        return Llama(self.config)
+        return Llama(self.config).on(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,8 @@ class Llama:
           ValueError: `attention` names a kernel that cannot run there.
         """
         device, _ = device_of(params)
+        if self.attention == "auto" and device.platform not in attention.AUTOMATIC:
+            return dataclasses.replace(self, attention="plain")  # without tracing `init_cache` for its dtype
         cache = jax.eval_shape(lambda params: self.init_cache(params, 1, 1), params)
         chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, self.config.head_dim)
         return dataclasses.replace(self, attention=chosen)

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import cli, text
+from jlade import cli
 from jlade.cli.options import DEMO
 from jlade.config import SMALL_BLOCK
+from jlade.generation import text
 
 LIMIT = ["--max-new-tokens", "8"]
 

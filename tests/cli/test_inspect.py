@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jlade import LookaheadConfig, cli, conversion, tuned_files
+from jlade import LookaheadConfig, cli, conversion
 from jlade.cli.options import DEMO
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.conversion.tensors import build_params
 from jlade.conversion.weight_files import StoredTensor
+from jlade.devices import choice
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.conversion.test_round_trip import SHAPE
@@ -168,7 +169,7 @@ def test_a_chat_template_in_the_tokenizers_settings(inspect, tmp_path):
 def test_a_tuned_setting_is_suggested(inspect, demo):
     params, _ = demo
     for batch_size, setting in ((1, LookaheadConfig(3, 4, 5)), (8, PLAIN)):
-        tuned_files.save(tuned_files.key(params, params.decoder, batch_size), setting, {})
+        choice.save(choice.key(params, params.decoder, batch_size), setting, {})
     assert json.loads(inspect(DEMO, "--json"))["lookahead"] == {
         "window_size": 3,
         "ngram_size": 4,

@@ -4,9 +4,11 @@ import re
 import pytest
 
 import jlade
-from jlade import automatic, cli
+from jlade import cli
 from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.devices import choice
+from jlade.tuning import search
 
 SHORT = ["--settings", "0,4,1", "--max-new-tokens", "16"]
 
@@ -14,7 +16,7 @@ SHORT = ["--settings", "0,4,1", "--max-new-tokens", "16"]
 @pytest.fixture
 def few_blocks(monkeypatch):
     """Each block size is compiled."""
-    monkeypatch.setattr(jlade.tuning, "BLOCKS", [SMALL_BLOCK])
+    monkeypatch.setattr(jlade.search, "BLOCKS", [SMALL_BLOCK])
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_it_measures_tells_draws_and_stores(few_blocks, demo, tmp_path, capsys):
     assert (tmp_path / "a.svg").exists()
 
     params, tokenizer = demo
-    chosen = automatic.choose(params, params.decoder, 1)
+    chosen = choice.choose(params, params.decoder, 1)
     assert figures["lookahead"] == {name: getattr(chosen, name) for name in figures["lookahead"]}
     expected = jlade.generate(params, "import os\n", tokenizer=tokenizer, max_new_tokens=16, lookahead=SMALL_BLOCK)
     assert small["tokens_per_step"] == expected.compression[0]
@@ -71,13 +73,13 @@ def test_without_prompts_it_takes_its_own(asked, capsys):
     assert cli.main(["tune"]) == 0
     (call,) = asked
     assert len(call["prompts"]) == len(PROMPTS)
-    assert call["settings"] == jlade.tuning.USUAL
+    assert call["settings"] == search.USUAL
 
 
 def test_what_was_tuned_is_the_default_of_the_commands(demo, capsys):
     params, _ = demo
     tuned = jlade.LookaheadConfig(2, 3, 1)
-    jlade.tuned_files.save(jlade.tuned_files.key(params, params.decoder, 1), tuned, {})
+    choice.save(choice.key(params, params.decoder, 1), tuned, {})
     assert cli.main(["import os\n", "--max-new-tokens", "2", "--json"]) == 0
     lookahead = json.loads(capsys.readouterr().out)["lookahead"]
     assert [lookahead[name] for name in ("window_size", "ngram_size", "guess_set_size")] == [2, 3, 1]
@@ -85,7 +87,7 @@ def test_what_was_tuned_is_the_default_of_the_commands(demo, capsys):
 
 def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
     params, _ = demo
-    jlade.tuned_files.save(jlade.tuned_files.key(params, params.decoder, 1), PLAIN, {})
+    choice.save(choice.key(params, params.decoder, 1), PLAIN, {})
     assert cli.main(["import os\n", "--max-new-tokens", "2", "--json"]) == 0
     assert "plain" not in json.loads(capsys.readouterr().out)
 

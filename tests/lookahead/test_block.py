@@ -53,8 +53,8 @@ def test_sizes(setting):
         assert config.block_size == (ngram_size - 1) * (window_size + guess_set_size)
     else:
         assert config.block_size == 1 + guess_set_size * (ngram_size - 1)
-    assert len(block.output_rows) == 1 + window_size + guess_set_size * (ngram_size - 1)
-    assert block.accepted_rows.shape == (max(1, guess_set_size), config.max_accepted)
+    assert len(block.outputs) == 1 + window_size + guess_set_size * (ngram_size - 1)
+    assert block.accepted.shape == (max(1, guess_set_size), config.max_accepted)
 
 
 def test_tokens_are_laid_out_in_the_order_of_the_table():
@@ -63,9 +63,9 @@ def test_tokens_are_laid_out_in_the_order_of_the_table():
     laid_out = blocks.tokens(current, window, candidates)
     assert laid_out.tolist() == [7, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42, 50, 51, 52]
     block = blocks.build(3, 4, 2)
-    assert laid_out[block.window_rows].tolist() == [30, 31, 32]
-    assert laid_out[block.candidate_rows].tolist() == candidates.tolist()
-    assert laid_out[block.accepted_rows].tolist() == [[7, 40, 41, 42], [7, 50, 51, 52]]
+    assert laid_out[block.newest_row].tolist() == [30, 31, 32]
+    assert laid_out[block.candidates].tolist() == candidates.tolist()
+    assert laid_out[block.accepted].tolist() == [[7, 40, 41, 42], [7, 50, 51, 52]]
 
 
 def test_a_cached_block_cannot_be_changed():

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jlade.lookahead.verification import verify_greedy
+from jlade.lookahead.verification import verify_by_matching
 
 VOCAB = 3
 
@@ -40,7 +40,7 @@ def cases(draw):
 @given(cases())
 def test_accepts_what_the_walk_accepts(case):
     candidates, next_token, predicted = case
-    verdict = jax.jit(verify_greedy)(candidates, jnp.int32(next_token), predicted)
+    verdict = jax.jit(verify_by_matching)(candidates, jnp.int32(next_token), predicted)
     accepted = walk(candidates, next_token, predicted)
     assert verdict.tokens[: verdict.num_accepted].tolist() == accepted
     kept = candidates[int(verdict.candidate)][: len(accepted) - 1].tolist()
@@ -49,17 +49,17 @@ def test_accepts_what_the_walk_accepts(case):
 
 def test_ties_go_to_the_first_candidate():
     candidates = jnp.array([[9, 9], [1, 8], [1, 7]])
-    verdict = verify_greedy(candidates, jnp.int32(1), jnp.array([[0, 0], [2, 0], [2, 0]]))
+    verdict = verify_by_matching(candidates, jnp.int32(1), jnp.array([[0, 0], [2, 0], [2, 0]]))
     assert (int(verdict.candidate), int(verdict.num_accepted)) == (1, 2)
 
 
 def test_a_whole_candidate_and_the_token_after_it_are_accepted():
-    verdict = verify_greedy(jnp.array([[1, 2, 3]]), jnp.int32(1), jnp.array([[2, 3, 4]]))
+    verdict = verify_by_matching(jnp.array([[1, 2, 3]]), jnp.int32(1), jnp.array([[2, 3, 4]]))
     assert verdict.tokens.tolist() == [1, 2, 3, 4]
     assert int(verdict.num_accepted) == 4
 
 
 def test_without_candidates_the_next_token_alone_is_accepted():
-    verdict = verify_greedy(jnp.zeros((0, 3), jnp.int32), jnp.int32(6), jnp.zeros((0, 3), jnp.int32))
+    verdict = verify_by_matching(jnp.zeros((0, 3), jnp.int32), jnp.int32(6), jnp.zeros((0, 3), jnp.int32))
     assert verdict.tokens.tolist() == [6]
     assert int(verdict.num_accepted) == 1

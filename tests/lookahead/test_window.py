@@ -8,15 +8,24 @@ from jlade.lookahead import window
 @pytest.mark.parametrize(("window_size", "ngram_size"), [(0, 5), (1, 4), (5, 2), (6, 5)])
 def test_start_draws_from_the_prompt_alone(window_size, ngram_size):
     tokens = jnp.array([3, 1, 4, 1, 5, -1, -1, -1])
-    drawn = window.start(jax.random.key(0), tokens, jnp.int32(5), window_size, ngram_size)
+    drawn = window.start(window.draw(jax.random.key(0), tokens, jnp.int32(5), 64), window_size, ngram_size)
     assert drawn.shape == (ngram_size - 1, window_size)
     assert set(drawn.reshape(-1).tolist()) <= {3, 1, 4, 5}
 
 
 def test_start_depends_on_the_key():
     tokens = jnp.arange(100)
-    first, second = (window.start(jax.random.key(i), tokens, jnp.int32(100), 15, 5).tolist() for i in range(2))
+    first, second = (window.draw(jax.random.key(i), tokens, jnp.int32(100), 60).tolist() for i in range(2))
     assert first != second
+
+
+def test_windows_of_all_sizes_are_the_beginning_of_one_draw():
+    """The tokens are those of a draw of the window's own size, as long as the generator draws element by element."""
+    tokens, key = jnp.arange(100), jax.random.key(3)
+    drawn = window.draw(key, tokens, jnp.int32(100), 4096)
+    for window_size, ngram_size in ((15, 5), (1, 4), (512, 9)):
+        own = jax.random.randint(key, (ngram_size - 1, window_size), 0, 100, jnp.int32)
+        assert window.start(drawn, window_size, ngram_size).tolist() == own.tolist()
 
 
 def test_ngrams_are_columns_closed_by_the_new_tokens():

@@ -165,8 +165,8 @@ def _kernel(
                 plgpu.wgmma(accumulator, a_ref, b_ref)
                 return accumulator[...]  # waits for the product
 
-            shape = (ROWS, b_ref.shape[1])
-            product: jax.Array = pl.run_scoped(run, plgpu.ACC(shape, jnp.float32))  # type: ignore[attr-defined]  # untyped
+            accumulator = plgpu.WGMMAAccumulatorRef((ROWS, b_ref.shape[1]), jnp.float32)
+            product: jax.Array = pl.run_scoped(run, accumulator)
             return product
 
         def add_chunk(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:

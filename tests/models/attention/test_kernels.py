@@ -9,7 +9,7 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
 import jlade
-from jlade import decoding
+from jlade.generation import request
 from jlade.models import llama
 from jlade.models.attention import hopper
 from jlade.models.attention import tpu as tpu_module
@@ -95,7 +95,7 @@ def test_same_text(name, module, kernel, device, dtype, monkeypatch):
     monkeypatch.setattr(module, "attend", kernel)
     monkeypatch.setattr(hopper, "PROGRAMS", 2)
     monkeypatch.setattr(tpu_module, "CHUNK", 8)
-    monkeypatch.setattr(decoding, "PREFILL_CHUNKS_ON_CPU", ((4, 0),))
+    monkeypatch.setattr(request, "CHUNKS_ON_CPU", ((4, 0),))
     shape = {"head_dim": 16, "num_kv_heads": 1, "num_layers": 1, "max_positions": 24}
     params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape))
 

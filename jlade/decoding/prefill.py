@@ -1,0 +1,141 @@
+"""Prompts into the KV cache, and the state before the first step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.config import LookaheadConfig
+from jlade.decoding import sampling
+from jlade.decoding.state import Chunks, Constants, DecodeState, Info, Inputs, LogProbs, Program
+from jlade.lookahead import adaptive, ngram_pool, window
+from jlade.lookahead.ngram_pool import NGramPool
+from jlade.models.base import Decoder, KVCache, Params
+
+NGRAMS = 64  # n-grams of a prompt that are inserted at once; the work for each grows with their number
+DRAWN = 256  # tokens drawn for the first window, or a multiple for larger windows
+
+
+def prefill(params: Params, inputs: Inputs, program: Program) -> KVCache:
+    """Returns the cache of the prompts, all but their last tokens, which the first step reads.
+
+    It is compiled for the decoder, the chunks, the batch size and the capacity alone.
+    """
+    return _read(params, inputs.prompts, inputs.lengths, inputs.cache, decoder=program.decoder, chunks=program.chunks)
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "chunks"))
+def _read(
+    params: Params, prompts: jax.Array, lengths: jax.Array, cache: KVCache | None, *, decoder: Decoder, chunks: Chunks
+) -> KVCache:
+    batch_size, capacity = prompts.shape
+    if cache is None:
+        cache = decoder.init_cache(params, batch_size, capacity)
+    to_read = lengths - 1
+
+    def has_more_than(least: int, cache: KVCache) -> jax.Array:
+        return jnp.any(to_read - cache.length > least)
+
+    def read_chunk(chunk: int, cache: KVCache) -> KVCache:
+        index = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
+        positions = cache.length[:, None] + index
+        tokens = jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
+        hidden, block_kv = decoder.forward(params, tokens, positions, cache, np.tri(chunk, dtype=bool))
+        # An upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the cache is
+        # written after the last layer has read it, and so in place; otherwise compilers copy the cache.
+        after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
+        return decoder.commit(cache, block_kv, index, jnp.clip(to_read - cache.length, 0, after_pass))
+
+    for chunk, least in fitting(chunks, capacity):
+        condition, body = functools.partial(has_more_than, least), functools.partial(read_chunk, chunk)
+        cache = jax.lax.while_loop(condition, body, cache)
+    return cache
+
+
+def fitting(chunks: Chunks, capacity: int) -> Chunks:
+    """Returns the chunks for a cache of `capacity` entries, fewer for a small one: each compiles a forward pass."""
+    *larger, (smallest, least) = chunks
+    return (*(pair for pair in larger if 4 * pair[0] <= capacity), (min(smallest, capacity), least))
+
+
+def start(cache: KVCache, inputs: Inputs, program: Program) -> DecodeState:
+    """Returns the state before the first step, for the cache that `prefill` returned."""
+    window_tokens = program.lookahead.window_size * (program.lookahead.ngram_size - 1)
+    number = DRAWN * max(1, -(-window_tokens // DRAWN))
+    return _start(cache, inputs, *_draw(inputs.key, inputs.prompts, inputs.lengths, number), program)
+
+
+@functools.partial(jax.jit, static_argnames="number")
+def _draw(key: jax.Array, prompts: jax.Array, lengths: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the key of each sequence [B], and `number` tokens for its first window [B, number].
+
+    It is a program of its own, for usual windows of any size, because random numbers take long to compile.
+    """
+    draw = functools.partial(window.draw, number=number)
+    if key.ndim:
+        return key, jax.vmap(draw)(key, prompts, lengths)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(lengths), dtype=jnp.int32))
+    # With one key for all sequences, equal prompts get equal windows, wherever they stand in the batch.
+    return keys, jax.vmap(draw, in_axes=(None, 0, 0))(key, prompts, lengths)
+
+
+@functools.partial(jax.jit, static_argnames="program")
+def _start(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
+    lookahead, vocab_size = program.lookahead, program.decoder.vocab_size
+    prompts, lengths = inputs.prompts, inputs.lengths
+    batch_size = len(lengths)
+    pool = _pool(inputs, lookahead, vocab_size)
+    first_window = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
+    sequence = jnp.arange(batch_size, dtype=jnp.int32)
+    count = functools.partial(sampling.count_prompt, vocab_size=vocab_size)
+    return DecodeState(
+        tokens=prompts,
+        num_tokens=lengths,
+        num_steps=jnp.zeros(batch_size, jnp.int32),
+        done=jnp.zeros(batch_size, bool),
+        cache=cache,
+        window=jax.vmap(first_window)(drawn),
+        pool=pool,
+        candidates=jax.vmap(ngram_pool.lookup)(pool, prompts[sequence, lengths - 1]),
+        counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
+        stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
+        pace=None if inputs.step_cost is None else adaptive.start(),
+        constants=Constants(
+            prompt_lengths=lengths,
+            keys=keys,
+            sampling=inputs.sampling,
+            stopping=inputs.stopping,
+            step_cost=inputs.step_cost,
+        ),
+        info=Info(
+            accepted=jnp.zeros_like(prompts),
+            steps_with_candidate=jnp.zeros(batch_size, jnp.int32),
+            logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if program.logprobs else None,
+        ),
+    )
+
+
+def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocab_size: int) -> NGramPool:
+    """Returns the pool [B, V, G, N-1] with, if asked for, the n-grams of the prompts that it lacks."""
+    batch_size = len(inputs.lengths)
+    if inputs.pool is None:
+        empty = ngram_pool.empty(vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+        pool = NGramPool(jnp.broadcast_to(empty.ngrams, (batch_size, *empty.ngrams.shape)))
+    else:
+        pool = jax.tree.map(jnp.copy, inputs.pool)  # decoding writes to the pool in place; the caller keeps its own
+    if not lookahead.pool_from_prompt:
+        return pool
+    # A pool that came with a cache has the n-grams that end within the cache.
+    number = min(NGRAMS, inputs.prompts.shape[1])
+    first = jnp.zeros_like(inputs.lengths) if inputs.cache is None else inputs.cache.length
+    read = jax.vmap(functools.partial(ngram_pool.ngrams_at, ngram_size=lookahead.ngram_size))
+
+    def insert(carry: tuple[jax.Array, NGramPool]) -> tuple[jax.Array, NGramPool]:
+        ends, pool = carry  # [B, number] places of the n-grams' last tokens
+        ngrams = read(inputs.prompts, inputs.lengths, ends - (lookahead.ngram_size - 1))
+        return ends + number, jax.vmap(ngram_pool.insert)(pool, *ngrams)
+
+    ends = first[:, None] + jnp.arange(number, dtype=jnp.int32)[None, :]
+    _, pool = jax.lax.while_loop(lambda carry: jnp.any(carry[0][:, 0] < inputs.lengths), insert, (ends, pool))
+    return pool

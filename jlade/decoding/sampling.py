@@ -1,0 +1,180 @@
+"""Sampling: logits to processed logits, and processed logits to tokens, with noise that belongs to a position.
+
+Functions on arrays are for one sequence. Settings are arrays too, so that other values compile nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.config import SamplingConfig
+
+NEVER = -jnp.inf  # the logit of a token that must not be drawn
+
+
+@flax.struct.dataclass
+class Sampling:
+    """`SamplingConfig` as arrays: [B] for a batch, [] for a sequence.
+
+    A control that no sequence uses is None and not in the program. A sequence without a control that another one uses
+    has its neutral value; see `to_arrays`.
+    """
+
+    temperature: jax.Array | None = None  # float32, 0 for greedy
+    top_k: jax.Array | None = None  # int32, at most V
+    top_p: jax.Array | None = None  # float32
+    min_p: jax.Array | None = None  # float32
+    repetition_penalty: jax.Array | None = None  # float32
+    presence_penalty: jax.Array | None = None  # float32
+    frequency_penalty: jax.Array | None = None  # float32
+    logit_bias: jax.Array | None = None  # [..., V] float32
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a control depends on earlier tokens."""
+        return any(x is not None for x in (self.repetition_penalty, self.presence_penalty, self.frequency_penalty))
+
+
+@flax.struct.dataclass
+class TokenCounts:
+    """How often each token occurs in a sequence."""
+
+    prompt: jax.Array  # [V] int32
+    generated: jax.Array  # [V] int32
+
+
+def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
+    """Returns the settings of B sequences as arrays [B]."""
+    neutral = {
+        "temperature": 0.0,
+        "top_k": vocab_size,
+        "top_p": np.inf,  # not 1.0: rounded probabilities may add up to 1 before the last token
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    controls: dict[str, Any] = {}
+    for name, default in neutral.items():
+        values = [getattr(config, name) for config in configs]
+        if all(value is None or (name == "temperature" and value == 0) for value in values):
+            continue
+        values = [default if value is None else value for value in values]
+        controls[name] = np.array(values, np.int32 if name == "top_k" else np.float32)
+    if "top_k" in controls:
+        controls["top_k"] = np.minimum(controls["top_k"], vocab_size)
+    if "top_p" in controls:
+        controls["top_p"][controls["top_p"] == 1] = np.inf
+    if any(config.logit_bias for config in configs):
+        controls["logit_bias"] = np.zeros((len(configs), vocab_size), np.float32)
+        for added, config in zip(controls["logit_bias"], configs, strict=True):
+            for token, bias in dict(config.logit_bias or ()).items():
+                added[token] = bias
+    return Sampling(**controls)
+
+
+def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, generated: jax.Array | None) -> jax.Array:
+    """Applies penalties, bias, temperature and filters, in the order of transformers.
+
+    Args:
+      logits: [R, V] float32, of R positions of one sequence.
+      sampling: the sequence's settings.
+      prompt: [V] int32, how often each token is in the prompt; None when no control needs it.
+      generated: [R, V] int32, how often each token was generated before each position; None when no control needs it.
+
+    Returns:
+      [R, V] logits of the distribution to draw from; -inf for tokens that are filtered out. A temperature of 0 counts
+      as 1 here; see `sharpen`.
+    """
+    s = sampling
+    if s.logit_bias is not None:
+        logits = logits + s.logit_bias[None, :]
+    if prompt is not None and generated is not None:
+        logits = _penalize(logits, s, prompt, generated)
+    if s.temperature is not None:
+        logits = logits / jnp.where(s.temperature == 0, 1.0, s.temperature)
+    if s.top_k is not None:
+        kth = -jnp.sort(-logits, axis=-1)[:, s.top_k - 1]
+        logits = jnp.where(logits < kth[:, None], NEVER, logits)
+    if s.top_p is not None:
+        highest = -jnp.sort(-logits, axis=-1)
+        probabilities = jax.nn.softmax(highest, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        last = jnp.min(jnp.where(before < s.top_p, highest, jnp.inf), axis=-1)
+        logits = jnp.where(logits < last[:, None], NEVER, logits)
+    if s.min_p is not None:
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        too_rare = probabilities < s.min_p * jnp.max(probabilities, axis=-1, keepdims=True)
+        logits = jnp.where(too_rare, NEVER, logits)
+    return logits
+
+
+def _penalize(logits: jax.Array, sampling: Sampling, prompt: jax.Array, generated: jax.Array) -> jax.Array:
+    s = sampling
+    if s.repetition_penalty is not None:
+        penalized = jnp.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
+        logits = jnp.where(prompt[None, :] + generated > 0, penalized, logits)
+    if s.presence_penalty is not None:
+        logits = logits - s.presence_penalty * (generated > 0).astype(jnp.float32)
+    if s.frequency_penalty is not None:
+        logits = logits - s.frequency_penalty * generated.astype(jnp.float32)
+    return logits
+
+
+def sharpen(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Keeps only the highest of processed logits [R, V] if `temperature` [] is 0, the limit of small temperatures."""
+    is_best = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :] == argmax(logits)[:, None]
+    return jnp.where((temperature == 0) & ~is_best, NEVER, logits)
+
+
+def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array) -> jax.Array:
+    """Sets the logits [R, V] of `token_ids` [K], -1 for none, to -inf at the positions `where` [R]."""
+    vocab_size = logits.shape[-1]
+    is_banned = jnp.zeros(vocab_size, bool).at[jnp.where(token_ids < 0, vocab_size, token_ids)].set(True, mode="drop")
+    return jnp.where(where[:, None] & is_banned[None, :], NEVER, logits)
+
+
+def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Returns the log-probabilities [A] of `tokens` [A] under `logits` [A, V]."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), tokens[:, None], axis=-1)[:, 0]
+
+
+def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
+    """Returns the Gumbel noise [M, V] of the tokens at absolute `positions` [M] of the sequence with `key`.
+
+    The argmax of processed logits plus Gumbel noise is a draw from their softmax. As the noise belongs to the position,
+    the same text before a position leads to the same token there: in the window, in a candidate, or one by one.
+    """
+    return jax.vmap(lambda position: jax.random.gumbel(jax.random.fold_in(key, position), (vocab_size,), jnp.float32))(
+        positions
+    )
+
+
+def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:
+    """Counts the first `length` of `tokens` [C]."""
+    none = jnp.zeros(vocab_size, jnp.int32)
+    return TokenCounts(prompt=_count(none, tokens, length), generated=none)
+
+
+def count_accepted(counts: TokenCounts, tokens: jax.Array, num_accepted: jax.Array) -> TokenCounts:
+    """Adds the first `num_accepted` of `tokens` [A] to the generated ones."""
+    return TokenCounts(prompt=counts.prompt, generated=_count(counts.generated, tokens, num_accepted))
+
+
+def argmax(logits: jax.Array) -> jax.Array:
+    """Returns the first index of the highest of `logits` [..., V] as int32 [...].
+
+    Two plain reductions become vector code on CPUs; `jnp.argmax`, a reduction of pairs, does not.
+    """
+    vocab_size = logits.shape[-1]
+    is_highest = logits == jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(is_highest, jnp.arange(vocab_size, dtype=jnp.int32), vocab_size - 1), axis=-1)
+
+
+def _count(counts: jax.Array, tokens: jax.Array, length: jax.Array) -> jax.Array:
+    is_counted = jnp.arange(len(tokens), dtype=jnp.int32) < length
+    return counts.at[jnp.where(is_counted, tokens, len(counts))].add(1, mode="drop")

@@ -1,0 +1,126 @@
+"""The arguments of a decode, arrays and static settings, and the state that a step takes to the next one."""
+
+import dataclasses
+
+import flax.struct
+import jax
+
+from jlade.config import LookaheadConfig
+from jlade.decoding.sampling import Sampling, TokenCounts
+from jlade.decoding.stopping import Stopping
+from jlade.lookahead.adaptive import Pace
+from jlade.lookahead.ngram_pool import NGramPool
+from jlade.models.base import Decoder, KVCache
+
+# Tokens of the prompt in one forward pass, as pairs (chunk, least): a chunk is read while more than `least` tokens are
+# left. An accelerator's pass takes the time of reading the weights; a CPU's grows with its tokens, padding included.
+Chunks = tuple[tuple[int, int], ...]
+CHUNKS: Chunks = ((512, 64), (64, 0))
+CHUNKS_ON_CPU: Chunks = ((256, 224), (64, 48), (16, 0))
+
+
+@flax.struct.dataclass
+class Inputs:
+    """The arrays of a request: B sequences of up to C tokens each.
+
+    Attributes:
+      prompts: [B, C] int32. C, the capacity, covers the longest prompt and the tokens generated after it.
+      lengths: [B] int32, tokens of each prompt, at least 1.
+      stopping: limits, end tokens and stop strings.
+      key: made by `jax.random.key`, one for all sequences [] or one for each [B]. It decides the noise of sampled
+        tokens, which is independent between sequences, and the first window, which affects the number of steps but not
+        the text.
+      sampling: how tokens are drawn; greedy by default.
+      step_cost: [] float32, the time of a step of full width in plain steps. Decoding is then adaptive: steps are
+        narrower while they accept fewer tokens than they cost. None keeps every step at full width.
+      cache: C entries for each sequence, of which the first `cache.length` hold the beginning of its prompt and are not
+        computed again; at most all but the last token. None for an empty cache.
+      pool: the initial n-grams [B, V, G, N-1]; with `cache`, the pool that was made with it. None for an empty pool.
+    """
+
+    prompts: jax.Array
+    lengths: jax.Array
+    stopping: Stopping
+    key: jax.Array
+    sampling: Sampling = Sampling()
+    step_cost: jax.Array | None = None
+    cache: KVCache | None = None
+    pool: NGramPool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The static settings that programs are compiled for, besides the shapes of `Inputs`.
+
+    Attributes:
+      decoder: the model.
+      lookahead: W, N and G, and how candidates are drawn and verified. Its `step_cost` must be None: the number is an
+        array, `Inputs.step_cost`, so that another value compiles nothing.
+      logprobs: whether to record the log-probabilities of the generated tokens.
+      chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
+
+    Raises:
+      ValueError: when `lookahead.step_cost` is set.
+    """
+
+    decoder: Decoder
+    lookahead: LookaheadConfig
+    logprobs: bool = False
+    chunks: Chunks = CHUNKS
+
+    def __post_init__(self) -> None:
+        if self.lookahead.step_cost is not None:
+            raise ValueError(
+                f"lookahead.step_cost must be None in a Program, got {self.lookahead.step_cost}: pass it as "
+                "Inputs.step_cost"
+            )
+
+
+@flax.struct.dataclass
+class LogProbs:
+    """Log-probabilities of the generated tokens, at their places in `DecodeState.tokens`; 0 elsewhere."""
+
+    model: jax.Array  # [B, C] float32, under the model
+    processed: jax.Array  # [B, C] float32, after `Sampling`'s processing, at temperature 1 where decoding is greedy
+
+
+@flax.struct.dataclass
+class Constants:
+    """The part of the state that the request fixed."""
+
+    prompt_lengths: jax.Array  # [B] int32
+    keys: jax.Array  # [B] keys of `jax.random`, the source of each sequence's noise
+    sampling: Sampling  # fields [B]
+    stopping: Stopping
+    step_cost: jax.Array | None  # [] float32, None when every step has the full width
+
+
+@flax.struct.dataclass
+class Info:
+    """The part of the state that is only recorded: no step depends on it."""
+
+    accepted: jax.Array  # [B, C] int32, tokens accepted in each step
+    steps_with_candidate: jax.Array  # [B] int32, steps for which the pool had an n-gram
+    logprobs: LogProbs | None  # None when not asked for
+
+
+@flax.struct.dataclass
+class DecodeState:
+    """The state between two steps, for B sequences of up to C tokens each.
+
+    The current token is the last of `num_tokens`. The model has not read it yet, so the cache holds one entry less.
+    """
+
+    tokens: jax.Array  # [B, C] int32, prompt and accepted tokens
+    num_tokens: jax.Array  # [B] int32
+    num_steps: jax.Array  # [B] int32, forward passes made; prefill is not counted
+    done: jax.Array  # [B] bool
+    cache: KVCache  # C entries
+    window: jax.Array  # [B, N-1, W] int32
+    pool: NGramPool  # ngrams [B, V, G, N-1]
+    candidates: jax.Array  # [B, G, N-1] int32, the pool's n-grams for the current token
+    counts: TokenCounts | None  # fields [B, V], None when no control counts tokens
+    stop_state: jax.Array | None  # [B] int32, None without stop strings
+    pace: Pace | None  # None when every step has the full width
+    constants: Constants
+    info: Info

@@ -1,0 +1,76 @@
+"""When a text ends: limits, end tokens and stop strings as arrays, so that other values compile nothing."""
+
+from typing import NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+@flax.struct.dataclass
+class StopStrings:
+    """An automaton that reads tokens and accepts when a stop string is complete (Aho and Corasick, 1975).
+
+    A state is the longest suffix of the generated text that is a proper prefix of one of the sequence's stop strings.
+    `jlade.generation.stop_strings` builds it.
+    """
+
+    next_state: jax.Array  # [S, V] int16, the state after a token, or ~state when the token completes a stop string
+    start: jax.Array  # [B] int32, the initial state of each sequence
+
+
+@flax.struct.dataclass
+class Stopping:
+    """When the texts of B sequences end. Tokens are counted from the end of the prompt."""
+
+    max_new_tokens: jax.Array  # [B] int32, at least 1
+    eos_ids: jax.Array  # [B, K] int32, padded with -1
+    min_new_tokens: jax.Array | None = None  # [B] int32; before it, end tokens are banned and stop strings are ignored
+    strings: StopStrings | None = None
+
+
+class Cut(NamedTuple):
+    """The part of a step's accepted tokens that is kept."""
+
+    num_kept: jax.Array  # [B] int32
+    ended: jax.Array  # [B] bool
+    stop_state: jax.Array | None  # [B] int32, after the kept tokens
+
+
+def cut(
+    stopping: Stopping,
+    stop_state: jax.Array | None,
+    tokens: jax.Array,
+    num_accepted: jax.Array,
+    num_generated: jax.Array,
+) -> Cut:
+    """Cuts accepted tokens at the limit, after the first end token, and after the token that completes a stop string.
+
+    Args:
+      stopping: of B sequences.
+      stop_state: [B] int32, the last value read from `next_state`; None without stop strings.
+      tokens: [B, A] int32.
+      num_accepted: [B] int32, how many of `tokens` were accepted.
+      num_generated: [B] int32, tokens generated before them.
+    """
+    num_tokens = tokens.shape[1]
+    offset = jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
+    ends = jnp.any(tokens[:, :, None] == stopping.eos_ids[:, None, :], axis=-1)
+    if stopping.strings is not None:
+        assert stop_state is not None
+        read = [stop_state]
+        for i in range(num_tokens):
+            before = jnp.where(read[-1] < 0, ~read[-1], read[-1])
+            read.append(stopping.strings.next_state[before, tokens[:, i]].astype(jnp.int32))
+        states = jnp.stack(read, axis=1)  # [B, 1 + A], before the first token and after each, in `next_state`'s code
+        completes = states[:, 1:] < 0
+        if stopping.min_new_tokens is not None:
+            completes &= num_generated[:, None] + offset + 1 >= stopping.min_new_tokens[:, None]
+        ends |= completes
+
+    first_end = jnp.min(jnp.where(ends, offset, num_tokens), axis=1)
+    left = stopping.max_new_tokens - num_generated
+    num_kept = jnp.minimum(jnp.minimum(num_accepted, first_end + 1), left)
+    if stopping.strings is not None:
+        stop_state = jnp.take_along_axis(states, num_kept[:, None], axis=1)[:, 0]
+    return Cut(num_kept, (first_end < num_kept) | (num_kept == left), stop_state)

@@ -1,0 +1,1 @@
+"""Generation on the host: prompts in, text out."""

@@ -1,0 +1,111 @@
+"""`generate` and `stream`: prompts in, a `Generation` out, whole or in pieces."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, Unpack
+
+import jax
+import numpy as np
+
+from jlade.decoding import loop, prefill
+from jlade.generation import request as request_lib
+from jlade.generation import results
+from jlade.generation.request import Options, Prompt, Request
+from jlade.generation.results import Generation, Piece
+from jlade.generation.text import Detokenizer
+from jlade.models.base import Params
+
+
+class Streamer(Protocol):
+    """The streamers of transformers: they receive the prompt, then tokens as they are generated."""
+
+    def put(self, value: np.ndarray, /) -> Any:
+        """Receives the prompt [1, L], or the next tokens [1 to N]."""
+
+    def end(self) -> Any:
+        """Marks the end of the tokens."""
+
+
+def generate(
+    params: Params, prompt: Prompt | Sequence[Prompt], *, streamer: Streamer | None = None, **options: Unpack[Options]
+) -> Generation:
+    """Generates the text of plain decoding in fewer steps.
+
+    Args:
+      params: the model's parameters, as `jlade.load` returns them.
+      prompt: a string, token ids (a sequence or an array), or a list of B of these, of any lengths. A sequence of a
+        batch gets the result that it would get alone.
+      streamer: an object like transformers' streamers, for one prompt; it receives NumPy arrays.
+      max_new_tokens: most tokens to generate after each prompt, 1 or more, for all prompts or one for each; 256 by
+        default.
+      min_new_tokens: before this many tokens no end token is generated and no stop string ends the text, for all
+        prompts or one for each; 0 by default.
+      lookahead: W, N and G, `LookaheadConfig()` by default; None for plain decoding, one token a step; "auto" for the
+        setting that `jlade.tune` found on this device for this model and batch size, or an estimate if it did not run.
+      sampling: how tokens are drawn, for all prompts or one for each; greedy by default. Other values compile nothing;
+        a control that was not used before does.
+      tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer`, or a
+        tokenizer of transformers that is built on one.
+      eos_ids: token ids that end a text, for all prompts or a sequence of them for each; by default the checkpoint's
+        own, `()` for none.
+      stop: strings that end a text, wherever in the generated tokens they begin and end, for all prompts or a sequence
+        of them for each; the text is cut before them. They need `tokenizer`.
+      key: a key of `jax.random`, or an array of one for each prompt; `jax.random.key(0)` by default. It decides
+        sampled text; W, N and G do not, unless verification is "rejection". With a key for each prompt, the text does
+        not depend on the rest of the batch either. Greedy text is the same for every key, which then affects only the
+        number of steps.
+      decoder: the model that `params` belong to; needed when they are not jlade's own.
+      state: `Generation.state` of an earlier call. The prompt is still the whole text, of a conversation for example;
+        the beginning that the state has read is not read again, and the state's pool is used further. The text is the
+        same. A state of one sequence serves a whole batch: the common beginning is read once.
+      pool: initial n-grams, for example `Generation.state.pool` of another call or the result of `jlade.load_pool`; one
+        for all prompts [V, G, N-1] or one for each [B, V, G, N-1]. By default no call sees the n-grams of another.
+      logprobs: whether to return the log-probabilities of the tokens; False by default.
+      with_statistics: whether to return `Generation.statistics`; False by default.
+      keep_state: whether to return `Generation.state`, which holds the device memory of cache and pool; False by
+        default.
+
+    Raises:
+      TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
+    """
+    request = request_lib.check(params, prompt, options)
+    if streamer is None:
+        return results.gather(loop.decode(params, request.inputs, request.program), request)
+    request_lib.check_streamer(streamer, request)
+    return _feed(streamer, request, _pieces(params, request))
+
+
+def stream(params: Params, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
+    """Generates the text of `generate` for one prompt, and yields the addition of each step as soon as it is made.
+
+    The last piece has the whole `Generation`. Closing the iterator earlier ends the work. Arguments and errors are
+    those of `generate`; they are checked by this call, before the first piece is requested.
+    """
+    request = request_lib.check(params, prompt, options)
+    request_lib.check_single(request)
+    return _pieces(params, request)
+
+
+def _pieces(params: Params, request: Request) -> Iterator[Piece]:
+    inputs, program = request.inputs, request.program
+    state = prefill.start(prefill.prefill(params, inputs, program), inputs, program)
+    detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
+    begin, done = int(inputs.lengths[0]), False
+    while not done:
+        state = loop.run(params, state, program, max_steps=1)
+        tokens, end, done = (x[0] for x in jax.device_get((state.tokens, state.num_tokens, state.done)))
+        new = tokens[begin:end]
+        text = None if detokenizer is None else detokenizer.feed(new.tolist(), last=bool(done))
+        yield Piece(new, text, results.gather(state, request) if done else None)
+        begin = end
+
+
+def _feed(streamer: Streamer, request: Request, pieces: Iterator[Piece]) -> Generation:
+    """Passes the pieces on to `streamer`, and calls its `end` also after an error: another thread may wait for it."""
+    try:
+        streamer.put(np.asarray(request.inputs.prompts)[:, : int(request.inputs.lengths[0])])
+        for piece in pieces:
+            streamer.put(piece.tokens)
+    finally:
+        streamer.end()
+    assert piece.generation is not None
+    return piece.generation

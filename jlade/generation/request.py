@@ -1,0 +1,392 @@
+"""The arguments of `generate` and `stream`: checked, and in the form that `jlade.decoding` takes."""
+
+import dataclasses
+import functools
+import itertools
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
+from jlade.decoding import sampling as sampling_lib
+from jlade.decoding.sampling import Sampling
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
+from jlade.decoding.stopping import Stopping
+from jlade.devices import choice
+from jlade.devices.sheet import device_of
+from jlade.generation import stop_strings, text
+from jlade.generation.text import Tokenizer
+from jlade.lookahead.ngram_pool import NGramPool
+from jlade.models.base import Decoder, KVCache, Params, resize
+from jlade.models.llama import Llama
+
+Prompt = str | Sequence[int] | np.ndarray | jax.Array
+
+SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so that few programs are compiled
+EOS_SLOTS = 8  # the number of end tokens is padded to a multiple of this, for the same reason
+
+
+class TextOptions(TypedDict, total=False):
+    """The options that decide the text; see `jlade.generate`."""
+
+    max_new_tokens: int | Sequence[int]
+    min_new_tokens: int | Sequence[int]
+    sampling: SamplingConfig | Sequence[SamplingConfig]
+    tokenizer: Tokenizer | None
+    eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
+    stop: str | Sequence[str] | Sequence[Sequence[str]] | None
+    key: jax.Array | None
+    decoder: Decoder | None
+
+
+class Options(TextOptions, total=False):
+    """The options of `jlade.generate` and `jlade.stream`; see `jlade.generate`."""
+
+    lookahead: LookaheadConfig | Literal["auto"] | None
+    state: DecodeState | None
+    pool: NGramPool | None
+    logprobs: bool
+    with_statistics: bool
+    keep_state: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Checked arguments for B sequences: what the device needs, and what the host makes of the result."""
+
+    inputs: Inputs
+    program: Program
+    tokenizer: Tokenizer | None
+    stop: tuple[tuple[str, ...], ...]  # [B], the stop strings of each sequence
+    with_statistics: bool
+    keep_state: bool
+
+
+def prepare(params: Params, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> tuple[Inputs, Program]:
+    """Returns the arguments of `jlade.decode`, `jlade.prefill` and `jlade.start`, made from those of `jlade.generate`.
+
+    Raises:
+      TypeError, ValueError: as `jlade.generate` does.
+    """
+    request = check(params, prompt, options)
+    return request.inputs, request.program
+
+
+def check(params: Params, prompt: Prompt | Sequence[Prompt], options: Options) -> Request:
+    """Checks the arguments of `jlade.generate`; absent options get their defaults here.
+
+    Raises:
+      TypeError, ValueError: name the argument, its value and what is accepted.
+    """
+    check_names(options, Options)
+    decoder = _check_decoder(params, options.get("decoder"))
+    tokenizer = options.get("tokenizer")
+    if tokenizer is not None:
+        text.token_bytes(tokenizer)
+    prompts = _check_prompts(prompt, tokenizer, decoder.vocab_size)
+    batch_size = len(prompts)
+    lookahead = _check_lookahead(options.get("lookahead", LookaheadConfig()), params, decoder, batch_size)
+    lengths = np.array([len(ids) for ids in prompts], np.int32)
+    limits = _check_ints("max_new_tokens", options.get("max_new_tokens", 256), 1, batch_size)
+    fewest = _check_ints("min_new_tokens", options.get("min_new_tokens", 0), 0, batch_size)
+    for length, most, least in zip(lengths, limits, fewest, strict=True):
+        if least > most:
+            raise ValueError(f"min_new_tokens must be at most max_new_tokens={most}, got {least}")
+        if length + most > decoder.max_positions:
+            raise ValueError(
+                f"prompt of {length} tokens and max_new_tokens={most} make {length + most} tokens; the model reads at "
+                f"most {decoder.max_positions} positions"
+            )
+    stop = _check_stop(options.get("stop"), batch_size)
+    eos_ids = options.get("eos_ids")
+    strings = None
+    if any(stop):
+        if tokenizer is None:
+            raise TypeError(f"stop={options.get('stop')!r} needs the tokenizer: pass tokenizer= with it")
+        strings = stop_strings.build(tokenizer, decoder.vocab_size, stop)
+    stopping = Stopping(
+        max_new_tokens=limits,
+        eos_ids=_check_eos_ids(decoder.eos_ids if eos_ids is None else eos_ids, batch_size, decoder.vocab_size),
+        min_new_tokens=fewest if fewest.any() else None,
+        strings=strings,
+    )
+    logprobs, with_statistics, keep_state = (
+        _check_bool(name, options.get(name, False)) for name in ("logprobs", "with_statistics", "keep_state")
+    )
+    key = _check_key(options.get("key"), batch_size)
+    sampling = _check_sampling(options.get("sampling", SamplingConfig()), batch_size, decoder.vocab_size)
+
+    capacity = min(_capacity(int(max(lengths + limits))), decoder.max_positions)
+    cache, pool = None, _check_pool(options.get("pool"), batch_size, decoder.vocab_size, lookahead)
+    state = options.get("state")
+    if state is not None:
+        if pool is not None:
+            raise ValueError("pool and state cannot both be given: the state has a pool of its own")
+        _check_state(state, batch_size, params, decoder, lookahead)
+        state = _for_each_sequence(state, batch_size)
+        capacity = max(capacity, state.tokens.shape[1])
+        cache, pool = _reuse(state, prompts, capacity), state.pool
+    padded = np.zeros((batch_size, capacity), np.int32)
+    for tokens, ids in zip(padded, prompts, strict=True):
+        tokens[: len(ids)] = ids
+    # Plain decoding has no narrower level to fall back to.
+    step_cost = lookahead.step_cost if lookahead.block_size > 1 else None
+    return Request(
+        inputs=Inputs(
+            prompts=padded,
+            lengths=lengths,
+            stopping=stopping,
+            key=key,
+            sampling=sampling,
+            step_cost=None if step_cost is None else np.float32(step_cost),
+            cache=cache,
+            pool=pool,
+        ),
+        program=Program(
+            decoder=decoder,
+            lookahead=dataclasses.replace(lookahead, step_cost=None),
+            logprobs=logprobs,
+            chunks=CHUNKS_ON_CPU if device_of(params)[0].platform == "cpu" else CHUNKS,
+        ),
+        tokenizer=tokenizer,
+        stop=stop,
+        with_statistics=with_statistics,
+        keep_state=keep_state,
+    )
+
+
+def check_names(options: Mapping[str, Any], accepted: type) -> None:
+    """Raises a TypeError that names an option that is not a field of the TypedDict `accepted`."""
+    for name in options:
+        if name not in accepted.__annotations__:
+            raise TypeError(f"{name} is not an argument; accepted are {', '.join(sorted(accepted.__annotations__))}")
+
+
+def check_single(request: Request) -> None:
+    """Raises a ValueError for a batch."""
+    batch_size = len(request.inputs.lengths)
+    if batch_size != 1:
+        raise ValueError(f"prompt must be a single prompt, got a batch of {batch_size}")
+
+
+def check_streamer(streamer: Any, request: Request) -> None:
+    """Raises an error for a batch, or if the streamer lacks `put` and `end`."""
+    if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+        raise TypeError(f"streamer must have the methods put and end of transformers' streamers, got {streamer!r}")
+    check_single(request)
+
+
+def _capacity(num_tokens: int) -> int:
+    """Rounds up to `SMALLEST_CAPACITY` times a power of two."""
+    return next(c for c in (SMALLEST_CAPACITY << i for i in itertools.count()) if c >= num_tokens)
+
+
+def _check_decoder(params: Params, decoder: Decoder | None) -> Decoder:
+    if decoder is None:
+        if not hasattr(params, "decoder"):
+            raise TypeError(
+                f"params of type {type(params).__name__} do not say which model they belong to: pass decoder=, or "
+                f"parameters made by jlade.load"
+            )
+        decoder = params.decoder
+    return decoder.on(params) if isinstance(decoder, Llama) else decoder
+
+
+def _check_lookahead(lookahead: Any, params: Params, decoder: Decoder, batch_size: int) -> LookaheadConfig:
+    if isinstance(lookahead, str) and lookahead == "auto":
+        return choice.choose(params, decoder, batch_size)
+    if not isinstance(lookahead, LookaheadConfig | None):
+        raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
+    return PLAIN if lookahead is None else lookahead
+
+
+def _check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def _check_prompts(prompt: Any, tokenizer: Any, vocab_size: int) -> list[np.ndarray]:
+    """Returns the token ids of every prompt in the batch."""
+    check = functools.partial(_check_prompt, tokenizer=tokenizer, vocab_size=vocab_size)
+    is_array = isinstance(prompt, np.ndarray | jax.Array)
+    if isinstance(prompt, str) or (is_array and prompt.ndim < 2):
+        return [check("prompt", prompt)]
+    if not is_array and not isinstance(prompt, Sequence):
+        raise TypeError(f"prompt must be a string, token ids, or a list of these, got {type(prompt).__name__}")
+    if len(prompt) == 0:
+        raise ValueError("prompt is empty; at least one token is needed")
+    if not is_array and isinstance(prompt[0], numbers.Number):
+        return [check("prompt", prompt)]
+    return [check(f"prompt[{i}]", ids) for i, ids in enumerate(prompt)]
+
+
+def _check_prompt(name: str, prompt: Any, tokenizer: Any, vocab_size: int) -> np.ndarray:
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise TypeError(f"{name} is a string, {prompt[:40]!r}: pass tokenizer= with it, or token ids instead")
+        prompt = text.encode(tokenizer, prompt)
+    try:
+        ids = np.asarray(prompt)
+    except ValueError as error:  # rows of different lengths
+        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {prompt!r}") from error
+    if ids.ndim != 1:
+        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {type(prompt).__name__}")
+    if len(ids) == 0:
+        raise ValueError(f"{name} is empty; at least one token is needed")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"{name} must hold integer token ids, got {ids.dtype} ({ids[0]!r}, ...)")
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        raise ValueError(f"{name} holds token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
+    return ids.astype(np.int32)
+
+
+def _check_ints(name: str, values: Any, least: int, batch_size: int) -> np.ndarray:
+    """Returns integers [B], given one for all sequences or one for each."""
+    if isinstance(values, numbers.Number) or not isinstance(values, Sequence | np.ndarray):
+        values = [values] * batch_size
+    if len(values) != batch_size:
+        raise ValueError(f"{name} must be one integer or {batch_size}, one for each prompt, got {values!r}")
+    return np.array([check_int(name, value, least) for value in values], np.int32)
+
+
+def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> np.ndarray:
+    """Returns the end tokens of each sequence [B, K], padded with -1, given those of all or of each."""
+    wrong = f"eos_ids must be a token id, a sequence of them, or one for each of {batch_size} prompts, got {eos_ids!r}"
+    if isinstance(eos_ids, numbers.Integral):
+        eos_ids = (eos_ids,)
+    if isinstance(eos_ids, str) or not isinstance(eos_ids, Iterable):
+        raise TypeError(wrong)
+    sets = list(eos_ids)
+    if not sets or isinstance(sets[0], numbers.Number):
+        sets = [sets] * batch_size
+    if any(isinstance(ids, str) or not isinstance(ids, Iterable) for ids in sets):
+        raise TypeError(wrong)
+    if len(sets) != batch_size:
+        raise ValueError(wrong)
+    sets = [[check_int("eos_ids", i, 0) for i in ids] for ids in sets]
+    outside = [i for ids in sets for i in ids if i >= vocab_size]
+    if outside:
+        raise ValueError(f"eos_ids holds {outside[0]}; accepted are 0 to {vocab_size - 1}")
+    slots = EOS_SLOTS * max(1, -(-max(map(len, sets)) // EOS_SLOTS))
+    padded = np.full((batch_size, slots), -1, np.int32)
+    for padded_ids, ids in zip(padded, sets, strict=True):
+        padded_ids[: len(ids)] = ids
+    return padded
+
+
+def _check_stop(stop: Any, batch_size: int) -> tuple[tuple[str, ...], ...]:
+    """Returns the stop strings of each sequence, given those of all or of each."""
+    if stop is None or isinstance(stop, str):
+        stop = () if stop is None else (stop,)
+    if not isinstance(stop, Sequence):
+        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+    sets = [stop] * batch_size if all(isinstance(string, str) for string in stop) else stop
+    if any(isinstance(strings, str) or not isinstance(strings, Sequence) for strings in sets):
+        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+    if len(sets) != batch_size:
+        raise ValueError(f"stop must be strings for all prompts or {batch_size} sequences of them, got {len(sets)}")
+    for string in itertools.chain.from_iterable(sets):
+        if not isinstance(string, str):
+            raise TypeError(f"stop must hold strings, got {string!r}")
+        if not string:
+            raise ValueError("stop must hold strings of at least one character, got ''")
+        try:
+            string.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"stop must hold text that UTF-8 can write, got {string!r}") from error
+    return tuple(tuple(strings) for strings in sets)
+
+
+def _check_key(key: Any, batch_size: int) -> jax.Array:
+    if key is None:
+        return jax.random.key(0)
+    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim > 0:
+        key = jax.random.wrap_key_data(key)  # the form that jax.random.PRNGKey makes
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape in ((), (batch_size,)):
+            return key
+        raise ValueError(f"key must be one key or one for each of {batch_size} prompts, got keys of shape {key.shape}")
+    raise TypeError(f"key must be a key made by jax.random.key, or an array of them, got {key!r}")
+
+
+def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling:
+    configs = [sampling] * batch_size if isinstance(sampling, SamplingConfig) else sampling
+    if not isinstance(configs, Sequence) or not all(isinstance(config, SamplingConfig) for config in configs):
+        raise TypeError(f"sampling must be a SamplingConfig, or a sequence of one for each prompt, got {sampling!r}")
+    if len(configs) != batch_size:
+        raise ValueError(
+            f"sampling must be one SamplingConfig or {batch_size}, one for each prompt, got {len(configs)}"
+        )
+    outside = [token for config in configs for token in dict(config.logit_bias or ()) if token >= vocab_size]
+    if outside:
+        raise ValueError(f"logit_bias names token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
+    return sampling_lib.to_arrays(configs, vocab_size)
+
+
+def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: LookaheadConfig) -> NGramPool | None:
+    """Returns pools [B, V, G, N-1], given one for all sequences or one for each."""
+    if pool is None:
+        return None
+    if not isinstance(pool, NGramPool):
+        raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
+    shape = (vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
+    if pool.ngrams.shape not in (shape, (batch_size, *shape)):
+        raise ValueError(
+            f"pool must have the shape [V, G, N-1] = {list(shape)} of this model and setting, or that for each of "
+            f"{batch_size} prompts, got {list(pool.ngrams.shape)}"
+        )
+    return NGramPool(jnp.broadcast_to(pool.ngrams, (batch_size, *shape)))
+
+
+def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:
+    if not isinstance(state, DecodeState):
+        raise TypeError(
+            f"state must be the `state` of a Generation made with keep_state=True, got {type(state).__name__}"
+        )
+    num_sequences, capacity = state.tokens.shape
+    if num_sequences not in (1, batch_size):
+        raise ValueError(
+            f"state has {num_sequences} sequences; accepted are one for each of {batch_size} prompts, or one for all"
+        )
+    expected = jax.eval_shape(lambda params: decoder.init_cache(params, num_sequences, capacity), params)
+    of_state, of_model = (
+        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)] for cache in (state.cache, expected)
+    )
+    if of_state != of_model:
+        raise ValueError(
+            f"state is of another model: its cache has {len(of_state)} arrays like {of_state[0]}, accepted are "
+            f"{len(of_model)} like {of_model[0]}"
+        )
+    shape = (num_sequences, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
+    if state.pool.ngrams.shape != shape:
+        raise ValueError(
+            f"state is of another lookahead setting: its pool has shape {list(state.pool.ngrams.shape)}, accepted is "
+            f"[B, V, G, N-1] = {list(shape)}"
+        )
+
+
+def _for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
+    """Returns the state with its reused parts repeated for each of `batch_size` prompts if it has one sequence."""
+
+    def repeat(array: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(array, (batch_size, *array.shape[1:]))
+
+    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "cache", "pool")}
+    return dataclasses.replace(state, **jax.tree.map(repeat, fields))
+
+
+def _reuse(state: DecodeState, prompts: list[np.ndarray], capacity: int) -> KVCache:
+    """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens."""
+    tokens, num_tokens = jax.device_get((state.tokens, state.num_tokens))
+    shared = []
+    for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
+        most = min(length, len(ids)) - 1  # the last token of either is left to the first step
+        differs = np.flatnonzero(known[:most] != ids[:most])
+        shared.append(differs[0] if len(differs) else most)
+    return resize(state.cache, np.array(shared, np.int32), capacity)

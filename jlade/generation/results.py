@@ -1,0 +1,135 @@
+"""The results of a generation: `Generation`, `Piece` and `Statistics`, in NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.decoding.state import DecodeState
+from jlade.generation.request import Request
+from jlade.generation.text import Detokenizer
+from jlade.lookahead.ngram_pool import NGramPool
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """The generated continuations of B prompts, and the steps that they took.
+
+    A stop string is cut off the text but not off the tokens: the last token is the one that completes it.
+    """
+
+    tokens: np.ndarray  # [B, max_new_tokens] int32, -1 after the end of a sequence
+    lengths: np.ndarray  # [B] tokens generated, including an end token
+    steps: np.ndarray  # [B] forward passes; prefill is not counted
+    accepted: np.ndarray  # [B, max(steps)] tokens accepted in each step, 0 after a sequence's last step
+    finish_reason: tuple[str, ...]  # [B], each "eos", "stop" or "length"
+    text: tuple[str, ...] | None  # [B], without special tokens; None without a tokenizer
+    logprobs: np.ndarray | None  # [B, max_new_tokens] float32 under the model, NaN after the end of a sequence
+    processed_logprobs: np.ndarray | None  # the same after `sampling`'s processing, at temperature 1 where it is 0
+    statistics: "Statistics | None"
+    state: DecodeState | None  # to continue from; see `jlade.generate`
+
+    @property
+    def compression(self) -> np.ndarray:
+        """[B] tokens per step."""
+        return self.lengths / self.steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """The tokens and the text that one step added to a stream."""
+
+    tokens: np.ndarray  # [1 to N] int32
+    text: str | None  # None without a tokenizer; may lag behind the tokens, and is never taken back
+    generation: Generation | None  # the whole result, with the last piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Counts of steps and of the final pool, as NumPy arrays [B]. Steps are forward passes; prefill is not counted.
+
+    The fan-out of a key, a first token, is the number of its n-grams in the pool. Its mean, median and maximum are over
+    the keys that have one, 0 in an empty pool.
+    """
+
+    steps: np.ndarray
+    accepted_histogram: np.ndarray  # [B, N] steps that accepted 1, 2, ... N tokens
+    steps_with_candidate: np.ndarray  # steps for which the pool had an n-gram
+    steps_with_accepted: np.ndarray  # steps that accepted more than one token
+    keys: np.ndarray
+    ngrams: np.ndarray
+    mean_fan_out: np.ndarray
+    median_fan_out: np.ndarray
+    max_fan_out: np.ndarray
+
+    @property
+    def candidate_rate(self) -> np.ndarray:
+        """[B] share of the steps for which the pool had an n-gram."""
+        return self.steps_with_candidate / self.steps
+
+    @property
+    def accepted_rate(self) -> np.ndarray:
+        """[B] share of the steps that accepted more than one token."""
+        return self.steps_with_accepted / self.steps
+
+
+def statistics(state: DecodeState) -> Statistics:
+    """Returns the statistics of a decode that has ended."""
+    fan_out = jnp.sum(state.pool.ngrams[..., 0] != NGramPool.EMPTY, axis=-1)  # [B, V]
+    fan_outs, accepted, steps, with_candidate = jax.device_get(
+        (fan_out, state.info.accepted, state.num_steps, state.info.steps_with_candidate)
+    )
+    ngram_size = state.pool.ngrams.shape[-1] + 1
+    of_keys = [counts[counts > 0] if counts.any() else np.zeros(1, counts.dtype) for counts in fan_outs]
+    return Statistics(
+        steps=steps,
+        accepted_histogram=np.stack([np.bincount(counts, minlength=ngram_size + 1)[1:] for counts in accepted]),
+        steps_with_candidate=with_candidate,
+        steps_with_accepted=(accepted > 1).sum(axis=1),
+        keys=(fan_outs > 0).sum(axis=1),
+        ngrams=fan_outs.sum(axis=1),
+        mean_fan_out=np.array([counts.mean() for counts in of_keys]),
+        median_fan_out=np.array([np.median(counts) for counts in of_keys]),
+        max_fan_out=np.array([counts.max() for counts in of_keys]),
+    )
+
+
+def gather(state: DecodeState, request: Request) -> Generation:
+    """Returns the result of a decode that has ended."""
+    tokens, ends, steps, accepted, logprobs = jax.device_get(
+        (state.tokens, state.num_tokens, state.num_steps, state.info.accepted, state.info.logprobs)
+    )
+    prompt_lengths = request.inputs.lengths
+    lengths = ends - prompt_lengths
+    offset = np.arange(max(request.inputs.stopping.max_new_tokens))[None, :]
+    is_generated = offset < lengths[:, None]
+    place = np.minimum(prompt_lengths[:, None] + offset, tokens.shape[1] - 1)
+
+    def generated(kept: np.ndarray, empty: float) -> np.ndarray:
+        return np.where(is_generated, np.take_along_axis(kept, place, axis=1), np.asarray(empty, kept.dtype))
+
+    new = generated(tokens, -1)
+    endings = [_ending(i, new[i], lengths[i], request) for i in range(len(new))]
+    return Generation(
+        tokens=new,
+        lengths=lengths,
+        steps=steps,
+        accepted=accepted[:, : steps.max()],
+        finish_reason=tuple(reason for reason, _ in endings),
+        text=None if request.tokenizer is None else tuple(text or "" for _, text in endings),
+        logprobs=None if logprobs is None else generated(logprobs.model, np.nan),
+        processed_logprobs=None if logprobs is None else generated(logprobs.processed, np.nan),
+        statistics=statistics(state) if request.with_statistics else None,
+        state=state if request.keep_state else None,
+    )
+
+
+def _ending(index: int, tokens: np.ndarray, length: int, request: Request) -> tuple[str, str | None]:
+    """Returns the reason for which a sequence ended and, when there is a tokenizer, its text."""
+    reason = "eos" if tokens[length - 1] in request.inputs.stopping.eos_ids[index] else "length"
+    if request.tokenizer is None:
+        return reason, None
+    detokenizer = Detokenizer(request.tokenizer, request.stop[index])
+    text = detokenizer.feed(tokens[:length].tolist(), last=True)
+    return "stop" if detokenizer.stopped else reason, text

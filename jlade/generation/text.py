@@ -1,0 +1,152 @@
+"""Text to tokens and tokens to text, byte by byte, so that streamed text is never taken back."""
+
+import codecs
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import tokenizers
+
+
+class Tokenizer(Protocol):
+    """A `tokenizers.Tokenizer`, or a tokenizer of transformers that is built on one."""
+
+    def encode(self, text: str, /) -> Any:
+        """Returns the token ids, or an object with the attribute `ids`."""
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        """Returns the text of the token ids."""
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
+    """Returns the tokenizer in `path`/tokenizer.json, or None when there is no such file.
+
+    Raises:
+      ValueError: when the file is not a tokenizer.
+    """
+    file = pathlib.Path(path) / "tokenizer.json"
+    if not file.exists():
+        return None
+    try:
+        return tokenizers.Tokenizer.from_file(os.fspath(file))
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the token ids of `text`, with the special tokens that the tokenizer adds."""
+    encoded = tokenizer.encode(text)
+    return list(getattr(encoded, "ids", encoded))
+
+
+def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """Returns the text that the token ids add to the preceding text, without special tokens."""
+    return Detokenizer(tokenizer).feed(list(ids), last=True)
+
+
+class TokenBytes:
+    """The UTF-8 bytes that each token adds to a text; none for special and unknown tokens.
+
+    A text is the concatenation of its tokens' bytes. Each token's share is therefore known before the next token comes;
+    the tokenizer's own decoding of several tokens does not give it.
+
+    Raises:
+      TypeError, ValueError: when the tokenizer is neither byte-level BPE nor SentencePiece, LLaMA's two kinds.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not isinstance(backend, tokenizers.Tokenizer):
+            raise TypeError(
+                f"tokenizer must be a tokenizers.Tokenizer or one of transformers' that is built on one, "
+                f"got {type(tokenizer).__name__}"
+            )
+        self._tokenizer = backend
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        state = {"type": None} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+        self._decoders = state.get("decoders", [state])
+        for decoder in self._decoders:
+            is_space = decoder.get("content") == " " and not decoder.get("stop")
+            if decoder["type"] not in _DECODERS or (decoder["type"] in ("Replace", "Strip") and not is_space):
+                raise ValueError(f"tokenizer decodes by {decoder}; accepted are {', '.join(_DECODERS)} of spaces")
+
+    def __getitem__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(int(token_id))
+        if token is None or token_id in self._special:
+            return b""
+        for decoder in self._decoders:
+            match decoder["type"]:
+                case "ByteLevel":
+                    known = all(character in _BYTE_OF for character in token)
+                    return bytes(_BYTE_OF[character] for character in token) if known else token.encode()
+                case "ByteFallback" if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+                    return bytes.fromhex(token[3:5])
+                case "Replace":
+                    token = token.replace(decoder["pattern"]["String"], " ")
+                case "Metaspace":
+                    token = token.replace(decoder["replacement"], " ")
+        return token.encode()
+
+
+# Strip removes a space at the beginning of a whole text, where generated text never is.
+_DECODERS = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip")
+
+# Byte-level BPE writes bytes that are not printable in Latin-1 as the characters from 256 on (GPT-2's alphabet).
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+
+token_bytes = functools.lru_cache(maxsize=8)(TokenBytes)  # every call of `generate` brings the same tokenizer
+
+
+class Detokenizer:
+    """Turns tokens into text as they arrive; returned text is never taken back.
+
+    It holds back an incomplete character, and the beginning of a possible stop string until another token decides.
+
+    Args:
+      tokenizer: the tokenizer of the tokens.
+      stop: stop strings; one that the last token completes is cut off.
+
+    Attributes:
+      stopped: whether a stop string was cut off.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+        self.stopped = False
+        self._token_bytes = token_bytes(tokenizer)
+        self._stop = [string.encode() for string in stop]
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+
+    def feed(self, ids: Sequence[int], last: bool = False) -> str:
+        """Takes the next tokens and returns the text that is now certain; with `last`, all of the remaining text."""
+        new = [self._token_bytes[i] for i in ids]
+        text = self._held + b"".join(new)
+        if last:
+            cut = _find_stop(text, len(text) - len(new[-1]), self._stop) if new else None
+            self.stopped = cut is not None
+            end = len(text) if cut is None else cut
+        else:
+            end = len(text) - _length_of_beginning(text, self._stop)
+        self._held = text[end:]
+        return self._decoder.decode(text[:end], final=last)
+
+
+def _find_stop(text: bytes, begin: int, stop: Sequence[bytes]) -> int | None:
+    """Returns the start of the first stop string that ends after `begin`; of several that end there, of the longest."""
+    for end in range(begin + 1, len(text) + 1):
+        lengths = [len(string) for string in stop if text.endswith(string, 0, end)]
+        if lengths:
+            return end - max(lengths)
+    return None
+
+
+def _length_of_beginning(text: bytes, stop: Sequence[bytes]) -> int:
+    """Returns the length of the longest suffix of `text` that is a proper prefix of a stop string."""
+    longest = max(map(len, stop), default=1) - 1
+    lengths = range(min(longest, len(text)), 0, -1)
+    return next((n for n in lengths if any(len(s) > n and s.startswith(text[-n:]) for s in stop)), 0)

@@ -1,0 +1,83 @@
+"""Adaptive width: narrower steps while wide ones do not pay, and trials of the full width from time to time.
+
+A wide step pays when it accepts more tokens than its cost in plain steps. (An addition of jlade's; the paper keeps W, N
+and G fixed.)
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jlade.config import LookaheadConfig
+
+TRIAL = 16  # steps at a level before it is judged
+MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately
+FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
+
+
+@flax.struct.dataclass
+class Pace:
+    """The level of the next step and the record at that level, shared by all sequences of a batch."""
+
+    level: jax.Array  # [] int32, 0 for the full width
+    age: jax.Array  # [] int32, steps made since the level was entered
+    rate: jax.Array  # [] float32, mean tokens per step since then
+    wait: jax.Array  # [] int32, narrow steps before the next trial of the full width
+
+
+def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
+    """Returns the settings of an adaptive decode, widest first: the full one, one candidate without a window, plain."""
+    sizes = (
+        (lookahead.window_size, lookahead.guess_set_size),
+        (0, min(1, lookahead.guess_set_size)),
+        (0, 0),
+    )
+    return tuple(
+        dataclasses.replace(lookahead, window_size=window_size, guess_set_size=guess_set_size)
+        for window_size, guess_set_size in dict.fromkeys(sizes)
+    )
+
+
+def costs(levels: Sequence[LookaheadConfig], step_cost: jax.Array) -> jax.Array:
+    """Returns the cost of a step at each level [L], in plain steps.
+
+    The cost is taken to grow linearly from a plain step, 1, to a step of full width, `step_cost` [].
+    """
+    widest = levels[0].block_size
+    share = [(level.block_size - 1) / max(1, widest - 1) for level in levels]
+    return 1 + (step_cost - 1) * jnp.asarray(share, jnp.float32)
+
+
+def start() -> Pace:
+    """Returns the pace of a decode that begins at full width."""
+    return Pace(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.int32(FIRST_WAIT))
+
+
+def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
+    """Records a step and chooses the level of the next one.
+
+    A level pays when its tokens per step exceed its cost. A level that does not pay is left for the next narrower one
+    after `TRIAL` steps. After `pace.wait` narrow steps the full width is tried again. The wait doubles with each trial,
+    so that the cost of trials vanishes, and is reset once the full width pays.
+
+    Args:
+      pace: before the step.
+      accepted: [] float32, mean number of tokens that the step accepted for a sequence.
+      costs: [L], cost of a step at each level, in plain steps.
+    """
+    age = pace.age + 1
+    rate = pace.rate + (accepted - pace.rate) / jnp.minimum(age, MEMORY).astype(jnp.float32)
+    pays = rate > costs[pace.level]
+    falls = (age >= TRIAL) & ~pays & (pace.level < len(costs) - 1)
+    tries = ~falls & (pace.level > 0) & (age >= pace.wait)
+    wait = jnp.where(tries, jnp.minimum(2 * pace.wait, LONGEST_WAIT), pace.wait)
+    wait = jnp.where((pace.level == 0) & (age >= MEMORY) & pays, FIRST_WAIT, wait)
+    return Pace(
+        level=jnp.where(falls, pace.level + 1, jnp.where(tries, 0, pace.level)),
+        age=jnp.where(falls | tries, 0, age),
+        rate=jnp.where(falls | tries, 0.0, rate),
+        wait=wait,
+    )

@@ -1,0 +1,1 @@
+"""Tuning: the W, N and G that decode given prompts fastest on this device."""

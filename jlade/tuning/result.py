@@ -1,0 +1,174 @@
+"""The result of tuning: what was measured, as tables and as a plot."""
+
+import dataclasses
+import io
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from jlade.config import LookaheadConfig
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """The measured speed of a setting: of whole texts, prefill included, and of a step alone.
+
+    Attributes:
+      lookahead: the setting; `jlade.config.PLAIN` for plain decoding.
+      tokens_per_step: of a sequence, over all prompts.
+      seconds_per_step: of the device, for all sequences of a batch.
+      tokens_per_second: of all sequences together.
+      speed: `tokens_per_second` divided by that of plain decoding, measured in the same turns.
+      step_cost: `seconds_per_step` divided by that of plain decoding, measured in the same turns. With fewer tokens per
+        step than this, plain decoding is faster.
+    """
+
+    lookahead: LookaheadConfig
+    tokens_per_step: float
+    seconds_per_step: float
+    tokens_per_second: float
+    speed: float
+    step_cost: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The fastest setting, and the measurements that show it. `print` shows them as tables.
+
+    Attributes:
+      best: the trial of the fastest setting.
+      trials: plain decoding first, then the settings that were tried, fastest first.
+      pruned: settings that were not tried, because even N tokens in every step would have been too slow.
+      step_times: seconds of one step by the number of tokens that it feeds to the model for each sequence.
+      device: the device of the measurements.
+      batch_size: sequences decoded at once.
+      adaptive: whether `lookahead` falls back to narrower steps where wide ones do not pay.
+      path: the file where `lookahead="auto"` finds the result; None when it is not stored.
+    """
+
+    best: Trial
+    trials: tuple[Trial, ...]
+    pruned: tuple[LookaheadConfig, ...]
+    step_times: dict[int, float]
+    device: str
+    batch_size: int
+    adaptive: bool = True
+    path: pathlib.Path | None = None
+
+    @property
+    def lookahead(self) -> LookaheadConfig:
+        """The fastest setting, with the cost of its step if it is adaptive; `config.PLAIN` for plain decoding."""
+        setting = self.best.lookahead
+        step_cost = round(self.best.step_cost, 2) if self.adaptive and setting.block_size > 1 else None
+        return dataclasses.replace(setting, step_cost=step_cost)
+
+    def figures(self) -> dict[str, Any]:
+        """Returns all fields in a form that JSON can hold."""
+        figures = {"lookahead": dataclasses.asdict(self.lookahead), **dataclasses.asdict(self)}
+        return figures | {"path": None if self.path is None else str(self.path)}
+
+    def plot(self, file: str | pathlib.Path) -> None:
+        """Draws step time and tokens per second against the block size. It needs matplotlib, the extra `plot`.
+
+        Raises:
+          ValueError: when matplotlib is missing or cannot write such a file.
+        """
+        _plot(self, file)
+
+    def __rich__(self) -> "RenderableType":
+        return _tables(self)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=100, highlight=False)
+        with console.capture() as capture:
+            console.print(_tables(self))
+        return capture.get()
+
+
+def label(setting: LookaheadConfig) -> str:
+    """Returns the setting in a form for people: "W, N, G", or "plain"."""
+    is_plain = setting.block_size == 1
+    return "plain" if is_plain else f"{setting.window_size}, {setting.ngram_size}, {setting.guess_set_size}"
+
+
+def _tables(tuning: Tuning) -> "RenderableType":
+    """Returns the step times by block size, the settings that were tried, and the fastest."""
+    from rich.console import Group
+    from rich.table import Table
+
+    steps = Table("tokens a step", "ms", "of plain")
+    for size, seconds in tuning.step_times.items():
+        steps.add_row(str(size), f"{1000 * seconds:.2f}", f"{seconds / tuning.step_times[1]:.2f}")
+    settings = Table("W, N, G", "block", "tokens/step", "ms/step", "of plain", "tokens/s", "speed")
+    for trial in tuning.trials:
+        figures = [
+            str(trial.lookahead.block_size),
+            f"{trial.tokens_per_step:.2f}",
+            f"{1000 * trial.seconds_per_step:.2f}",
+            f"{trial.step_cost:.2f}",
+            f"{trial.tokens_per_second:.0f}",
+            f"{trial.speed:.2f}x",
+        ]
+        settings.add_row(label(trial.lookahead), *figures, style="bold" if trial == tuning.best else None)
+    for column in (*steps.columns, *settings.columns[1:]):
+        column.justify = "right"
+    best = tuning.best
+    is_plain = best == tuning.trials[0]
+    found = (
+        "fastest: plain decoding" if is_plain else f"fastest: {label(best.lookahead)}, {best.speed:.2f}x plain decoding"
+    )
+    lines: list[RenderableType] = [f"{tuning.device}, batch size {tuning.batch_size}", steps, settings]
+    if tuning.pruned:
+        lines.append(f"not tried, because even N tokens in every step are too few: {len(tuning.pruned)} settings")
+    return Group(*lines, found)
+
+
+def check_image(file: str | pathlib.Path) -> None:
+    """Raises a ValueError when `Tuning.plot` cannot write such a file."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise ValueError('a plot needs matplotlib: pip install "jlade[plot]"') from error
+    path, accepted = pathlib.Path(file), FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in accepted:
+        raise ValueError(f"the plot's file must end in one of .{', .'.join(accepted)}, got {str(file)!r}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"the plot's file must be in a directory that exists, got {str(file)!r}")
+
+
+def _plot(tuning: Tuning, file: str | pathlib.Path) -> None:
+    check_image(file)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure.suptitle(f"{tuning.device}, batch size {tuning.batch_size}", fontsize="medium")
+    left, right = figure.subplots(1, 2)
+    for trial in tuning.trials:
+        is_best = trial == tuning.best
+        look = {"marker": "*" if is_best else "o", "markersize": 14 if is_best else 6, "color": "black"}
+        size, fill = trial.lookahead.block_size, "black" if is_best else "white"
+        left.plot(size, 1000 * trial.seconds_per_step, markerfacecolor=fill, **look)
+        right.plot(size, trial.tokens_per_second, markerfacecolor=fill, **look)
+        font = {"rotation": 45, "rotation_mode": "anchor", "fontsize": "small", "weight": "bold" if is_best else None}
+        right.annotate(
+            label(trial.lookahead), (size, trial.tokens_per_second), (4, 6), textcoords="offset points", **font
+        )
+    left.plot(list(tuning.step_times), [1000 * seconds for seconds in tuning.step_times.values()], "k.-", zorder=1)
+    left.set(ylabel="one step, ms")
+    left.set_title("line: timed first; points: the settings tried", fontsize="small")
+    right.axhline(tuning.trials[0].tokens_per_second, color="black", linestyle="--", linewidth=1, zorder=1)
+    right.set(ylabel="tokens/s")
+    right.set_title("points: the settings tried, as W, N, G; star: the fastest", fontsize="small")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(tuning.step_times), labels=list(map(str, tuning.step_times)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set(xlabel="block size, tokens", xlim=(0.8, 2 * axes.dataLim.x1), ylim=(0, 1.2 * axes.dataLim.y1))
+        axes.grid(color="0.9")
+        axes.set_axisbelow(True)
+    figure.savefig(file)

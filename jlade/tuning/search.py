@@ -1,0 +1,170 @@
+"""The search for the fastest W, N and G: `tune` prunes settings by the time of their steps and tries the others."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Unpack
+
+import numpy as np
+
+from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.devices import choice
+from jlade.generation import request
+from jlade.generation.request import Prompt, TextOptions
+from jlade.models.base import Params
+from jlade.tuning.measurement import Measurement
+from jlade.tuning.result import Trial, Tuning, label
+
+# The settings to try: prompt lookup in small and in wide blocks, then settings with a window, among them those of
+# Table 4 of arXiv 2402.02057.
+USUAL = tuple(
+    LookaheadConfig(*sizes)
+    for sizes in (
+        *((0, 3, 1), (0, 4, 1), (0, 5, 1), (0, 6, 1), (0, 8, 1), (0, 12, 1), (0, 4, 2), (0, 6, 2)),
+        *((0, 5, 4), (0, 8, 4), (0, 5, 10)),
+        *((3, 4, 3), (5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15), (20, 7, 20)),
+    )
+)
+
+# Settings of 2, 4, 8, ... 256 tokens a step. Their steps are timed before any text is decoded.
+BLOCKS = tuple(
+    LookaheadConfig(*sizes)
+    for sizes in ((0, 2, 1), (0, 4, 1), (0, 8, 1), (2, 5, 2), (4, 5, 4), (8, 5, 8), (16, 5, 16), (32, 5, 32))
+)
+
+SLACK = 1.15  # an interpolated step time may be too long by this factor
+CLOSE = 0.2  # settings within this share of the best speed are measured again, side by side
+TIE = 0.03  # settings within this share of the best speed are equally good
+
+
+def tune(
+    params: Params,
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    settings: Sequence[LookaheadConfig] = USUAL,
+    batch_size: int = 1,
+    repeat: int = 3,
+    adaptive: bool = True,
+    store: bool = True,
+    progress: Callable[[str], None] = lambda doing: None,
+    **options: Unpack[TextOptions],
+) -> Tuning:
+    """Finds the setting, plain decoding included, that decodes prompts like these fastest on this device.
+
+    First, steps of several block sizes are timed. These times exclude the settings that cannot win. Each of the others
+    is compiled and decodes all prompts, in turns with plain decoding; the best ones are measured once more, side by
+    side. Of equally fast settings the one with the smallest block wins.
+
+    Args:
+      params: the model's parameters.
+      prompts: a few prompts like those to come, as tokens per step depend on the text; see `jlade.generate`.
+      settings: the settings to try besides plain decoding.
+      batch_size: prompts decoded at once. The result holds for batches of this size.
+      repeat: how often the best settings are timed; the other ones are timed half as often. The median counts for
+        texts, the minimum for steps.
+      adaptive: whether the returned setting falls back to narrower steps where wide ones do not pay, by the measured
+        `LookaheadConfig.step_cost`. The trials themselves do not fall back.
+      store: whether to store the result for `lookahead="auto"`, in place of an earlier one.
+      progress: called with a description of the next measurement.
+      **options: the text options of `jlade.generate`: `max_new_tokens`, 128 by default, at least 16 and twice the
+        largest N; `sampling`, as sampled texts give fewer tokens per step than greedy ones; `tokenizer` and so on.
+
+    Raises:
+      TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
+    """
+    repeat, batch_size = check_int("repeat", repeat, 1), check_int("batch_size", batch_size, 1)
+    for setting in settings:
+        if not isinstance(setting, LookaheadConfig):
+            raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
+    settings = [setting for setting in settings if setting != PLAIN]  # plain decoding is tried anyway
+    request.check_names(options, TextOptions)
+    max_new_tokens = options.setdefault("max_new_tokens", 128)
+    most_accepted = max(setting.max_accepted for setting in (*settings, *BLOCKS))
+    check_int("max_new_tokens", max_new_tokens, 2 * most_accepted)  # so that a text takes more than one step
+    checked = request.check(params, prompts, {**options, "lookahead": None})
+    measure = Measurement.of(params, checked.inputs, checked.program, batch_size)
+
+    step_times = _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), progress)
+
+    def trials(settings: Sequence[LookaheadConfig], is_final: bool) -> list[Trial]:
+        names = ", ".join(map(label, settings)) or label(PLAIN)
+        progress(f"{names} once more" if is_final else names)
+        return measure.trials(settings, repeat if is_final else (repeat + 1) // 2)
+
+    best, tried, pruned = search(settings, step_times, trials)
+    key = choice.key(params, checked.program.decoder, batch_size)
+    result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size, adaptive)
+    return _store(result, key) if store else result
+
+
+def search(
+    settings: Sequence[LookaheadConfig],
+    step_times: dict[int, float],
+    measure: Callable[[Sequence[LookaheadConfig], bool], list[Trial]],
+) -> tuple[Trial, list[Trial], list[LookaheadConfig]]:
+    """Tries settings, the most promising first, until none of the others can be faster than the best one.
+
+    Args:
+      settings: the settings to try besides plain decoding.
+      step_times: seconds by block size; interpolated between sizes, constant above the largest.
+      measure: returns the trials of plain decoding and of the given settings, in this order; its second argument is
+        whether they are final.
+
+    Returns:
+      The best trial, by `pick`; all trials, plain decoding first, then fastest first; and the settings that were not
+      tried.
+    """
+    sizes, seconds = list(step_times), list(step_times.values())
+
+    def promise(setting: LookaheadConfig) -> float:
+        """Returns the speed of a setting that accepts N tokens in every step."""
+        return SLACK * setting.max_accepted * seconds[0] / float(np.interp(setting.block_size, sizes, seconds))
+
+    tried: dict[LookaheadConfig, Trial] = {}
+    pruned, best = [], 1.0
+    for setting in sorted(dict.fromkeys(settings), key=promise, reverse=True):
+        if promise(setting) < best:
+            pruned.append(setting)
+        else:
+            _, tried[setting] = measure([setting], False)
+            best = max(best, tried[setting].speed)
+    close = [setting for setting, trial in tried.items() if trial.speed >= (1 - CLOSE) * best]
+    plain, *final = measure(close, True)
+    tried |= {trial.lookahead: trial for trial in final}
+    fastest_first = sorted(tried.values(), key=lambda trial: trial.speed, reverse=True)
+    return pick([plain, *final]), [plain, *fastest_first], pruned
+
+
+def pick(trials: Sequence[Trial]) -> Trial:
+    """Returns the fastest trial; of equally good ones, the one with the smallest block."""
+    least = (1 - TIE) * max(trial.speed for trial in trials)
+    good = [trial for trial in trials if trial.speed >= least]
+    return min(good, key=lambda trial: (trial.lookahead.block_size, -trial.speed))
+
+
+def _time_blocks(
+    settings: Sequence[LookaheadConfig],
+    step_seconds: Callable[[Sequence[LookaheadConfig]], dict[LookaheadConfig, float]],
+    progress: Callable[[str], None],
+) -> dict[int, float]:
+    """Returns the times of steps of growing blocks, up to a block whose cost no wider setting can repay."""
+    times: dict[int, float] = {}
+    for block in (PLAIN, *BLOCKS):
+        progress(f"a step of {block.block_size} token{'s'[: block.block_size > 1]}")
+        times |= {b.block_size: seconds for b, seconds in step_seconds([block]).items()}
+        wider = [setting.max_accepted for setting in settings if setting.block_size > block.block_size]
+        if SLACK * max(wider, default=0) * times[1] < times[block.block_size]:
+            break
+    return times
+
+
+def _store(result: Tuning, key: choice.Key) -> Tuning:
+    facts = result.figures()
+    try:
+        choice.save(key, result.lookahead, {name: facts[name] for name in ("step_times", "trials", "pruned")})
+    except OSError as error:
+        warnings.warn(f'the result is not stored, so lookahead="auto" will not find it: {error}', stacklevel=3)
+        return result
+    choice.forget()
+    return dataclasses.replace(result, path=key.path)

@@ -1,0 +1,325 @@
+"""The compiled program against the algorithm in plain Python, and what its compilation promises."""
+
+import dataclasses
+import functools
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import jlade
+from jlade import LookaheadConfig
+from jlade.config import PLAIN
+from jlade.decoding import loop, prefill
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
+from jlade.lookahead import adaptive, window
+from tests import plain_llama, reference
+from tests.lookahead.test_adaptive import levels_of
+from tests.tiny import tiny_llama
+
+NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
+SETTINGS = [
+    LookaheadConfig(4, 4, 3),
+    LookaheadConfig(1, 5, 6, pool_from_prompt=False),
+    LookaheadConfig(6, 2, 4),
+    LookaheadConfig(0, 3, 2),
+    LookaheadConfig(0, 4, 2, pool_from_prompt=False),
+    LookaheadConfig(3, 3, 0),
+    LookaheadConfig(5, 6, 1),
+    PLAIN,
+]
+
+
+@functools.cache
+def logits_of(seed):
+    """Returns a function from a text to the logits of its next token."""
+    params = tiny_llama(seed)
+    logits = functools.cache(lambda text: plain_llama.logits(params, text)[-1])
+    return lambda text: logits(tuple(text))
+
+
+def next_token_of(seed):
+    return lambda text: int(np.argmax(logits_of(seed)(text)))
+
+
+def first_window(key, prompt, lookahead):
+    """The window that jlade draws for a prompt."""
+    drawn = window.draw(key, jnp.array(prompt), jnp.int32(len(prompt)), prefill.DRAWN)
+    return window.start(drawn, lookahead.window_size, lookahead.ngram_size).tolist()
+
+
+def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids):
+    """Runs the reference with the first window that jlade draws."""
+    return reference.decode(
+        next_token_of(seed),
+        prompt,
+        max_new_tokens,
+        window_size=lookahead.window_size,
+        ngram_size=lookahead.ngram_size,
+        guess_set_size=lookahead.guess_set_size,
+        pool_from_prompt=lookahead.pool_from_prompt,
+        start=first_window(key, prompt, lookahead),
+        eos_ids=eos_ids,
+    )
+
+
+def generated(out, row=0):
+    return out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
+
+
+@pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
+@settings(max_examples=8, phases=NO_SHRINKING)
+@given(
+    seed=st.sampled_from([0, 2, 3, 4]),
+    prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+    max_new_tokens=st.integers(1, 40),
+    key=st.integers(0, 99),
+    eos_ids=st.lists(st.integers(0, 12), max_size=2),
+)
+def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_ids):
+    key = jax.random.key(key)
+    expected = decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids)
+    out = jlade.generate(
+        tiny_llama(seed), prompt, max_new_tokens=max_new_tokens, lookahead=lookahead, eos_ids=eos_ids, key=key
+    )
+    assert generated(out) == expected
+
+
+@settings(max_examples=8, phases=NO_SHRINKING)
+@given(
+    lookahead=st.builds(LookaheadConfig, st.integers(0, 8), st.integers(2, 6), st.integers(0, 8), st.booleans()),
+    seed=st.sampled_from([0, 2, 3, 4]),
+    prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+)
+def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
+    key = jax.random.key(0)
+    expected = decode_plainly(seed, prompt, 40, lookahead, key, ())
+    out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key)
+    assert generated(out) == expected
+
+
+@pytest.mark.parametrize("lookahead", [LookaheadConfig(3, 4, 3), LookaheadConfig(0, 3, 1)], ids=str)
+def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(lookahead):
+    """A step that costs 9 plain ones never pays, so it is tried, left for the narrower ones, and tried again."""
+    generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
+    plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
+    never_pays, always_pays = (
+        generate(lookahead=dataclasses.replace(lookahead, step_cost=cost)) for cost in (9.0, 0.1)
+    )
+    for out in (wide, never_pays, always_pays):
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+    np.testing.assert_array_equal(always_pays.accepted, wide.accepted)
+
+    accepted = never_pays.accepted[0]
+    levels = levels_of(accepted.tolist(), adaptive.costs(adaptive.levels(lookahead), jnp.float32(9.0)).tolist())
+    assert levels.count(0) > adaptive.TRIAL, "the full width should be tried again"
+    assert all(accepted[np.array(levels) == max(levels)] == 1), "the narrowest level is plain decoding"
+    np.testing.assert_array_equal(accepted[: adaptive.TRIAL], wide.accepted[0, : adaptive.TRIAL])
+
+
+@pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), ((8, 2), (2, 0))], ids=str)
+def test_prompts_longer_than_a_prefill_chunk(chunks):
+    params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig(3, 4, 3)
+    for length in (1, 3, 4, 5, 8, 9, 17):
+        prompt = np.random.default_rng(length).integers(0, 13, length).tolist()
+        inputs, program = jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, key=key)
+        state = jlade.decode(params, inputs, dataclasses.replace(program, chunks=chunks))
+        tokens = state.tokens[0, length : state.num_tokens[0]].tolist()
+        accepted = state.info.accepted[0, : state.num_steps[0]].tolist()
+        assert (tokens, accepted) == decode_plainly(0, prompt, 20, lookahead, key, ())
+
+
+def test_a_small_cache_has_fewer_chunks():
+    assert prefill.fitting(CHUNKS_ON_CPU, 1024) == CHUNKS_ON_CPU == ((256, 224), (64, 48), (16, 0))
+    assert prefill.fitting(CHUNKS_ON_CPU, 256) == ((64, 48), (16, 0))
+    assert prefill.fitting(CHUNKS_ON_CPU, 12) == ((12, 0),)
+    assert prefill.fitting(CHUNKS, 2048) == CHUNKS
+
+
+@pytest.mark.parametrize("lookahead", [*SETTINGS[::2], PLAIN], ids=str)
+def test_rows_of_a_ragged_batch_get_what_they_get_alone(lookahead):
+    params, rng = tiny_llama(2), np.random.default_rng(3)
+    prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11, 3, 16, 5)]
+    generate = functools.partial(jlade.generate, params, max_new_tokens=30, lookahead=lookahead, eos_ids=[4])
+    batch = generate(prompts)
+    assert len(set(batch.lengths.tolist())) > 1, "some row should end before others"
+    for row, prompt in enumerate(prompts):
+        assert generated(batch, row) == generated(generate(prompt))
+
+
+def test_every_position_of_an_end_token_within_a_step():
+    """Each token of a text in turn as the end token: it is cut there, wherever in a step it falls."""
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig(4, 5, 4)
+    whole, accepted = generated(jlade.generate(params, prompt, max_new_tokens=40, lookahead=lookahead, eos_ids=()))
+    assert max(accepted) > 2
+    for eos in set(whole):
+        out = jlade.generate(params, prompt, max_new_tokens=40, lookahead=lookahead, eos_ids=[12, eos])
+        end = min(whole.index(e) for e in (12, eos) if e in whole) + 1
+        assert generated(out)[0] == whole[:end]
+        assert out.finish_reason == ("eos",)
+        assert out.accepted.sum() == end
+
+
+def test_every_limit_cuts_exactly():
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig(4, 5, 4)
+    whole, _ = generated(jlade.generate(params, prompt, max_new_tokens=30, lookahead=lookahead, eos_ids=()))
+    for limit in range(1, 30):
+        out = jlade.generate(params, prompt, max_new_tokens=limit, lookahead=lookahead, eos_ids=())
+        assert generated(out)[0] == whole[:limit]
+        assert out.finish_reason == ("length",)
+
+
+def test_a_text_can_fill_the_models_positions_to_the_last():
+    params = tiny_llama(max_positions=32)
+    out = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=LookaheadConfig(4, 4, 4))
+    plain = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=None)
+    assert out.lengths.tolist() == [30]
+    assert out.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_no_request_sees_anothers_pool():
+    params, lookahead = tiny_llama(3), LookaheadConfig(4, 4, 4)
+    first = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
+    jlade.generate(params, [7, 8, 9], max_new_tokens=40, lookahead=lookahead)
+    again = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
+    assert generated(first) == generated(again)
+
+
+def state_before_steps(params, prompts, lookahead, **options):
+    inputs, program = jlade.prepare(params, prompts, lookahead=lookahead, **options)
+    return jlade.start(jlade.prefill(params, inputs, program), inputs, program), program
+
+
+def test_step_leaves_its_state_as_it_was():
+    params = tiny_llama()
+    state, program = state_before_steps(params, [1, 2, 3], LookaheadConfig(3, 4, 3), max_new_tokens=20)
+    before = jax.tree.map(jnp.copy, state)
+    one_step = jax.jit(functools.partial(jlade.step, program=program))
+    first, second = (one_step(params, state) for _ in range(2))
+    chex.assert_trees_all_equal(*map(without_keys, (state, before)))
+    chex.assert_trees_all_equal(*map(without_keys, (first, second)))
+    assert first.num_steps.tolist() == [1]
+    chex.assert_trees_all_equal(*map(without_keys, (loop.run(params, state, program, max_steps=1), first)))
+
+
+def without_keys(state):
+    """The state with its keys as numbers, which can be compared."""
+    return state.replace(constants=state.constants.replace(keys=jax.random.key_data(state.constants.keys)))
+
+
+def test_a_row_that_is_done_stays_as_it_is():
+    params = tiny_llama()
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    state, program = state_before_steps(params, prompts, LookaheadConfig(3, 4, 3), max_new_tokens=[2, 40], eos_ids=())
+    one_step = jax.jit(functools.partial(jlade.step, program=program))
+    while not state.done[0]:
+        state = one_step(params, state)
+    later = one_step(params, state)
+    assert later.num_steps.tolist() == [state.num_steps[0], state.num_steps[1] + 1]
+    first_sequences = (jax.tree.map(lambda x: x[0], without_keys(s)) for s in (later, state))
+    chex.assert_trees_all_equal(*first_sequences)
+
+
+def test_decode_works_inside_the_callers_own_jit_and_vmap():
+    params, lookahead = tiny_llama(3), LookaheadConfig(3, 4, 3)
+    prompts = np.array([[1, 2], [3, 4], [5, 6]])
+    of_all = [jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, eos_ids=()) for prompt in prompts]
+    program = of_all[0][1]
+    inputs = jax.tree.map(lambda *arrays: jnp.stack(arrays), *(inputs for inputs, _ in of_all))
+    together = jax.jit(jax.vmap(lambda inputs: jlade.decode(params, inputs, program).tokens[0, 2:22]))(inputs)
+    for tokens, prompt in zip(together, prompts, strict=True):
+        alone = jlade.generate(params, prompt, max_new_tokens=20, lookahead=lookahead)
+        assert tokens.tolist() == alone.tokens[0].tolist()
+
+
+def test_a_program_holds_no_step_cost():
+    with pytest.raises(ValueError, match=r"lookahead\.step_cost must be None in a Program, got 1\.5: pass it"):
+        jlade.Program(tiny_llama().decoder, LookaheadConfig(step_cost=1.5))
+
+
+def test_works_with_64_bit_types_enabled():
+    params, lookahead = tiny_llama(3), LookaheadConfig(4, 4, 4)
+    expected = generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead))
+    with jax.enable_x64(True):
+        assert generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead)) == expected
+
+
+def test_prefill_is_traced_once_and_decode_once_for_each_setting(demo, monkeypatch):
+    """Twenty prompts, limits, seeds and sets of end tokens, three settings, and two values of the cost of a step."""
+    params, _ = demo
+    jax.clear_caches()
+    sizes = []
+    original = type(params.decoder).forward
+
+    def forward(self, params, tokens, *rest):
+        sizes.append(tokens.shape[1])
+        return original(self, params, tokens, *rest)
+
+    monkeypatch.setattr(type(params.decoder), "forward", forward)
+    settings = [None, LookaheadConfig(3, 3, 3), LookaheadConfig(0, 5, 1, step_cost=1.5)]
+    rng = np.random.default_rng(0)
+    for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
+        setting = settings[i % 3]
+        if setting is not None and setting.step_cost is not None:
+            setting = dataclasses.replace(setting, step_cost=1.5 + i)
+        jlade.generate(
+            params,
+            rng.integers(0, 4096, length),
+            max_new_tokens=1 + i,
+            lookahead=setting,
+            eos_ids=range(i % 5),
+            key=jax.random.key(i),
+        )
+    jax.clear_caches()
+    chunks = [chunk for chunk, _ in CHUNKS_ON_CPU]
+    assert sizes == [*chunks, 1, 12, 5, 1]  # the adaptive program has a loop for its width and one for plain steps
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    "lookahead",
+    [LookaheadConfig(3, 4, 3), LookaheadConfig(3, 4, 3, False), LookaheadConfig(3, 4, 3, step_cost=2.0), PLAIN],
+    ids=["prompt pool", "window", "adaptive", "plain"],
+)
+def test_no_loop_copies_a_cache_layer_or_the_pool(lookahead, batch_size):
+    """Neither prefill's loops nor those over steps."""
+    params = tiny_llama(vocab_size=2000, max_positions=4096)
+    capacity = 4096
+    inputs, program = jlade.prepare(params, [[1]] * batch_size, max_new_tokens=capacity - 1, lookahead=lookahead)
+    decode = jax.jit(jlade.decode, static_argnames="program").lower(params, inputs, program)
+    layer = batch_size * capacity * params.config.num_kv_heads * params.config.head_dim
+    pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)
+    assert copies_in_loops(decode.compile().as_text(), [size for size in (layer, pool) if size]) == []
+
+
+def copies_in_loops(program: str, sizes: list[int]) -> list[str]:
+    """Returns the copies and transposes of one or more times so many elements that a program makes inside a loop."""
+    computations = dict(re.findall(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$\n((?:.*\n)*?)^\}", program, flags=re.MULTILINE))
+    assert len(computations) > 2, "the text of compiled programs has changed"
+    called = {name: set(re.findall(r"%([\w.\-]+)", body)) & computations.keys() for name, body in computations.items()}
+    reached = set(re.findall(r" while\(.*body=%([\w.\-]+)", program))
+    assert reached, "no loop found"
+    while more := set().union(*(called[name] for name in reached)) - reached:
+        reached |= more
+    found = []
+    for name in reached:
+        for line in computations[name].splitlines():
+            match = re.search(r"= \w+\[([\d,]*)\]\S* (?:copy|copy-start|transpose)\(", line)
+            elements = np.prod([int(n) for n in match[1].split(",") if n]) if match else 0
+            if elements and any(elements % size == 0 for size in sizes):
+                found.append(line.strip())
+    return found
+
+
+def test_the_search_for_copies_finds_one():
+    def body(carry):
+        i, x = carry
+        return i + 1, jnp.roll(x, 1).T.reshape(x.shape) + x[0, 0]
+
+    program = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] < 9, body, (0, x))).lower(np.zeros((64, 65)))
+    assert copies_in_loops(program.compile().as_text(), [64 * 65])

@@ -1,0 +1,364 @@
+"""Processed logits against transformers and NumPy; sampled texts against the reference and exact enumeration."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.decoding import sampling
+from jlade.decoding import step as step_module
+from jlade.decoding.stopping import Stopping
+from jlade.lookahead.verification import verify_by_rejection
+from tests import plain_llama, reference
+from tests.decoding.test_decoding import first_window
+from tests.tiny import tiny_llama
+
+VOCAB = 13
+ALONE = [
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=1.0, top_k=4),
+    SamplingConfig(temperature=1.5, top_p=0.8),
+    SamplingConfig(temperature=1.0, min_p=0.2),
+    SamplingConfig(temperature=0.3, repetition_penalty=1.3),
+    SamplingConfig(temperature=1.0, presence_penalty=0.8),
+    SamplingConfig(temperature=1.0, frequency_penalty=0.5),
+    SamplingConfig(temperature=1.0, logit_bias={3: 2.0, 5: float("-inf")}),
+]
+GREEDY_WITH_PENALTIES = SamplingConfig(repetition_penalty=1.3, frequency_penalty=0.2)
+TOGETHER = SamplingConfig(
+    temperature=0.9,
+    top_k=9,
+    top_p=0.95,
+    min_p=0.02,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={3: 1.0},
+)
+LOOKAHEADS = [
+    LookaheadConfig(4, 4, 3),
+    LookaheadConfig(1, 5, 6, pool_from_prompt=False),
+    LookaheadConfig(6, 2, 4),
+    LookaheadConfig(0, 3, 2),
+    LookaheadConfig(5, 6, 1, window_draw="greedy"),
+    LookaheadConfig(3, 3, 0),
+]
+
+
+def processed(logits, config, prompt, generated):
+    """Runs `sampling.process` on logits [R, V] for one history."""
+    settings = sampling.to_arrays([config], logits.shape[1])
+    row = jax.tree.map(lambda x: x[0], settings)
+    counts = [np.bincount(ids, minlength=logits.shape[1]).astype(np.int32) for ids in (prompt, generated)]
+    return np.asarray(sampling.process(logits, row, counts[0], np.broadcast_to(counts[1], logits.shape)))
+
+
+def plain_processed(logits, config, prompt, generated):
+    """The same for one position [V], written out in NumPy and float64."""
+    logits = np.array(logits, np.float64)
+    for token, bias in config.logit_bias or ():
+        logits[token] += bias
+    for token in range(len(logits)):
+        if config.repetition_penalty and token in (*prompt, *generated):
+            factor = config.repetition_penalty
+            logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+        if token in generated:
+            logits[token] -= config.presence_penalty or 0
+        logits[token] -= (config.frequency_penalty or 0) * list(generated).count(token)
+    logits /= config.temperature or 1.0
+    if config.top_k:
+        logits[logits < np.sort(logits)[-config.top_k]] = -np.inf
+    if config.top_p:
+        order = np.argsort(-logits)
+        total = np.cumsum(np.exp(logits[order]) / np.exp(logits).sum())
+        logits[order[1 + np.searchsorted(total, config.top_p) :]] = -np.inf
+    if config.min_p:
+        logits[logits < logits.max() + np.log(config.min_p)] = -np.inf
+    return logits
+
+
+@pytest.mark.parametrize("config", [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES], ids=str)
+def test_processing_equals_numpy(config):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        logits = rng.normal(size=(3, VOCAB)).astype(np.float32) * 2
+        prompt, generated = rng.integers(0, VOCAB, 4).tolist(), rng.integers(0, VOCAB, 5).tolist()
+        expected = [plain_processed(row, config, prompt, generated) for row in logits]
+        got = processed(logits, config, prompt, generated)
+        kept = np.isfinite(expected)
+        np.testing.assert_array_equal(np.isfinite(got), kept)
+        np.testing.assert_allclose(got[kept], np.array(expected)[kept], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"top_p": 1.0},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.3},
+        {"temperature": 1.3, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 0.8},
+    ],
+    ids=str,
+)
+def test_processing_equals_transformers(settings):
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it with torch")
+    makers = {  # in transformers' own order
+        "repetition_penalty": transformers.RepetitionPenaltyLogitsProcessor,
+        "temperature": transformers.TemperatureLogitsWarper,
+        "top_k": transformers.TopKLogitsWarper,
+        "top_p": transformers.TopPLogitsWarper,
+        "min_p": transformers.MinPLogitsWarper,
+    }
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(6, 50)).astype(np.float32) * 3
+    history = rng.integers(0, 50, 12)
+    expected = torch.tensor(logits)
+    for name, maker in makers.items():
+        if name in settings:
+            expected = maker(settings[name])(torch.tensor(np.tile(history, (6, 1))), expected)
+    config = SamplingConfig(**({"temperature": 1.0} | settings))
+    got = processed(logits, config, history[:7], history[7:])
+    np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
+
+
+def noise(key, row, position, vocab_size):
+    return np.asarray(sampling.noise_at(jax.random.fold_in(key, row), jnp.array([position]), vocab_size))[0]
+
+
+def test_coupled_sampling_equals_the_reference():
+    """Noise that belongs to a position makes the next token a function of the text, as the reference wants it."""
+    params, key, prompt, configs = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5], [*ALONE, TOGETHER]
+    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[3]):
+        start = first_window(key, prompt, lookahead)
+        batch = [prompt] * len(configs)
+        out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=configs, key=key)
+        for row, config in enumerate(configs):
+            tokens, accepted = reference.decode(
+                sampled_next_token(params, config, key, row, len(prompt)),
+                prompt,
+                30,
+                window_size=lookahead.window_size,
+                ngram_size=lookahead.ngram_size,
+                guess_set_size=lookahead.guess_set_size,
+                pool_from_prompt=True,
+                start=start,
+            )
+            assert out.tokens[row].tolist() == tokens
+            if not sampling.to_arrays([config], VOCAB).counts_tokens:  # the reference counts guesses as well
+                assert out.accepted[row, : out.steps[row]].tolist() == accepted
+
+
+def sampled_next_token(params, config, key, row, prompt_length):
+    @functools.cache
+    def next_token(text):
+        logits = plain_llama.logits(params, text)[-1]
+        logits = plain_processed(logits, config, text[:prompt_length], text[prompt_length:])
+        return int(np.argmax(logits + noise(key, row, len(text), VOCAB)))
+
+    return lambda text: next_token(tuple(text))
+
+
+def test_sampled_texts_are_the_same_for_every_setting():
+    """Each control alone, all together, and none: a row each, so that all share one program per setting."""
+    configs = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]
+    prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(configs))]
+    arguments = {"max_new_tokens": 40, "sampling": configs, "key": jax.random.key(1)}
+    plain = jlade.generate(tiny_llama(2), prompts, lookahead=None, **arguments)
+    for lookahead in LOOKAHEADS:
+        out = jlade.generate(tiny_llama(2), prompts, lookahead=lookahead, **arguments)
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+
+
+def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golden):
+    prompts = [prompt["ids"] for prompt, _ in golden.values()][::7]
+    configs = [
+        TOGETHER,
+        SamplingConfig(temperature=0.3),
+        SamplingConfig(temperature=0.7),
+        SamplingConfig(temperature=1.5),
+    ]
+    arguments = {"max_new_tokens": 48, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
+    plain = jlade.generate(demo[0], prompts, lookahead=None, **arguments)
+    out = jlade.generate(demo[0], prompts, lookahead=LookaheadConfig(5, 4, 5), **arguments)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.compression.mean() > 1.1
+
+
+def test_keys_decide_the_text():
+    generate = functools.partial(
+        jlade.generate, tiny_llama(2), max_new_tokens=30, sampling=SamplingConfig(temperature=1.0)
+    )
+    first, again, other = (generate([[1], [1]], key=jax.random.key(i)).tokens.tolist() for i in (0, 0, 1))
+    assert first == again != other
+    assert first[0] != first[1], "equal prompts in a batch should get texts of their own"
+
+
+def test_rows_with_settings_and_keys_of_their_own_get_what_they_get_alone():
+    rng = np.random.default_rng(3)
+    temperatures = (0.3, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.5)
+    configs = [dataclasses.replace(TOGETHER, temperature=t, top_k=3 + i) for i, t in enumerate(temperatures)]
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in (1, 7, 20, 2, 11, 5, 3, 9)]
+    keys = jax.random.split(jax.random.key(5), 8)
+    generate = functools.partial(jlade.generate, tiny_llama(2), max_new_tokens=30, eos_ids=[4])
+    for lookahead in (LOOKAHEADS[0], LookaheadConfig(4, 4, 3, verification="rejection")):
+        batch = generate(prompts, sampling=configs, key=keys, lookahead=lookahead)
+        for row, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
+            alone = generate(prompt, sampling=config, key=keys[row : row + 1], lookahead=lookahead)
+            assert batch.tokens[row].tolist() == alone.tokens[0].tolist()
+            assert batch.accepted[row, : batch.steps[row]].tolist() == alone.accepted[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "lookahead", [None, LOOKAHEADS[0], LookaheadConfig(4, 4, 3, verification="rejection")], ids=str
+)
+def test_logprobs_are_those_of_the_model_before_and_after_processing(lookahead):
+    """Rows with each control alone, all together and greedy, with a minimum length that bans a token at first."""
+    configs = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]
+    prompt, banned = [3, 1, 4, 1, 5], 3
+    out = jlade.generate(
+        tiny_llama(2),
+        [prompt] * len(configs),
+        max_new_tokens=20,
+        min_new_tokens=5,
+        eos_ids=[banned],
+        lookahead=lookahead,
+        sampling=configs,
+        key=jax.random.key(4),
+        logprobs=True,
+    )
+    for row, config in enumerate(configs):
+        text = out.tokens[row, : out.lengths[row]].tolist()
+        logits = plain_llama.logits(tiny_llama(2), [*prompt, *text])
+        for i, token in enumerate(text):
+            before = logits[len(prompt) - 1 + i].astype(np.float64)
+            assert out.logprobs[row, i] == pytest.approx(scipy.special.log_softmax(before)[token], abs=1e-4)
+            before[banned] = -np.inf if i < 5 else before[banned]
+            after = plain_processed(before, config, prompt, text[:i])
+            assert out.processed_logprobs[row, i] == pytest.approx(scipy.special.log_softmax(after)[token], abs=1e-3)
+        assert np.isnan(out.logprobs[row, len(text) :]).all()
+    assert jlade.generate(tiny_llama(2), prompt, max_new_tokens=3, lookahead=None).logprobs is None
+
+
+def test_streamed_samples_are_the_generated_ones():
+    arguments = {"max_new_tokens": 30, "sampling": TOGETHER, "lookahead": LOOKAHEADS[0], "key": jax.random.key(8)}
+    whole = jlade.generate(tiny_llama(2), [1, 2], **arguments)
+    pieces = [piece.tokens for piece in jlade.stream(tiny_llama(2), [1, 2], **arguments)]
+    assert np.concatenate(pieces).tolist() == whole.tokens[0].tolist()
+
+
+def test_other_values_compile_nothing(caplog):
+    def generate(scale):
+        config = dataclasses.replace(
+            TOGETHER, temperature=scale, top_k=int(3 * scale), top_p=scale / 3, logit_bias={int(scale): scale}
+        )
+        return jlade.generate(
+            tiny_llama(2, max_positions=63),
+            [1, 2],
+            max_new_tokens=20,
+            lookahead=LOOKAHEADS[0],
+            sampling=config,
+            key=jax.random.key(int(scale)),
+        )
+
+    with jax.log_compiles():
+        generate(1.0)
+        assert any("Compiling" in record.message for record in caplog.records)
+        caplog.clear()
+        generate(2.0)
+        assert not any("Compiling" in record.message for record in caplog.records)
+
+
+# The joint distribution of five tokens over a vocabulary of four, against exact enumeration.
+
+NUM_SAMPLES, LENGTH, SMALL_VOCAB = 60_000, 5, 4
+RIGHT = 1e-4  # a right sampler's p-value falls below this once in 10,000 runs
+SMALL = SamplingConfig(temperature=1.2, top_k=3)  # so that one token in four is impossible
+
+
+@pytest.fixture(scope="module")
+def small_model():
+    return tiny_llama(0, vocab_size=SMALL_VOCAB, num_layers=1, num_heads=1, num_kv_heads=1, max_positions=16)
+
+
+@pytest.fixture(scope="module")
+def expected_counts(small_model):
+    """Samples expected of each of the 4 ** 5 texts after the prompt [1, 2]."""
+    probabilities = np.ones((SMALL_VOCAB,) * LENGTH)
+    for text in itertools.product(range(SMALL_VOCAB), repeat=LENGTH):
+        logits = plain_llama.logits(small_model, [1, 2, *text])
+        for position, token in enumerate(text):
+            row = plain_processed(logits[1 + position], SMALL, [1, 2], text[:position])
+            probabilities[text] *= np.exp(row[token]) / np.exp(row).sum()
+    assert probabilities.sum() == pytest.approx(1)
+    return NUM_SAMPLES * probabilities.reshape(-1)
+
+
+def planted_pool():
+    """Likely, unlikely, duplicated and impossible n-grams: all there are, each key with one of its own twice."""
+    pool = np.full((SMALL_VOCAB, 4, 2), -1, np.int32)
+    for key, slot in itertools.product(range(SMALL_VOCAB), range(3)):
+        pool[key, slot] = [(key + slot) % SMALL_VOCAB, slot]
+    pool[:, 3] = pool[:, 1]
+    pool[2, 2:] = -1
+    return pool
+
+
+def p_value(params, expected, lookahead):
+    """Draws texts that all start with the planted pool; returns the chi-square p-value of their joint distribution."""
+    program = jlade.Program(params.decoder, lookahead)
+    prompts = np.zeros((NUM_SAMPLES, 16), np.int32)
+    prompts[:, :2] = [1, 2]
+    full = functools.partial(np.full, NUM_SAMPLES, dtype=np.int32)
+    settings = sampling.to_arrays([SMALL] * NUM_SAMPLES, SMALL_VOCAB)
+    stopping = Stopping(full(LENGTH), full(-1)[:, None])
+    inputs = jlade.Inputs(prompts, full(2), stopping, jax.random.split(jax.random.key(0), NUM_SAMPLES), settings)
+
+    @jax.jit
+    def run(params, inputs):
+        state = jlade.start(jlade.prefill(params, inputs, program), inputs, program)
+        ngrams = jnp.broadcast_to(planted_pool(), state.pool.ngrams.shape)
+        state = dataclasses.replace(state, pool=state.pool.replace(ngrams=ngrams), candidates=ngrams[:, 2])
+        return jax.lax.while_loop(lambda s: ~jnp.all(s.done), lambda s: jlade.step(params, s, program), state)
+
+    state = run(params, inputs)
+    assert state.num_steps.min() < LENGTH, "candidates should be accepted"
+    texts = np.asarray(state.tokens)[:, 2 : 2 + LENGTH]
+    observed = np.bincount(texts @ SMALL_VOCAB ** np.arange(LENGTH)[::-1], minlength=len(expected))
+    assert not observed[expected == 0].any(), "an impossible text was drawn"
+    common = expected >= 5
+    pooled = [np.append(counts[common], counts[~common].sum()) for counts in (observed, expected)]
+    p = scipy.stats.chisquare(*pooled, sum_check=False).pvalue
+    print(f"{lookahead.verification}, window {lookahead.window_draw}: p = {p:.3g}")
+    return p
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("window_draw", ["coupled", "greedy"])
+def test_texts_follow_the_models_distribution(verification, window_draw, small_model, expected_counts):
+    lookahead = LookaheadConfig(2, 3, 4, verification=verification, window_draw=window_draw)
+    assert p_value(small_model, expected_counts, lookahead) > RIGHT
+
+
+def test_the_test_of_the_distribution_finds_a_wrong_sampler(small_model, expected_counts, monkeypatch):
+    def without_renormalisation(key, candidates, next_logits, candidate_logits):
+        """Draws from the whole distribution where nothing was accepted, though some of its mass was tried already."""
+        verdict = verify_by_rejection(key, candidates, next_logits, candidate_logits)
+        redrawn = jax.random.categorical(jax.random.fold_in(key, 99), next_logits).astype(jnp.int32)
+        first = jnp.where(verdict.num_accepted == 1, redrawn, verdict.tokens[0])
+        return verdict._replace(tokens=verdict.tokens.at[0].set(first))
+
+    monkeypatch.setattr(step_module, "verify_by_rejection", without_renormalisation)
+    lookahead = LookaheadConfig(2, 3, 4, verification="rejection")
+    assert p_value(small_model, expected_counts, lookahead) < RIGHT

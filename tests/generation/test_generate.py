@@ -1,0 +1,325 @@
+"""What `generate` and `stream` take, give and refuse."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.decoding import loop, prefill
+from tests import reference
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+generate = functools.partial(jlade.generate, max_new_tokens=12, lookahead=LookaheadConfig(3, 4, 3))
+stream = functools.partial(jlade.stream, max_new_tokens=12, lookahead=LookaheadConfig(3, 4, 3))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        np.array([1, 2, 3]),
+        np.array([1, 2, 3], np.uint8),
+        jnp.array([1, 2, 3]),
+        [[1, 2, 3]],
+        np.array([[1, 2, 3]]),
+        [np.array([1, 2, 3])],
+    ],
+    ids=repr,
+)
+def test_forms_of_a_prompt(prompt):
+    expected = generate(tiny_llama(3), [1, 2, 3])
+    np.testing.assert_array_equal(generate(tiny_llama(3), prompt).tokens, expected.tokens)
+
+
+def test_results_of_a_batch_are_in_order_and_padded():
+    out = generate(tiny_llama(3), [[1, 2, 3], [4]], eos_ids=[9, 12])
+    assert out.tokens.shape == (2, 12)
+    for row, length, reason in zip(out.tokens, out.lengths, out.finish_reason, strict=True):
+        assert np.all(row[:length] >= 0)
+        assert np.all(row[length:] == -1)
+        assert reason == ("eos" if row[length - 1] in (9, 12) else "length")
+    np.testing.assert_array_equal(out.accepted.sum(axis=1), out.lengths)
+    np.testing.assert_array_equal((out.accepted > 0).sum(axis=1), out.steps)
+    np.testing.assert_allclose(out.compression, out.lengths / out.steps)
+
+
+def test_the_checkpoints_own_end_tokens_are_the_default():
+    free = generate(tiny_llama(3), [1, 2, 3])
+    end = int(free.tokens[0, 4])
+    out = generate(tiny_llama(3, eos_ids=(end,)), [1, 2, 3])
+    assert out.finish_reason == ("eos",)
+    assert out.lengths[0] == free.tokens[0].tolist().index(end) + 1
+    assert generate(tiny_llama(3, eos_ids=(end,)), [1, 2, 3], eos_ids=()).lengths.tolist() == [12]
+
+
+@pytest.mark.parametrize("lookahead", [None, LookaheadConfig(3, 4, 3)], ids=["plain", "lookahead"])
+def test_streamed_pieces_joined_are_the_whole(lookahead, demo):
+    params, tokenizer = demo
+    arguments = {"max_new_tokens": 40, "lookahead": lookahead, "tokenizer": tokenizer}
+    whole = jlade.generate(params, "import os\n", **arguments)
+    pieces = list(jlade.stream(params, "import os\n", **arguments))
+    assert [len(piece.tokens) for piece in pieces] == whole.accepted[0].tolist()
+    assert np.concatenate([piece.tokens for piece in pieces]).tolist() == whole.tokens[0].tolist()
+    assert "".join(piece.text for piece in pieces) == whole.text[0]
+
+
+def test_a_streamer_is_given_the_prompt_and_then_what_every_step_accepts(demo):
+    params, tokenizer = demo
+    calls = []
+
+    class Streamer:
+        def put(self, value):
+            calls.append(value)
+
+        def end(self):
+            calls.append("end")
+
+    arguments = {"max_new_tokens": 20, "lookahead": LookaheadConfig(3, 4, 3), "tokenizer": tokenizer, "stop": "self"}
+    whole = jlade.generate(params, "import os\n", **arguments)
+    out = jlade.generate(params, "import os\n", streamer=Streamer(), **arguments)
+    assert (out.text, out.finish_reason, out.tokens.tolist()) == (
+        whole.text,
+        whole.finish_reason,
+        whole.tokens.tolist(),
+    )
+    prompt, *pieces, end = calls
+    assert prompt.tolist() == [tokenizer.encode("import os\n").ids]
+    assert [len(piece) for piece in pieces] == whole.accepted[0].tolist()
+    assert np.concatenate(pieces).tolist() == whole.tokens[0, : whole.lengths[0]].tolist()
+    assert end == "end"
+
+
+def test_transformers_streamers_are_taken(demo):
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it")
+    params, tokenizer = demo
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    streamer = transformers.TextIteratorStreamer(tokenizer, skip_prompt=True)
+    arguments = {"max_new_tokens": 20, "lookahead": LookaheadConfig(3, 4, 3), "tokenizer": tokenizer}
+    out = jlade.generate(params, "import os\n", streamer=streamer, **arguments)
+    assert "".join(streamer) == out.text[0]
+
+
+def test_a_streamer_is_told_the_end_when_something_fails():
+    ended = []
+
+    class Streamer:
+        def put(self, value):
+            raise RuntimeError("the listener has gone")
+
+        def end(self):
+            ended.append(True)
+
+    with pytest.raises(RuntimeError, match="the listener has gone"):
+        generate(tiny_llama(3), [1, 2, 3], streamer=Streamer())
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    "lookahead", [LookaheadConfig(0, 3, 2), LookaheadConfig(3, 4, 3), LookaheadConfig(3, 3, 0)], ids=str
+)
+def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
+    """Pools of the text alone are followed in plain Python; the fan-out of any pool is counted in it."""
+    prompts = [[3, 1, 4, 1, 5], [1]]
+    out = generate(
+        tiny_llama(3), prompts, max_new_tokens=30, lookahead=lookahead, with_statistics=True, keep_state=True
+    )
+    statistics = out.statistics
+    np.testing.assert_array_equal(statistics.steps, out.steps)
+    for row, prompt in enumerate(prompts):
+        accepted = out.accepted[row, : out.steps[row]].tolist()
+        histogram = [accepted.count(number) for number in range(1, lookahead.ngram_size + 1)]
+        assert statistics.accepted_histogram[row].tolist() == histogram
+        assert statistics.steps_with_accepted[row] == sum(number > 1 for number in accepted)
+        fan_outs = [sum(ngram[0] >= 0 for ngram in ngrams) for ngrams in out.state.pool.ngrams[row].tolist()]
+        fan_outs = [fan_out for fan_out in fan_outs if fan_out] or [0]
+        assert statistics.keys[row] == (len(fan_outs) if lookahead.guess_set_size else 0)
+        assert statistics.ngrams[row] == sum(fan_outs)
+        assert statistics.mean_fan_out[row] == pytest.approx(np.mean(fan_outs))
+        assert statistics.median_fan_out[row] == np.median(fan_outs)
+        assert statistics.max_fan_out[row] == max(fan_outs)
+        if lookahead.window_size == 0:
+            assert statistics.steps_with_candidate[row] == steps_with_candidate(
+                prompt, out.tokens[row], accepted, lookahead
+            )
+    assert (statistics.steps_with_accepted <= statistics.steps_with_candidate).all()
+    np.testing.assert_allclose(statistics.candidate_rate, statistics.steps_with_candidate / out.steps)
+    np.testing.assert_allclose(statistics.accepted_rate, statistics.steps_with_accepted / out.steps)
+    assert generate(tiny_llama(3), prompts, max_new_tokens=30, lookahead=lookahead).statistics is None
+
+
+def steps_with_candidate(prompt, tokens, accepted, lookahead):
+    pool, text, count = reference.Pool(lookahead.guess_set_size), [], 0
+    for new in (prompt, *np.split(tokens[: sum(accepted)], np.cumsum(accepted))):
+        for token in [int(i) for i in new]:
+            text.append(token)
+            if len(text) >= lookahead.ngram_size:
+                pool.insert(text[-lookahead.ngram_size :])
+        count += bool(pool.lookup(text[-1])) and len(text) < len(prompt) + sum(accepted)
+    return count
+
+
+def test_a_stream_can_be_left_early_and_without_a_tokenizer():
+    pieces = stream(tiny_llama(3), [1, 2, 3])
+    first = next(pieces)
+    pieces.close()
+    assert first.text is None
+    assert first.tokens.tolist() == generate(tiny_llama(3), [1, 2, 3]).tokens[0, : len(first.tokens)].tolist()
+
+
+def test_keys_of_both_kinds_draw_the_same_window():
+    typed = generate(tiny_llama(0), list(range(13)), key=jax.random.key(5))
+    raw = generate(tiny_llama(0), list(range(13)), key=jax.random.PRNGKey(5))
+    np.testing.assert_array_equal(typed.accepted, raw.accepted)
+
+
+def test_a_decoder_can_be_named_for_parameters_that_do_not_carry_one():
+    params = tiny_llama(3)
+    bare = {"model": params}
+
+    class Wrapped(type(params.decoder)):
+        def init_cache(self, params, *args):
+            return super().init_cache(params["model"], *args)
+
+        def forward(self, params, *args):
+            return super().forward(params["model"], *args)
+
+        def logits(self, params, *args):
+            return super().logits(params["model"], *args)
+
+    out = generate(bare, [1, 2, 3], decoder=Wrapped(params.config))
+    np.testing.assert_array_equal(out.tokens, generate(params, [1, 2, 3]).tokens)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ([], ValueError, "prompt is empty"),
+        ("", TypeError, "prompt is a string, '': pass tokenizer="),
+        (np.zeros(0, np.int32), ValueError, "prompt is empty"),
+        ([[1], []], ValueError, r"prompt\[1\] is empty"),
+        ("text", TypeError, "prompt is a string, 'text': pass tokenizer="),
+        ([1, 13], ValueError, "prompt holds token id 13; accepted are 0 to 12"),
+        ([-1], ValueError, "prompt holds token id -1; accepted are 0 to 12"),
+        ([[1], [2, 99]], ValueError, r"prompt\[1\] holds token id 99; accepted are 0 to 12"),
+        ([1.0, 2.0], TypeError, r"prompt must hold integer token ids, got float64 \(.*1\.0"),
+        (np.array([1.5]), TypeError, "prompt must hold integer token ids, got float64"),
+        ([True, False], TypeError, "prompt must hold integer token ids, got bool"),
+        ([[1, [2]]], TypeError, r"prompt\[0\] must be a string or a flat sequence of token ids"),
+        (np.zeros((1, 1, 1), np.int32), TypeError, r"prompt\[0\] must be a string or a flat sequence of token ids"),
+        (5, TypeError, "prompt must be a string, token ids, or a list of these, got int"),
+        (None, TypeError, "prompt must be a string, token ids, or a list of these, got NoneType"),
+        ([None], TypeError, r"prompt\[0\] must be a string or a flat sequence"),
+        ([2**40], ValueError, "prompt holds token id 1099511627776; accepted are 0 to 12"),
+        ([1] * 53, ValueError, "prompt of 53 tokens and max_new_tokens=12 make 65 tokens; the model reads at most 64"),
+    ],
+    ids=str,
+)
+def test_bad_prompts_are_refused(prompt, error, message, nothing_compiles):
+    with pytest.raises(error, match=message):
+        generate(tiny_llama(), prompt)
+    with pytest.raises(error, match=message):
+        stream(tiny_llama(), prompt)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be an integer of at least 1, got 2.0"),
+        ({"max_new_tokens": 64}, ValueError, "max_new_tokens=64 make 65 tokens; the model reads at most 64 positions"),
+        (
+            {"lookahead": (15, 5, 15)},
+            TypeError,
+            r"lookahead must be a LookaheadConfig, \"auto\", or None .* got \(15, 5, 15\)",
+        ),
+        ({"eos_ids": [13]}, ValueError, "eos_ids holds 13; accepted are 0 to 12"),
+        ({"eos_ids": -1}, ValueError, "eos_ids must be at least 0, got -1"),
+        ({"eos_ids": "</s>"}, TypeError, "eos_ids must be a token id, a sequence of them, .* got '</s>'"),
+        ({"eos_ids": 1.5}, TypeError, "eos_ids must be a token id, a sequence of them, .* got 1.5"),
+        ({"key": 7}, TypeError, "key must be a key made by jax.random.key, or an array of them, got 7"),
+        (
+            {"key": jax.random.split(jax.random.key(0))},
+            ValueError,
+            r"one for each of 1 prompts, got keys of shape \(2,\)",
+        ),
+        (
+            {"sampling": 0.7},
+            TypeError,
+            "sampling must be a SamplingConfig, or a sequence of one for each prompt, got 0.7",
+        ),
+        ({"sampling": [SamplingConfig()] * 2}, ValueError, "sampling must be one SamplingConfig or 1, .* got 2"),
+        ({"max_new_tokens": [1, 2]}, ValueError, r"max_new_tokens must be one integer or 1, .* got \[1, 2\]"),
+        ({"min_new_tokens": -1}, ValueError, "min_new_tokens must be at least 0, got -1"),
+        ({"min_new_tokens": 13}, ValueError, "min_new_tokens must be at most max_new_tokens=12, got 13"),
+        ({"eos_ids": [[1], [2]]}, ValueError, "eos_ids must be a token id, .* or one for each of 1 prompts"),
+        ({"eos_ids": [[1], 2]}, TypeError, "eos_ids must be a token id, .* or one for each of 1 prompts"),
+        ({"eos_ids": [1, "2"]}, TypeError, "eos_ids must be an integer of at least 0, got '2'"),
+        ({"stop": ""}, ValueError, "stop must hold strings of at least one character, got ''"),
+        ({"stop": ["a", ""]}, ValueError, "stop must hold strings of at least one character, got ''"),
+        ({"stop": 3}, TypeError, "stop must be a string, a sequence of them, or one for each prompt, got 3"),
+        ({"stop": [["a"], "b"]}, TypeError, "stop must be a string, a sequence of them, or one for each prompt"),
+        ({"stop": [["a"], ["b"]]}, ValueError, "stop must be strings for all prompts or 1 sequences of them, got 2"),
+        ({"stop": [[1]]}, TypeError, "stop must hold strings, got 1"),
+        ({"stop": "\ud800"}, ValueError, "stop must hold text that UTF-8 can write, got '.ud800'"),
+        (
+            {"stop": "x" * 2000, "tokenizer": tiny_tokenizer()},
+            ValueError,
+            "stop strings of 2000 bytes in all are too long",
+        ),
+        ({"stop": "a"}, TypeError, "stop='a' needs the tokenizer: pass tokenizer= with it"),
+        ({"logprobs": 5}, TypeError, "logprobs must be True or False, got 5"),
+        ({"tokenizer": "tokenizer.json"}, TypeError, "tokenizer must be a tokenizers.Tokenizer .* got str"),
+        ({"sampling": SamplingConfig(logit_bias={13: 1})}, ValueError, "logit_bias names token id 13; accepted .* 12"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(arguments, error, message, nothing_compiles):
+    with pytest.raises(error, match=message):
+        generate(tiny_llama(), [1], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("streamer", "prompt", "error", "message"),
+    [
+        (print, [1], TypeError, "streamer must have the methods put and end of transformers' streamers, got <built-in"),
+        (type("S", (), {"put": print, "end": print})(), [[1], [2]], ValueError, "prompt must be a single prompt"),
+    ],
+)
+def test_unknown_streamers_and_streamed_batches_are_refused(streamer, prompt, error, message, nothing_compiles):
+    with pytest.raises(error, match=message):
+        generate(tiny_llama(), prompt, streamer=streamer)
+
+
+def test_parameters_of_an_unknown_model_are_refused(nothing_compiles):
+    with pytest.raises(TypeError, match="params of type dict do not say which model they belong to: pass decoder="):
+        generate({"weights": 1}, [1])
+
+
+def test_a_batch_cannot_be_streamed(nothing_compiles):
+    with pytest.raises(ValueError, match="prompt must be a single prompt, got a batch of 2"):
+        stream(tiny_llama(), [[1], [2]])
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("the program was called")
+
+    for module, name in ((loop, "decode"), (loop, "run"), (prefill, "prefill"), (prefill, "start")):
+        monkeypatch.setattr(module, name, fail)
+
+
+def test_a_second_call_compiles_nothing(demo, caplog):
+    params, _ = demo
+    lookahead = LookaheadConfig(2, 3, 1)  # no other test's
+    with jax.log_compiles():
+        generate(params, [5, 6, 7], lookahead=lookahead, eos_ids=[1], key=jax.random.key(1))
+        assert any("Compiling" in record.message for record in caplog.records)
+        caplog.clear()
+        generate(params, [8, 9], lookahead=lookahead, max_new_tokens=30, eos_ids=[3, 4], key=jax.random.key(2))
+        assert not any("Compiling" in record.message for record in caplog.records)

@@ -1,0 +1,215 @@
+"""Continuing a text with the state of an earlier call, and pools that are shared on purpose."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import jlade
+from jlade import LookaheadConfig, NGramPool, SamplingConfig
+from jlade.decoding import loop
+from tests import reference
+from tests.tiny import tiny_llama
+
+LOOKAHEAD = LookaheadConfig(4, 4, 3)
+PARAMS = tiny_llama(2, max_positions=128)
+generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahead=LOOKAHEAD, keep_state=True)
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingConfig(), SamplingConfig(temperature=0.7, repetition_penalty=1.2)], ids=str
+)
+def test_a_continued_conversation_equals_the_whole_read_anew(sampling):
+    """Three turns of a ragged batch; the rows' conversations differ in length, and one ends its answers early."""
+    texts, state, rng = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8]], None, np.random.default_rng(0)
+    for turn in range(3):
+        arguments = {"sampling": sampling, "key": jax.random.key(turn), "eos_ids": [[], [7], []], "logprobs": True}
+        whole = generate(texts, **arguments)
+        out = generate(texts, state=state, **arguments)
+        np.testing.assert_array_equal(out.tokens, whole.tokens)
+        np.testing.assert_allclose(out.logprobs, whole.logprobs, atol=1e-4)
+        state = out.state
+        texts = [
+            [*text, *row[:length].tolist(), *rng.integers(0, 13, 2 + turn).tolist()]
+            for text, row, length in zip(texts, out.tokens, out.lengths, strict=True)
+        ]
+
+
+def test_only_what_is_new_is_read(monkeypatch):
+    """The cache before prefill holds all that the state had read; its rows are those the model computes."""
+    first = generate([[3, 1, 4], [1]])
+    texts = [[*p, *row.tolist(), 5, 6] for p, row in zip([[3, 1, 4], [1]], first.tokens, strict=True)]
+    seen = []
+    prefix = generate([3, 1, 4, 1, 5], max_new_tokens=1)
+    monkeypatch.setattr(loop, "decode", lambda params, inputs, program: seen.append(inputs) or first.state)
+    generate(texts, state=first.state)
+    cache = seen[0].cache
+    assert cache.length.tolist() == [len(text) - 3 for text in texts]
+    generate([texts[0][:7], [2, *texts[1]]], state=first.state)
+    cache = seen[1].cache
+    assert cache.length.tolist() == [6, 0], "a shorter prompt leaves its last token to read; another one shares nothing"
+    generate([[3, 1, 4, 1, 5, 9], [3, 1, 8]], state=prefix.state)
+    cache = seen[2].cache
+    assert cache.length.tolist() == [5, 2], "what both rows begin with was read once"
+
+
+def test_a_state_of_one_row_serves_a_batch():
+    prefix = [3, 1, 4, 1, 5, 9, 2, 6]
+    texts = [[*prefix, 5, 3], [*prefix, 5, 8, 9], [*prefix[:3], 7], [12]]
+    shared = generate(prefix, max_new_tokens=1)
+    together = generate(texts, state=shared.state)
+    np.testing.assert_array_equal(together.tokens, generate(texts).tokens)
+    for row, text in enumerate(texts):
+        alone = generate(text, state=shared.state)
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
+        assert together.steps[row] == alone.steps[0]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 5, 11, 17])
+def test_a_text_that_leaves_the_earlier_one_is_read_from_there(cut):
+    first = generate([3, 1, 4], max_new_tokens=20)
+    text = [3, 1, 4, *first.tokens[0].tolist()]
+    text = [*text[:cut], (text[cut] + 1) % 13, 2, 3]
+    np.testing.assert_array_equal(generate(text, state=first.state).tokens, generate(text).tokens)
+
+
+def test_a_state_can_be_continued_twice_and_streamed():
+    first = generate([3, 1, 4])
+    text = [3, 1, 4, *first.tokens[0].tolist(), 7]
+    keys = jax.random.split(jax.random.key(0), 1)
+    arguments = {"max_new_tokens": 15, "lookahead": LOOKAHEAD, "state": first.state, "key": keys}
+    once, again = (list(jlade.stream(PARAMS, text, **arguments)) for _ in range(2))
+    whole = generate(text, state=first.state, key=keys)
+    for pieces in (once, again):
+        assert np.concatenate([piece.tokens for piece in pieces]).tolist() == whole.tokens[0].tolist()
+    assert jax.random.key_data(keys).shape == (1, 2), "the caller's arrays are left alone"
+
+
+def test_a_state_grows_with_the_text():
+    generate = functools.partial(
+        jlade.generate, tiny_llama(2, max_positions=2048), lookahead=LOOKAHEAD, keep_state=True
+    )
+    first = generate([3, 1, 4], max_new_tokens=15)
+    assert first.state.tokens.shape == (1, 1024)
+    text = [3, 1, 4, *first.tokens[0].tolist()] * 60
+    longer = generate(text, max_new_tokens=15, state=first.state)
+    assert longer.state.tokens.shape == (1, 2048)
+    np.testing.assert_array_equal(longer.tokens, generate(text, max_new_tokens=15).tokens)
+
+
+def test_the_pool_carries_over():
+    """With n-grams from the text alone, a continued pool is that of the whole conversation, oldest first."""
+    lookahead = LookaheadConfig(0, 3, 4)
+    first = generate([3, 1, 4, 1, 5], lookahead=lookahead)
+    text = [3, 1, 4, 1, 5, *first.tokens[0].tolist(), 8, 9, 1]
+    second = generate(text, lookahead=lookahead, state=first.state)
+    text += second.tokens[0].tolist()
+    pool = reference.Pool(4)
+    for end in range(3, len(text) + 1):
+        pool.insert(text[end - 3 : end])
+    for key in range(13):
+        found = second.state.pool.ngrams[0, key].tolist()
+        assert [tuple(ngram) for ngram in found if ngram[0] >= 0] == pool.lookup(key)
+
+
+def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
+    prompts = [[3, 1, 4], [3, 1, 4, 1]]
+    alone = generate(prompts, with_statistics=True)
+    file = tmp_path / "pool.safetensors"
+    jlade.save_pool(alone.state.pool, file)
+    assert [path.name for path in tmp_path.iterdir()] == ["pool.safetensors"]
+    loaded = jlade.load_pool(file)
+    np.testing.assert_array_equal(loaded.ngrams, alone.state.pool.ngrams)
+    of_one_row = NGramPool(loaded.ngrams[0])
+    for pool in (loaded, of_one_row):
+        out = generate(prompts, pool=pool, with_statistics=True)
+        np.testing.assert_array_equal(out.tokens, alone.tokens)
+        assert out.steps.sum() < alone.steps.sum()
+        assert (out.statistics.steps_with_candidate == out.steps).all()
+    pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=LOOKAHEAD, pool=of_one_row))
+    assert len(pieces) == out.steps[0]
+    without_prompt_pool = LookaheadConfig(4, 4, 3, pool_from_prompt=False)
+    list(jlade.stream(PARAMS, [1], max_new_tokens=5, lookahead=without_prompt_pool, pool=NGramPool(loaded.ngrams[:1])))
+    assert not loaded.ngrams.is_deleted(), "the caller's pool is left alone"
+    np.testing.assert_array_equal(generate(prompts).steps, alone.steps)
+
+
+def test_cached_rows_are_those_of_the_model():
+    """The state's cache after a decode and a continuation is what one pass over the text gives."""
+    first = generate([3, 1, 4])
+    text = [3, 1, 4, *first.tokens[0].tolist(), 7, 7]
+    second = generate(text, state=first.state)
+    text += second.tokens[0].tolist()
+    anew = generate([*text, 0], max_new_tokens=1)
+    length = len(text) - 1
+    for got, expected in zip(second.state.cache.keys, anew.state.cache.keys, strict=True):
+        np.testing.assert_allclose(got[:, :, :length], expected[:, :, :length], atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused():
+    def refused(error, message, **arguments):
+        with pytest.raises(error, match=message):
+            generate([1, 2], **arguments)
+
+    pool = NGramPool(jnp.zeros((13, 3, 3), jnp.int32))
+    state = generate([1]).state
+    refused(TypeError, "state must be the `state` of a Generation made with keep_state=True, got str", state="later")
+    refused(
+        ValueError,
+        "state has 2 sequences; accepted are one for each of 1 prompts, or one for all",
+        state=generate([[1], [2]]).state,
+    )
+    refused(ValueError, "state is of another lookahead setting", state=state, lookahead=LookaheadConfig(4, 4, 2))
+    other = jlade.generate(tiny_llama(0, head_dim=8), [1], max_new_tokens=2, lookahead=LOOKAHEAD, keep_state=True)
+    refused(ValueError, r"state is of another model: .* float32\[1, 2, 64, 8\], accepted .*6\]", state=other.state)
+    refused(TypeError, "pool must be an NGramPool, got ndarray", pool=np.zeros(3))
+    refused(ValueError, "pool and state cannot both be given", state=state, pool=pool)
+    smaller = NGramPool(pool.ngrams[..., 1:])
+    refused(ValueError, r"pool must have the shape .* = \[13, 3, 3\] .* got \[13, 3, 2\]", pool=smaller)
+
+
+@pytest.mark.parametrize(
+    ("ngrams", "message"),
+    [
+        (None, r"path must be a file written by jlade\.save_pool, got .*nowhere"),
+        (
+            np.zeros((13, 3, 3), np.float32),
+            r"holds no pool: accepted is ngrams int32.*got {'ngrams': 'float32\[13, 3, 3\]'}",
+        ),
+        (np.zeros((3, 3), np.int32), "holds no pool"),
+        (np.full((13, 3, 3), 13, np.int32), "holds token ids from 13 to 13; accepted are -1 to 12"),
+        (np.full((13, 3, 3), -2, np.int32), "holds token ids from -2 to -2; accepted are -1 to 12"),
+    ],
+)
+def test_what_is_not_a_pool_is_not_loaded(tmp_path, ngrams, message):
+    file = tmp_path / "nowhere"
+    if ngrams is not None:
+        save_file({"ngrams": ngrams}, file)
+    with pytest.raises(ValueError, match=message):
+        jlade.load_pool(file)
+
+
+def test_a_file_that_is_no_safetensors_file_is_not_loaded(tmp_path):
+    (tmp_path / "pool").write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"path must be a file written by jlade\.save_pool"):
+        jlade.load_pool(tmp_path / "pool")
+
+
+def test_a_pool_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "pool"
+    pool = NGramPool(jnp.zeros((13, 3, 3), jnp.int32))
+    jlade.save_pool(pool, file)
+    before = file.read_bytes()
+
+    def fails(arrays, path):
+        path.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("jlade.storage.save_file", fails)
+    with pytest.raises(OSError, match="no space left"):
+        jlade.save_pool(NGramPool(pool.ngrams + 1), file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["pool"]

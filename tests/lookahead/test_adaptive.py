@@ -1,0 +1,62 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jlade.config import LookaheadConfig
+from jlade.lookahead import adaptive
+
+COSTS = (2.971, 1.937, 1.0)  # no mean of some whole numbers
+
+
+def levels_of(accepted, costs=COSTS):
+    """The level of each step, found without arrays: a list of the steps at the present level, judged from its end."""
+    level, seen, wait, levels = 0, [], adaptive.FIRST_WAIT, []
+    for tokens in accepted:
+        levels.append(level)
+        seen.append(tokens)
+        mean = 0.0
+        for i, x in enumerate(seen):
+            mean += (x - mean) / min(i + 1, adaptive.MEMORY)
+        if level < len(costs) - 1 and len(seen) >= adaptive.TRIAL and mean <= costs[level]:
+            level, seen = level + 1, []
+        elif level > 0 and len(seen) >= wait:
+            level, seen, wait = 0, [], min(2 * wait, adaptive.LONGEST_WAIT)
+        elif level == 0 and len(seen) >= adaptive.MEMORY and mean > costs[0]:
+            wait = adaptive.FIRST_WAIT
+    return levels
+
+
+@jax.jit
+def run(accepted, costs):
+    def step(pace, tokens):
+        return adaptive.update(pace, tokens, costs), pace.level
+
+    return jax.lax.scan(step, adaptive.start(), accepted)[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_levels_equal_those_told_without_arrays(seed):
+    rng = np.random.default_rng(seed)
+    rates = np.repeat(rng.choice([1.0, 1.5, 2.5, 3.5, 4.5], 20), rng.integers(20, 200, 20))
+    accepted = np.maximum(1, rng.poisson(rates)).astype(np.float32)
+    assert run(jnp.asarray(accepted), jnp.array(COSTS)).tolist() == levels_of(accepted.tolist())
+
+
+def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
+    levels = adaptive.levels(LookaheadConfig(3, 4, 2))
+    assert [(level.window_size, level.guess_set_size) for level in levels] == [(3, 2), (0, 1), (0, 0)]
+    assert adaptive.costs(levels, jnp.float32(2.4)).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
+    assert len(adaptive.levels(LookaheadConfig(0, 3, 1))) == 2, "a setting that is its own narrower level"
+
+
+def test_a_text_that_pays_stays_wide_and_one_that_does_not_is_tried_ever_more_rarely():
+    assert set(run(jnp.full(500, 3.5), jnp.array(COSTS)).tolist()) == {0}
+    levels = np.asarray(run(jnp.full(20_000, 1.0), jnp.array(COSTS)))
+    assert np.mean(levels[-10_000:] == 0) < 0.04
+    assert (levels[-10_000:] == 0).any()
+
+
+def test_a_text_that_pays_again_is_found():
+    levels = np.asarray(run(jnp.concatenate([jnp.full(300, 1.0), jnp.full(1000, 3.5)]), jnp.array(COSTS)))
+    assert (levels[-100:] == 0).all()
