@@ -16,7 +16,7 @@ SHORT = ["--settings", "0,4,1", "--max-new-tokens", "16"]
 @pytest.fixture
 def few_blocks(monkeypatch):
     """Each block size is compiled."""
-    monkeypatch.setattr(jlade.search, "BLOCKS", [SMALL_BLOCK])
+    monkeypatch.setattr(search, "BLOCKS", [SMALL_BLOCK])
 
 
 @pytest.fixture
