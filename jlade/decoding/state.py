@@ -14,9 +14,10 @@ from jlade.models.base import Decoder, KVCache
 
 # Tokens of the prompt in one forward pass, as pairs (chunk, least): a chunk is read while more than `least` tokens are
 # left. An accelerator's pass takes the time of reading the weights; a CPU's grows with its tokens, padding included.
+# Each size compiles a forward pass.
 Chunks = tuple[tuple[int, int], ...]
 CHUNKS: Chunks = ((512, 64), (64, 0))
-CHUNKS_ON_CPU: Chunks = ((256, 224), (64, 48), (16, 0))
+CHUNKS_ON_CPU: Chunks = ((128, 56), (16, 0))
 
 
 @flax.struct.dataclass

@@ -4,7 +4,6 @@ An n-gram is a key, its first token, and the N-1 tokens after it. Inserting an n
 it the newest; inserting under a full key drops the oldest. (arXiv 2402.02057, section 3.2 and Algorithm 2.)
 """
 
-import functools
 from typing import ClassVar
 
 import flax.struct
@@ -52,7 +51,7 @@ def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array
     """Returns the pool after inserting n-grams, with the result of inserting them one by one, in order.
 
     The slots of a key hold its G most recent distinct n-grams: first the new ones, last first, then the old ones that
-    are not among them. The last new n-gram of each key writes all slots of that key; the other ones write nothing.
+    are not among them. The newest n-gram of each key writes all slots of that key; the other ones write nothing.
 
     Args:
       pool: ngrams [V, G, N-1].
@@ -63,31 +62,28 @@ def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array
     vocab_size, slots, _ = pool.ngrams.shape
     if slots == 0 or len(keys) == 0:
         return pool
-    index = jnp.arange(len(keys), dtype=jnp.int32)
-    later = index[None, :] > index[:, None]
-    count = functools.partial(jnp.sum, dtype=jnp.int32)
+    keys, ngrams, valid = keys[::-1], ngrams[::-1], valid[::-1]  # newest first, as in the slots
+    number = len(keys)
+    index = jnp.arange(number, dtype=jnp.int32)
+    newer = index[None, :] < index[:, None]
     same_key = (keys[:, None] == keys[None, :]) & valid[:, None] & valid[None, :]
-    same = same_key & jnp.all(ngrams[:, None] == ngrams[None, :], axis=-1)
 
-    # The slot of an n-gram is the number of distinct n-grams of its key that are newer.
-    kept = valid & ~jnp.any(same & later, axis=1)
-    new_slot = count(same_key & later & kept[None, :], axis=1)
-    num_new = count(same_key & kept[None, :], axis=1)
+    # Which n-grams stay, new and old: for each new n-gram, those of its key that no newer n-gram equals.
+    same = same_key & jnp.all(ngrams[:, None] == ngrams[None, :], axis=-1)
+    new_stays = valid & ~jnp.any(same & newer, axis=1)  # [M]
     old = pool.ngrams[keys]  # [M, G, N-1]
     renewed = jnp.any(same_key[:, None, :] & jnp.all(old[:, :, None] == ngrams[None, None], axis=-1), axis=-1)
-    old_kept = (old[..., 0] != NGramPool.EMPTY) & ~renewed
-    old_slot = num_new[:, None] + jnp.cumsum(old_kept, axis=1, dtype=jnp.int32) - 1
+    old_stays = (old[..., 0] != NGramPool.EMPTY) & ~renewed  # [M, G]
+    stays = jnp.concatenate([same_key & new_stays[None, :], old_stays], axis=1)  # [M, M + G], newest first
 
-    # For each new n-gram, all slots of its key: the one n-gram, new or old, that goes into each.
-    slot_of = jnp.concatenate(
-        [jnp.where(same_key & kept[None, :], new_slot[None, :], slots), jnp.where(old_kept, old_slot, slots)], axis=1
-    )  # [M, M + G], G for n-grams that go into no slot
-    goes_here = slot_of[:, None, :] == jnp.arange(slots, dtype=jnp.int32)[None, :, None]  # [M, G, M + G]
-    entries = jnp.concatenate([jnp.broadcast_to(ngrams[None], (len(keys), *ngrams.shape)), old], axis=1)
-    source = jnp.argmax(goes_here, axis=-1)
-    content = jnp.take_along_axis(entries, source[..., None], axis=1)  # [M, G, N-1]
-    content = jnp.where(jnp.any(goes_here, axis=-1)[..., None], content, NGramPool.EMPTY)
+    # Slot g takes the n-gram that g staying ones precede.
+    preceding = jnp.cumsum(stays, axis=1, dtype=jnp.int32)
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    source = jnp.sum(preceding[:, None, :] <= slot[None, :, None], axis=-1, dtype=jnp.int32)[..., None]
+    from_old = jnp.take_along_axis(old, source - number, axis=1, mode="clip")
+    from_old = jnp.where(source < number + slots, from_old, NGramPool.EMPTY)
+    content = jnp.where(source < number, ngrams.at[source[..., 0]].get(mode="clip"), from_old)  # [M, G, N-1]
 
-    writes = kept & (new_slot == 0)
+    writes = valid & ~jnp.any(same_key & newer, axis=1)
     target = jnp.where(writes, keys, vocab_size + index)  # indices out of range are dropped; no index occurs twice
     return NGramPool(pool.ngrams.at[target].set(content, mode="drop", unique_indices=True))

@@ -1,6 +1,7 @@
 """LLaMA and its relatives Mistral, Qwen2 and Qwen3: pure functions on a pytree of parameters."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from jlade.devices.sheet import device_of
 from jlade.models import attention, base, rotary
+from jlade.models.attention import attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.quantization import Int8Matrix, is_int8, multiply, quantize_matrix
 
@@ -150,22 +152,18 @@ class Llama:
         for layer, cached_keys, cached_values, window in zip(
             params.layers, cache.keys, cache.values, windows, strict=True
         ):
-            normed = rms_norm(hidden, layer.attention_norm, c.rms_norm_eps)
-            queries = _heads(linear(normed, layer.query, layer.query_bias), c.head_dim)
-            keys = _heads(linear(normed, layer.key, layer.key_bias), c.head_dim)
-            values = _heads(linear(normed, layer.value, layer.value_bias), c.head_dim)
-            if layer.query_norm is not None and layer.key_norm is not None:
-                queries = rms_norm(queries, layer.query_norm, c.rms_norm_eps)
-                keys = rms_norm(keys, layer.key_norm, c.rms_norm_eps)
-            queries, keys = (rotary.rotate(x, rotation) for x in (queries, keys))
             prefix = cached_keys, cached_values, cache.length
-            mixed = attention.attend(
-                queries, keys, values, *prefix, block_mask, positions, window, self.attention
-            ).reshape(*hidden.shape[:2], -1)
-            hidden += linear(mixed, layer.attention_output, layer.attention_output_bias)
-            normed = rms_norm(hidden, layer.mlp_norm, c.rms_norm_eps)
-            gated = jax.nn.silu(linear(normed, layer.gate, layer.gate_bias)) * linear(normed, layer.up, layer.up_bias)
-            hidden += linear(gated, layer.down, layer.down_bias)
+            hidden, keys, values = _layer(
+                layer,
+                hidden,
+                rotation,
+                prefix,
+                block_mask,
+                positions,
+                config=c,
+                attention=self.attention,
+                window=window,
+            )
             block_kv.append((keys, values))
         return hidden, block_kv
 
@@ -175,6 +173,39 @@ class Llama:
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
         return base.commit(cache, block_kv, indices, num_accepted)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "attention", "window"))
+def _layer(
+    layer: LlamaLayer,
+    hidden: jax.Array,
+    rotation: tuple[jax.Array, jax.Array],
+    prefix: tuple[jax.Array, jax.Array, jax.Array],
+    block_mask: jax.Array | np.ndarray,
+    positions: jax.Array,
+    *,
+    config: LlamaConfig,
+    attention: str,
+    window: int | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D].
+
+    Under `jax.jit`, layers of one shape are traced and lowered once.
+    """
+    c = config
+    normed = rms_norm(hidden, layer.attention_norm, c.rms_norm_eps)
+    queries = _heads(linear(normed, layer.query, layer.query_bias), c.head_dim)
+    keys = _heads(linear(normed, layer.key, layer.key_bias), c.head_dim)
+    values = _heads(linear(normed, layer.value, layer.value_bias), c.head_dim)
+    if layer.query_norm is not None and layer.key_norm is not None:
+        queries = rms_norm(queries, layer.query_norm, c.rms_norm_eps)
+        keys = rms_norm(keys, layer.key_norm, c.rms_norm_eps)
+    queries, keys = (rotary.rotate(x, rotation) for x in (queries, keys))
+    mixed = attend(queries, keys, values, *prefix, block_mask, positions, window, attention)
+    hidden += linear(mixed.reshape(*hidden.shape[:2], -1), layer.attention_output, layer.attention_output_bias)
+    normed = rms_norm(hidden, layer.mlp_norm, c.rms_norm_eps)
+    gated = jax.nn.silu(linear(normed, layer.gate, layer.gate_bias)) * linear(normed, layer.up, layer.up_bias)
+    return hidden + linear(gated, layer.down, layer.down_bias), keys, values
 
 
 def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> LlamaParams:

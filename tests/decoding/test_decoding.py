@@ -135,8 +135,8 @@ def test_prompts_longer_than_a_prefill_chunk(chunks):
 
 
 def test_a_small_cache_has_fewer_chunks():
-    assert prefill.fitting(CHUNKS_ON_CPU, 1024) == CHUNKS_ON_CPU == ((256, 224), (64, 48), (16, 0))
-    assert prefill.fitting(CHUNKS_ON_CPU, 256) == ((64, 48), (16, 0))
+    assert prefill.fitting(CHUNKS_ON_CPU, 1024) == CHUNKS_ON_CPU == ((128, 56), (16, 0))
+    assert prefill.fitting(CHUNKS_ON_CPU, 256) == ((16, 0),)
     assert prefill.fitting(CHUNKS_ON_CPU, 12) == ((12, 0),)
     assert prefill.fitting(CHUNKS, 2048) == CHUNKS
 
