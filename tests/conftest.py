@@ -10,7 +10,12 @@ import jlade
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_enable_compilation_cache", False)  # which the command turns on for the process it is in
+# Processes share compiled programs, also with the next run in the same clone: the cache's key holds the program, the
+# compiler's options and all versions. With a limit to its size, writers and readers take turns.
+PROGRAMS = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "programs"
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+jax.config.update("jax_compilation_cache_max_size", 2**31)
 if jax.__version_info__ >= (0, 11, 2):
     # The threads of a simulated GPU wait for each other in XLA's pool, which otherwise has one thread for each core.
     os.environ.setdefault("NPROC", "8")
@@ -28,6 +33,22 @@ def cache_directory(tmp_path_factory, monkeypatch):
     directory = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
     return directory
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizations(request):
+    """Without XLA's optimizations programs compile in 60% of the time and run in several times the time.
+
+    Tests of logic on tiny models do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the
+    demo model, comparisons with other libraries, and the text of compiled programs.
+    """
+    optimized = getattr(request.module, "OPTIMIZED", False)
+    if optimized:
+        jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", not optimized)
+    yield
+    if optimized:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

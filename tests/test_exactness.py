@@ -9,6 +9,8 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 
+OPTIMIZED = True
+
 ALL_PROMPTS = [LookaheadConfig(4, 3, 2)]
 SOME_PROMPTS = [
     LookaheadConfig(0, 5, 10),

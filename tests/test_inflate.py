@@ -17,6 +17,8 @@ from jlade.models.rotary import LinearScaling
 from tests import plain_llama
 from tests.tiny import tiny_llama
 
+OPTIMIZED = True
+
 LARGER = {
     "vocab_size": 31,
     "hidden_size": 40,

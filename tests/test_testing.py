@@ -13,13 +13,6 @@ from jlade.testing import check_decoder
 from tests.tiny import tiny_llama
 
 
-@pytest.fixture(autouse=True)
-def _compile_quickly():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_llama_passes(dtype):
     params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(num_layers=1, eos_ids=(3, 12)))

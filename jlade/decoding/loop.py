@@ -41,7 +41,7 @@ def run(params: Params, state: DecodeState, program: Program, max_steps: int = N
     It takes over the buffers of the state's cache and pool, so `state` must not be used afterwards. The rest of the
     state, which is small, may share arrays with the caller.
     """
-    rest = dataclasses.replace(state, cache=None, pool=None)
+    rest = dataclasses.replace(state, cache=None, pool=None)  # type: ignore[arg-type]  # they come apart, to be donated
     return _run(params, rest, state.cache, state.pool, jnp.int32(max_steps), program)
 
 

@@ -25,6 +25,7 @@ from jlade.models.base import Decoder, KVCache, Params, resize
 from jlade.models.llama import Llama
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
+HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields of `Inputs` are declared as
 
 SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so that few programs are compiled
 EOS_SLOTS = 8  # the number of end tokens is padded to a multiple of this, for the same reason
@@ -90,7 +91,7 @@ def check(params: Params, prompt: Prompt | Sequence[Prompt], options: Options) -
     prompts = _check_prompts(prompt, tokenizer, decoder.vocab_size)
     batch_size = len(prompts)
     lookahead = _check_lookahead(options.get("lookahead", LookaheadConfig()), params, decoder, batch_size)
-    lengths = np.array([len(ids) for ids in prompts], np.int32)
+    lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
     limits = _check_ints("max_new_tokens", options.get("max_new_tokens", 256), 1, batch_size)
     fewest = _check_ints("min_new_tokens", options.get("min_new_tokens", 0), 0, batch_size)
     for length, most, least in zip(lengths, limits, fewest, strict=True):
@@ -130,11 +131,12 @@ def check(params: Params, prompt: Prompt | Sequence[Prompt], options: Options) -
         state = _for_each_sequence(state, batch_size)
         capacity = max(capacity, state.tokens.shape[1])
         cache, pool = _reuse(state, prompts, capacity), state.pool
-    padded = np.zeros((batch_size, capacity), np.int32)
+    padded: HostArray = np.zeros((batch_size, capacity), np.int32)
     for tokens, ids in zip(padded, prompts, strict=True):
         tokens[: len(ids)] = ids
     # Plain decoding has no narrower level to fall back to.
-    step_cost = lookahead.step_cost if lookahead.block_size > 1 else None
+    cost = lookahead.step_cost if lookahead.block_size > 1 else None
+    step_cost: HostArray = None if cost is None else np.float32(cost)
     return Request(
         inputs=Inputs(
             prompts=padded,
@@ -142,7 +144,7 @@ def check(params: Params, prompt: Prompt | Sequence[Prompt], options: Options) -
             stopping=stopping,
             key=key,
             sampling=sampling,
-            step_cost=None if step_cost is None else np.float32(step_cost),
+            step_cost=step_cost,
             cache=cache,
             pool=pool,
         ),
@@ -246,7 +248,7 @@ def _check_prompt(name: str, prompt: Any, tokenizer: Any, vocab_size: int) -> np
     return ids.astype(np.int32)
 
 
-def _check_ints(name: str, values: Any, least: int, batch_size: int) -> np.ndarray:
+def _check_ints(name: str, values: Any, least: int, batch_size: int) -> HostArray:
     """Returns integers [B], given one for all sequences or one for each."""
     if isinstance(values, numbers.Number) or not isinstance(values, Sequence | np.ndarray):
         values = [values] * batch_size
@@ -255,7 +257,7 @@ def _check_ints(name: str, values: Any, least: int, batch_size: int) -> np.ndarr
     return np.array([check_int(name, value, least) for value in values], np.int32)
 
 
-def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> np.ndarray:
+def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
     """Returns the end tokens of each sequence [B, K], padded with -1, given those of all or of each."""
     wrong = f"eos_ids must be a token id, a sequence of them, or one for each of {batch_size} prompts, got {eos_ids!r}"
     if isinstance(eos_ids, numbers.Integral):

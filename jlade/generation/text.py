@@ -14,6 +14,9 @@ import tokenizers
 class Tokenizer(Protocol):
     """A `tokenizers.Tokenizer`, or a tokenizer of transformers that is built on one."""
 
+    def __hash__(self) -> int:
+        """A tokenizer is hashable by identity."""
+
     def encode(self, text: str, /) -> Any:
         """Returns the token ids, or an object with the attribute `ids`."""
 

@@ -4,14 +4,14 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from typing import Unpack, cast
 
 import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.devices import choice
 from jlade.generation import request
-from jlade.generation.request import Prompt, TextOptions
+from jlade.generation.request import Options, Prompt, TextOptions
 from jlade.models.base import Params
 from jlade.tuning.measurement import Measurement
 from jlade.tuning.result import Trial, Tuning, label
@@ -82,7 +82,7 @@ def tune(
     max_new_tokens = options.setdefault("max_new_tokens", 128)
     most_accepted = max(setting.max_accepted for setting in (*settings, *BLOCKS))
     check_int("max_new_tokens", max_new_tokens, 2 * most_accepted)  # so that a text takes more than one step
-    checked = request.check(params, prompts, {**options, "lookahead": None})
+    checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}))
     measure = Measurement.of(params, checked.inputs, checked.program, batch_size)
 
     step_times = _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), progress)
