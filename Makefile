@@ -4,12 +4,14 @@ VENV ?= .venv
 PROMPT ?= def read_config(path):
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo install test lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jlade "$(PROMPT)"
 
-test: $(VENV)/.test
+install: $(VENV)/.test
+
+test: install
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.lint
