@@ -1,0 +1,193 @@
+"""Every example of README.md and docs/ runs, and every name, path and link in them exists."""
+
+import ast
+import importlib
+import io
+import pathlib
+import re
+import shlex
+import sys
+import tomllib
+from typing import NamedTuple
+
+import pytest
+
+from jlade import cli
+from jlade.cli.options import DEMO
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+class Block(NamedTuple):
+    kind: str  # the word after the fence
+    line: int  # of the fence, from 1
+    text: str
+
+
+def read_blocks(page):
+    """Returns the fenced blocks of a page and its other text."""
+    blocks, prose, kind, begin, content = [], [], None, 0, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.startswith("```"):
+            if kind is None:
+                kind, begin, content = line[3:], number, []
+            else:
+                assert line == "```", f"{page.name}:{number}: a fence within a fence"
+                blocks.append(Block(kind, begin, "\n".join(content)))
+                kind = None
+        elif kind is not None:
+            content.append(line)
+        else:
+            assert not line.startswith("    "), f"{page.name}:{number}: an indented example, which no test runs"
+            prose.append(line)
+    assert kind is None, f"{page.name}:{begin}: the fence has no end"
+    return blocks, "\n".join(prose)
+
+
+def inline_code(page):
+    return re.findall(r"`([^`\n]+)`", read_blocks(page)[1])
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A directory with the files that the examples name; the checkpoint is the demo."""
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "hf-llama").symlink_to(DEMO)
+    (tmp_path / "prompts.txt").write_text("def f(\n\nThe library\n", encoding="utf-8")
+    (tmp_path / "notes.py").write_text("def read_config(path):\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("workplace")
+@each_page
+def test_examples_run(page, monkeypatch, capsys):
+    namespace = {"__name__": "__main__"}
+    for block in read_blocks(page)[0]:
+        if block.kind == "python":
+            exec(compile("\n" * block.line + block.text, page, "exec"), namespace)
+        elif block.kind == "sh":
+            for number, line in enumerate(block.text.splitlines(), start=block.line + 1):
+                run_line(shlex.split(line, comments=True), f"{page.name}:{number}", monkeypatch, capsys)
+        else:
+            assert block.kind == "text", f"{page.name}:{block.line}: no test runs blocks of {block.kind!r}"
+
+
+def run_line(words, place, monkeypatch, capsys):
+    """Runs the line of a shell if it calls jlade, and else checks that it can run."""
+    match words:
+        case []:
+            pass
+        case ["echo", text, "|", "jlade", *arguments]:
+            run_command(arguments, f"{text}\n", place, monkeypatch, capsys)
+        case ["jlade", *arguments]:
+            run_command(arguments, "/help\n/exit\n" if arguments[0] == "chat" else "", place, monkeypatch, capsys)
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), place
+        case ["pip", "install", package]:
+            check_package(package, place)
+        case ["python", script, *arguments]:
+            check_script(script, arguments, place)
+        case _:
+            pytest.fail(f"{place}: no test knows how to run {shlex.join(words)!r}")
+
+
+def run_command(arguments, typed, place, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    capsys.readouterr()
+    assert cli.main(arguments) == 0, place
+    assert any(capsys.readouterr()), f"{place}: no output"
+
+
+def check_package(package, place):
+    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", package)
+    assert extra is not None, f"{place}: {package} is not this package"
+    assert extra[1] is None or extra[1] in EXTRAS, f"{place}: there is no extra {extra[1]!r}"
+
+
+def check_script(script, arguments, place):
+    """Checks that a script exists and has the options: running it takes minutes."""
+    assert (ROOT / script).is_file(), f"{place}: there is no {script}"
+    unknown = {word for word in arguments if word.startswith("--")} - options_of(ROOT / script)
+    assert not unknown, f"{place}: {script} has no option {', '.join(unknown)}"
+
+
+def options_of(script):
+    """Returns the options that a script adds to its parser, itself or in the benchmarks that it imports from."""
+    options = set()
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            options |= {ast.literal_eval(argument) for argument in node.args}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks."):
+            options |= options_of(ROOT / f"{node.module.replace('.', '/')}.py")
+    return options
+
+
+@each_page
+def test_names_exist(page):
+    names = [match[0] for code in inline_code(page) if (match := re.match(r"jlade(\.[a-zA-Z_]\w*)+", code))]
+    for name in names:
+        thing, parts = importlib.import_module("jlade"), name.split(".")[1:]
+        for i, part in enumerate(parts):
+            if not hasattr(thing, part):
+                importlib.import_module(".".join(["jlade", *parts[: i + 1]]))
+            thing = getattr(thing, part)
+
+
+@each_page
+def test_paths_exist(page):
+    folders = ("benchmarks", "conversion", "docs", "examples", "jlade", "tests")
+    paths = [code for code in inline_code(page) if re.fullmatch(rf"({'|'.join(folders)})/\S*", code)]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@each_page
+def test_lines_within_the_text_can_run(page):
+    for code in inline_code(page):
+        words = shlex.split(code) if code.startswith(("python ", "pip ", "make ")) else []
+        if words:
+            run_line(words, f"{page.name}: {code}", None, None)
+
+
+@each_page
+def test_links_lead_to_files_and_headings(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", read_blocks(page)[1])
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.is_file(), f"{page.name}: {link}"
+        assert not heading or heading in headings(target), f"{page.name}: {link}"
+
+
+def headings(page):
+    """Returns the anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", read_blocks(page)[1], re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_readme_is_short_and_links_every_page():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert [page.name for page in PAGES[1:] if f"](docs/{page.name})" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("curl https://example.org", "knows how to run"),
+        ("pip install '.[nothing]'", "no extra"),
+        ("python benchmarks/nothing.py", "there is no"),
+        ("python benchmarks/loading.py --nothing", "no option --nothing"),
+        ("make nothing", "page:1"),
+    ],
+)
+def test_a_line_that_cannot_run_is_found(line, message):
+    with pytest.raises((AssertionError, pytest.fail.Exception), match=message):
+        run_line(shlex.split(line), "page:1", None, None)
