@@ -1,19 +1,24 @@
 """Every example of README.md and docs/ runs, and every name, path and link in them exists."""
 
 import ast
+import dataclasses
 import importlib
 import io
 import pathlib
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from typing import NamedTuple
 
 import pytest
 
+import jlade
 from jlade import cli
-from jlade.cli.options import DEMO
+from jlade.cli import options
+from jlade.cli.convert import TEXT_FILES
+from jlade.conversion import save_hf
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -50,14 +55,30 @@ def read_blocks(page):
 
 
 def inline_code(page):
-    return re.findall(r"`([^`\n]+)`", read_blocks(page)[1])
+    """Returns the code within the text; it may go on in the next line."""
+    paragraphs = read_blocks(page)[1].split("\n\n")
+    return [" ".join(code.split()) for text in paragraphs for code in re.findall(r"`([^`]+)`", text)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The first two layers of the demo model, whose programs compile in half the time."""
+    directory = tmp_path_factory.mktemp("model") / "demo"
+    params, _ = jlade.demo(dtype="bfloat16")
+    config = dataclasses.replace(params.config, num_layers=2)
+    save_hf(dataclasses.replace(params, layers=params.layers[:2], config=config), directory)
+    for name in TEXT_FILES:
+        if (options.DEMO / name).exists():
+            shutil.copyfile(options.DEMO / name, directory / name)
+    return directory
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    """A directory with the files that the examples name; the checkpoint is the demo."""
+def workplace(tmp_path, monkeypatch, checkpoint):
+    """A directory with the files that the examples name."""
+    monkeypatch.setattr(options, "DEMO", checkpoint)
     (tmp_path / "path" / "to").mkdir(parents=True)
-    (tmp_path / "path" / "to" / "hf-llama").symlink_to(DEMO)
+    (tmp_path / "path" / "to" / "hf-llama").symlink_to(checkpoint)
     (tmp_path / "prompts.txt").write_text("def f(\n\nThe library\n", encoding="utf-8")
     (tmp_path / "notes.py").write_text("def read_config(path):\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -113,18 +134,18 @@ def check_package(package, place):
 def check_script(script, arguments, place):
     """Checks that a script exists and has the options: running it takes minutes."""
     assert (ROOT / script).is_file(), f"{place}: there is no {script}"
-    unknown = {word for word in arguments if word.startswith("--")} - options_of(ROOT / script)
+    unknown = {word for word in arguments if word.startswith("--")} - flags_of(ROOT / script)
     assert not unknown, f"{place}: {script} has no option {', '.join(unknown)}"
 
 
-def options_of(script):
+def flags_of(script):
     """Returns the options that a script adds to its parser, itself or in the benchmarks that it imports from."""
     options = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             options |= {ast.literal_eval(argument) for argument in node.args}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks."):
-            options |= options_of(ROOT / f"{node.module.replace('.', '/')}.py")
+            options |= flags_of(ROOT / f"{node.module.replace('.', '/')}.py")
     return options
 
 
