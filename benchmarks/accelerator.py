@@ -1,11 +1,12 @@
-"""How close decoding on an accelerator comes to what its memory allows, at the shape of a large model.
+"""Speed of decoding on an accelerator, compared with its memory bandwidth, at the shape of a large model.
 
     python benchmarks/accelerator.py                                                    # a 7 B shape in bfloat16
-    python benchmarks/accelerator.py --shape demo --new-tokens 32 --repeat 1            # tries it on a CPU
+    python benchmarks/accelerator.py --shape demo --new-tokens 32 --repeat 1            # a trial on a CPU
 
-The model is the demo inflated to that shape (`inflate.py`), so text and compression are real. A step's time is that of
-decoding 256 tokens more, by the steps these take, so prefill is not in it. Rates are in GB/s of bytes read and written.
-Every figure is a median, of runs taken in turns where they are compared.
+The model is the demo model inflated to that shape (`inflate.py`), so text and compression are real. Each program is
+`jlade.decode` under one `jax.jit`, prefill included. The time of a step is the time of 256 more tokens divided by the
+number of their steps; it excludes prefill. Rates are in GB/s of bytes read and written. Every figure is a median.
+Compared runs are timed in turns.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -31,22 +32,27 @@ from benchmarks import inflate
 from benchmarks.compression import PROMPTS
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.devices.sheet import default_device, device_of
 from jlade.models.llama import Llama, LlamaParams
 
-CAPACITY = 1024
-PROMPT_TOKENS = 200  # longer prompts are cut to it
-FEW, MANY = 16, 272  # tokens of the two texts whose difference in time is that of the steps alone
-LOOKAHEAD = LookaheadConfig(15, 5, 15)
+CAPACITY = 1024  # tokens, the capacity that `jlade.prepare` chooses for texts of these lengths
+PROMPT_TOKENS = 200  # longer prompts are cut
+FEW, MANY = 16, 272  # new tokens of two texts; their difference in time is that of steps alone
+LOOKAHEAD = LookaheadConfig(15, 5, 15)  # a block of 120
 BLOCKS = {8: LookaheadConfig(1, 5, 1), 32: LookaheadConfig(4, 5, 4), 64: LookaheadConfig(8, 5, 8)}
-BLOCKS |= {256: LookaheadConfig(32, 5, 32)}  # those of 1 and 120 are plain decoding's and LOOKAHEAD's
+BLOCKS |= {256: LookaheadConfig(32, 5, 32)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
-    parser.add_argument("--prompts", type=int, default=3, metavar="P", help="of each kind, decoded one at a time")
+    parser.add_argument(
+        "--prompts", type=int, default=3, metavar="P", help="prompts of each kind, decoded one at a time"
+    )
     parser.add_argument("--new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
-    parser.add_argument("--batches", type=int, nargs="*", default=[8, 4], metavar="B", help="prompts at once, beside 1")
+    parser.add_argument(
+        "--batches", type=int, nargs="*", default=[8, 4], metavar="B", help="batch sizes to measure besides 1"
+    )
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each program")
     add_arguments(parser)
     options = parser.parse_args()
@@ -72,11 +78,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `load` and `make_decoder`."""
     parser.add_argument("--shape", choices=["demo", *inflate.SHAPES], default="7b", help="(default: %(default)s)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(default: %(default)s)")
-    parser.add_argument("--attention", metavar="NAME", help="argument of `Llama`; its own default unless given")
+    parser.add_argument("--attention", metavar="NAME", help="argument of `Llama` (default: Llama's own)")
 
 
 def load(options: argparse.Namespace) -> LlamaParams:
-    """Returns the demo model in the shape that `options` name."""
+    """Returns the demo model in the shape and dtype of the options."""
     params, _ = jlade.demo(options.dtype)
     if options.shape != "demo":
         params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
@@ -84,13 +90,13 @@ def load(options: argparse.Namespace) -> LlamaParams:
 
 
 def make_decoder(params: LlamaParams, attention: str | None) -> Llama:
-    """Returns the decoder of `params`, with the implementation `attention` if given, for the device of `params`."""
+    """Returns the decoder of `params` for their device, with the implementation `attention` unless it is None."""
     chosen: dict[str, Any] = {} if attention is None else {"attention": attention}
     return dataclasses.replace(params.decoder, **chosen).on(params)
 
 
 def prompts_of(kind: str, number: int, least: int = 0) -> list[list[int]]:
-    """Returns the ids of the first prompts of a kind, "code" or "prose", that are not shorter than `least`."""
+    """Returns the token ids of the first prompts of a kind, "code" or "prose", that have at least `least` tokens."""
     lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     ids = [line["ids"][:PROMPT_TOKENS] for line in lines if line["kind"] == kind and len(line["ids"]) >= least]
     if len(ids) < number:
@@ -99,7 +105,7 @@ def prompts_of(kind: str, number: int, least: int = 0) -> list[list[int]]:
 
 
 def read_bytes(params: LlamaParams) -> int:
-    """Returns the bytes of weights that a step reads: all but an embedding that is only looked up."""
+    """Returns the bytes of weights that a step reads: all but an untied embedding, of which it reads one row."""
     looked_up = 0 if params.output is None else params.embedding.nbytes
     return num_bytes(params) - looked_up
 
@@ -109,14 +115,15 @@ def num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def peak_bytes() -> int | None:
-    """Returns the most bytes of the device that this process has used at once, None on CPUs."""
-    stats = jax.devices()[0].memory_stats()
+def peak_bytes(params: LlamaParams) -> int | None:
+    """Returns the peak of this process's memory on the device of `params`, None on CPUs."""
+    device, _ = device_of(params)
+    stats = device.memory_stats()
     return None if stats is None else stats["peak_bytes_in_use"]
 
 
 def in_turns(runs: Mapping[Any, Callable[[], Any]], repeat: int) -> dict[Any, list[float]]:
-    """Returns the seconds of every run, each of which has been run before."""
+    """Returns the seconds of every run, timed `repeat` times. The caller has compiled the runs by running them once."""
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
     for _ in range(repeat):
         for name, run in runs.items():
@@ -127,7 +134,7 @@ def in_turns(runs: Mapping[Any, Callable[[], Any]], repeat: int) -> dict[Any, li
 
 
 def first_difference(texts: np.ndarray, expected: np.ndarray) -> int | None:
-    """Returns the first place [..., M] where a text is another one, None when all are equal."""
+    """Returns the first place where the texts [..., M] differ, None when all are equal."""
     places = np.nonzero((texts != expected).any(axis=tuple(range(texts.ndim - 1))))[0]
     return int(places[0]) if len(places) else None
 
@@ -146,31 +153,24 @@ class Model:
         self, lookahead: LookaheadConfig, prompts: Sequence[list[int]], new_tokens: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the new tokens [B, M] and the steps [B]; nothing stays on the device."""
-        padded, lengths = np.zeros((len(prompts), CAPACITY), np.int32), np.array([*map(len, prompts)], np.int32)
-        for row, ids in zip(padded, prompts, strict=True):
-            row[: len(ids)] = ids
-        limits = jnp.full(len(prompts), new_tokens, jnp.int32)
-        arrays = (
-            padded,
-            lengths,
-            jlade.Stopping(limits, jnp.full((len(prompts), 1), -1, jnp.int32)),
-            jax.random.key(0),
+        inputs, program = jlade.prepare(
+            self.params, prompts, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=self.decoder
         )
-        program = self._program(lookahead, arrays)
-        state = program(self.params, *arrays)
-        tokens, steps = jax.device_get((state.tokens, state.steps))
-        new = [row[length : length + new_tokens] for row, length in zip(tokens, lengths, strict=True)]
+        state = self._compiled(inputs, program)(self.params, inputs)
+        tokens, steps = jax.device_get((state.tokens, state.num_steps))
+        new = [text[len(ids) : len(ids) + new_tokens] for text, ids in zip(tokens, prompts, strict=True)]
         return np.stack(new), steps
 
-    def _program(self, lookahead: LookaheadConfig, arrays: tuple[Any, ...]) -> Any:
-        key = (lookahead, len(arrays[0]))
+    def _compiled(self, inputs: jlade.Inputs, program: jlade.Program) -> Any:
+        batch_size, _ = inputs.prompts.shape
+        key = (program.lookahead, batch_size)
         if key not in self.programs:
             hits = _CacheHits()
             begin = time.perf_counter()
-            lowered = jlade.decode.lower(self.params, *arrays, decoder=self.decoder, lookahead=lookahead)
+            lowered = jax.jit(jlade.decode, static_argnames="program").lower(self.params, inputs, program)
             middle = time.perf_counter()
             self.programs[key] = lowered.compile()
-            name = f"block of {lookahead.block_size}, batch {key[1]}"
+            name = f"block of {program.lookahead.block_size}, batch {batch_size}"
             self.compilation |= {
                 f"tracing and lowering a {name}, s": middle - begin,
                 f"compiling a {name}{', from the cache' if hits.number else ''}, s": time.perf_counter() - middle,
@@ -178,12 +178,12 @@ class Model:
         return self.programs[key]
 
     def take_compilation(self) -> Figures:
-        """Returns what compiling took since the last call of this."""
+        """Returns the times of compilation since the previous call."""
         figures, self.compilation = self.compilation, {}
         return figures
 
     def step_seconds(self, lookaheads: Sequence[LookaheadConfig]) -> list[float]:
-        """Times the steps of batch 1 of several settings, in turns."""
+        """Returns the seconds of a step of each setting, at batch size 1, timed in turns."""
         (prompt,) = prompts_of("code", 1, PROMPT_TOKENS)
         runs = {
             (lookahead, new_tokens): functools.partial(self.decode, lookahead, [prompt], new_tokens)
@@ -201,7 +201,7 @@ class Model:
 
 
 class _CacheHits:
-    """Counts the programs that JAX's persistent cache supplies from now on."""
+    """Counts the programs that come from JAX's persistent compilation cache from now on."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -216,10 +216,12 @@ class _Measurement:
     model: Model
     num_prompts: int
     new_tokens: int
-    peak_of_loading: int | None = dataclasses.field(default_factory=peak_bytes)
+
+    def __post_init__(self) -> None:
+        self.peak_of_loading = peak_bytes(self.model.params)
 
     def texts(self, batch_size: int) -> Figures:
-        """Whole texts, prefill included, plain and with lookahead."""
+        """Measures whole texts, prefill included, of plain and of lookahead decoding."""
         figures: Figures = {}
         for kind in ("code", "prose"):
             prompts = prompts_of(kind, self.num_prompts if batch_size == 1 else batch_size)
@@ -244,8 +246,8 @@ class _Measurement:
                 f"{kind}: speedup": speedup,
                 f"{kind}: compression": float(compression),
                 f"{kind}: speedup / compression": float(speedup / compression),
-                # A batch takes the steps of its longest row.
-                f"{kind}: plain passes by lookahead's": float(
+                # A batch makes as many steps as its slowest sequence.
+                f"{kind}: steps of plain / steps of lookahead": float(
                     steps[PLAIN].max(axis=1).sum() / steps[LOOKAHEAD].max(axis=1).sum()
                 ),
                 f"{kind}: equal texts": f"{(texts[PLAIN] == texts[LOOKAHEAD]).all(axis=1).sum()}/{len(prompts)}",
@@ -254,7 +256,7 @@ class _Measurement:
         return figures | self.model.take_compilation()
 
     def memory(self) -> Figures:
-        """Peak memory since the process began, beside weights and cache."""
+        """Returns the peak of memory since the start of the process, with the sizes of weights and cache."""
         cache = jax.eval_shape(lambda params: self.model.decoder.init_cache(params, 1, CAPACITY), self.model.params)
         cache_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
         weights = num_bytes(self.model.params)
@@ -262,7 +264,7 @@ class _Measurement:
         for (lookahead, batch_size), program in self.model.programs.items():
             temporary = program.memory_analysis().temp_size_in_bytes
             figures[f"temporary of a block of {lookahead.block_size}, batch {batch_size}, GB"] = temporary / 1e9
-        peak = peak_bytes()
+        peak = peak_bytes(self.model.params)
         if peak is not None and self.peak_of_loading is not None:
             figures |= {
                 "peak of making the weights, GB": self.peak_of_loading / 1e9,
@@ -272,7 +274,7 @@ class _Measurement:
         return figures
 
     def steps(self, device: Figures | None) -> Figures:
-        """A step of plain decoding and one of lookahead decoding, beside what copying as many bytes takes."""
+        """Measures a step of plain and of lookahead decoding, and compares their rates of reading with copying."""
         one, wide = self.model.step_seconds([PLAIN, LOOKAHEAD])
         config, weights = self.model.params.config, read_bytes(self.model.params)
         token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.model.params.norm.dtype.itemsize
@@ -280,28 +282,28 @@ class _Measurement:
         figures: Figures = {
             "step of 1, ms": 1e3 * one,
             f"step of {LOOKAHEAD.block_size}, ms": 1e3 * wide,
-            f"step of {LOOKAHEAD.block_size} by one of 1": wide / one,
+            f"step of {LOOKAHEAD.block_size}, x step of 1": wide / one,
             "weights read, GB/s": weights / one / 1e9,
             "weights and cache read, GB/s": (weights + cached) / one / 1e9,
         }
         if device is not None:
             copied = device["copy, GB/s"]
             figures |= {
-                f"{name}, of the copy's rate": figures[f"{name} read, GB/s"] / copied
+                f"{name} read, x rate of the copy": figures[f"{name} read, GB/s"] / copied
                 for name in ("weights", "weights and cache")
             }
         return figures
 
     def block(self, lookahead: LookaheadConfig) -> Figures:
-        """A step of another width."""
+        """Measures a step of another block size."""
         one, wide = self.model.step_seconds([PLAIN, lookahead])
-        return {"step, ms": 1e3 * wide, "by a step of 1": wide / one} | self.model.take_compilation()
+        return {"step, ms": 1e3 * wide, "x step of 1": wide / one} | self.model.take_compilation()
 
 
 def measure_device(repeat: int) -> Figures:
-    """Measures how fast the device copies, reads and multiplies in bfloat16, on arrays far larger than its caches."""
-    on_cpu = jax.default_backend() == "cpu"
-    size, calls = (2**28, 3) if on_cpu else (2**32, 10)  # bytes; calls in a row, so that launching hides
+    """Returns the rates of copying, reading and multiplying bfloat16 arrays far larger than the device's caches."""
+    on_cpu = default_device().platform == "cpu"
+    size, calls = (2**28, 3) if on_cpu else (2**32, 10)  # bytes; consecutive calls, which hide the time of launches
     width = 1024 if on_cpu else 8192
     data = jax.random.normal(jax.random.key(0), (size // 2,), jnp.bfloat16)
     left, right = jax.random.normal(jax.random.key(1), (2, width, width), jnp.bfloat16)
@@ -325,7 +327,7 @@ def measure_device(repeat: int) -> Figures:
         jax.block_until_ready(run())
     seconds = {name: statistics.median(times) / calls for name, times in in_turns(runs, repeat).items()}
     return {
-        "copy, GB/s": 2 * size / min(seconds["copy"], seconds["in place"]) / 1e9,  # a CPU is slow at new memory
+        "copy, GB/s": 2 * size / min(seconds["copy"], seconds["in place"]) / 1e9,  # CPUs are slow at fresh memory
         "read, GB/s": size / seconds["read"] / 1e9,
         "bfloat16 product, TFLOP/s": 2 * width**3 / seconds["product"] / 1e12,
     }

@@ -1,26 +1,37 @@
-"""How long a first call takes: a fresh process with the demo model, and what tracing and compiling take of it.
+"""Times of cold starts, of first calls and of compilation.
 
     python benchmarks/compilation.py
+    python benchmarks/compilation.py --beside OTHER/bin/python    # the same for another installation of jlade, in turns
 
-Cold start: the command and the library, each in a process of its own, without JAX's persistent compilation cache, and
-with one that an earlier process has filled. The command also compiles and runs plain decoding, to compare with.
-Compilation: `jlade.decode` for one prompt in a capacity of 1024 tokens, at the shapes of `inflate.py`; no weights are
-needed. Adaptive decoding is one program with steps of three widths.
+Cold starts: the command, the library and `jlade tune` on three short prompts, each in a new process with the demo
+model, without JAX's persistent compilation cache. The command and the library also start with a cache that an earlier
+process has filled. The command includes plain decoding, with which it compares.
+
+First calls: a new process calls `jlade.generate` first with one setting, then with another one. The ratio of the two
+times shows how much of the first program the second one reuses. The texts have 4 tokens, so that most of the time is
+compilation.
+
+Compilation: `jlade.decode` as one program, for one prompt in a capacity of 1024 tokens, at the shapes of `inflate.py`.
+It needs no weights. Adaptive decoding is one program with steps of three widths.
 """
 
 import argparse
+import dataclasses
 import functools
 import itertools
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-# The script's own folder is no place for imports: see compression.py.
-sys.path[0] = str(Path(__file__).parent.parent)
+ROOT = Path(__file__).resolve().parent.parent
+# Import from the repository, not from this folder: see compression.py.
+sys.path[0] = str(ROOT)
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +40,9 @@ import jlade
 from benchmarks import inflate
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.devices.sheet import default_device
 from jlade.models.llama import init_params
 
-CAPACITY = 1024
 SETTINGS = {
     "plain": PLAIN,
     "0,8,1": LookaheadConfig(0, 8, 1),
@@ -39,28 +50,62 @@ SETTINGS = {
     "15,5,15 adaptive": LookaheadConfig(15, 5, 15, step_cost=1.4),
 }
 PROMPT = "def read_config(path):\n"
+PROMPTS = ("def read_config(path):", "import argparse", "The library reads files of several formats.")
 NEW_TOKENS = 32
+PAIRS = (("15,5,15", "10,5,10"), ("0,4,1", "plain"))  # settings of first calls
+
+# The code of other processes runs with older versions of jlade too.
 LIBRARY = f"""
 import jlade
 params, tokenizer = jlade.demo()
 print(jlade.generate(params, {PROMPT!r}, tokenizer=tokenizer, max_new_tokens={NEW_TOKENS}, lookahead="auto").text[0])
 """
-PROCESSES = {
-    "jlade PROMPT": [sys.executable, "-m", "jlade.cli", PROMPT, "--max-new-tokens", str(NEW_TOKENS)],
-    "jlade.generate": [sys.executable, "-c", LIBRARY],
+FIRST_CALLS = f"""
+import json, sys, time
+import jlade
+
+params, tokenizer = jlade.demo()
+
+def seconds(sizes):
+    lookahead = None if sizes == "plain" else jlade.LookaheadConfig(*map(int, sizes.split(",")))
+    begin = time.perf_counter()
+    jlade.generate(params, {PROMPT!r}, tokenizer=tokenizer, max_new_tokens=4, lookahead=lookahead)
+    return time.perf_counter() - begin
+
+print(json.dumps([seconds(sizes) for sizes in sys.argv[1:]]))
+"""
+STARTS = {
+    "jlade PROMPT": ["-m", "jlade.cli", PROMPT, "--max-new-tokens", str(NEW_TOKENS)],
+    "jlade.generate": ["-c", LIBRARY],
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["134m", "7b"], choices=[*inflate.SHAPES], help="to compile")
-    parser.add_argument("--repeat", type=int, default=3, metavar="R", help="starts of each process")
+    parser.add_argument("--repeat", type=int, default=3, metavar="R", help="processes of each kind")
+    parser.add_argument("--beside", metavar="PYTHON", help="measure the jlade of this Python executable too, in turns")
+    parser.add_argument(
+        "--tune-settings", nargs="+", metavar="W,N,G", help="settings to tune (default: all usual ones)"
+    )
     add_arguments(parser)
     options = parser.parse_args()
 
-    parts = Parts(options, {"repeat": options.repeat, "capacity": CAPACITY})
-    for name, command in PROCESSES.items():
-        parts.run(name, functools.partial(_start, command, options.repeat))
+    settings = {name: getattr(options, name) for name in ("repeat", "beside", "tune_settings")}
+    parts = Parts(options, settings | {"capacity": 1024})
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        (directory / "prompts").write_text("\n".join(PROMPTS), encoding="utf-8")
+        installations = {"": Installation(sys.executable, directory / "this", {"PYTHONPATH": str(ROOT)})}
+        if options.beside:
+            installations["other: "] = Installation(options.beside, directory / "beside", {"PYTHONPATH": ""})
+        compare = functools.partial(_in_turns, installations, options.repeat)
+        for name, arguments in STARTS.items():
+            parts.run(name, functools.partial(compare, functools.partial(_start, arguments=arguments)))
+        parts.run("jlade tune", lambda: compare(functools.partial(_tune, settings=options.tune_settings)))
+        for pair in PAIRS:
+            first_calls = functools.partial(_first_calls, pair=pair)
+            parts.run(f"{pair[0]} then {pair[1]}", functools.partial(compare, first_calls))
     for shape in options.shapes:
         for setting in SETTINGS:
             parts.run(f"{shape} {setting}", functools.partial(_compile, shape, SETTINGS[setting]))
@@ -68,33 +113,91 @@ def main() -> None:
     sys.exit(parts.failed())
 
 
-def _start(command: list[str], repeat: int) -> Figures:
-    """Times whole processes, from their start to their end."""
+@dataclasses.dataclass(frozen=True)
+class Installation:
+    """A Python executable with jlade, and a directory in which its processes run.
 
-    def seconds(**environment: str) -> float:
+    The directory keeps the checkout's `jlade` out of the way, and the user's tuned settings and compiled programs.
+    """
+
+    python: str
+    directory: Path
+    environment: Mapping[str, str]
+
+    def run(self, arguments: Sequence[str], *, cache: Path | None = None) -> tuple[float, str]:
+        """Runs a process and returns its seconds and its output. Without `cache` no compiled program is reused."""
+        self.directory.mkdir(exist_ok=True)
+        environment = os.environ | self.environment | {"XDG_CACHE_HOME": str(self.directory / "home")}
+        if cache is None:
+            environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+        else:
+            environment |= {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_COMPILATION_CACHE_DIR": str(cache)}
         begin = time.perf_counter()
-        subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - begin
+        done = subprocess.run(
+            [self.python, *arguments],
+            cwd=self.directory,
+            env=environment,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return time.perf_counter() - begin, done.stdout
 
-    with tempfile.TemporaryDirectory() as scratch:
-        cold = [seconds(JAX_ENABLE_COMPILATION_CACHE="false") for _ in range(repeat)]
-        first, *warm = [seconds(JAX_COMPILATION_CACHE_DIR=scratch) for _ in range(1 + repeat)]
-    return {
-        "without a cache, s": statistics.median(cold),
-        "filling the cache, s": first,
-        "with the cache filled, s": statistics.median(warm),
+
+def _in_turns(
+    installations: Mapping[str, Installation], repeat: int, measure: Callable[[Installation], dict[str, float]]
+) -> Figures:
+    """Returns the median figures of each installation, and the ratios of this one to the other one."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in installations}
+    for _ in range(repeat):
+        for name, installation in installations.items():
+            runs[name].append(measure(installation))
+    figures: Figures = {
+        name + figure: statistics.median(run[figure] for run in taken)
+        for name, taken in runs.items()
+        for figure in taken[0]
     }
+    ratios = {
+        f"{figure.removesuffix(', s')}, x other": figures[figure] / figures[f"other: {figure}"]
+        for figure in runs[""][0]
+        if len(installations) > 1 and figure.endswith(", s")
+    }
+    return figures | ratios
+
+
+def _start(installation: Installation, arguments: Sequence[str]) -> dict[str, float]:
+    """Times whole processes, from their start to their end."""
+    with tempfile.TemporaryDirectory() as cache:
+        seconds = {
+            "without a cache, s": installation.run(arguments)[0],
+            "filling the cache, s": installation.run(arguments, cache=Path(cache))[0],
+            "with the cache filled, s": installation.run(arguments, cache=Path(cache))[0],
+        }
+    return seconds
+
+
+def _tune(installation: Installation, settings: Sequence[str] | None) -> dict[str, float]:
+    """Times the whole process of `jlade tune`."""
+    chosen = [] if settings is None else ["--settings", *settings]
+    arguments = ["-m", "jlade.cli", "tune", "../prompts", "--lines", "--no-store", *chosen]
+    return {"without a cache, s": installation.run(arguments)[0]}
+
+
+def _first_calls(installation: Installation, pair: Sequence[str]) -> dict[str, float]:
+    """Times the first call of `generate` with each of two settings, in one process."""
+    _, output = installation.run(["-c", FIRST_CALLS, *pair])
+    first, second = json.loads(output)
+    return {f"first call with {pair[0]}, s": first, f"then with {pair[1]}, s": second, "second / first": second / first}
 
 
 def _compile(shape: str, lookahead: LookaheadConfig) -> Figures:
-    """Times the three stages of what a first call of `jlade.decode` does before it runs."""
+    """Times the three stages of the compilation of `jlade.decode`."""
     config = inflate.SHAPES[shape]
-    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    dtype = jnp.float32 if default_device().platform == "cpu" else jnp.bfloat16
     params = jax.eval_shape(lambda key: init_params(key, config, dtype), jax.random.key(0))
-    prompts, lengths, eos_ids = (jnp.zeros(shape, jnp.int32) for shape in ((1, CAPACITY), 1, (1, 8)))
-    arrays = (prompts, lengths, jlade.Stopping(lengths, eos_ids), jax.random.key(0))
+    inputs, program = jlade.prepare(params, [0], lookahead=lookahead, eos_ids=())
     times = [time.perf_counter()]
-    traced = jlade.decode.trace(params, *arrays, decoder=params.decoder, lookahead=lookahead)
+    traced = jax.jit(jlade.decode, static_argnames="program").trace(params, inputs, program)
     times.append(time.perf_counter())
     lowered = traced.lower()
     times.append(time.perf_counter())

@@ -1,4 +1,4 @@
-"""The first and the last word of `gpu.sh`: what Python has, and a short table of what was asked and what came out.
+"""The first and the last output of `gpu.sh`: the installed packages, and a table of the main figures.
 
 python benchmarks/gpu_report.py check
 python benchmarks/gpu_report.py table DIR SHAPE SMALL_SHAPE DEVICE
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 NEEDED = ["jax", "flax", "numpy", "safetensors", "orbax.checkpoint", "huggingface_hub", "tokenizers", "rich"]
-WANTED = ["torch", "transformers"]  # for the comparison alone
+WANTED = ["torch", "transformers"]  # for the comparison with transformers
 
 
 def main() -> None:
-    what, *arguments = sys.argv[1:]
-    if what == "check":
+    command, *arguments = sys.argv[1:]
+    if command == "check":
         check()
     else:
         directory, shape, small, device = arguments
@@ -29,10 +29,10 @@ def main() -> None:
 
 
 def check() -> None:
-    """Prints versions and, on the last line, the device's name as it is part of file names.
+    """Prints versions and, on the last line, the device's name in the form that file names contain.
 
     Raises:
-      SystemExit: names the packages that are missing and needed.
+      SystemExit: names the missing packages that are required.
     """
     missing = {}
     for name in NEEDED + WANTED:
@@ -46,9 +46,9 @@ def check() -> None:
         raise SystemExit(f"cannot run without {', '.join(absent)}")
     if absent := [name for name in WANTED if name in missing]:
         print(f"no part `transformers` without {', '.join(absent)}")
-    import jax
+    from jlade.devices.sheet import default_device
 
-    device = jax.devices()[0]
+    device = default_device()
     if device.platform == "cpu":
         print("JAX has no accelerator: everything will run on the CPU")
     elif "torch" not in missing and not importlib.import_module("torch").cuda.is_available():
@@ -59,7 +59,7 @@ def check() -> None:
 
 
 def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple[str, str, str]]:
-    """Yields a line for each question: what is asked, the figure, and what it should be."""
+    """Yields a line for each question: the question, the measured figure and the wanted figure."""
 
     def parts(file: str) -> dict[str, Any]:
         path = directory / f"{file}_{device}.json"
@@ -74,10 +74,11 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
     for precision in ("float32, exact products", "float32", "bfloat16"):
         wanted = "all" if "exact" in precision else ""
         name = f"{precision}: 15, 5, 15"
-        yield row(f"texts equal to plain decoding's, {name}", exact, name, "equal texts", wanted)
+        yield row(f"texts equal to plain decoding, {name}", exact, name, "equal texts", wanted)
     speed = parts(f"accelerator_{shape}")
-    yield row("plain decoding, weights read, of the copy's rate", speed, "steps", "weights, of the copy's rate", "0.85")
-    yield row("step of 120 tokens by one of 1", speed, "steps", "step of 120 by one of 1", "at most 1.2")
+    figure = "weights read, x rate of the copy"
+    yield row(f"plain decoding, {figure}", speed, "steps", figure, "0.85")
+    yield row("step of 120 tokens, x step of 1", speed, "steps", "step of 120, x step of 1", "at most 1.2")
     for batch in (1, 4, 8):
         for kind in ("code", "prose"):
             figure = f"{kind}: speedup / compression"
@@ -90,20 +91,20 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
             ("static", f"batch {batch}, static", "1"),
         ):
             for way in ("plain", "lookahead"):
-                figure = f"{way} of transformers {name}"
-                yield row(f"jlade {way} of transformers {name}, batch {batch}", versus, part, figure, wanted)
+                figure = f"{way}, x transformers {name}"
+                yield row(f"jlade {figure}, batch {batch}", versus, part, figure, wanted)
     int8 = parts(f"quantization_{shape}").get("speed", {}).get("int8", {}).get("speed", "-")
-    yield "int8 of bfloat16, plain decoding", f"{int8:.3f}" if isinstance(int8, float) else int8, "1.7"
+    yield "plain decoding in int8, x bfloat16", f"{int8:.3f}" if isinstance(int8, float) else int8, "1.7"
     yield from _attention(parts("attention"), speed)
     overhead = parts(f"step_overhead_{small}")
     for setting in ("plain", "15,5,15"):
-        yield row(f"step beside the model, %, {setting}", overhead, setting, "beside the model, %", "under 3")
+        yield row(f"step outside the model, %, {setting}", overhead, setting, "outside the model, %", "under 3")
 
 
 def _attention(attention: dict[str, Any], speed: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yields what the attention of one token to 8192 cached ones takes, of a step with it.
+    """Yields the share of attention in a step of one token with 8192 cached tokens.
 
-    Reading as many keys and values takes a time of its own, the floor: with 32 KV heads it is above 5 % of a step.
+    The floor is the time of reading the keys and values. With 32 KV heads it is above 5% of a step.
     """
     rest = speed.get("parts", {}).get("steps", {}).get("step of 1, ms")
     for case in attention.get("cases", []):
@@ -111,9 +112,9 @@ def _attention(attention: dict[str, Any], speed: dict[str, Any]) -> Iterator[tup
             continue
         seconds, floor = case["seconds"], case["floor_seconds"]
         share, above = (100 * part / (rest / 1e3 + seconds) for part in (seconds, seconds - floor))
-        name = f"attention by {case['implementation']}, {case['kv_heads']} KV heads"
+        name = f"attention ({case['implementation']}), {case['kv_heads']} KV heads"
         yield f"{name}, % of a step at 8192", f"{share:.1f}", ""
-        yield f"{name}, the same above its floor", f"{above:.1f}", "at most 5"
+        yield f"{name}, % above its floor", f"{above:.1f}", "at most 5"
         yield f"{name}, relative error", f"{case['relative_error']:.4f}", "0.004"
 
 

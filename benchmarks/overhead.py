@@ -1,8 +1,9 @@
-"""What a call of `generate` costs beside the compiled program: checking, padding, launching, fetching, detokenizing.
+"""Overhead of `generate` outside `jlade.decode`: checks, padding, transfers and detokenization.
 
     python benchmarks/overhead.py
 
-Times whole calls and the program alone, on the same prompt in turn, and prints the medians and their difference.
+Calls of `generate` and of `jlade.decode`, with its inputs on the device, are timed in turns on the same prompt. The
+figures are their medians, and the median of their difference. Both include the launches of the compiled programs.
 """
 
 import argparse
@@ -13,11 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 
@@ -37,26 +37,22 @@ def main() -> None:
 
     params, tokenizer = jlade.demo()
     arguments = {"max_new_tokens": options.max_new_tokens, "lookahead": SMALL_BLOCK, "tokenizer": tokenizer}
-    ids = tokenizer.encode(PROMPT).ids
-    prompts = np.zeros((1, 1024), np.int32)
-    prompts[0, : len(ids)] = ids
-    lengths, limits = np.array([len(ids)], np.int32), np.array([options.max_new_tokens], np.int32)
-    inputs = (prompts, lengths, limits, np.full((1, 8), 2, np.int32), jax.random.key(0))
-    on_device = jax.device_put(inputs)
+    inputs, program = jlade.prepare(params, PROMPT, **arguments)
+    inputs = jax.device_put(inputs)
 
     def call() -> Any:
         return jlade.generate(params, PROMPT, **arguments)
 
-    def program() -> Any:
-        return jlade.decode(params, *on_device, decoder=params.decoder, lookahead=SMALL_BLOCK)
+    def decode() -> Any:
+        return jlade.decode(params, inputs, program)
 
     def milliseconds(work: Callable[[], Any]) -> float:
         begin = time.perf_counter()
         jax.block_until_ready(work())
         return 1e3 * (time.perf_counter() - begin)
 
-    call(), program()  # compiles
-    rounds = [(milliseconds(call), milliseconds(program)) for _ in track(range(options.repeats), "calls")]
+    call(), decode()  # compiles the programs
+    rounds = [(milliseconds(call), milliseconds(decode)) for _ in track(range(options.repeats), "calls")]
     figures = {
         "generate_ms": statistics.median(whole for whole, _ in rounds),
         "program_ms": statistics.median(alone for _, alone in rounds),

@@ -1,12 +1,13 @@
-"""What int8 weights cost in quality and gain in speed.
+"""Quality and speed of int8 weights.
 
     python benchmarks/quantization.py                   # quality, and speed on the demo model
     python benchmarks/quantization.py --shape 7b        # the same quality, and speed at a 7 B shape (`inflate.py`)
 
-Quality: the demo model in float32 continues every prompt greedily; then each kind of weights reads prompt and text in
-one pass, and its predictions are held against those in float32. Speed: steps of decoding with int8 weights and without,
-in the dtype that jlade takes on this device, timed in turns; `temporary MB` is what the program holds besides its
-arguments and results, where a copy of the weights in floating point would show.
+Quality: the demo model in float32 continues every prompt greedily. Each kind of weights then reads prompt and text in
+one pass, and its predictions are compared with the predictions in float32. Speed: decoding steps with int8 weights, and
+with weights in jlade's default dtype on this device, timed in turns. The time of a step excludes prefill: it is the
+difference between a long and a short text. `temporary MB` is the memory of `jlade.decode`, compiled as one program,
+besides its arguments and results. A copy of the weights in floating point would show there.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -32,16 +33,18 @@ import jlade
 from benchmarks import inflate, report
 from benchmarks.compression import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.devices.sheet import device_of
 from jlade.models.llama import LlamaParams, quantize
 
-CAPACITY = 1024
-FEW, MANY = 16, 144  # tokens of the two texts whose difference in time is that of the steps alone
+FEW, MANY = 16, 144  # new tokens of two texts; their difference in time is that of steps alone
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=inflate.SHAPES, help="what speed is measured on (default: the demo model)")
-    parser.add_argument("--speed-only", action="store_true", help="leave the quality out")
+    parser.add_argument(
+        "--shape", choices=inflate.SHAPES, help="shape of the model for speed (default: the demo model)"
+    )
+    parser.add_argument("--speed-only", action="store_true", help="skip quality")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
     parser.add_argument("--repeat", type=int, default=7, metavar="R", help="timings of each program")
     parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
@@ -77,7 +80,7 @@ def _quality(prompts: Sequence[list[int]], max_new_tokens: int) -> dict[str, dic
     for prompt in track(prompts, "quality"):
         out = jlade.generate(reference, prompt, max_new_tokens=max_new_tokens, lookahead=None, eos_ids=())
         tokens = np.array([*prompt, *out.tokens[0]], np.int32)
-        padded = np.pad(tokens, (0, size - len(tokens)))  # what follows is not seen, and one program does for all
+        padded = np.pad(tokens, (0, size - len(tokens)))  # no token sees the padding; one program serves all texts
         expected = None
         for name, params in kinds.items():
             logprobs = np.asarray(_logprobs(params, padded))[: len(tokens) - 1]
@@ -109,7 +112,7 @@ def _logprobs(params: LlamaParams, tokens: jax.Array) -> jax.Array:
 
 
 def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """Returns figures of each of `tokens` [L] given its log-probabilities [L, V]; the text begins at `start`."""
+    """Returns figures of each of `tokens` [L] from its log-probabilities [L, V]; the text begins at `start`."""
     surprise = -np.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
     got, wanted = logprobs[start:], expected[start:]
     centred = [x - x.mean(-1, keepdims=True) for x in (got, wanted)]  # a constant added to all logits has no effect
@@ -124,42 +127,42 @@ def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, sta
 
 
 def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> dict[str, dict[str, float]]:
-    """Returns the figures of each model: steps over one token, and over the block that suits the device."""
-    wide = SMALL_BLOCK if jax.default_backend() == "cpu" else jlade.LookaheadConfig()
-    prompts = np.zeros((1, CAPACITY), np.int32)
-    prompts[0, : len(prompt)] = prompt
-    arrays = (prompts, np.array([len(prompt)], np.int32))
+    """Returns the figures of each model, for steps of one token and of a block that suits the device."""
+    device, _ = device_of(list(models.values()))
+    wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig()
+    settings = {"plain": PLAIN, "lookahead": wide}
 
-    def stopping(num_tokens: int) -> jlade.Stopping:
-        return jlade.Stopping(jnp.array([num_tokens], jnp.int32), jnp.full((1, 1), -1, jnp.int32))
+    def prepare(name: str, block: str, num_tokens: int) -> tuple[jlade.Inputs, jlade.Program]:
+        return jlade.prepare(models[name], prompt, max_new_tokens=num_tokens, lookahead=settings[block], eos_ids=())
 
+    decode = jax.jit(jlade.decode, static_argnames="program")
     programs: dict[tuple[str, str], Any] = {}
     seconds: dict[tuple[str, str], list[float]] = {}
     with Progress() as progress:
         task = progress.add_task("compiling", total=2 * len(models) * (1 + repeat))
         for name, params in models.items():
-            for block, lookahead in ("plain", PLAIN), ("lookahead", wide):
-                lowered = jlade.decode.lower(
-                    params, *arrays, stopping(FEW), jax.random.key(0), decoder=params.decoder, lookahead=lookahead
-                )
-                programs[name, block] = lowered.compile()
+            for block in settings:
+                inputs, program = prepare(name, block, FEW)
+                programs[name, block] = decode.lower(params, inputs, program).compile()
+                jax.block_until_ready(programs[name, block](params, inputs))  # memory is slow when it is first used
                 seconds[name, block] = []
                 progress.advance(task)
         progress.update(task, description="speed")
         for _ in range(repeat):
-            for (name, block), program in programs.items():
+            for (name, block), compiled in programs.items():
                 took, steps = [], []
                 for num_tokens in (FEW, MANY):
+                    inputs, _ = prepare(name, block, num_tokens)
                     begin = time.perf_counter()
-                    state = program(models[name], *arrays, stopping(num_tokens), jax.random.key(0))
-                    steps.append(int(jax.block_until_ready(state).steps[0]))
+                    state = compiled(models[name], inputs)
+                    steps.append(int(jax.block_until_ready(state).num_steps[0]))
                     took.append(time.perf_counter() - begin)
                 seconds[name, block].append((took[1] - took[0]) / (steps[1] - steps[0]))
                 progress.advance(task)
     result: dict[str, dict[str, float]] = {}
     for name, params in models.items():
         plain, ahead = (statistics.median(seconds[name, block]) for block in ("plain", "lookahead"))
-        looked_up = 0 if params.output is None else params.embedding.nbytes  # a row of it is read, not the whole
+        looked_up = 0 if params.output is None else params.embedding.nbytes  # a step reads one row of it
         read = _num_bytes(params) - looked_up
         memory = programs[name, "plain"].memory_analysis()
         result[name] = {
@@ -167,7 +170,7 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
             "plain decoding, tokens/s": 1 / plain,
             "step of 1, ms": 1e3 * plain,
             "weights read, GB/s": read / plain / 1e9,
-            f"step of {(wide.ngram_size - 1) * (wide.window_size + wide.guess_set_size)}, ms": 1e3 * ahead,
+            f"step of {wide.block_size}, ms": 1e3 * ahead,
             "temporary MB": memory.temp_size_in_bytes / 1e6,
         }
     first = next(iter(result.values()))["step of 1, ms"]

@@ -1,9 +1,9 @@
-"""jlade beside transformers on this machine's CPU: plain decoding, blocks, lookahead, capacity and prefill.
+"""jlade compared with transformers on a CPU: plain decoding, blocks, lookahead, capacity and prefill.
 
     python benchmarks/versus_transformers.py
 
-Both in float32 and in one run, on the demo model and on the same model inflated to 134 M parameters (`inflate.py`);
-every figure is the median of several runs, taken in turns.
+Both run in float32, on the demo model and on the same model inflated to 134 M parameters (`inflate.py`). Compared runs
+are timed in turns; every figure is a median.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -41,15 +41,15 @@ from jlade.models.llama import LlamaParams
 CANDIDATES = [LookaheadConfig(0, n, g) for n, g in [(3, 1), (4, 1), (5, 1), (6, 1), (8, 1), (4, 2)]]
 NEW_TOKENS = 128
 BLOCKS = (1, 8, 32)
-PREFIX = 200  # tokens in the cache when a block is timed
+PREFIX = 200  # tokens in the cache at the beginning of timed steps
 PROMPT = 400  # tokens that prefill reads
-SHORT = 0.5  # seconds; a shorter run is made once more before it is timed
+SHORT = 0.5  # seconds; a shorter run is preceded by an untimed one
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, metavar="R")
-    parser.add_argument("--prompts", type=int, default=4, metavar="P", help="of each kind, for lookahead")
+    parser.add_argument("--prompts", type=int, default=4, metavar="P", help="prompts of each kind, for lookahead")
     parser.add_argument("--models", nargs="+", default=["demo", "134m"], choices=["demo", "134m"])
     parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     options = parser.parse_args()
@@ -71,8 +71,8 @@ def main() -> None:
             progress.remove_task(task)
 
     table = Table("", *figures)
-    for row in dict.fromkeys(key for column in figures.values() for key in column):
-        table.add_row(row, *(_text(figures[name].get(row, "")) for name in figures))
+    for figure in dict.fromkeys(key for column in figures.values() for key in column):
+        table.add_row(figure, *(_text(figures[name].get(figure, "")) for name in figures))
     Console().print(table)
     if options.json:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _load(name: str) -> tuple[LlamaParams, Any]:
-    """Returns a model for jlade and for transformers, from the same files."""
+    """Returns the model's parameters, and transformers' model loaded from the same files."""
     params, _ = jlade.demo(dtype="float32")
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch) / name
@@ -98,10 +98,10 @@ class _Comparison:
     repeat: int
 
     def median_seconds(self, runs: dict[Any, Callable[[], Any]], repeat: int | None = None) -> dict[Any, float]:
-        """Runs everything once to compile it, then in turns.
+        """Returns the median seconds of runs that are made once to compile them, then timed in turns.
 
-        A short run follows one of its own, so that what ran before does not count: torch's threads go on spinning for
-        0.2 s, and memory that was not in use of late is slow.
+        A short run is preceded by an untimed one of its own. Otherwise the previous run would affect it: torch's
+        threads spin for another 0.2 s, and memory not used recently is slow.
         """
 
         def time_once(run: Callable[[], Any]) -> float:
@@ -134,7 +134,7 @@ class _Comparison:
             ].numpy()
 
     def plain(self, prompt: list[int]) -> dict[str, Any]:
-        """Plain decoding, and how fast it reads the weights beside a plain sum of them."""
+        """Measures plain decoding, and compares its rate of reading weights with that of a sum over the weights."""
         leaves = jax.tree.leaves(self.params)
         total = jax.jit(lambda leaves: [jnp.sum(leaf) for leaf in leaves])
         seconds = self.median_seconds(
@@ -149,78 +149,82 @@ class _Comparison:
             "same greedy text": np.array_equal(self.generate(prompt, None), self.transformers_generate(prompt)),
             "plain, tokens/s": NEW_TOKENS / seconds["jlade"],
             "transformers, tokens/s": NEW_TOKENS / seconds["transformers"],
-            "plain of transformers": seconds["transformers"] / seconds["jlade"],
+            "plain, x transformers": seconds["transformers"] / seconds["jlade"],
             "sum of the weights, GB/s": read / seconds["sum"] / 1e9,
-            "weights in a step of 1, of the sum's rate": seconds["sum"] / self.step_seconds((1, 1024))[0],
+            "weights read in a step of 1, x rate of the sum": seconds["sum"] / self.step_seconds((1, 1024))[0],
         }
 
     def step_seconds(self, *sizes_and_capacities: tuple[int, int]) -> list[float]:
-        """Times decoding steps over blocks of so many tokens, in caches of a capacity with `PREFIX` tokens and more.
+        """Returns the seconds of a step, for pairs of a block size and a capacity, after `PREFIX` tokens.
 
-        It is what generating `NEW_TOKENS` more takes, by the number of steps, so that the prefill is not in it.
+        It is the time of `NEW_TOKENS` more tokens divided by the number of their steps. It excludes prefill.
         """
         prompt = np.random.default_rng(0).integers(4, 4096, PREFIX)
         runs = {
-            (pair, extra): functools.partial(self._decode, prompt, *pair, 16 + extra)
+            (pair, extra): functools.partial(jlade.decode, self.params, *self._prepare(prompt, *pair, 16 + extra))
             for pair in sizes_and_capacities
             for extra in (0, NEW_TOKENS)
         }
-        steps = {name: int(run().steps[0]) for name, run in runs.items()}
+        steps = {name: int(run().num_steps[0]) for name, run in runs.items()}
         seconds = self.median_seconds(dict(runs))
         return [
             (seconds[pair, NEW_TOKENS] - seconds[pair, 0]) / (steps[pair, NEW_TOKENS] - steps[pair, 0])
             for pair in sizes_and_capacities
         ]
 
-    def _decode(self, prompt: np.ndarray, size: int, capacity: int, new_tokens: int) -> jlade.DecodeState:
-        prompts = np.zeros((1, capacity), np.int32)
-        prompts[0, : len(prompt)] = prompt
-        return jlade.decode(
+    def _prepare(
+        self, prompt: np.ndarray, size: int, capacity: int, new_tokens: int
+    ) -> tuple[jlade.Inputs, jlade.Program]:
+        """Returns the arguments of `jlade.decode` for blocks of `size` tokens; the inputs are on the device."""
+        inputs, program = jlade.prepare(
             self.params,
-            jnp.asarray(prompts),
-            jnp.full(1, len(prompt), jnp.int32),
-            _until(new_tokens),
-            jax.random.key(0),
-            decoder=self.params.decoder,
+            prompt,
+            max_new_tokens=new_tokens,
             lookahead=PLAIN if size == 1 else LookaheadConfig(0, size, 1),
+            eos_ids=(),
         )
+        padded = np.zeros((1, capacity), np.int32)
+        padded[0, : len(prompt)] = prompt
+        inputs = dataclasses.replace(inputs, prompts=jnp.asarray(padded))
+        return jax.device_put(inputs), program
 
     def blocks(self, prompt: list[int]) -> dict[str, Any]:
-        """What a block of several tokens costs beside one."""
+        """Measures steps of several block sizes, and compares them with a step of one token."""
         seconds = self.step_seconds(*((size, 1024) for size in BLOCKS))
         step = {f"step of {size}, ms": 1000 * s for size, s in zip(BLOCKS, seconds, strict=True)}
         rest = zip(BLOCKS[1:], seconds[1:], strict=True)
-        return step | {f"step of {size} of a step of 1": s / seconds[0] for size, s in rest}
+        return step | {f"step of {size}, x step of 1": s / seconds[0] for size, s in rest}
 
     def capacity(self, prompt: list[int]) -> dict[str, Any]:
-        """What a larger cache costs with the same text in it."""
+        """Compares steps in caches of two capacities that hold the same text."""
         small, large = self.step_seconds((1, 512), (1, 4096))
-        return {"step at capacity 4096 of one at 512": large / small}
+        return {"step at capacity 4096, x step at 512": large / small}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """Reading a prompt, and that and generating one token."""
+        """Measures prefill with `jlade.start`, which makes pool and window, and prefill with one generated token."""
         ids = (prompt * PROMPT)[: PROMPT + 1]
-        prompts = np.zeros((1, 1024), np.int32)
-        prompts[0, : len(ids)] = ids
         tensor = torch.tensor([ids[:PROMPT]])
-        prefill = jax.jit(jlade.prefill, static_argnames=("decoder", "lookahead"))
-        arrays = (self.params, jnp.asarray(prompts), jnp.full(1, len(ids), jnp.int32), _until(1), jax.random.key(0))
+        inputs, program = self._prepare(np.array(ids), 1, 1024, 1)
+
+        def prefill() -> jlade.DecodeState:
+            return jlade.start(jlade.prefill(self.params, inputs, program), inputs, program)
+
         with torch.no_grad():
             seconds = self.median_seconds(
                 {
-                    "prefill": lambda: prefill(*arrays, decoder=self.params.decoder, lookahead=PLAIN).cache,
+                    "prefill": prefill,
                     "first": lambda: jlade.generate(self.params, ids[:PROMPT], max_new_tokens=1, lookahead=None).tokens,
                     "transformers": lambda: self.model(tensor, logits_to_keep=1).logits.numpy(),
                 }
             )
         return {
             f"prefill of {PROMPT}, tokens/s": PROMPT / seconds["prefill"],
-            "prefill of transformers": seconds["transformers"] / seconds["prefill"],
-            "prefill and one token of transformers": seconds["transformers"] / seconds["first"],
+            "prefill, x transformers": seconds["transformers"] / seconds["prefill"],
+            "prefill and one token, x transformers": seconds["transformers"] / seconds["first"],
         }
 
     def lookahead(self, prompts: dict[str, list[list[int]]]) -> dict[str, Any]:
-        """The candidate that is fastest on the code prompts, beside plain decoding and transformers' prompt lookup."""
+        """Compares the candidate that is fastest on code with plain decoding and with transformers' prompt lookup."""
         runs = {
             str(config): _over(prompts["code"], functools.partial(self.generate, lookahead=config))
             for config in CANDIDATES
@@ -242,14 +246,10 @@ class _Comparison:
             result |= {
                 f"{kind}: same text": same,
                 f"{kind}: lookahead, tokens/s": len(ids) * NEW_TOKENS / seconds["lookahead"],
-                f"{kind}: lookahead of plain": seconds["plain"] / seconds["lookahead"],
-                f"{kind}: lookahead of transformers' prompt lookup": seconds["prompt lookup"] / seconds["lookahead"],
+                f"{kind}: lookahead, x plain": seconds["plain"] / seconds["lookahead"],
+                f"{kind}: lookahead, x prompt lookup of transformers": seconds["prompt lookup"] / seconds["lookahead"],
             }
         return result
-
-
-def _until(new_tokens: int) -> jlade.Stopping:
-    return jlade.Stopping(jnp.full(1, new_tokens, jnp.int32), jnp.full((1, 1), -1, jnp.int32))
 
 
 def _over(prompts: list[list[int]], run: Callable[[list[int]], Any]) -> Callable[[], list[Any]]:

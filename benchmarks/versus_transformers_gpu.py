@@ -1,12 +1,12 @@
-"""jlade beside transformers on one GPU, at the shape of a large model: greedy texts of the same length, whole calls.
+"""jlade compared with transformers on one GPU, at the shape of a large model: greedy texts of the same length.
 
     python benchmarks/versus_transformers_gpu.py                       # a 7 B shape in bfloat16
     python benchmarks/versus_transformers_gpu.py --shape demo --dtype float32 --new-tokens 16 --repeat 1    # on a CPU
 
-Both have the same weights, handed over on the device: the demo model inflated to that shape. transformers runs
-`generate` as it does by default, and with a static cache, for which it compiles its model on GPUs. Every prompt is 200
-tokens long, since with a static cache another length would compile again. Everything runs twice before it is timed, and
-then in turns.
+Whole texts are timed, prefill included. Both have the same weights, copied on the device: the demo model inflated to
+that shape. transformers runs `generate` with its defaults, and with a static cache, for which it compiles its model on
+GPUs. Every prompt has 200 tokens, since with a static cache another length compiles again. Every run is made twice
+before it is timed; runs are timed in turns.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch some of the GPU's memory
 
@@ -47,8 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
     parser.add_argument("--new-tokens", type=int, default=128, metavar="M", help="tokens of each text")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 4], metavar="B", help="prompts at once")
-    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 4], metavar="B", help="batch sizes")
+    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each run")
     add_arguments(parser)
     options = parser.parse_args()
 
@@ -69,16 +69,16 @@ def main() -> None:
 
 
 def to_torch(params: LlamaParams) -> Any:
-    """Returns transformers' model with a copy of the weights, on the device they are on."""
+    """Returns transformers' model with a copy of the weights, on their device."""
     config = transformers.LlamaConfig(**to_hf(params.config, params.norm.dtype.name))
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
     tensors = {name: torch.from_dlpack(array).clone() for name, array in named_arrays(params).items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     if unexpected or set(missing) - ({"lm_head.weight"} if config.tie_word_embeddings else set()):
-        raise ValueError(f"transformers' model lacks {missing} and does not know {unexpected}")
+        raise ValueError(f"transformers' model lacks {missing} and does not have {unexpected}")
     model.tie_weights()
-    rotary = model.model.rotary_emb  # its tables are no weights, so they are to be made anew
+    rotary = model.model.rotary_emb  # its tables are not among the weights
     model.model.rotary_emb = type(rotary)(config).to(tensors["model.norm.weight"].device)
     model.generation_config.eos_token_id = None
     return model.eval()
@@ -87,7 +87,7 @@ def to_torch(params: LlamaParams) -> Any:
 def _compare(
     model: Model, other: Any, batch_size: int, new_tokens: int, name: str, arguments: dict[str, Any]
 ) -> Figures:
-    torch._dynamo.reset()  # so that one batch size is compiled for itself and not for any
+    torch._dynamo.reset()  # compiles for this batch size alone, not for all
     prompts = prompts_of("code", batch_size, PROMPT_TOKENS)
     ids = torch.tensor(prompts, device=other.device)
 
@@ -115,8 +115,8 @@ def _compare(
         "jlade plain, tokens/s": texts["plain"].size / seconds["plain"],
         "jlade lookahead, tokens/s": texts["plain"].size / seconds["lookahead"],
         f"transformers {name}, tokens/s": texts["plain"].size / seconds["transformers"],
-        f"plain of transformers {name}": seconds["transformers"] / seconds["plain"],
-        f"lookahead of transformers {name}": seconds["transformers"] / seconds["lookahead"],
+        f"plain, x transformers {name}": seconds["transformers"] / seconds["plain"],
+        f"lookahead, x transformers {name}": seconds["transformers"] / seconds["lookahead"],
         "equal texts": f"{np.sum((texts['plain'] == texts['transformers']).all(axis=1))}/{batch_size}",
         "first difference, token": first_difference(texts["transformers"], texts["plain"]),
         "transformers' attention": other.config._attn_implementation,
