@@ -30,6 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import report
+from jlade.devices.sheet import default_device
 from jlade.models.attention import attend, resolve
 
 FULL: dict[str, Any] = {
@@ -69,7 +70,7 @@ def main() -> None:
     bandwidth = 10 * 2 * copied.nbytes / measure(passes, copied)  # read and written
     del copied
     console = Console()
-    console.print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}: copies {bandwidth / 1e9:.0f} GB/s")
+    console.print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {bandwidth / 1e9:.0f} GB/s")
 
     implementations = _implementations(options.dtype, sizes["head_dim"], console)
     table = Table("heads", "tokens", "cached", "floor, ms", "attention", "ms per step", "x floor", "error")
@@ -143,7 +144,7 @@ def _implementations(dtype: str, head_dim: int, console: Console) -> list[str]:
     running = []
     for implementation in ("plain", "gpu", "tpu"):
         try:
-            running.append(resolve(implementation, jax.devices()[0], dtype, head_dim))
+            running.append(resolve(implementation, default_device(), dtype, head_dim))
         except ValueError as error:
             console.print(f"left out: {error}", soft_wrap=True)
     return running

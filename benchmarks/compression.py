@@ -1,11 +1,10 @@
-"""How many tokens per step, and how fast: plain, Jacobi, prompt lookup and lookahead decoding side by side.
+"""Tokens per step and speed of plain, Jacobi, prompt lookup and lookahead decoding.
 
     python benchmarks/compression.py                                      # the usual methods
     python benchmarks/compression.py --settings 15,5,15 7,7,7 --seeds 3   # these W,N,G, with and without prompt pool
 
-Every prompt is decoded by every method in the same run, end tokens ignored, each program compiled before it is timed.
-Every step is counted; prefill is timed but is not a step. The first column of figures says how many of the texts equal
-plain decoding's.
+Every method decodes every prompt and ignores end tokens. Programs are compiled before they are timed. Times include
+prefill; steps do not. The column `equal` counts the texts that are equal to those of plain decoding.
 """
 
 import argparse
@@ -17,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-# With this folder first on the path, this file would stand in for Python's own `compression`, which JAX imports.
+# Import from the repository, not from this folder: here this file would hide Python's `compression`, which JAX imports.
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jax
@@ -43,13 +42,13 @@ USUAL = {
 
 @dataclasses.dataclass
 class Method:
-    """A way to decode and what came of it."""
+    """A way to decode, and its results."""
 
     name: str
     setting: LookaheadConfig | None
     tokens_per_step: list[float] = dataclasses.field(default_factory=list)  # per seed, over all prompts
     seconds: list[float] = dataclasses.field(default_factory=list)  # per seed
-    num_equal: int = 0  # texts equal to plain decoding's, over all prompts and seeds
+    num_equal: int = 0  # texts equal to those of plain decoding, over all prompts and seeds
 
     def figures(self, num_texts: int, num_tokens: int, plain_seconds: float) -> dict[str, Any]:
         seconds = float(np.mean(self.seconds))
@@ -69,7 +68,10 @@ def main() -> None:
     parser.add_argument("--prompts", default=PROMPTS, metavar="FILE", help="JSON lines with the token ids in `ids`")
     parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
     parser.add_argument(
-        "--settings", nargs="+", metavar="W,N,G", help="settings to compare instead of the usual methods"
+        "--settings",
+        nargs="+",
+        metavar="W,N,G",
+        help="settings to compare with plain decoding (default: the usual methods)",
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M")
     parser.add_argument("--seeds", type=int, default=1, metavar="S", help="draws of the first window to average over")
@@ -103,7 +105,7 @@ def _both_pools(text: str) -> list[Method]:
 def _measure(
     params: Any, prompts: Sequence[Sequence[int]], methods: Sequence[Method], max_new_tokens: int, num_seeds: int
 ) -> None:
-    """Fills in the methods' figures; the first method is plain decoding."""
+    """Adds the measurements to the methods, of which the first is plain decoding."""
     longest = max(prompts, key=len)
     expected: list[np.ndarray] = []
     with Progress() as progress:
@@ -137,11 +139,11 @@ def _table(figures: Sequence[dict[str, Any]]) -> Table:
     table = Table("method", "W", "N", "G", "equal", "tokens/step", "tokens/s", "speedup")
     for column in table.columns[1:]:
         column.justify = "right"
-    for row in figures:
-        setting = row["setting"] or {}
+    for method in figures:
+        setting = method["setting"] or {}
         size = [str(setting.get(name, "")) for name in ("window_size", "ngram_size", "guess_set_size")]
-        rates = [f"{row['tokens_per_step']:.2f}", f"{row['tokens_per_second']:.0f}", f"{row['speedup']:.2f}x"]
-        table.add_row(row["method"], *size, row["equal"], *rates)
+        rates = [f"{method['tokens_per_step']:.2f}", f"{method['tokens_per_second']:.0f}", f"{method['speedup']:.2f}x"]
+        table.add_row(method["method"], *size, method["equal"], *rates)
     return table
 
 

@@ -1,11 +1,11 @@
-"""Whether greedy texts with lookahead are those of plain decoding, on this device and in each precision.
+"""Comparison of greedy texts with and without lookahead, on this device and in each precision.
 
     python benchmarks/exactness.py
 
-The demo model continues prompts, all in one batch, by plain decoding and by several settings; plain decoding is held
-against the texts that transformers generated on a CPU (`tests/golden`). In float32 with exact products all must be
-equal. By default GPUs and TPUs round the factors of float32 products, and in bfloat16 everything is rounded more: there
-near-ties may fall the other way. Exits with status 1 unless all are equal in exact float32.
+The demo model continues prompts in one batch, with plain decoding and with several settings. The texts of plain
+decoding are also compared with those that transformers generated on a CPU (`tests/golden`). In float32 with exact
+products all texts must be equal; otherwise the status is 1. By default GPUs and TPUs round the factors of float32
+products, and bfloat16 rounds every result: there the order of nearly equal logits may change.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -33,7 +33,9 @@ SETTINGS = [
     LookaheadConfig(7, 3, 7),
     LookaheadConfig(10, 2, 10),
     LookaheadConfig(0, 5, 10),
-    LookaheadConfig(15, 5, 15, step_cost=3.0),  # above what these texts repay, so that steps become narrower
+    LookaheadConfig(
+        15, 5, 15, step_cost=3.0
+    ),  # more than the tokens per step of these texts, so that steps become narrower
 ]
 EXACT = "float32, exact products"
 PRECISIONS = {EXACT: ("float32", "highest"), "float32": ("float32", "default"), "bfloat16": ("bfloat16", "default")}
@@ -41,14 +43,14 @@ PRECISIONS = {EXACT: ("float32", "highest"), "float32": ("float32", "default"), 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=26, metavar="P", help="how many (default: all)")
+    parser.add_argument("--prompts", type=int, default=26, metavar="P", help="number of prompts (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="at most 256")
-    parser.add_argument("--attention", metavar="NAME", help="argument of `Llama`; its own default unless given")
+    parser.add_argument("--attention", metavar="NAME", help="argument of `Llama` (default: Llama's own)")
     add_arguments(parser)
     options = parser.parse_args()
 
     lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    step = max(1, len(lines) // options.prompts)  # some of each kind
+    step = max(1, len(lines) // options.prompts)  # prompts of both kinds
     lines = lines[::step][: options.prompts]
     greedy = json.loads(GOLDEN.read_text(encoding="utf-8"))
     expected = np.array([greedy[line["id"]][: options.max_new_tokens] for line in lines])
@@ -83,12 +85,12 @@ class _Comparison:
     plain: np.ndarray | None = None
 
     def with_plain(self) -> Figures:
-        """Plain decoding beside what was expected."""
+        """Compares plain decoding with the expected texts."""
         self.plain = self._generate(None).tokens
         return _equal(self.plain, self.expected)
 
     def with_lookahead(self, lookahead: LookaheadConfig) -> Figures:
-        """Lookahead beside plain decoding."""
+        """Compares lookahead with plain decoding."""
         if self.plain is None:
             self.plain = self._generate(None).tokens
         out = self._generate(lookahead)

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Everything that is to be measured on an NVIDIA GPU, in the order of importance:
+# Runs all measurements for an NVIDIA GPU, the most important ones first:
 #
 #     benchmarks/gpu.sh                             all parts, about half an hour
-#     benchmarks/gpu.sh correctness decode          some parts; no part takes ten minutes
+#     benchmarks/gpu.sh correctness decode          some parts, less than ten minutes each
 #
-#   correctness   texts with lookahead against plain decoding's, in each precision      (exactness.py)
+#   correctness   equality of texts with and without lookahead, in each precision        (exactness.py)
 #   decode        bandwidth, plain and lookahead decoding, batches, blocks, peak memory  (accelerator.py)
-#   transformers  the same texts by transformers, eager and compiled                     (versus_transformers_gpu.py)
-#   int8          int8 weights beside bfloat16                                           (quantization.py)
-#   attention     the attention kernel beside plain attention                            (attention.py)
-#   overhead      what a step takes beside the model, at a 1 B shape                     (step_overhead.py)
+#   transformers  comparison with transformers, eager and compiled                       (versus_transformers_gpu.py)
+#   int8          comparison of int8 weights with bfloat16                               (quantization.py)
+#   attention     comparison of the attention kernel with plain attention                (attention.py)
+#   overhead      share of a step outside the model, at a 1 B shape                      (step_overhead.py)
 #
-# It needs no network and installs nothing: it runs a copy of this checkout with the packages that PYTHON has, and begins
-# by saying which are missing. A part that fails or runs out of time loses none of the others; the status is then 1.
+# It needs no network and installs nothing: it runs a copy of this checkout with the packages of PYTHON, and prints the
+# missing ones first. If a part fails or takes too long, the others still run, and the status is 1.
 #
-#     OUT=DIR        where results go (default: benchmarks/results)
+#     OUT=DIR        directory of the results (default: benchmarks/results)
 #     PYTHON=python3
-#     SHAPE=7b       the large model; SHAPE=demo tries all of it on a CPU
+#     SHAPE=7b       the large model; SHAPE=demo tries all parts on a CPU
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -29,15 +29,15 @@ mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 parts=("$@")
 [[ $# -gt 0 ]] || parts=(correctness decode transformers int8 attention overhead)
 
-# Without installation, jlade.conversion has to lie inside of jlade.
+# Without installation, the package jlade.conversion must be in the directory of jlade, as a link.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 mkdir "$copy/tests"
-cp -r "$root/jlade" "$root/benchmarks" "$copy" && cp -r "$root/tests/golden" "$copy/tests" || exit 1
-cp -r "$root/conversion" "$copy/jlade/conversion" || exit 1
+cp -r "$root/jlade" "$root/conversion" "$root/benchmarks" "$copy" && cp -r "$root/tests/golden" "$copy/tests" || exit 1
+ln -sfn ../conversion "$copy/jlade/conversion" || exit 1
 cd "$copy" || exit 1
 
-# Programs that one part has compiled, others and later calls need not compile again.
+# Later parts and calls reuse compiled programs.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${TMPDIR:-/tmp}/jlade-gpu-compiled}
 export PYTHONUNBUFFERED=1
 
@@ -51,7 +51,7 @@ run() { # run MINUTES SCRIPT ARGUMENT...
   shift
   echo "== python $*"
   if ! timeout --kill-after=10 "$((60 * minutes))" "$python" "$@"; then
-    echo "== failed, or longer than $minutes minutes: $1"
+    echo "== failed, or took more than $minutes minutes: $1"
     status=1
   fi
 }

@@ -58,7 +58,7 @@ def main() -> None:
         progress.advance(task)
         for _ in range(options.repeat):
             for way in WAYS:
-                progress.update(task, description=f"reading by {way}")
+                progress.update(task, description=f"reading: {way}")
                 command = [sys.executable, __file__, "--measure", way, f"{scratch}/checkpoint"]
                 subprocess.run([sys.executable, "-c", TOUCH], check=True)
                 runs[way].append(json.loads(subprocess.check_output(command)))

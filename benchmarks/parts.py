@@ -1,4 +1,4 @@
-"""Runs a benchmark part by part, so that a part that fails or no longer fits loses none of the others."""
+"""Benchmarks in parts: if one part fails or takes too long, the results of the others are kept."""
 
 import argparse
 import json
@@ -19,28 +19,30 @@ SECONDS = "seconds of this part"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that `Parts` takes."""
-    parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts alone, in the usual order")
-    parser.add_argument("--minutes", type=float, default=60, metavar="M", help="begin no part that would end later")
-    parser.add_argument("--json", metavar="FILE", help="write figures, machine and versions to FILE after every part")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="run only these parts, in the usual order")
+    parser.add_argument("--minutes", type=float, default=60, metavar="M", help="start no part that would end later")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the figures, with machine and versions, to FILE after every part"
+    )
 
 
 class Parts:
-    """What each part came to. With a file it is written after every part.
+    """Runs parts and collects their figures. With `--json` the file is written after every part.
 
-    Parts that the file holds already, of an earlier run on the same machine with the same settings, are kept; date and
-    command are the last run's.
+    If the file has the figures of an earlier run, on the same machine with the same settings, those of other parts are
+    kept. Date and command are those of the latest run.
     """
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, Any]):
         self.options, self.settings = options, json.loads(json.dumps(settings))
         self.begin = time.monotonic()
         self.results: dict[str, Figures] = self._earlier()
-        self._write()  # so that a file that cannot be written is noticed before anything is measured
+        self._write()  # before anything is measured, to find out if the file can be written
 
     def run(self, name: str, measure: Callable[[], Figures], like: str | None = None) -> Figures | None:
-        """Runs a part, unless it is not asked for or would take too long; returns its figures, None without any.
+        """Runs a part and returns its figures; None if it was not selected, failed or did not fit into the time.
 
-        A part is taken to need as long as the part `like` did.
+        The time of the part `like`, if given, is the estimate for this part.
         """
         if self.options.only and name not in self.options.only:
             return None
@@ -55,18 +57,18 @@ class Parts:
         try:
             figures = measure()
             result = figures | {SECONDS: time.monotonic() - begin}
-        except Exception as error:  # whatever it is, the other parts are still of use
+        except Exception as error:  # of any kind: the other parts still run
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"}
         self._keep(name, result)
         return figures
 
     def failed(self) -> bool:
-        """Whether a part failed; then a benchmark ends with status 1."""
+        """Returns whether a part failed; the exit status is then 1."""
         return any("error" in figures for figures in self.results.values())
 
     def print(self) -> None:
-        """Prints a table of everything."""
+        """Prints the figures of all parts as a table."""
         table = Table("part", "figure", "value")
         for part, figures in self.results.items():
             for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""What every result carries: the machine, the versions and the command that made it."""
+"""The provenance of results: machine, versions and command."""
 
 import datetime
 import json
@@ -16,13 +16,13 @@ from jlade.devices import sheet
 
 
 def provenance() -> dict[str, Any]:
-    """Returns machine, versions, command and date, for a result's JSON."""
+    """Returns machine, versions, command and date of a result."""
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
         "processor": sheet.processor(),
         "cores": os.cpu_count(),
-        "device": jax.devices()[0].device_kind,
+        "device": sheet.default_device().device_kind,
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,

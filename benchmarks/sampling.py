@@ -1,8 +1,8 @@
-"""What sampling leaves of lookahead's gain: tokens per step by temperature, for each way to draw and to verify.
+"""Tokens per step of sampled texts, for each temperature and each way to draw the window and to verify.
 
     python benchmarks/sampling.py
 
-Every text under the coupled verification is compared with that of plain sampling with the same key.
+Each text is compared with the text of plain sampling with the same key. With coupled verification all must be equal.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -72,9 +72,9 @@ def main() -> None:
                 )
 
     table = Table("temperature", "method", "same text as plain", "tokens/step, code", "tokens/step, prose")
-    for row in figures:
-        columns = [f"{row['tokens_per_step'][kind]:.2f}" for kind in ("code", "prose")]
-        table.add_row(str(row["temperature"]), row["method"], f"{row['equal']}/{len(prompts)}", *columns)
+    for method in figures:
+        columns = [f"{method['tokens_per_step'][kind]:.2f}" for kind in ("code", "prose")]
+        table.add_row(str(method["temperature"]), method["method"], f"{method['equal']}/{len(prompts)}", *columns)
     Console().print(table)
     if options.json:
         report.write(options.json, {"model": "demo", "max_new_tokens": options.max_new_tokens, "methods": figures})

@@ -1,8 +1,9 @@
-"""Whether sampled texts are those of plain sampling: every setting against every control, on all prompts.
+"""Comparison of sampled texts with those of plain sampling, for several settings and every control, on all prompts.
 
     python benchmarks/sampling_exactness.py
 
-A row of a batch for each control alone and for all together, the temperatures in turn from prompt to prompt.
+A batch has a sequence for each control alone and one for all controls together. Temperatures rotate from prompt to
+prompt.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The script's own folder is no place for imports: see compression.py.
+# Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -57,21 +58,23 @@ def main() -> None:
         task = progress.add_task("", total=len(prompts) * (1 + len(settings)))
         for i, prompt in enumerate(prompts):
             temperatures = np.roll(TEMPERATURES, i)
-            rows = [
-                SamplingConfig(temperature=float(temperatures[row % len(temperatures)]), **control)
-                for row, control in enumerate(CONTROLS.values())
+            sampling = [
+                SamplingConfig(temperature=float(temperatures[j % len(temperatures)]), **control)
+                for j, control in enumerate(CONTROLS.values())
             ]
-            arguments = {"max_new_tokens": options.max_new_tokens, "sampling": rows, "key": jax.random.key(i)}
-            plain = jlade.generate(params, [prompt["ids"]] * len(rows), lookahead=None, **arguments)
+            arguments = {"max_new_tokens": options.max_new_tokens, "sampling": sampling, "key": jax.random.key(i)}
+            plain = jlade.generate(params, [prompt["ids"]] * len(sampling), lookahead=None, **arguments)
             progress.advance(task)
             tokens += int(plain.lengths.sum())
             for name, lookahead in settings.items():
-                out = jlade.generate(params, [prompt["ids"]] * len(rows), lookahead=lookahead, **arguments)
+                out = jlade.generate(params, [prompt["ids"]] * len(sampling), lookahead=lookahead, **arguments)
                 equal[name] += np.all(out.tokens == plain.tokens, axis=1)
                 steps[name] += int(out.steps.sum())
                 progress.advance(task)
 
-    table = Table("W, N, G", "tokens/step", *CONTROLS, title=f"texts equal to plain sampling's, of {len(prompts)} each")
+    table = Table(
+        "W, N, G", "tokens/step", *CONTROLS, title=f"texts equal to those of plain sampling, out of {len(prompts)}"
+    )
     for name in settings:
         table.add_row(name, f"{tokens / steps[name]:.2f}", *map(str, equal[name]))
     Console(width=200).print(table)
