@@ -21,13 +21,13 @@ from jlade.cli.conversation import Conversation
 from jlade.cli.display import Tally
 
 HELP = f"""\
-/help              this text
+/help              show this text
 /reset             forget the conversation
-/stats             what the last answer and the whole chat took
+/stats             show tokens, steps and speed of the last answer and of the whole chat
 /set name=value    change one of the settings below; the value none stands for the default
-/exit              leave, as Ctrl-D and, where you type, Ctrl-C do
-Ctrl-C stops an answer after the current step; what it said so far stays in the conversation.
-tokens/s is that of the steps between an answer's first and last: neither compiling nor reading is in it.
+/exit              leave; so does Ctrl-D, and Ctrl-C at the prompt
+Ctrl-C stops an answer after the current step. The conversation keeps the answer so far.
+tokens/s counts the steps between the first and the last of an answer. It excludes compilation and prefill.
 Settings: {", ".join(options_lib.SETTINGS)}."""
 
 
@@ -35,20 +35,20 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = argparse.ArgumentParser(
         prog="jlade chat",
-        description="Chat with a LLaMA model by exact lookahead decoding. Each turn reads only what is new.\n"
-        "When the output is not a terminal, it is the answers and nothing else, one for each line of the input.",
+        description="Chat with a LLaMA model by exact lookahead decoding. Each turn reads only the new tokens.\n"
+        "When the output is not a terminal, each line of the input is a question, and only the answers are printed.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument("--system", metavar="TEXT", help="what the conversation begins with")
-    result.add_argument("--template", metavar="FILE", help="Jinja chat template instead of the model's own")
+    result.add_argument("--system", metavar="TEXT", help="system message, at the beginning of the conversation")
+    result.add_argument("--template", metavar="FILE", help="Jinja chat template (default: the model's own)")
     options_lib.add_shared(result)
     return result
 
 
 def run(options: argparse.Namespace) -> None:
     """Answers until the input ends."""
-    options_lib.request(options)  # what is out of range is said before anything is loaded
+    options_lib.request(options)  # checks the arguments before anything is loaded
     template = None if options.template is None else options_lib.read(options.template)
     directory = pathlib.Path(options.model or options_lib.DEMO)
     params, _ = jlade.load(directory, int8=options.int8)
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 class _Chat:
-    """Takes what is typed and shows what it leads to."""
+    """Reads lines, answers them or runs their commands, and shows the results."""
 
     def __init__(self, options: argparse.Namespace, conversation: Conversation):
         self._options = options
@@ -67,7 +67,7 @@ class _Chat:
         self._last, self._total = Tally(), Tally()
         self._statistics: jlade.Statistics | None = None
         self._is_terminal = sys.stdout.isatty()
-        # A pipe gets the answers alone; errors and what was asked for besides go to stderr.
+        # A pipe gets the answers alone; errors and the output of commands go to stderr.
         self._console = Console(stderr=not self._is_terminal, highlight=False, soft_wrap=True)
         if self._is_terminal:
             with contextlib.suppress(ImportError):
@@ -77,7 +77,7 @@ class _Chat:
             self._console.print(terminal.legend())
 
     def read(self) -> str | None:
-        """Returns the next line that is typed, or None when there are no more."""
+        """Returns the next line of input, or None when there are no more."""
         try:
             return input("> " if self._is_terminal else "")
         except (EOFError, KeyboardInterrupt):
@@ -86,7 +86,7 @@ class _Chat:
             return None
 
     def take(self, line: str) -> None:
-        """Answers the line, or does what it commands; what is wrong with it is shown."""
+        """Answers the line or runs its command, and shows an error if it is wrong."""
         try:
             match line.split(maxsplit=1):
                 case []:
@@ -100,7 +100,7 @@ class _Chat:
                 case ["/set", *setting]:
                     self._options = options_lib.change(self._options, "".join(setting))
                 case [command, *_] if command.startswith("/"):
-                    raise ValueError(f"{line.strip()} is not a command; /help lists them")
+                    raise ValueError(f"{line.strip()} is not a command; /help lists the commands")
                 case _:
                     self._answer(line)
         except ValueError as error:
@@ -110,17 +110,17 @@ class _Chat:
         request = options_lib.request(self._options)
         prompt = self._conversation.prompt(question)
         options_lib.check_positions(
-            self._conversation.params, "the conversation (/reset forgets it)", prompt, request["max_new_tokens"]
+            self._conversation.params, "the conversation (/reset forgets it)", prompt, self._options.max_new_tokens
         )
-        said, tally, generation, before = "", Tally(), None, None
+        answer, tally, generation, before = "", Tally(), None, None
         with terminal.live_answer(self._console) if self._is_terminal else terminal.plain_answer() as show:
             show("", 1, "reading")
             with contextlib.suppress(KeyboardInterrupt), _interruption() as interrupted:
                 for piece in self._conversation.answer(prompt, request):
                     now, count = time.perf_counter(), len(piece.tokens)
-                    said += piece.text or ""
+                    answer += piece.text or ""
                     generation = piece.generation
-                    # Before the first piece the program is compiled, before the last the statistics are made.
+                    # The first piece includes compilation and prefill, the last one the statistics.
                     if before is None or generation is not None:
                         tally += Tally(count, 1)
                     else:
@@ -131,8 +131,8 @@ class _Chat:
                         break
             ending = "interrupted" if generation is None else generation.finish_reason[0]
             show("", 1, f"{ending}: {_status(tally)}")
-        if said or generation is not None:
-            self._conversation.add(question, said, generation)
+        if answer or generation is not None:
+            self._conversation.add(question, answer, generation)
         self._last, self._total = tally, self._total + tally
         self._statistics = None if generation is None else generation.statistics
 
@@ -144,9 +144,9 @@ class _Chat:
 
 @contextlib.contextmanager
 def _interruption() -> Iterator[threading.Event]:
-    """Yields an event that Ctrl-C sets, for a step to end in peace; a second Ctrl-C raises KeyboardInterrupt.
+    """Yields an event that Ctrl-C sets, so that the current step can end. A second Ctrl-C raises KeyboardInterrupt.
 
-    Raised at once, the exception would often be lost: Python drops it within callbacks, which JAX has.
+    An exception raised at once would often be lost: Python drops it in callbacks, which JAX uses.
     """
     event = threading.Event()
 
@@ -166,7 +166,7 @@ def _status(tally: Tally) -> str:
 
 
 def _table(statistics: jlade.Statistics) -> Table:
-    """Returns what the pool did for the last answer."""
+    """Returns a table of the last answer's statistics."""
     accepted = statistics.accepted_histogram[0]
     result = Table("last answer", Column("", justify="right"))
     for count, steps in enumerate(accepted, start=1):

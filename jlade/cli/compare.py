@@ -1,4 +1,4 @@
-"""`jlade PROMPT`: complete a prompt, show the text as it comes and what lookahead saved."""
+"""`jlade PROMPT`: completes a prompt with lookahead and with plain decoding, and compares their steps and speed."""
 
 import argparse
 import dataclasses
@@ -16,21 +16,24 @@ from jlade.cli import display
 from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
 from jlade.devices import choice
+from jlade.devices.sheet import device_of
 from jlade.generation import text
+from jlade.generation.request import Options
+from jlade.models.llama import LlamaParams
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = argparse.ArgumentParser(
         prog="jlade",
-        description="Complete a prompt with a LLaMA model by exact lookahead decoding. Each colour is what one step "
-        "accepted; the table compares with plain decoding of the same prompt.",
-        epilog="Other commands, each with its own --help: `jlade generate` completes files, or the lines of files, "
-        "without comparing; `jlade chat` chats; `jlade convert` writes a checkpoint in another format or dtype; "
-        "`jlade inspect` shows what a checkpoint is and takes; `jlade tune` finds the fastest W, N and G. "
-        "To complete one of these words itself: jlade -- chat. "
-        "A step feeds (N-1)(W+G) tokens to the model. That is nearly free on a GPU or TPU, where 15, 5, 15 is a "
-        "good start, and costs time on a CPU, where small blocks are best.",
+        description="Complete a prompt with a LLaMA model by exact lookahead decoding. The colours show which tokens "
+        "were accepted together, in one step. The table compares with plain decoding of the same prompt.",
+        epilog="Other commands, each with its own --help: `jlade generate` completes files, or the lines of files; "
+        "`jlade chat` chats; `jlade convert` writes a checkpoint in another format or dtype; `jlade inspect` describes "
+        "a checkpoint and the memory it needs; `jlade tune` finds the fastest W, N and G. "
+        "To complete a prompt that is the name of a command: jlade -- chat. "
+        "A step feeds (N-1)(W+G) tokens to the model. They are nearly free on a GPU or TPU, where 15, 5, 15 is a "
+        "good start. On a CPU they cost time, and small blocks are best.",
     )
     result.add_argument("prompt", help="the text to complete")
     options_lib.add_shared(result)
@@ -42,12 +45,13 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     request = options_lib.request(options)
-    setting = request.pop("lookahead")
+    setting = request["lookahead"]
     params, tokenizer = options_lib.load(options)
     if setting == "auto":
         chosen = choice.choose(params, params.decoder, batch_size=1)
         setting = None if chosen.block_size == 1 else chosen
-    request |= {"prompt": text.encode(tokenizer, options.prompt), "tokenizer": tokenizer}
+    request["tokenizer"] = tokenizer
+    ids = text.encode(tokenizer, options.prompt)
     console = Console(highlight=False, soft_wrap=True)
 
     def show(step: int, piece: jlade.Piece) -> None:
@@ -57,18 +61,20 @@ def run(options: argparse.Namespace) -> None:
             console.print(Text(options.prompt, style="bold"), end="")
         console.print(display.visible(piece.text or "", STEP_STYLES[step % len(STEP_STYLES)]), end="")
 
-    shown = _measure(params, request, setting, show)
-    plain = shown if setting is None else _measure(params, request, None, lambda step, piece: None)
+    shown = _measure(params, ids, request | {"lookahead": setting}, show)
+    plain = shown
+    if setting is not None:
+        plain = _measure(params, ids, request | {"lookahead": None}, lambda step, piece: None)
 
     if options.json:
-        result = {"prompt": options.prompt, "device": jax.devices()[0].device_kind, **shown.figures()}
+        result = {"prompt": options.prompt, "device": device_of(params)[0].device_kind, **shown.figures()}
         if setting is not None:
             result |= {"lookahead": dataclasses.asdict(setting), "plain": plain.figures()}
         print(json.dumps(result))
     else:
         console.print("\n")
-        rows = {"plain": plain} if setting is None else {_name(setting): shown, "plain": plain}
-        console.print(display.table({name: run.tally for name, run in rows.items()}))
+        runs = {"plain": plain} if setting is None else {_name(setting): shown, "plain": plain}
+        console.print(display.table({name: run.tally for name, run in runs.items()}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,16 +94,13 @@ class _Run:
 
 
 def _measure(
-    params: Any,
-    request: dict[str, Any],
-    lookahead: jlade.LookaheadConfig | None,
-    show: Callable[[int, jlade.Piece], None],
+    params: LlamaParams, prompt: list[int], request: Options, show: Callable[[int, jlade.Piece], None]
 ) -> _Run:
-    """Streams the completion once to compile it, one step long, and once to show and time it, prefill included."""
-    next(jlade.stream(params, lookahead=lookahead, **request))
+    """Streams one step to compile the programs, then the whole completion, which it shows and times with prefill."""
+    next(jlade.stream(params, prompt=prompt, **request))
     pieces = []
     begin = time.perf_counter()
-    for step, piece in enumerate(jlade.stream(params, lookahead=lookahead, **request)):
+    for step, piece in enumerate(jlade.stream(params, prompt=prompt, **request)):
         pieces.append(piece)
         show(step, piece)
     seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""A conversation as the model reads it: the chat template, the turns so far, and the state after the last answer."""
+"""A conversation: its turns, the chat template that makes them a prompt, and the state after the last answer."""
 
 import os
 import pathlib
@@ -8,22 +8,24 @@ from typing import Any
 import jax
 
 import jlade
+from jlade.generation.request import Options
+from jlade.models.llama import LlamaParams
 
 
 class Conversation:
-    """Turns of user and model, which the checkpoint's chat template makes one prompt.
+    """The turns of user and model.
 
     Args:
       params: the model's parameters.
-      directory: where its tokenizer and chat template are.
+      directory: the directory of its tokenizer and chat template.
       template: a Jinja template to use instead.
-      system: what the conversation begins with.
+      system: the system message, at the beginning of the conversation.
 
     Raises:
-      ValueError: without transformers or a template.
+      ValueError: when transformers is missing, or there is no template.
     """
 
-    def __init__(self, params: Any, directory: pathlib.Path, template: str | None, system: str | None):
+    def __init__(self, params: LlamaParams, directory: pathlib.Path, template: str | None, system: str | None):
         self.params = params
         self.tokenizer = _load_tokenizer(directory)
         if template is None and self.tokenizer.chat_template is None:
@@ -33,37 +35,50 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the turns and what the model has read of them."""
+        """Forgets the turns and the state."""
         self._turns: list[dict[str, str]] = []
         self._state: jlade.DecodeState | None = None
 
     def prompt(self, question: str) -> list[int]:
-        """Returns the token ids of the turns so far and of the question."""
+        """Returns the token ids of the turns so far and of the question.
+
+        Raises:
+          ValueError: when the template raises an error.
+        """
         import jinja2
 
         messages = [*self._system, *self._turns, {"role": "user", "content": question}]
         try:
-            return self.tokenizer.apply_chat_template(
+            ids: list[int] = self.tokenizer.apply_chat_template(
                 messages, chat_template=self._template, add_generation_prompt=True, tokenize=True, return_dict=False
             )
-        except jinja2.TemplateError as error:  # of the template's own raise_exception too
+        except jinja2.TemplateError as error:  # also from raise_exception in the template
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
+        return ids
 
-    def answer(self, prompt: list[int], request: dict[str, Any]) -> Iterator[jlade.Piece]:
-        """Streams the answer; `request` is what else `jlade.stream` takes, with the key of the whole conversation."""
-        key = jax.random.fold_in(request["key"], len(self._turns) // 2)
-        settings = request | {"key": key, "state": self._state, "keep_state": True, "with_statistics": True}
-        return jlade.stream(self.params, prompt, tokenizer=self.tokenizer, **settings)
+    def answer(self, prompt: list[int], request: Options) -> Iterator[jlade.Piece]:
+        """Streams the answer. `request` has the key of the whole conversation, which gives each turn a key."""
+        key = request["key"]
+        assert key is not None
+        options: Options = {
+            **request,
+            "key": jax.random.fold_in(key, len(self._turns) // 2),
+            "tokenizer": self.tokenizer,
+            "state": self._state,
+            "keep_state": True,
+            "with_statistics": True,
+        }
+        return jlade.stream(self.params, prompt, **options)
 
     def add(self, question: str, answer: str, generation: jlade.Generation | None) -> None:
-        """Adds a turn; without `generation` the answer was stopped, and its part is read again with the next turn."""
+        """Adds a turn. `generation` is None for an interrupted answer, which the next turn reads again."""
         self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         if generation is not None:
             self._state = generation.state
 
 
 def _load_tokenizer(directory: pathlib.Path) -> Any:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing; nothing here needs it
     try:
         import jinja2  # noqa: F401, transformers needs it for chat templates
         from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""What the commands show alike: the colours of steps, and what a text took."""
+"""Output that several commands share: the colours of steps, and the table of tokens, steps and speed."""
 
 import dataclasses
 
@@ -34,11 +34,11 @@ class Tally:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """None when nothing was timed."""
+        """Timed tokens per second; None when nothing was timed."""
         return self.timed_tokens / self.seconds if self.seconds else None
 
     def figures(self) -> dict[str, str]:
-        """Returns all of it for people to read."""
+        """Returns the columns of `table`."""
         return {
             "tokens": str(self.tokens),
             "steps": str(self.steps),
@@ -58,5 +58,5 @@ def table(tallies: dict[str, Tally]) -> Table:
 
 
 def visible(text: str, style: str) -> Text:
-    """Returns the text without the control characters with which a model could steer the terminal."""
+    """Returns the text without control characters, with which a model could control the terminal."""
     return Text(text.translate(_CONTROLS), style=style)

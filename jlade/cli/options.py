@@ -1,4 +1,4 @@
-"""The arguments that the commands share, and what they are to `jlade.generate`."""
+"""The arguments that the commands share, and their translation to the arguments of `jlade.generate`."""
 
 import argparse
 import dataclasses
@@ -13,26 +13,35 @@ import jax
 import jlade
 from jlade.config import check_int
 from jlade.devices import estimate
+from jlade.devices.sheet import default_device
+from jlade.generation.request import Options
+from jlade.generation.text import Tokenizer
+from jlade.models.llama import LlamaParams
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 
-# What `/set` of the chat can change too: name -> type, default, placeholder and help.
+# Settings that `/set` of the chat can change too: name -> type, default, placeholder and help.
 SETTINGS: dict[str, tuple[type, Any, str, str]] = {
     "max_new_tokens": (int, 256, "M", "most tokens to generate (default: %(default)s)"),
-    "min_new_tokens": (int, 0, "M", "before so many tokens the text does not end (default: %(default)s)"),
+    "min_new_tokens": (int, 0, "M", "the text does not end before M tokens (default: %(default)s)"),
     "temperature": (float, None, "T", "divides the logits; 0 takes the most likely token (default: 0)"),
     "top_k": (int, None, "K", "keep the K most likely tokens"),
     "top_p": (float, None, "P", "keep the fewest tokens whose probabilities add up to P"),
     "min_p": (float, None, "P", "keep tokens of at least P times the highest probability"),
     "repetition_penalty": (float, None, "X", "above 1, make tokens of prompt and text less likely"),
     "presence_penalty": (float, None, "X", "subtracted from the logits of tokens generated before"),
-    "frequency_penalty": (float, None, "X", "subtracted for each time that a token was generated before"),
-    "seed": (int, 0, "S", "decides what is drawn at a temperature above 0 (default: %(default)s)"),
+    "frequency_penalty": (
+        float,
+        None,
+        "X",
+        "subtracted from a token's logit once for each time it was generated before",
+    ),
+    "seed": (int, 0, "S", "of the random numbers at a temperature above 0 (default: %(default)s)"),
 }
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds which model to load and how, as `load` reads it."""
+    """Adds the arguments of `load`."""
     parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
     parser.add_argument(
         "--int8", action="store_true", help="hold the weights in int8, half the memory of bfloat16; the text may differ"
@@ -43,11 +52,10 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that every command has."""
     add_model(parser)
     lookahead = parser.add_argument_group(
-        "what a step does",
-        "By default what `jlade tune` found on this device for this model, else an estimate. Each of the three alone "
-        "changes {window_size}, {ngram_size}, {guess_set_size}, the estimate for this device.".format(
-            **vars(_estimate())
-        ),
+        "lookahead",
+        "The default is the result of `jlade tune` on this device for this model, or an estimate for the device. If "
+        "only some of W, N and G are given, the others are those of the estimate: {window_size}, {ngram_size}, "
+        "{guess_set_size}.".format(**vars(_estimate())),
     )
     for flag, placeholder, explanation in (
         ("--window", "W", "future positions decoded in parallel; 0 for prompt lookup"),
@@ -59,14 +67,14 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     for name, (kind, value, placeholder, explanation) in SETTINGS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
-    parser.add_argument("--stop", action="append", metavar="STRING", help="end a text before it; may be repeated")
+    parser.add_argument("--stop", action="append", metavar="STRING", help="end the text before STRING; may be repeated")
 
 
-def request(options: argparse.Namespace) -> dict[str, Any]:
+def request(options: argparse.Namespace) -> Options:
     """Returns the keyword arguments for `jlade.generate` and `jlade.stream`.
 
     Raises:
-      ValueError: names what is out of range.
+      ValueError: names the argument that is out of range.
     """
     controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
     if check_int("seed", options.seed, 0) >= 2**32:
@@ -84,20 +92,20 @@ def request(options: argparse.Namespace) -> dict[str, Any]:
 def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
     sizes = {"window_size": options.window, "ngram_size": options.ngram, "guess_set_size": options.guesses}
     given = {name: size for name, size in sizes.items() if size is not None}
-    changed = dataclasses.replace(_estimate(), **given)  # with --no-lookahead too, so that it says what is out of range
+    changed = dataclasses.replace(_estimate(), **given)  # with --no-lookahead too, to check them
     return None if options.no_lookahead else changed if given else "auto"
 
 
 def _estimate() -> jlade.LookaheadConfig:
-    device = jax.devices()[0]
+    device = default_device()  # the model is loaded later, onto this device
     return estimate.estimate(device.platform, device.device_kind)
 
 
 def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:
-    """Returns the options after `name=value`; the value none stands for the default.
+    """Returns the options after the setting `name=value`; the value none stands for the default.
 
     Raises:
-      ValueError: names what is accepted.
+      ValueError: names the accepted settings or values.
     """
     name, _, value = (part.strip() for part in setting.partition("="))
     if name not in SETTINGS:
@@ -113,15 +121,15 @@ def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:
     return changed
 
 
-def load(options: argparse.Namespace) -> tuple[Any, Any]:
+def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     """Loads the model's parameters and its tokenizer.
 
     Raises:
-      ValueError: when there is no such model, or none that reads text.
+      ValueError: when there is no such model, or it has no tokenizer.
     """
     params, tokenizer = jlade.load(options.model or DEMO, int8=options.int8)
     if tokenizer is None:
-        raise ValueError(f"--model {options.model} has no tokenizer.json, which the prompt needs")
+        raise ValueError(f"--model {options.model} has no tokenizer.json, which prompts need")
     return params, tokenizer
 
 
@@ -140,12 +148,14 @@ def read(name: str) -> str:
 
 
 class Prompt(NamedTuple):
-    source: str  # the file it is from, and the line
+    """A prompt and its origin."""
+
+    source: str  # the file, and the line
     text: str
 
 
 def read_prompts(name: str, lines: bool) -> list[Prompt]:
-    """Returns the text of a file, or of standard input for `-`, as one prompt or as one for each line not blank.
+    """Returns the text of a file, or of standard input for `-`, as one prompt or as one for each non-blank line.
 
     Raises:
       ValueError: names the file, when it cannot be read, is not UTF-8 or is empty.
@@ -159,10 +169,10 @@ def read_prompts(name: str, lines: bool) -> list[Prompt]:
     return [Prompt(f"{name}:{number}", line) for number, line in numbered if line.strip()]
 
 
-def check_positions(params: Any, name: str, ids: Sequence[int], max_new_tokens: int) -> None:
-    """Raises a ValueError that names the prompt when the model cannot read it and what may follow."""
+def check_positions(params: LlamaParams, name: str, ids: Sequence[int], max_new_tokens: int) -> None:
+    """Raises a ValueError that names the prompt when it and the new tokens exceed the model's positions."""
     if len(ids) + max_new_tokens > params.decoder.max_positions:
         raise ValueError(
-            f"{name} has {len(ids)} tokens, and max_new_tokens={max_new_tokens} more are over the model's "
+            f"{name} has {len(ids)} tokens; with max_new_tokens={max_new_tokens} they exceed the model's "
             f"{params.decoder.max_positions} positions"
         )

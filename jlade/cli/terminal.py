@@ -1,4 +1,4 @@
-"""How an answer is shown while it comes: alive on a terminal, as bare text elsewhere."""
+"""The display of an answer while it is generated: live on a terminal, as plain text elsewhere."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,15 +11,15 @@ from jlade.cli import display
 from jlade.cli.display import STEP_STYLES
 
 Show = Callable[[str, int, str], None]
-"""Shows the text that a step added, coloured by the number of tokens it accepted, and how the answer stands."""
+"""Shows the text of a step, coloured by its number of tokens, and the status of the answer."""
 
 
 @contextlib.contextmanager
 def live_answer(console: Console) -> Iterator[Show]:
-    """Lets finished rows scroll up, and keeps the last row and the status below them."""
-    width = console.width  # kept, so that no row is lost when the terminal is resized meanwhile
+    """Yields a `Show` for a terminal: finished rows scroll up, the last row and the status stay below them."""
+    width = console.width  # fixed, so that no row is lost when the terminal is resized
     below = _Below()
-    line, num_scrolled = Text(), 0  # what follows the last newline, and how many rows of it have scrolled up
+    line, num_scrolled = Text(), 0  # the text after the last newline, and how many of its rows have scrolled up
 
     def show(text: str, num_tokens: int, status: str) -> None:
         nonlocal line, num_scrolled
@@ -41,7 +41,7 @@ def live_answer(console: Console) -> Iterator[Show]:
 
 
 class _Below:
-    """What is drawn anew, several times a second and whenever something is printed above it."""
+    """The last row and the status, redrawn several times a second and whenever something is printed above them."""
 
     row = status = Text()
 
@@ -51,18 +51,18 @@ class _Below:
 
 @contextlib.contextmanager
 def plain_answer() -> Iterator[Show]:
-    """Writes the text and nothing else."""
+    """Yields a `Show` that writes the text alone."""
     yield lambda text, num_tokens, status: print(text, end="", flush=True)
     print(flush=True)
 
 
 def step_style(num_tokens: int) -> str:
-    """Returns the colour of a step that accepted so many tokens."""
+    """Returns the colour of a step that accepted `num_tokens` tokens."""
     return STEP_STYLES[min(num_tokens, len(STEP_STYLES)) - 1]
 
 
 def legend() -> Text:
-    """Says which colour is which."""
+    """Returns the explanation of the colours."""
     last = len(STEP_STYLES)
     parts = [(f" {n}{' or more' if n == last else ''}", step_style(n)) for n in range(1, last + 1)]
-    return Text.assemble("The colour of a text is how many tokens came in one step:", *parts)
+    return Text.assemble("The colour shows how many tokens a step accepted:", *parts)

@@ -1,4 +1,4 @@
-"""`jlade tune`: which W, N and G are fastest on this device, for this model and texts like these."""
+"""`jlade tune`: finds the fastest W, N and G on this device, for a model and for texts like the given prompts."""
 
 import argparse
 import contextlib
@@ -13,7 +13,7 @@ from jlade.generation import text
 from jlade.tuning import result
 from jlade.tuning.search import USUAL
 
-PROMPTS = (  # code and prose, for who brings none
+PROMPTS = (  # code and prose, when no prompts are given
     'def read_config(path):\n    """Reads name=value lines and returns them as a dictionary."""\n    config = {}\n',
     "import argparse\nimport json\nimport pathlib\n\n\nclass Inventory:\n    def __init__(self, items=()):\n"
     "        self.items = dict(items)\n\n    def add(self, name, count=1):\n",
@@ -26,9 +26,9 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = argparse.ArgumentParser(
         prog="jlade tune",
-        description="Find the W, N and G with which prompts like these are decoded fastest on this device, by timing "
-        "steps of several block sizes and then the settings that these leave a chance, plain decoding included. The "
-        'other commands and lookahead="auto" use the result from then on.',
+        description="Find the W, N and G that decode prompts like these fastest on this device. First, steps of "
+        "several block sizes are timed. Then the settings that can still win are tried, plain decoding included. The "
+        'other commands and lookahead="auto" use the result.',
     )
     result.add_argument(
         "files",
@@ -36,29 +36,29 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a prompt; - for standard input (default: short pieces of code and prose)",
     )
-    result.add_argument("--lines", action="store_true", help="each line that is not blank is a prompt of its own")
+    result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
     options_lib.add_model(result)
     result.add_argument(
         "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
     )
     result.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens a prompt (default: %(default)s)"
+        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens to generate (default: %(default)s)"
     )
     result.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="of the texts that are to come (default: 0)"
+        "--temperature", type=float, default=0.0, metavar="T", help="temperature of the texts to come (default: 0)"
     )
     result.add_argument(
         "--settings",
         nargs="+",
         metavar="W,N,G",
-        help=f"what to try beside plain decoding (default: {len(USUAL)} settings)",
+        help=f"settings to try besides plain decoding (default: {len(USUAL)} settings)",
     )
     result.add_argument(
-        "--no-fallback", action="store_true", help="a setting that stays as wide where a text does not repay it"
+        "--no-fallback", action="store_true", help="find a setting that never falls back to narrower steps"
     )
-    result.add_argument("--plot", metavar="IMAGE", help="draw it too, as .png or .svg; needs matplotlib")
+    result.add_argument("--plot", metavar="IMAGE", help="plot the result too, as .png or .svg; needs matplotlib")
     result.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    result.add_argument("--no-store", action="store_true", help="do not keep the result for the other commands")
+    result.add_argument("--no-store", action="store_true", help="do not store the result for the other commands")
     return result
 
 
@@ -105,7 +105,7 @@ def _setting(sizes: str) -> jlade.LookaheadConfig:
 
 @contextlib.contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Gives what says what is measured, on a terminal alone."""
+    """Yields the `progress` of `jlade.tune`, which shows the current measurement if stderr is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda doing: None

@@ -25,7 +25,7 @@ LIMIT = ["--max-new-tokens", "8"]
 
 @pytest.fixture(autouse=True)
 def interruptible():
-    """Lets Ctrl-C interrupt, which it does not in what a shell started in the background."""
+    """Lets Ctrl-C interrupt; a process that a shell started in the background ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -33,7 +33,7 @@ def interruptible():
 
 @pytest.fixture
 def chat(monkeypatch, capsys):
-    """Runs a chat of the lines, and returns what it wrote to stdout and stderr."""
+    """Runs a chat with the given lines, and returns its stdout and stderr."""
 
     def run(lines, *arguments):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -45,7 +45,7 @@ def chat(monkeypatch, capsys):
 
 @pytest.fixture
 def streamed(monkeypatch):
-    """Replaces decoding by the answers "one.", "two." and so on, each in two pieces; returns the requests for them."""
+    """Replaces decoding by the answers "one.", "two." and so on, in two pieces each; returns their requests."""
     requests = []
 
     def stream(params, prompt, **request):
@@ -74,7 +74,7 @@ def test_the_answers_are_those_to_the_whole_conversation_and_nothing_else_is_wri
     assert re.search(r"keys in the pool +│ +[1-9]", captured.err)
 
 
-def test_a_turn_is_given_the_state_of_the_last_answer_and_a_key_of_its_own(chat, streamed):
+def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed):
     captured = chat(["a ", "b ", "/exit", "c "], "--system", "Begin. ", "--seed", "5", "--stop", "x")
     assert captured.out == "one.\ntwo.\n"
     assert [request.prompt for request in streamed] == ["Begin. a ", "Begin. a one.b "]
@@ -90,7 +90,7 @@ def test_reset_forgets_the_conversation(chat, streamed):
     assert [(request.prompt, request.state) for request in streamed] == [("Begin. a", None), ("Begin. b", None)]
 
 
-def test_set_changes_what_follows_and_none_is_the_default(chat, streamed):
+def test_set_changes_later_answers_and_none_is_the_default(chat, streamed):
     captured = chat(
         [
             "a",
@@ -122,11 +122,11 @@ def test_set_changes_what_follows_and_none_is_the_default(chat, streamed):
         ("/set max_new_tokens=0", "max_new_tokens must be at least 1, got 0"),
         ("/set logit_bias=1", "with one of the names max_new_tokens, .*, seed; got 'logit_bias=1'"),
         ("/set", "a setting is name=value"),
-        ("/forget it", "/forget it is not a command; /help lists them"),
-        ("1 " * 1100, "the conversation .* has 2201 tokens, and max_new_tokens=8 more .* 2048 positions"),
+        ("/forget it", "/forget it is not a command; /help lists the commands"),
+        ("1 " * 1100, "the conversation .* has 2201 tokens; with max_new_tokens=8 they exceed .* 2048 positions"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_and_the_chat_goes_on(line, message, chat, streamed):
+def test_an_error_takes_one_line_and_the_chat_continues(line, message, chat, streamed):
     captured = chat([line, "a"])
     assert re.search(message, captured.err)
     assert captured.err.count("\n") == 1
@@ -142,7 +142,7 @@ def test_help_and_stats_before_any_answer(chat):
 
 
 def interrupt(monkeypatch, streamed, turn, before_piece, times):
-    """Types Ctrl-C so many times while a piece of an answer is being made."""
+    """Types Ctrl-C `times` times while a piece of an answer is generated."""
     whole = jlade.stream
 
     def stream(*arguments, **request):
@@ -155,7 +155,7 @@ def interrupt(monkeypatch, streamed, turn, before_piece, times):
     monkeypatch.setattr(jlade, "stream", stream)
 
 
-def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(chat, streamed, monkeypatch):
+def test_the_conversation_keeps_an_interrupted_answer(chat, streamed, monkeypatch):
     interrupt(monkeypatch, streamed, turn=2, before_piece=0, times=1)
     assert chat(["a", "b", "c"]).out == "one.\nt\nthree.\n"
     assert [request.prompt for request in streamed] == ["a", "aone.b", "aone.btc"]
@@ -168,7 +168,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(chat, streamed, monkeypatch)
     assert [request.prompt for request in streamed] == ["a", "aob"]
 
 
-def test_a_question_that_was_stopped_before_its_answer_is_forgotten(chat, streamed, monkeypatch):
+def test_a_question_interrupted_before_its_answer_is_forgotten(chat, streamed, monkeypatch):
     interrupt(monkeypatch, streamed, turn=1, before_piece=0, times=2)
     assert chat(["a", "b"]).out == "\ntwo.\n"
     assert [request.prompt for request in streamed] == ["a", "b"]
@@ -188,7 +188,7 @@ def test_a_template_can_be_given_and_may_refuse(chat, streamed, tmp_path):
     assert captured.err == "the chat template refuses the conversation: no secrets\n"
 
 
-def test_ctrl_c_where_one_types_leaves(monkeypatch, capsys):
+def test_ctrl_c_at_the_prompt_leaves(monkeypatch, capsys):
     def interrupted(prompt):
         raise KeyboardInterrupt
 
@@ -218,7 +218,7 @@ def test_a_model_without_a_template_chats_with_one_given(tmp_path, chat, streame
 
 
 @pytest.mark.parametrize("module", ["transformers", "jinja2"])
-def test_what_is_not_installed_is_said_with_the_command_that_installs_it(module, monkeypatch, capsys):
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["chat"])
@@ -242,10 +242,10 @@ def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
 
 
 class Terminal:
-    """A command with a terminal of its own, which turns a typed Ctrl-C into a signal."""
+    """A command with its own terminal, which turns a typed Ctrl-C into a signal."""
 
     def __init__(self, *arguments):
-        # The session's first terminal that is opened becomes the one that signals.
+        # The first terminal that a session opens becomes its controlling terminal, which sends signals.
         code = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); from jlade.cli import main; sys.exit(main())"
         self.master, slave = os.openpty()
         termios.tcsetwinsize(slave, (24, 100))
@@ -267,14 +267,14 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def wait_for(self, pattern, seconds=90):
-        """Returns what was written since the last call up to the pattern."""
+        """Returns the output since the previous call, up to the end of the pattern."""
         end = time.monotonic() + seconds
         while not (match := re.search(pattern, self.written)):
             readable, *_ = select.select([self.master], [], [], max(0, end - time.monotonic()))
             assert readable, f"{pattern} did not come within {seconds} s after {self.written!r}"
             try:
                 self.written += os.read(self.master, 65536).decode(errors="replace")
-            except OSError as error:  # how Linux tells that the command has ended
+            except OSError as error:  # on Linux, the command has ended
                 raise AssertionError(f"{pattern} did not come before the end of {self.written!r}") from error
         seen, self.written = self.written[: match.end()], self.written[match.end() :]
         return seen

@@ -21,7 +21,7 @@ def test_prints_the_completion_and_both_rows(capsys):
     assert "\x1b" not in printed, "no colours when the output is not a terminal"
 
 
-def test_json_tells_what_was_measured(capsys):
+def test_json_has_the_measurements(capsys):
     assert cli.main([*SHORT, "--json", "--window", "2", "--ngram", "3", "--guesses", "2"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [result["lookahead"][name] for name in ("window_size", "ngram_size", "guess_set_size")] == [2, 3, 2]

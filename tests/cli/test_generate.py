@@ -19,7 +19,7 @@ LIMIT = ["--max-new-tokens", "12"]
 @pytest.fixture(scope="module")
 def expected(demo):
     params, tokenizer = demo
-    keys = jax.random.split(jax.random.key(0), len(PROMPTS))  # as the command has, so that it compiles nothing else
+    keys = jax.random.split(jax.random.key(0), len(PROMPTS))  # as in the command, so that the programs are the same
     return jlade.generate(
         params, PROMPTS, tokenizer=tokenizer, lookahead=SMALL_BLOCK, max_new_tokens=12, logprobs=True, key=keys
     )
@@ -72,20 +72,20 @@ def test_json_has_the_figures_of_each_prompt(files, expected, capsys):
     arguments = [*files, *LIMIT, "--json", "--logprobs", "--batch-size", "2"]
     records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
     assert [record.pop("source") for record in records] == files
-    for row, record in enumerate(records):
-        np.testing.assert_allclose(record.pop("logprobs"), expected.logprobs[row], rtol=1e-4)
+    for i, record in enumerate(records):
+        np.testing.assert_allclose(record.pop("logprobs"), expected.logprobs[i], rtol=1e-4)
         assert record == {
-            "prompt": PROMPTS[row],
-            "text": expected.text[row],
-            "token_ids": expected.tokens[row].tolist(),
+            "prompt": PROMPTS[i],
+            "text": expected.text[i],
+            "token_ids": expected.tokens[i].tolist(),
             "finish_reason": "length",
             "tokens": 12,
-            "steps": expected.steps[row],
-            "compression": expected.compression[row],
+            "steps": expected.steps[i],
+            "compression": expected.compression[i],
         }
 
 
-def test_lines_are_prompts_of_their_own_and_blank_ones_are_none(files, expected, monkeypatch, capsys):
+def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
     type_in(monkeypatch, f"\n{PROMPTS[1]}\r\n  \nimport os".encode())
     arguments = ["-", *files, "--lines", *LIMIT, "--json", "--batch-size", "2"]
     records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
@@ -125,13 +125,13 @@ def test_sampled_texts_are_those_of_one_large_batch(files, demo, capsys):
         (["a.py", "latin"], "latin is not UTF-8"),
         (["a.py", "blank"], "blank is empty"),
         (["a.py", "blank", "--lines"], "blank is empty"),
-        (["a.py", "long"], "long has 3001 tokens, and max_new_tokens=256 more are over the model's 2048 positions"),
+        (["a.py", "long"], "long has 3001 tokens; with max_new_tokens=256 they exceed the model's 2048 positions"),
         (["a.py", "--logprobs"], "--logprobs needs --json"),
         (["a.py", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["a.py", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_decoded(arguments, message, files, tmp_path, capsys):
+def test_errors_are_reported_before_anything_is_decoded(arguments, message, files, tmp_path, capsys):
     (tmp_path / "latin").write_bytes("é".encode("latin-1"))
     (tmp_path / "blank").write_text(" \n\n")
     (tmp_path / "long").write_text("1 " * 1500)
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_said_before_anything_is_decoded(arguments, message, fi
     assert message in captured.err
 
 
-def test_a_reader_that_has_gone_ends_it_quietly(files, monkeypatch, capsys):
+def test_a_closed_pipe_ends_the_command_quietly(files, monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as gone:

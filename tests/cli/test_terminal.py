@@ -8,7 +8,7 @@ from jlade.cli import terminal
 
 
 def screen(written: str) -> list[str]:
-    """Returns the rows that a terminal shows in the end."""
+    """Returns the final rows of a terminal."""
     rows, at, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x1b]", written):
         if part == "\n":
@@ -27,7 +27,7 @@ def screen(written: str) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
-def test_a_long_answer_scrolls_and_nothing_of_it_is_lost_or_doubled(size):
+def test_a_long_answer_scrolls_without_loss_or_repetition(size):
     console = Console(file=io.StringIO(), force_terminal=True, width=10, height=4, soft_wrap=True)
     text = "aaaa bbbb cccc\n\ndddddddddddddd\n    e\n" + "ffff " * 7
     with terminal.live_answer(console) as show:
@@ -50,7 +50,7 @@ def test_a_long_answer_scrolls_and_nothing_of_it_is_lost_or_doubled(size):
     ]
 
 
-def test_the_colour_tells_the_number_of_tokens():
+def test_the_colour_shows_the_number_of_tokens():
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=40)
     with terminal.live_answer(console) as show:
         for count in (1, 2, 3, 4, 9):
@@ -59,14 +59,14 @@ def test_the_colour_tells_the_number_of_tokens():
     assert [re.findall(rf"\x1b\[(\d+)m{n}\x1b", written)[-1] for n in (1, 2, 3, 4, 9)] == ["96", "95", "93", "92", "92"]
 
 
-def test_a_model_cannot_steer_the_terminal():
+def test_a_model_cannot_control_the_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=40)
     with terminal.live_answer(console) as show:
         show("a\x1b]0;title\x07\x1b[2Jb\x9b2Jc\r\n", 1, "")
     assert "a]0;title[2Jb2Jc" in screen(console.file.getvalue())
 
 
-def test_elsewhere_the_text_is_written_as_it_is(capsys):
+def test_without_a_terminal_the_text_is_written_unchanged(capsys):
     with terminal.plain_answer() as show:
         show("a\x1b", 1, "going on")
         assert capsys.readouterr().out == "a\x1b"

@@ -15,13 +15,13 @@ SHORT = ["--settings", "0,4,1", "--max-new-tokens", "16"]
 
 @pytest.fixture
 def few_blocks(monkeypatch):
-    """Each block size is compiled."""
+    """Times one block size, because each compiles a program."""
     monkeypatch.setattr(search, "BLOCKS", [SMALL_BLOCK])
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What `jlade.tune` is asked for; nothing is measured."""
+    """Returns the arguments of the calls of `jlade.tune`, which measures nothing here."""
     calls = []
 
     def tune(params, prompts, **arguments):
@@ -33,7 +33,7 @@ def asked(monkeypatch):
     return calls
 
 
-def test_it_measures_tells_draws_and_stores(few_blocks, demo, tmp_path, capsys):
+def test_it_measures_prints_plots_and_stores(few_blocks, demo, tmp_path, capsys):
     (tmp_path / "a.py").write_text("import os\n")
     arguments = [str(tmp_path / "a.py"), *SHORT, "--json", "--plot", str(tmp_path / "a.svg")]
     assert cli.main(["tune", *arguments]) == 0
@@ -76,7 +76,7 @@ def test_without_prompts_it_takes_its_own(asked, capsys):
     assert call["settings"] == search.USUAL
 
 
-def test_what_was_tuned_is_the_default_of_the_commands(demo, capsys):
+def test_the_tuned_setting_is_the_default_of_the_commands(demo, capsys):
     params, _ = demo
     tuned = jlade.LookaheadConfig(2, 3, 1)
     choice.save(choice.key(params, params.decoder, 1), tuned, {})
@@ -98,7 +98,7 @@ def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
         (["--settings", "15,5"], "--settings must be like 15,5,15, got '15,5'"),
         (["--settings", "15,1,15"], "ngram_size must be at least 2, got 1"),
         (["--max-new-tokens", "3"], "max_new_tokens must be at least 24, got 3"),
-        (["--max-new-tokens", "4000"], "max_new_tokens=4000 more are over the model's 2048 positions"),
+        (["--max-new-tokens", "4000"], "with max_new_tokens=4000 they exceed the model's 2048 positions"),
         (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
         (["--plot", "plot.gold"], "must end in one of .*png"),

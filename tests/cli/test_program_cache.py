@@ -29,13 +29,13 @@ def test_programs_are_kept_from_one_run_to_the_next(cache_directory):
     assert files_below(cache_directory / "jlade" / "compiled") == kept
 
 
-def test_the_users_own_place_is_taken(cache_directory, tmp_path):
+def test_the_users_own_directory_is_used(cache_directory, tmp_path):
     run_command(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "elsewhere"))
     assert files_below(tmp_path / "elsewhere")
     assert not (cache_directory / "jlade" / "compiled").exists()
 
 
-def test_a_cache_that_cannot_be_made_is_done_without(tmp_path):
+def test_the_command_runs_without_a_cache_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     run_command(XDG_CACHE_HOME=str(tmp_path / "file"))
 

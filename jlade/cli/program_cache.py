@@ -1,4 +1,4 @@
-"""Keeping compiled programs from one run of the command to the next."""
+"""JAX's persistent compilation cache: the command keeps its compiled programs from one run to the next."""
 
 import hashlib
 
@@ -7,14 +7,14 @@ import jax
 from jlade import files
 from jlade.devices import sheet
 
-MOST_BYTES = 2**30  # of all programs; the ones used longest ago go first
+MOST_BYTES = 2**30  # of all programs; the least recently used ones are deleted first
 
 
-def keep() -> None:
-    """Turns on JAX's persistent compilation cache, unless the user has placed it elsewhere or there is no room for it.
+def enable() -> None:
+    """Enables the cache, unless the user has chosen its directory or the directory cannot be made.
 
-    It lies in `jlade/compiled` of XDG_CACHE_HOME, by default `~/.cache`, apart for each kind of processor: a home may
-    be shared by different ones, and programs for CPUs use what their processor has.
+    The directory is `jlade/compiled` in XDG_CACHE_HOME, by default `~/.cache`, with one subdirectory for each kind of
+    processor: machines with different processors may share a home, and a CPU's programs use its own instructions.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
