@@ -1,7 +1,7 @@
 """Times of cold starts, of first calls and of compilation.
 
     python benchmarks/compilation.py
-    python benchmarks/compilation.py --beside OTHER/bin/python    # the same for another installation of jlade, in turns
+    python benchmarks/compilation.py --beside OTHER/bin/python    # and of another installation of jlade, in turns
 
 Cold starts: the command, the library and `jlade tune` on three short prompts, each in a new process with the demo
 model, without JAX's persistent compilation cache. The command and the library also start with a cache that an earlier
@@ -9,7 +9,7 @@ process has filled. The command includes plain decoding, with which it compares.
 
 First calls: a new process calls `jlade.generate` first with one setting, then with another one. The ratio of the two
 times shows how much of the first program the second one reuses. The texts have 4 tokens, so that most of the time is
-compilation.
+compilation. Figures that begin with "other: " are those of the other installation.
 
 Compilation: `jlade.decode` as one program, for one prompt in a capacity of 1024 tokens, at the shapes of `inflate.py`.
 It needs no weights. Adaptive decoding is one program with steps of three widths.

@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[type, Any, str, str]] = {
         "X",
         "subtracted from a token's logit once for each time it was generated before",
     ),
-    "seed": (int, 0, "S", "of the random numbers at a temperature above 0 (default: %(default)s)"),
+    "seed": (int, 0, "S", "seed of the random numbers at a temperature above 0 (default: %(default)s)"),
 }
 
 
