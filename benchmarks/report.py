@@ -1,6 +1,7 @@
 """The provenance of results: machine, versions and command."""
 
 import datetime
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -9,7 +10,6 @@ import sys
 from typing import Any
 
 import jax
-import jaxlib
 
 import jlade
 from jlade.devices import sheet
@@ -25,7 +25,7 @@ def provenance() -> dict[str, Any]:
         "device": sheet.default_device().device_kind,
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "jlade": jlade.__version__,
     }
 

@@ -73,7 +73,7 @@ def to_torch(params: LlamaParams) -> Any:
     config = transformers.LlamaConfig(**to_hf(params.config, params.norm.dtype.name))
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
-    tensors = {name: torch.from_dlpack(array).clone() for name, array in named_arrays(params).items()}
+    tensors = {name: torch.utils.dlpack.from_dlpack(array).clone() for name, array in named_arrays(params).items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     if unexpected or set(missing) - ({"lm_head.weight"} if config.tie_word_embeddings else set()):
         raise ValueError(f"transformers' model lacks {missing} and does not have {unexpected}")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jlade
-from jlade import LookaheadConfig, Stopping, conversion, decoding
+from jlade import LookaheadConfig, conversion
 from jlade.cli import main
-from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.config import SMALL_BLOCK
 from jlade.conversion import load_hf, save_hf
 from jlade.models import llama, quantization
 from jlade.models.quantization import Int8Matrix, quantize_matrix
@@ -117,13 +117,8 @@ def test_lookahead_equals_plain_decoding():
 def test_no_matrix_is_converted_whole():
     """Neither before the loop, which would keep a floating-point copy, nor, if it is large, in the loop."""
     params = llama.quantize(tiny_llama(vocab_size=1300, hidden_size=24, intermediate_size=1200))
-    args = (
-        np.zeros((1, 128), np.int32),
-        np.ones(1, np.int32),
-        Stopping(np.ones(1, np.int32), np.full((1, 1), -1, np.int32)),
-        jax.random.key(0),
-    )
-    program = decoding.decode.lower(params, *args, decoder=params.decoder, lookahead=PLAIN).compile().as_text()
+    inputs, setting = jlade.prepare(params, [1], max_new_tokens=60, lookahead=None)
+    program = jax.jit(jlade.decode, static_argnames="program").lower(params, inputs, setting).compile().as_text()
     assert " while(" in program
     assert "s8[1200,24]" in program
     assert "f32[1300,24]" in program  # the embedding, which is not quantized
