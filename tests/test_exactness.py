@@ -4,10 +4,13 @@ To keep this short, only a cheap setting decodes all 26 prompts. `benchmarks/com
 of them, and its results show it.
 """
 
+import jax
+import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
+from jlade import LookaheadConfig, SamplingConfig
+from tests.decoding.test_sampling import TOGETHER
 
 OPTIMIZED = True
 
@@ -38,3 +41,18 @@ def test_all_prompts(lookahead, demo, golden):
 @pytest.mark.parametrize("lookahead", SOME_PROMPTS, ids=str)
 def test_some_prompts(lookahead, demo, golden):
     assert_exact(demo[0], list(golden.values())[::13], lookahead)
+
+
+def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golden):
+    prompts = [prompt["ids"] for prompt, _ in golden.values()][::7]
+    configs = [
+        TOGETHER,
+        SamplingConfig(temperature=0.3),
+        SamplingConfig(temperature=0.7),
+        SamplingConfig(temperature=1.5),
+    ]
+    arguments = {"max_new_tokens": 48, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
+    plain = jlade.generate(demo[0], prompts, lookahead=None, **arguments)
+    out = jlade.generate(demo[0], prompts, lookahead=LookaheadConfig(5, 4, 5), **arguments)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.compression.mean() > 1.1

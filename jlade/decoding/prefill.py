@@ -14,7 +14,7 @@ from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import Decoder, KVCache, Params
 
 NGRAMS = 32  # n-grams of a prompt that are inserted at once; the work for each grows with their number
-DRAWN = 256  # tokens drawn for the first window, or a multiple for larger windows
+DRAWN = 64  # tokens drawn for the first window, or a multiple for larger windows
 
 
 def prefill(params: Params, inputs: Inputs, program: Program) -> KVCache:

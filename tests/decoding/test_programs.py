@@ -11,15 +11,16 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
+from jlade.decoding import loop
 from jlade.decoding.state import CHUNKS_ON_CPU
 from tests.tiny import tiny_llama
 
 OPTIMIZED = True
 
 
-def test_prefill_is_traced_once_and_decode_once_for_each_setting(demo, monkeypatch):
+def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
     """Twenty prompts, limits, seeds and sets of end tokens, three settings, and two values of the cost of a step."""
-    params, _ = demo
+    params = tiny_llama(max_positions=1024)
     jax.clear_caches()
     sizes = []
     original = type(params.decoder).forward
@@ -37,7 +38,7 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(demo, monkeypat
             setting = dataclasses.replace(setting, step_cost=1.5 + i)
         jlade.generate(
             params,
-            rng.integers(0, 4096, length),
+            rng.integers(0, 13, length),
             max_new_tokens=1 + i,
             lookahead=setting,
             eos_ids=range(i % 5),
@@ -48,21 +49,42 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(demo, monkeypat
     assert sizes == [*chunks, 1, 12, 5, 1]  # the adaptive program has a loop for its width and one for plain steps
 
 
+CAPACITY = 4096
+LOOKAHEADS = {
+    "prompt pool": LookaheadConfig(3, 4, 3),
+    "window": LookaheadConfig(3, 4, 3, pool_from_prompt=False),
+    "adaptive": LookaheadConfig(3, 4, 3, step_cost=2.0),
+    "plain": PLAIN,
+}
+
+
+def request_for(batch_size, lookahead):
+    params = tiny_llama(vocab_size=2000, max_positions=CAPACITY)
+    options = {"max_new_tokens": CAPACITY - 1, "lookahead": lookahead}
+    layer = batch_size * CAPACITY * params.config.num_kv_heads * params.config.head_dim
+    return params, *jlade.prepare(params, [[1]] * batch_size, **options), layer
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize(
-    "lookahead",
-    [LookaheadConfig(3, 4, 3), LookaheadConfig(3, 4, 3, False), LookaheadConfig(3, 4, 3, step_cost=2.0), PLAIN],
-    ids=["prompt pool", "window", "adaptive", "plain"],
-)
-def test_no_loop_copies_a_cache_layer_or_the_pool(lookahead, batch_size):
-    """Neither prefill's loops nor those over steps."""
-    params = tiny_llama(vocab_size=2000, max_positions=4096)
-    capacity = 4096
-    inputs, program = jlade.prepare(params, [[1]] * batch_size, max_new_tokens=capacity - 1, lookahead=lookahead)
-    decode = jax.jit(jlade.decode, static_argnames="program").lower(params, inputs, program)
-    layer = batch_size * capacity * params.config.num_kv_heads * params.config.head_dim
+def test_no_loop_over_chunks_copies_a_cache_layer(batch_size):
+    params, inputs, program, layer = request_for(batch_size, PLAIN)
+    read = jax.jit(jlade.prefill, static_argnames="program").lower(params, inputs, program)
+    assert copies_in_loops(read.compile().as_text(), [layer]) == []
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("lookahead", LOOKAHEADS.values(), ids=LOOKAHEADS)
+def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(lookahead, batch_size):
+    """The start is part of the program, as its loop inserts n-grams into the pool."""
+    params, inputs, program, layer = request_for(batch_size, lookahead)
+    cache = params.decoder.init_cache(params, batch_size, CAPACITY)
+
+    def decode(params, cache, inputs):
+        return loop.run(params, jlade.start(cache, inputs, program), program)
+
+    compiled = jax.jit(decode).lower(params, cache, inputs).compile()
     pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)
-    assert copies_in_loops(decode.compile().as_text(), [size for size in (layer, pool) if size]) == []
+    assert copies_in_loops(compiled.as_text(), [size for size in (layer, pool) if size]) == []
 
 
 def copies_in_loops(program: str, sizes: list[int]) -> list[str]:

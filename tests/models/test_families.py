@@ -10,8 +10,6 @@ from jlade import LookaheadConfig
 from jlade.conversion import load_hf
 from tests.models.test_llama import run_blocks
 
-OPTIMIZED = True
-
 LENGTH = 96
 
 

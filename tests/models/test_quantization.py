@@ -22,8 +22,6 @@ from tests.conversion.test_round_trip import assert_equal
 from tests.models.test_llama import run_blocks
 from tests.tiny import tiny_llama
 
-OPTIMIZED = True
-
 BIASES = {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
 ALL = {"tie_embeddings": True, "qk_norm": True} | BIASES
 
