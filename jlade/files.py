@@ -19,7 +19,7 @@ def cache_directory() -> pathlib.Path:
 def written_whole(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[pathlib.Path]:
     """Yields a path for the caller to write a file or a directory to, then moves it to `path`.
 
-    The yielded path does not exist yet. It lies in a temporary directory of its own beside `path`, so concurrent
+    The yielded path does not exist yet. It lies in a temporary directory of its own next to `path`, so concurrent
     writers never meet and the move is one `os.replace`. An error in the body leaves no trace of it.
 
     Args:

@@ -37,13 +37,13 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
     decoder, constants = program.decoder, state.constants
     block = blocks.build(level.window_size, level.ngram_size, level.guess_set_size)
     sequence = jnp.arange(len(state.done), dtype=jnp.int32)
-    rows = state.window[:, :, : level.window_size]
+    level_window = state.window[:, :, : level.window_size]
     candidates = state.candidates[:, : level.guess_set_size]
 
     # Run the block. Its candidates were looked up by the previous step: a step that both read the pool and wrote to it
     # would make compilers copy the pool.
     current = state.tokens[sequence, state.num_tokens - 1]
-    tokens = jax.vmap(blocks.tokens)(current, rows, candidates)
+    tokens = jax.vmap(blocks.tokens)(current, level_window, candidates)
     tokens = jnp.maximum(tokens, 0)  # an empty slot is fed as an arbitrary token; verification sees that it is empty
     positions = (state.num_tokens - 1)[:, None] + block.positions[None, :]
     hidden, block_kv = decoder.forward(params, tokens, positions, state.cache, block.mask)
@@ -77,10 +77,10 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
         counts = jax.vmap(sampling_lib.count_accepted)(counts, verdict.tokens, num_accepted)
 
     # Learn: collect n-grams, advance the window, look up the next candidates.
-    pool = _collect(state, rows, current, new, text, num_tokens, level)
+    pool = _collect(state, level_window, current, new, text, num_tokens, level)
     after = state.window  # a level without a window leaves it to the wide ones
     if level.window_size:
-        after = jnp.where(state.done[:, None, None], rows, jax.vmap(window.advance)(rows, new))
+        after = jnp.where(state.done[:, None, None], level_window, jax.vmap(window.advance)(level_window, new))
     has_candidate = jnp.any(candidates[:, :, 0] != NGramPool.EMPTY, axis=1)
     return dataclasses.replace(
         state,
@@ -185,7 +185,7 @@ def _predict(
 
 def _collect(
     state: DecodeState,
-    rows: jax.Array,
+    level_window: jax.Array,
     current: jax.Array,
     new: jax.Array,
     text: jax.Array,
@@ -193,7 +193,7 @@ def _collect(
     level: LookaheadConfig,
 ) -> NGramPool:
     """Returns the pool with the n-grams that the window completed and, if asked for, those of the accepted tokens."""
-    keys, ngrams = jax.vmap(window.ngrams)(rows, current, new)
+    keys, ngrams = jax.vmap(window.ngrams)(level_window, current, new)
     from_model = ~state.done & (state.num_steps >= level.ngram_size - 2)  # before, columns hold tokens of the draw
     valid = jnp.broadcast_to(from_model[:, None], keys.shape)
     if level.pool_from_prompt:

@@ -234,7 +234,7 @@ def _check_prompt(name: str, prompt: Any, tokenizer: Any, vocab_size: int) -> np
         prompt = text.encode(tokenizer, prompt)
     try:
         ids = np.asarray(prompt)
-    except ValueError as error:  # rows of different lengths
+    except ValueError as error:  # sequences of different lengths
         raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {prompt!r}") from error
     if ids.ndim != 1:
         raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {type(prompt).__name__}")

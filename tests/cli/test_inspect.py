@@ -86,7 +86,7 @@ def test_length_batch_size_and_dtype_change_the_memory(inspect):
     memory = json.loads(inspect(DEMO, "--json", "--length", 100, "--batch-size", 3, "--dtype", "float16"))["memory"]
     assert memory["weights_bytes"] == 5_475_584 * 2
     keys = 6 * 3 * 4 * 100 * 32 * 2  # layers, batch, heads, length, head_dim, bytes
-    assert memory["kv_cache_bytes"] == 2 * keys + 3 * 4  # keys and values, and each row's length
+    assert memory["kv_cache_bytes"] == 2 * keys + 3 * 4  # keys and values, and each sequence's length
     assert (memory["length"], memory["batch_size"], memory["dtype"]) == (100, 3, "float16")
     assert json.loads(inspect(DEMO, "--json", "--dtype", "auto"))["memory"]["dtype"] == "bfloat16"
 

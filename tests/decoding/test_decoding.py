@@ -141,7 +141,7 @@ def test_a_small_cache_has_fewer_chunks():
 
 
 @pytest.mark.parametrize("lookahead", [*SETTINGS[::2], PLAIN], ids=str)
-def test_rows_of_a_ragged_batch_get_what_they_get_alone(lookahead):
+def test_sequences_of_a_ragged_batch_get_what_they_get_alone(lookahead):
     params, rng = tiny_llama(2), np.random.default_rng(3)
     prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11, 3, 16, 5)]
     generate = functools.partial(jlade.generate, params, max_new_tokens=30, lookahead=lookahead, eos_ids=[4])
@@ -211,7 +211,7 @@ def without_keys(state):
     return state.replace(constants=state.constants.replace(keys=jax.random.key_data(state.constants.keys)))
 
 
-def test_a_row_that_is_done_stays_as_it_is():
+def test_a_sequence_that_is_done_stays_as_it_is():
     params = tiny_llama()
     prompts = [[1, 2, 3], [4, 5, 6]]
     state, program = state_before_steps(params, prompts, LookaheadConfig(3, 4, 3), max_new_tokens=[2, 40], eos_ids=())

@@ -88,7 +88,7 @@ def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(lookahead, batch_si
 
 
 def copies_in_loops(program: str, sizes: list[int]) -> list[str]:
-    """Returns the copies and transposes of one or more times so many elements that a program makes inside a loop."""
+    """Returns the copies and transposes inside a program's loops whose elements are a multiple of one of `sizes`."""
     computations = dict(re.findall(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$\n((?:.*\n)*?)^\}", program, flags=re.MULTILINE))
     assert len(computations) > 2, "the text of compiled programs has changed"
     called = {name: set(re.findall(r"%([\w.\-]+)", body)) & computations.keys() for name, body in computations.items()}

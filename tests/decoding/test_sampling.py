@@ -171,7 +171,7 @@ def sampled_next_token(params, config, key, row, prompt_length):
 
 
 def test_sampled_texts_are_the_same_for_every_setting():
-    """Each control alone, all together, and none: a row each, so that all share one program per setting."""
+    """Each control alone, all together, and none: a sequence each, so that all share one program per setting."""
     configs = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]
     prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(configs))]
     arguments = {"max_new_tokens": 40, "sampling": configs, "key": jax.random.key(1)}
@@ -190,7 +190,7 @@ def test_keys_decide_the_text():
     assert first[0] != first[1], "equal prompts in a batch should get texts of their own"
 
 
-def test_rows_with_settings_and_keys_of_their_own_get_what_they_get_alone():
+def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone():
     rng = np.random.default_rng(3)
     temperatures = (0.3, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.5)
     configs = [dataclasses.replace(TOGETHER, temperature=t, top_k=3 + i) for i, t in enumerate(temperatures)]

@@ -57,7 +57,7 @@ def test_another_number_of_stop_strings_makes_no_other_shape():
 
 @pytest.mark.parametrize("config", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
 def test_every_stop_string_ends_the_text_where_a_search_finds_it(config):
-    """Each string of up to 4 characters in a text, a row each, some with a second string; all that is told agrees."""
+    """Each string of up to 4 characters in a text, a sequence each, some with a second string; all results agree."""
     key = jax.random.key(7)
     free = generate([3, 1, 4], sampling=config, key=key[None])
     whole, text = free.tokens[0].tolist(), free.text[0]
@@ -88,7 +88,7 @@ def repeated(key, count):
 
 
 def assert_row(out, row, tokens, free):
-    """Row `row` of `out` is `tokens`, the beginning of the only row of `free`, in all that is returned."""
+    """Sequence `row` of `out` is `tokens`, the beginning of the only sequence of `free`, in all results."""
     length = len(tokens)
     assert out.lengths[row] == length
     assert out.tokens[row].tolist() == tokens + [-1] * (LENGTH - length)
@@ -191,7 +191,7 @@ def test_nothing_after_the_stop_is_in_the_pool():
             assert [tuple(ngram) for ngram in found if ngram[0] >= 0] == pool.lookup(key)
 
 
-def test_rows_have_limits_and_stops_of_their_own():
+def test_sequences_have_limits_and_stops_of_their_own():
     stops, limits, prompts = [["c"], [], ["a", "bb"], []], [30, 7, 40, 1], [[1], [1, 2, 3], [5, 6], [7]]
     keys = jax.random.split(jax.random.key(0), 4)
     out = generate(prompts, stop=stops, max_new_tokens=limits, eos_ids=[[], [4], [], []], key=keys)

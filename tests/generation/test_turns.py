@@ -23,7 +23,7 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahea
     "sampling", [SamplingConfig(), SamplingConfig(temperature=0.7, repetition_penalty=1.2)], ids=str
 )
 def test_a_continued_conversation_equals_the_whole_read_anew(sampling):
-    """Three turns of a ragged batch; the rows' conversations differ in length, and one ends its answers early."""
+    """Three turns of a ragged batch; the conversations differ in length, and one ends its answers early."""
     texts, state, rng = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8]], None, np.random.default_rng(0)
     for turn in range(3):
         arguments = {"sampling": sampling, "key": jax.random.key(turn), "eos_ids": [[], [7], []], "logprobs": True}
@@ -39,7 +39,7 @@ def test_a_continued_conversation_equals_the_whole_read_anew(sampling):
 
 
 def test_only_what_is_new_is_read(monkeypatch):
-    """The cache before prefill holds all that the state had read; its rows are those the model computes."""
+    """The cache before prefill holds all that the state had read; the model computes the others."""
     first = generate([[3, 1, 4], [1]])
     texts = [[*p, *row.tolist(), 5, 6] for p, row in zip([[3, 1, 4], [1]], first.tokens, strict=True)]
     seen = []
@@ -56,7 +56,7 @@ def test_only_what_is_new_is_read(monkeypatch):
     assert cache.length.tolist() == [5, 2], "what both rows begin with was read once"
 
 
-def test_a_state_of_one_row_serves_a_batch():
+def test_a_state_of_one_sequence_serves_a_batch():
     prefix = [3, 1, 4, 1, 5, 9, 2, 6]
     texts = [[*prefix, 5, 3], [*prefix, 5, 8, 9], [*prefix[:3], 7], [12]]
     shared = generate(prefix, max_new_tokens=1)
@@ -137,7 +137,7 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     np.testing.assert_array_equal(generate(prompts).steps, alone.steps)
 
 
-def test_cached_rows_are_those_of_the_model():
+def test_the_cache_is_that_of_the_model():
     """The state's cache after a decode and a continuation is what one pass over the text gives."""
     first = generate([3, 1, 4])
     text = [3, 1, 4, *first.tokens[0].tolist(), 7, 7]

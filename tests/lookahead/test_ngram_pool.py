@@ -66,7 +66,7 @@ def test_empty_slots_come_last_and_hold_no_token():
     assert ngram_pool.lookup(pool, jnp.int32(0)).tolist() == [[-1, -1], [-1, -1]]
 
 
-def test_rows_under_vmap_do_not_touch_each_other():
+def test_pools_under_vmap_do_not_touch_each_other():
     pools = jax.tree.map(lambda x: jnp.stack([x, x]), ngram_pool.empty(3, 2, 2))
     keys, rest = jnp.array([[1], [1]]), jnp.array([[[2]], [[0]]])
     pools = jax.vmap(ngram_pool.insert)(pools, keys, rest, jnp.array([[True], [False]]))
