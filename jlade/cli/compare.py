@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -61,10 +62,13 @@ def run(options: argparse.Namespace) -> None:
             console.print(Text(options.prompt, style="bold"), end="")
         console.print(display.visible(piece.text or "", STEP_STYLES[step % len(STEP_STYLES)]), end="")
 
-    shown = _measure(params, ids, request | {"lookahead": setting}, show)
-    plain = shown
+    requests: list[Options] = [request | {"lookahead": setting}]
     if setting is not None:
-        plain = _measure(params, ids, request | {"lookahead": None}, lambda step, piece: None)
+        requests.append(request | {"lookahead": None})
+    _compile(params, ids, requests)
+    shown = plain = _measure(params, ids, requests[0], show)
+    if setting is not None:
+        plain = _measure(params, ids, requests[1], lambda step, piece: None)
 
     if options.json:
         result = {"prompt": options.prompt, "device": device_of(params)[0].device_kind, **shown.figures()}
@@ -93,11 +97,17 @@ class _Run:
         }
 
 
+def _compile(params: LlamaParams, prompt: list[int], requests: list[Options]) -> None:
+    """Compiles all programs before the first is timed: the shared prefill, then those of each request in a thread."""
+    jlade.prefill(params, *jlade.prepare(params, prompt, **requests[0]))
+    with futures.ThreadPoolExecutor() as threads:
+        list(threads.map(lambda request: next(jlade.stream(params, prompt=prompt, **request)), requests))
+
+
 def _measure(
     params: LlamaParams, prompt: list[int], request: Options, show: Callable[[int, jlade.Piece], None]
 ) -> _Run:
-    """Streams one step to compile the programs, then the whole completion, which it shows and times with prefill."""
-    next(jlade.stream(params, prompt=prompt, **request))
+    """Streams the whole completion, shows it and times it, prefill included."""
     pieces = []
     begin = time.perf_counter()
     for step, piece in enumerate(jlade.stream(params, prompt=prompt, **request)):
