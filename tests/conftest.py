@@ -39,8 +39,8 @@ def cache_directory(tmp_path_factory, monkeypatch):
 def optimizations(request):
     """Without XLA's optimizations programs compile in 60% of the time and run in several times the time.
 
-    Tests of logic on tiny models do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the
-    demo model, comparisons with other libraries, and the text of compiled programs.
+    Tests of logic do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the demo model, and
+    the text of compiled programs.
     """
     optimized = getattr(request.module, "OPTIMIZED", False)
     if optimized:

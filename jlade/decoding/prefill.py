@@ -126,8 +126,8 @@ def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocab_size: int) -> NGramP
         pool = jax.tree.map(jnp.copy, inputs.pool)  # decoding writes to the pool in place; the caller keeps its own
     if not lookahead.pool_from_prompt:
         return pool
-    # A pool that came with a cache has the n-grams that end within the cache.
     number = min(NGRAMS, inputs.prompts.shape[1])
+    # A pool that came with a cache has the n-grams that end within the cache.
     first = jnp.zeros_like(inputs.lengths) if inputs.cache is None else inputs.cache.length
     read = jax.vmap(functools.partial(ngram_pool.ngrams_at, ngram_size=lookahead.ngram_size))
 
