@@ -5,6 +5,7 @@ import pathlib
 import hypothesis
 import jax
 import pytest
+from jax._src import compiler
 
 import jlade
 
@@ -37,18 +38,37 @@ def cache_directory(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def optimizations(request):
-    """Without XLA's optimizations programs compile in 60% of the time and run in several times the time.
+    """Without XLA's optimizations programs compile in a third of the time and run in several times the time.
 
     Tests of logic do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the demo model, and
     the text of compiled programs.
     """
-    optimized = getattr(request.module, "OPTIMIZED", False)
-    if optimized:
+    if not getattr(request.module, "OPTIMIZED", False):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", get_compile_options)
         jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", not optimized)
-    yield
-    if optimized:
+        yield
         jax.clear_caches()
+
+
+get_compile_options = compiler.get_compile_options
+
+
+def cheap_compile_options(*args, **kwargs):
+    options = get_compile_options(*args, **kwargs)
+    options.env_option_overrides = [
+        *options.env_option_overrides,
+        ("xla_backend_optimization_level", 0),
+        ("xla_llvm_disable_expensive_passes", True),
+        ("xla_cpu_use_fusion_emitters", False),  # the newer code generator takes longer
+    ]
+    return options
+
+
+# XLA reads its flags once in a process, and JAX has no public setting for all programs of a module.
+compiler.get_compile_options = cheap_compile_options
 
 
 @pytest.fixture(scope="session")
