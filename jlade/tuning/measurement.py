@@ -1,23 +1,38 @@
-"""Measurements for tuning: whole texts and single steps, timed in turns."""
+"""Measurements for tuning: whole texts, and the steps within them."""
 
 import dataclasses
-import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.decoding import loop
-from jlade.decoding.state import DecodeState, Inputs, Program
+from jlade.decoding import loop, prefill
+from jlade.decoding.state import Inputs, Program
 from jlade.models.base import Params
 from jlade.tuning.result import Trial
 
-K = TypeVar("K")
+
+class Decoded(NamedTuple):
+    """Counts and times of decoding some batches once.
+
+    Attributes:
+      tokens: generated for all sequences.
+      steps: made by all sequences.
+      seconds: of everything, prefill included.
+      loop_steps: made by the device, which goes on for a batch until its last sequence has ended.
+      loop_seconds: of the device's steps alone.
+    """
+
+    tokens: int
+    steps: int
+    seconds: float
+    loop_steps: int
+    loop_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +42,7 @@ class Measurement:
     params: Params
     program: Program
     batches: list[Inputs]  # of B sequences each
+    compiled: set[LookaheadConfig] = dataclasses.field(default_factory=set)
 
     @classmethod
     def of(cls, params: Params, inputs: Inputs, program: Program, batch_size: int) -> "Measurement":
@@ -38,55 +54,65 @@ class Measurement:
     def trials(self, settings: Sequence[LookaheadConfig], repeat: int) -> list[Trial]:
         """Returns the trials of plain decoding and of the settings, taken in turns."""
         settings = [PLAIN, *settings]
-        runs = {setting: functools.partial(self._decode_all, setting) for setting in settings}
-        counts = {setting: run() for setting, run in runs.items()}  # compiles the programs
-        seconds = {setting: statistics.median(times) for setting, times in _in_turns(runs, repeat).items()}
-        step = self.step_seconds(settings, repeat)
-        rate = {setting: counts[setting][0] / seconds[setting] for setting in settings}
-        return [
-            Trial(
-                lookahead=setting,
-                tokens_per_step=counts[setting][0] / counts[setting][1],
-                seconds_per_step=step[setting],
-                tokens_per_second=rate[setting],
-                speed=rate[setting] / rate[PLAIN],
-                step_cost=step[setting] / step[PLAIN],
+        for setting in settings:
+            self._compile(setting)
+        turns = [[self._decode(setting, self.batches) for setting in settings] for _ in range(repeat)]
+        trials: list[Trial] = []
+        for setting, runs in zip(settings, zip(*turns, strict=True), strict=True):
+            rate, step = runs[0].tokens / statistics.median(run.seconds for run in runs), _step_seconds(runs)
+            trials.append(
+                Trial(
+                    lookahead=setting,
+                    tokens_per_step=runs[0].tokens / runs[0].steps,
+                    seconds_per_step=step,
+                    tokens_per_second=rate,
+                    speed=rate / trials[0].tokens_per_second if trials else 1.0,
+                    step_cost=step / trials[0].seconds_per_step if trials else 1.0,
+                )
             )
-            for setting in settings
-        ]
+        return trials
 
-    def step_seconds(self, settings: Sequence[LookaheadConfig], repeat: int) -> dict[LookaheadConfig, float]:
-        """Returns the time of a step after the first prompts, for settings timed in turns.
+    def step_seconds(self, settings: Sequence[LookaheadConfig], repeat: int) -> list[float]:
+        """Returns the times of a step of the settings, taken in turns, after the first prompts."""
+        for setting in settings:
+            self._compile(setting)
+        batches = [_endless(self.batches[0])]
+        turns = [[self._decode(setting, batches) for setting in settings] for _ in range(repeat)]
+        return [_step_seconds(runs) for runs in zip(*turns, strict=True)]
 
-        It is the time of all steps but the first, divided by their number, so that it does not include prefill.
-        """
-        batch = self.batches[0]
-        endless = dataclasses.replace(batch.stopping, eos_ids=jnp.full_like(batch.stopping.eos_ids, -1))
-        single = dataclasses.replace(endless, max_new_tokens=jnp.ones_like(endless.max_new_tokens))
-        runs = {
-            (setting, stopping is endless): functools.partial(
-                self._decode, setting, dataclasses.replace(batch, stopping=stopping)
-            )
-            for setting in settings
-            for stopping in (endless, single)
-        }
-        steps = {setting: int(np.max(runs[setting, True]().num_steps)) for setting in settings}  # compiles the programs
-        # A disturbance makes a run longer, and may be a large part of the difference; the minimum avoids it.
-        seconds = {run: min(times) for run, times in _in_turns(runs, repeat).items()}
-        return {s: (seconds[s, True] - seconds[s, False]) / (steps[s] - 1) for s in settings}
+    def _compile(self, setting: LookaheadConfig) -> None:
+        if setting not in self.compiled:
+            self._decode(setting, self.batches[:1])
+            self.compiled.add(setting)
 
-    def _decode_all(self, setting: LookaheadConfig) -> tuple[int, int]:
-        """Decodes all prompts and returns the numbers of tokens and of steps, summed over sequences."""
-        tokens = steps = 0
-        for batch in self.batches:
-            state = self._decode(setting, batch)
+    def _decode(self, setting: LookaheadConfig, batches: Sequence[Inputs]) -> Decoded:
+        program = dataclasses.replace(self.program, lookahead=setting)
+        tokens = steps = loop_steps = 0
+        seconds = loop_seconds = 0.0
+        for batch in batches:
+            begin = time.perf_counter()
+            cache = prefill.prefill(self.params, batch, program)
+            state = jax.block_until_ready(prefill.start(cache, batch, program))
+            started = time.perf_counter()
+            state = jax.block_until_ready(loop.run(self.params, state, program))
+            end = time.perf_counter()
             tokens += int(np.sum(state.num_tokens - state.constants.prompt_lengths))
             steps += int(np.sum(state.num_steps))
-        return tokens, steps
+            seconds += end - begin
+            loop_steps += int(np.max(state.num_steps))
+            loop_seconds += end - started
+        return Decoded(tokens, steps, seconds, loop_steps, loop_seconds)
 
-    def _decode(self, setting: LookaheadConfig, batch: Inputs) -> DecodeState:
-        program = dataclasses.replace(self.program, lookahead=setting)
-        return jax.block_until_ready(loop.decode(self.params, batch, program))
+
+def _step_seconds(runs: Sequence[Decoded]) -> float:
+    """Returns the least time of a step: a disturbance only makes a run longer."""
+    return min(run.loop_seconds / run.loop_steps for run in runs)
+
+
+def _endless(batch: Inputs) -> Inputs:
+    """Returns a batch that no end token stops."""
+    stopping = dataclasses.replace(batch.stopping, eos_ids=jnp.full_like(batch.stopping.eos_ids, -1))
+    return dataclasses.replace(batch, stopping=stopping)
 
 
 def _take(inputs: Inputs, indices: np.ndarray) -> Inputs:
@@ -107,14 +133,3 @@ def _take(inputs: Inputs, indices: np.ndarray) -> Inputs:
         key=inputs.key[indices] if inputs.key.ndim else inputs.key,
         sampling=take(inputs.sampling),
     )
-
-
-def _in_turns(runs: Mapping[K, Callable[[], Any]], repeat: int) -> dict[K, list[float]]:
-    """Returns the seconds of every run, each made `repeat` times."""
-    seconds: dict[K, list[float]] = {run: [] for run in runs}
-    for _ in range(repeat):
-        for run, decode in runs.items():
-            begin = time.perf_counter()
-            decode()
-            seconds[run].append(time.perf_counter() - begin)
-    return seconds

@@ -27,12 +27,6 @@ USUAL = tuple(
     )
 )
 
-# Settings of 2, 4, 8, ... 256 tokens a step. Their steps are timed before any text is decoded.
-BLOCKS = tuple(
-    LookaheadConfig(*sizes)
-    for sizes in ((0, 2, 1), (0, 4, 1), (0, 8, 1), (2, 5, 2), (4, 5, 4), (8, 5, 8), (16, 5, 16), (32, 5, 32))
-)
-
 SLACK = 1.15  # an interpolated step time may be too long by this factor
 CLOSE = 0.2  # settings within this share of the best speed are measured again, side by side
 TIE = 0.03  # settings within this share of the best speed are equally good
@@ -52,9 +46,10 @@ def tune(
 ) -> Tuning:
     """Finds the setting, plain decoding included, that decodes prompts like these fastest on this device.
 
-    First, steps of several block sizes are timed. These times exclude the settings that cannot win. Each of the others
-    is compiled and decodes all prompts, in turns with plain decoding; the best ones are measured once more, side by
-    side. Of equally fast settings the one with the smallest block wins.
+    First, the steps of some settings are timed, each with a block at least twice as large as the one before. These
+    times exclude the settings that cannot win. Each of the others is compiled and decodes all prompts, in turns with
+    plain decoding; the best ones are measured once more, side by side. Of equally fast settings the one with the
+    smallest block wins.
 
     Args:
       params: the model's parameters.
@@ -67,8 +62,8 @@ def tune(
         `LookaheadConfig.step_cost`. The trials themselves do not fall back.
       store: whether to store the result for `lookahead="auto"`, in place of an earlier one.
       progress: called with a description of the next measurement.
-      **options: the text options of `jlade.generate`: `max_new_tokens`, 128 by default, at least 16 and twice the
-        largest N; `sampling`, as sampled texts give fewer tokens per step than greedy ones; `tokenizer` and so on.
+      **options: the text options of `jlade.generate`: `max_new_tokens`, 128 by default, at least twice the largest N;
+        `sampling`, as sampled texts give fewer tokens per step than greedy ones; `tokenizer` and so on.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
@@ -80,7 +75,7 @@ def tune(
     settings = [setting for setting in settings if setting != PLAIN]  # plain decoding is tried anyway
     request.check_names(options, TextOptions)
     max_new_tokens = options.setdefault("max_new_tokens", 128)
-    most_accepted = max(setting.max_accepted for setting in (*settings, *BLOCKS))
+    most_accepted = max((setting.max_accepted for setting in settings), default=1)
     check_int("max_new_tokens", max_new_tokens, 2 * most_accepted)  # so that a text takes more than one step
     checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}))
     measure = Measurement.of(params, checked.inputs, checked.program, batch_size)
@@ -145,18 +140,28 @@ def pick(trials: Sequence[Trial]) -> Trial:
 
 def _time_blocks(
     settings: Sequence[LookaheadConfig],
-    step_seconds: Callable[[Sequence[LookaheadConfig]], dict[LookaheadConfig, float]],
+    step_seconds: Callable[[Sequence[LookaheadConfig]], list[float]],
     progress: Callable[[str], None],
 ) -> dict[int, float]:
-    """Returns the times of steps of growing blocks, up to a block whose cost no wider setting can repay."""
-    times: dict[int, float] = {}
-    for block in (PLAIN, *BLOCKS):
-        progress(f"a step of {block.block_size} token{'s'[: block.block_size > 1]}")
-        times |= {b.block_size: seconds for b, seconds in step_seconds([block]).items()}
-        wider = [setting.max_accepted for setting in settings if setting.block_size > block.block_size]
-        if SLACK * max(wider, default=0) * times[1] < times[block.block_size]:
+    """Returns step times by block size, of plain decoding and of settings whose blocks at least double.
+
+    It ends with a block whose cost no wider setting can repay. A disturbance only makes a step longer, so the least
+    time counts: of all times of a plain step, and of a block and all larger ones.
+    """
+    progress("a step of 1 token")
+    times = dict(zip([1], step_seconds([PLAIN]), strict=True))
+    for setting in sorted(settings, key=lambda setting: setting.block_size):
+        size = setting.block_size
+        if size < 2 * max(times):
+            continue
+        progress(f"a step of {size} tokens")
+        plain, times[size] = step_seconds([PLAIN, setting])
+        times[1] = min(times[1], plain)
+        wider = [setting.max_accepted for setting in settings if setting.block_size > size]
+        if SLACK * max(wider, default=0) * times[1] < times[size]:
             break
-    return times
+    least = np.minimum.accumulate(list(times.values())[::-1])[::-1]
+    return dict(zip(times, least.tolist(), strict=True))
 
 
 def _store(result: Tuning, key: choice.Key) -> Tuning:

@@ -8,15 +8,9 @@ from jlade import cli
 from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.devices import choice
-from jlade.tuning import search
+from jlade.tuning.search import USUAL
 
 SHORT = ["--settings", "0,4,1", "--max-new-tokens", "16"]
-
-
-@pytest.fixture
-def few_blocks(monkeypatch):
-    """Times one block size, because each compiles a program."""
-    monkeypatch.setattr(search, "BLOCKS", [SMALL_BLOCK])
 
 
 @pytest.fixture
@@ -33,7 +27,7 @@ def asked(monkeypatch):
     return calls
 
 
-def test_it_measures_prints_plots_and_stores(few_blocks, demo, tmp_path, capsys):
+def test_it_measures_prints_plots_and_stores(demo, tmp_path, capsys):
     (tmp_path / "a.py").write_text("import os\n")
     arguments = [str(tmp_path / "a.py"), *SHORT, "--json", "--plot", str(tmp_path / "a.svg")]
     assert cli.main(["tune", *arguments]) == 0
@@ -73,7 +67,7 @@ def test_without_prompts_it_takes_its_own(asked, capsys):
     assert cli.main(["tune"]) == 0
     (call,) = asked
     assert len(call["prompts"]) == len(PROMPTS)
-    assert call["settings"] == search.USUAL
+    assert call["settings"] == USUAL
 
 
 def test_the_tuned_setting_is_the_default_of_the_commands(demo, capsys):

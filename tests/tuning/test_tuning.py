@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig, Trial
 from jlade.config import PLAIN
-from jlade.decoding import loop
+from jlade.decoding import loop, prefill
 from jlade.devices import choice
 from jlade.tuning import measurement, search
 from tests.tiny import tiny_llama
@@ -95,20 +95,20 @@ def test_pruning_never_costs_the_fastest_setting(data):
 
 def test_steps_are_timed_up_to_the_block_that_no_wider_setting_pays_for():
     def times(settings, cost):
-        asked = []
+        result = search._time_blocks(settings, lambda timed: [cost(s.block_size) for s in timed], lambda doing: None)
+        assert list(result.items()) == [(size, cost(size)) for size in result]
+        return list(result)
 
-        def step_seconds(blocks):
-            asked.extend(block.block_size for block in blocks)
-            return {block: cost(block.block_size) for block in blocks}
-
-        result = search._time_blocks(settings, step_seconds, lambda doing: None)
-        assert list(result.items()) == [(size, cost(size)) for size in asked]
-        return asked
-
-    assert times(search.USUAL, lambda size: 1.0) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert times([WIDE, SMALL], lambda size: 1.0) == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert times([WIDE, SMALL], lambda size: float(size)) == [1, 2, 4, 8]  # 5.75 tokens at most
+    assert times(search.USUAL, lambda size: 1.0) == [1, 3, 6, 12, 29, 80, 240]
+    assert times([WIDE, SMALL, LONG], lambda size: 1.0) == [1, 4, 8, 120]
+    assert times([WIDE, SMALL, LONG], lambda size: float(size)) == [1, 4, 8]  # 5.75 tokens at most
     assert times([], lambda size: 1.0) == [1]
+
+
+def test_disturbed_times_of_steps_do_not_count():
+    disturbed = iter([[5.0], [1.0, 9.0], [3.0, 2.0], [2.0, 4.0]])  # plain, and blocks of 4, 8 and 120 tokens
+    times = search._time_blocks([SMALL, LONG, WIDE], lambda timed: next(disturbed), lambda doing: None)
+    assert times == {1: 1.0, 4: 2.0, 8: 2.0, 120: 4.0}
 
 
 @pytest.fixture
@@ -116,16 +116,22 @@ def clock(monkeypatch):
     """A clock on which prefill takes 10 s and a step of T tokens 1 + T / 4 s, and nothing else any time."""
     now = 0.0
 
-    def decode(params, inputs, program):
+    def prefill_later(params, inputs, program):
         nonlocal now
-        state = real(params, inputs, program)
-        now += 10 + int(np.max(state.num_steps)) * (1 + program.lookahead.block_size / 4)
+        now += 10
+        return real_prefill(params, inputs, program)
+
+    def run_later(params, state, program):
+        nonlocal now
+        before = int(np.max(state.num_steps))
+        state = real_run(params, state, program)
+        now += (int(np.max(state.num_steps)) - before) * (1 + program.lookahead.block_size / 4)
         return state
 
-    real = loop.decode
-    monkeypatch.setattr(loop, "decode", decode)
+    real_prefill, real_run = prefill.prefill, loop.run
+    monkeypatch.setattr(prefill, "prefill", prefill_later)
+    monkeypatch.setattr(loop, "run", run_later)
     monkeypatch.setattr(measurement, "time", types.SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr(search, "BLOCKS", [SMALL, LookaheadConfig(4, 5, 4)])  # few, because each is compiled
 
 
 def test_what_is_measured(clock):
@@ -140,8 +146,8 @@ def test_what_is_measured(clock):
         repeat=1,
         progress=doing.append,
     )
-    assert result.step_times == pytest.approx({1: 1.25, 4: 2.0, 32: 9.0})
-    assert result.pruned == (WIDE,)  # 5 tokens for 9 s
+    assert result.step_times == pytest.approx({1: 1.25, 4: 2.0, 10: 3.5, 120: 31.0})
+    assert result.pruned == (WIDE,)  # 5 tokens for 31 s
     assert result.batch_size == 2
     assert doing[0] == "a step of 1 token"
     assert {"0, 4, 1", "3, 3, 2"} < set(doing)
@@ -247,7 +253,7 @@ def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"max_new_tokens": 15, "settings": [SMALL]}, ValueError, "max_new_tokens must be at least 16, got 15"),
+        ({"max_new_tokens": 7, "settings": [SMALL]}, ValueError, "max_new_tokens must be at least 8, got 7"),
         ({"max_new_tokens": 23}, ValueError, "max_new_tokens must be at least 24, got 23"),  # of N = 12
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
         ({"repeat": 0}, ValueError, "repeat must be at least 1, got 0"),
