@@ -1,4 +1,4 @@
-"""The compiled program against the algorithm in plain Python, and what its compilation promises."""
+"""The compiled program against the algorithm in plain Python, with the numbers of its traces."""
 
 import dataclasses
 import functools

@@ -209,7 +209,7 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone()
     "lookahead", [None, LOOKAHEADS[0], LookaheadConfig(4, 4, 3, verification="rejection")], ids=str
 )
 def test_logprobs_are_those_of_the_model_before_and_after_processing(lookahead):
-    """Rows with each control alone, all together and greedy, with a minimum length that bans a token at first."""
+    """Sequences with each control alone, all together and greedy, with a minimum length that bans a token at first."""
     configs = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]
     prompt, banned = [3, 1, 4, 1, 5], 3
     out = jlade.generate(

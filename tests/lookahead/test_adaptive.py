@@ -36,7 +36,7 @@ def run(accepted, costs):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_levels_equal_those_told_without_arrays(seed):
+def test_levels_equal_those_found_without_arrays(seed):
     rng = np.random.default_rng(seed)
     rates = np.repeat(rng.choice([1.0, 1.5, 2.5, 3.5, 4.5], 20), rng.integers(20, 200, 20))
     accepted = np.maximum(1, rng.poisson(rates)).astype(np.float32)
