@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: demo install test lint clean
 
 demo: $(VENV)/.demo
-	$(BIN)/jlade "$(PROMPT)"
+	$(BIN)/jlade "$(PROMPT)" --also 15,5,15
 
 install: $(VENV)/.test
 

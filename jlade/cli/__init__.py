@@ -1,32 +1,36 @@
-"""The `jlade` command: complete a prompt and compare with plain decoding; generate, chat, convert, inspect, tune."""
+"""The `jlade` command: its words, and what becomes of errors."""
 
 import os
 import sys
 from collections.abc import Sequence
 
-from jlade.cli import chat, compare, convert, generate, inspection, program_cache, tune
-
-COMMANDS = {"generate": generate, "chat": chat, "convert": convert, "inspect": inspection, "tune": tune}
+from jlade.cli import status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command named by the first argument, by default `compare`, and returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    is_named = len(arguments) > 0 and arguments[0] in COMMANDS
-    command = COMMANDS[arguments[0]] if is_named else compare
-    parser = command.parser()
-    options = parser.parse_args(arguments[1:] if is_named else arguments)
-    program_cache.enable()
+    """Runs a command and returns the exit status.
+
+    Raises:
+      SystemExit: after the help, and after an error, which is one line on stderr.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:
+        sys.exit("jlade: error: standard output is closed")
     try:
-        command.run(options)
-        sys.stdout.flush()  # here and not at exit, so that a closed pipe raises BrokenPipeError below
-    except (TypeError, ValueError) as error:
-        parser.error(str(error))
+        with status.show("starting"):
+            from jlade.cli import commands  # imports JAX, which takes a second
+
+            command, options = commands.parse(words)
+        try:
+            command.run(options)
+            sys.stdout.flush()  # here and not at exit, so that a closed pipe raises BrokenPipeError below
+        except Exception as error:
+            if options.debug or isinstance(error, BrokenPipeError):
+                raise
+            commands.report(error, options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer
         return 1
-    except OSError as error:
-        parser.error(str(error))
     return 0

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 import jlade
-from jlade.cli import display, terminal
+from jlade.cli import display, status, terminal
 from jlade.cli import options as options_lib
 from jlade.cli.conversation import Conversation
 from jlade.cli.display import Tally
@@ -33,7 +33,7 @@ Settings: {", ".join(options_lib.SETTINGS)}."""
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = argparse.ArgumentParser(
+    result = options_lib.Parser(
         prog="jlade chat",
         description="Chat with a LLaMA model by exact lookahead decoding. Each turn reads only the new tokens.\n"
         "When the output is not a terminal, each line of the input is a question, and only the answers are printed.",
@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> None:
     options_lib.request(options)  # checks the arguments before anything is loaded
     template = None if options.template is None else options_lib.read(options.template)
     directory = pathlib.Path(options.model or options_lib.DEMO)
-    params, _ = jlade.load(directory, int8=options.int8)
+    with status.show("loading"):
+        params, _ = options_lib.load(options)
     chat = _Chat(options, Conversation(params, directory, template, options.system))
     while (line := chat.read()) is not None and line.strip() != "/exit":
         with contextlib.suppress(KeyboardInterrupt):

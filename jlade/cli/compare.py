@@ -1,126 +1,208 @@
-"""`jlade PROMPT`: completes a prompt with lookahead and with plain decoding, and compares their steps and speed."""
+"""`jlade PROMPT`: completes a prompt with lookahead and with plain decoding, and compares texts, steps and speed."""
 
 import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any
 
-import jax
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 import jlade
-from jlade.cli import display
+from jlade.cli import display, status
 from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
+from jlade.config import PLAIN
 from jlade.devices import choice
 from jlade.devices.sheet import device_of
-from jlade.generation import text
+from jlade.generation import difference, text
 from jlade.generation.request import Options
 from jlade.models.llama import LlamaParams
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = argparse.ArgumentParser(
-        prog="jlade",
+    result = options_lib.Parser(
+        prog="jlade complete",
         description="Complete a prompt with a LLaMA model by exact lookahead decoding. The colours show which tokens "
         "were accepted together, in one step. The table compares with plain decoding of the same prompt.",
-        epilog="Other commands, each with its own --help: `jlade generate` completes files, or the lines of files; "
-        "`jlade chat` chats; `jlade convert` writes a checkpoint in another format or dtype; `jlade inspect` describes "
-        "a checkpoint and the memory it needs; `jlade tune` finds the fastest W, N and G. "
-        "To complete a prompt that is the name of a command: jlade -- chat. "
-        "A step feeds (N-1)(W+G) tokens to the model. They are nearly free on a GPU or TPU, where 15, 5, 15 is a "
-        "good start. On a CPU they cost time, and small blocks are best.",
+        epilog="A step feeds (N-1)(W+G) tokens to the model. They are nearly free on a GPU or TPU, where 15, 5, 15 is "
+        "a good start. On a CPU they cost time, and small blocks are best.",
     )
     result.add_argument("prompt", help="the text to complete")
     options_lib.add_shared(result)
+    result.add_argument("--no-compare", action="store_true", help="decode once, without plain decoding for comparison")
+    result.add_argument(
+        "--also", action="append", default=[], metavar="W,N,G", help="compare with this setting too; may be repeated"
+    )
     result.add_argument("--json", action="store_true", help="print one JSON object instead of text and table")
-    result.add_argument("--version", action="version", version=f"jlade {jlade.__version__}, JAX {jax.__version__}")
     return result
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the command."""
+    """Runs the command. Ctrl-C ends it with the figures so far."""
     request = options_lib.request(options)
-    setting = request["lookahead"]
-    params, tokenizer = options_lib.load(options)
-    if setting == "auto":
-        chosen = choice.choose(params, params.decoder, batch_size=1)
-        setting = None if chosen.block_size == 1 else chosen
-    request["tokenizer"] = tokenizer
-    ids = text.encode(tokenizer, options.prompt)
+    others = [options_lib.setting("--also", sizes) for sizes in options.also]
+    if options.no_compare and others:
+        raise ValueError("--also asks for a comparison, and --no-compare for none")
     console = Console(highlight=False, soft_wrap=True)
+    prompt = Text(options.prompt, style="bold")
 
-    def show(step: int, piece: jlade.Piece) -> None:
-        if options.json:
-            return
-        if step == 0:
-            console.print(Text(options.prompt, style="bold"), end="")
-        console.print(display.visible(piece.text or "", STEP_STYLES[step % len(STEP_STYLES)]), end="")
+    with status.show("loading", above=prompt if console.is_terminal else None) as line:
+        params, tokenizer = options_lib.load(options)
+        request["tokenizer"] = tokenizer
+        ids = text.encode(tokenizer, options.prompt)
+        shown = request["lookahead"] or PLAIN
+        if shown == "auto":
+            shown = choice.choose(params, params.decoder, batch_size=1)
+        others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
+        settings = [shown] if options.no_compare else [shown, *others]
+        requests: list[Options] = [request | {"lookahead": setting} for setting in settings]
+        jlade.prepare(params, ids, **requests[0])  # checks the arguments
+        if not (options.json or console.is_terminal):
+            print(options.prompt, end="", flush=True)
+        line.say("compiling")
+        _compile(params, ids, requests)
+        line.say("reading")
 
-    requests: list[Options] = [request | {"lookahead": setting}]
-    if setting is not None:
-        requests.append(request | {"lookahead": None})
-    _compile(params, ids, requests)
-    shown = plain = _measure(params, ids, requests[0], show)
-    if setting is not None:
-        plain = _measure(params, ids, requests[1], lambda step, piece: None)
+        def show(step: int, piece: jlade.Piece) -> None:
+            if step == 0:
+                line.clear()
+                if console.is_terminal:
+                    console.print(prompt, end="")
+            console.print(display.visible(piece.text or "", STEP_STYLES[step % len(STEP_STYLES)]), end="")
 
+        runs: dict[jlade.LookaheadConfig, _Run] = {}
+        try:
+            for setting, request in zip(settings, requests, strict=True):
+                run = runs[setting] = _Run()
+                pieces = jlade.stream(params, ids, **request)
+                if setting == shown and not options.json:
+                    run.measure(pieces, show)
+                    console.print("\n")
+                else:
+                    line.clear()
+                    with status.show(f"decoding with {_name(setting)}"):
+                        run.measure(pieces)
+        except KeyboardInterrupt:
+            line.clear()
+            if not options.json:
+                console.print("\n", _table(runs))
+            raise
+
+    first, *rest = runs.values()
+    differences = [difference.find(params, ids, first.tokens, other.tokens) for other in rest]
     if options.json:
-        result = {"prompt": options.prompt, "device": device_of(params)[0].device_kind, **shown.figures()}
-        if setting is not None:
-            result |= {"lookahead": dataclasses.asdict(setting), "plain": plain.figures()}
-        print(json.dumps(result))
+        print(json.dumps(_figures(options.prompt, params, runs, differences)))
     else:
-        console.print("\n")
-        runs = {"plain": plain} if setting is None else {_name(setting): shown, "plain": plain}
-        console.print(display.table({name: run.tally for name, run in runs.items()}))
+        console.print(_table(runs))
+        for sentence in _sentences(params, runs, differences, options.temperature):
+            console.print(sentence)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Run:
-    text: str
-    tally: Tally
+    """One decode of the prompt: its tokens, its text, and the time for each step until it arrives."""
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    text: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+
+    def measure(
+        self, pieces: Iterable[jlade.Piece], show: Callable[[int, jlade.Piece], None] = lambda step, piece: None
+    ) -> None:
+        """Takes and shows the pieces; the time includes prefill and leaves out `show`."""
+        begin = time.perf_counter()
+        for piece in pieces:
+            self.seconds += time.perf_counter() - begin
+            self.tokens += piece.tokens.tolist()
+            self.text += piece.text or ""
+            show(self.steps, piece)
+            self.steps += 1
+            begin = time.perf_counter()
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(len(self.tokens), self.steps, timed_tokens=len(self.tokens), seconds=self.seconds)
 
     def figures(self) -> dict[str, Any]:
         return {
             "text": self.text,
-            "tokens": self.tally.tokens,
-            "steps": self.tally.steps,
-            "seconds": self.tally.seconds,
+            "tokens": len(self.tokens),
+            "steps": self.steps,
+            "seconds": self.seconds,
             "compression": self.tally.compression,
             "tokens_per_second": self.tally.tokens_per_second,
         }
+
+
+_Runs = dict[jlade.LookaheadConfig, _Run]
 
 
 def _compile(params: LlamaParams, prompt: list[int], requests: list[Options]) -> None:
     """Compiles all programs before the first is timed: the shared prefill, then those of each request in a thread."""
     jlade.prefill(params, *jlade.prepare(params, prompt, **requests[0]))
     with futures.ThreadPoolExecutor() as threads:
-        list(threads.map(lambda request: next(jlade.stream(params, prompt=prompt, **request)), requests))
+        list(threads.map(lambda request: next(jlade.stream(params, prompt, **request)), requests))
 
 
-def _measure(
-    params: LlamaParams, prompt: list[int], request: Options, show: Callable[[int, jlade.Piece], None]
-) -> _Run:
-    """Streams the whole completion, shows it and times it, prefill included."""
-    pieces = []
-    begin = time.perf_counter()
-    for step, piece in enumerate(jlade.stream(params, prompt=prompt, **request)):
-        pieces.append(piece)
-        show(step, piece)
-    seconds = time.perf_counter() - begin
-    tokens = sum(len(piece.tokens) for piece in pieces)
-    return _Run(
-        text="".join(piece.text or "" for piece in pieces),
-        tally=Tally(tokens, len(pieces), timed_tokens=tokens, seconds=seconds),
-    )
+def _figures(
+    prompt: str, params: LlamaParams, runs: _Runs, differences: list[difference.Difference | None]
+) -> dict[str, Any]:
+    """Returns the object of --json: the figures of the first run, then those of the others."""
+    (setting, first), *rest = runs.items()
+    figures = {"prompt": prompt, "device": device_of(params)[0].device_kind, "dtype": str(params.embedding.dtype)}
+    figures |= first.figures()
+    if setting != PLAIN:
+        figures["lookahead"] = dataclasses.asdict(setting)
+    for (other, run), found in zip(rest, differences, strict=True):
+        compared = run.figures() | {
+            "identical": found is None,
+            "first_difference": None if found is None else found._asdict(),
+        }
+        if other == PLAIN:
+            figures["plain"] = compared
+        else:
+            figures.setdefault("also", []).append({"lookahead": dataclasses.asdict(other), **compared})
+    return figures
 
 
-def _name(config: jlade.LookaheadConfig) -> str:
-    kind = "prompt lookup" if config.window_size == 0 else "Jacobi" if config.ngram_size == 2 else "lookahead"
-    return f"{kind} W={config.window_size} N={config.ngram_size} G={config.guess_set_size}"
+def _table(runs: _Runs) -> Table:
+    """Returns the table of the runs, with their speed relative to plain decoding if that is among them."""
+    tallies = {_name(setting): run.tally for setting, run in runs.items()}
+    return display.table(tallies, baseline=runs[PLAIN].tally if PLAIN in runs else None)
+
+
+def _sentences(
+    params: LlamaParams, runs: _Runs, differences: list[difference.Difference | None], temperature: float | None
+) -> Iterator[str]:
+    """Yields whether the texts are identical, and why wide blocks are slow on a CPU."""
+    (_, first), *rest = runs.items()
+    if rest and not any(differences):
+        number = "both" if len(rest) == 1 else f"all {len(runs)}"
+        yield f"identical: {number} texts have the same {len(first.tokens)} tokens"
+    for (setting, _), found in zip(rest, differences, strict=True):
+        if found is not None:
+            gap = "" if temperature else f", where the two largest logits are {found.logit_gap:.2g} apart"
+            dtype = params.embedding.dtype
+            yield f"not identical, in {dtype}: {_name(setting)} differs from token {found.position + 1} on{gap}"
+    plain = runs.get(PLAIN, _Run()).tally.tokens_per_second
+    for setting, run in runs.items() if device_of(params)[0].platform == "cpu" else ():
+        speed, compression = run.tally.tokens_per_second, run.tally.compression
+        if plain and speed and compression and speed < plain:
+            yield (
+                f"{_name(setting)} accepts {compression:.2f} tokens a step and feeds {setting.block_size} to the model:"
+                " a CPU takes time for each of them, a GPU or TPU has arithmetic to spare."
+            )
+
+
+def _name(setting: jlade.LookaheadConfig) -> str:
+    if setting == PLAIN:
+        return "plain"
+    kind = "prompt lookup" if setting.window_size == 0 else "Jacobi" if setting.ngram_size == 2 else "lookahead"
+    return f"{kind} W={setting.window_size} N={setting.ngram_size} G={setting.guess_set_size}"

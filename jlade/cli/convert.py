@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from safetensors import SafetensorError
 
 from jlade import conversion
+from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import hub
 from jlade.conversion.checkpoint import floating_dtypes
@@ -35,7 +36,7 @@ TEXT_FILES = (  # tokenizer and chat template
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = argparse.ArgumentParser(
+    result = options_lib.Parser(
         prog="jlade convert",
         description="Convert a checkpoint to jlade's own format or to Hugging Face's safetensors, with the files of "
         "its tokenizer. The new directory appears whole or not at all.",

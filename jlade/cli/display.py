@@ -47,13 +47,15 @@ class Tally:
         }
 
 
-def table(tallies: dict[str, Tally]) -> Table:
-    """Returns a table with a row for each tally."""
-    result = Table("", *Tally().figures())
+def table(tallies: dict[str, Tally], baseline: Tally | None = None) -> Table:
+    """Returns a table with a row for each tally, and with the speed relative to `baseline` if there is one."""
+    base = None if baseline is None else baseline.tokens_per_second
+    result = Table("", *Tally().figures(), *(["speed"] if base else []))
     for column in result.columns[1:]:
         column.justify = "right"
     for name, tally in tallies.items():
-        result.add_row(name, *tally.figures().values())
+        speed = [f"{(tally.tokens_per_second or 0) / base:.2f}x"] if base else []
+        result.add_row(name, *tally.figures().values(), *speed)
     return result
 
 

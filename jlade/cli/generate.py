@@ -1,22 +1,34 @@
 """`jlade generate`: completions of files, of their lines, or of standard input."""
 
 import argparse
+import contextlib
+import itertools
 import json
-from typing import Any
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
+from rich import progress
+from rich.console import Console
 
 import jlade
 from jlade.cli import options as options_lib
+from jlade.cli import status
 from jlade.cli.options import Prompt
 from jlade.config import check_int
 from jlade.generation import text
+from jlade.generation.request import Options
+from jlade.models.llama import LlamaParams
+
+Record = dict[str, Any]  # a line of --json
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = argparse.ArgumentParser(
+    result = options_lib.Parser(
         prog="jlade generate",
         description="Print the completion of each file, or of each line, in order.",
         epilog="Each prompt has its own random key, so that --batch-size does not change a text.",
@@ -28,47 +40,113 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--json", action="store_true", help="print a line with a JSON object for each prompt")
     result.add_argument("--logprobs", action="store_true", help="add the tokens' log-probabilities to --json")
+    result.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write the lines of --json to FILE, each as soon as it is there; a job that was interrupted goes on after "
+        "the lines that FILE has",
+    )
+    result.add_argument(
+        "--skip-invalid", action="store_true", help="report a prompt that cannot be completed, and go on without it"
+    )
     options_lib.add_shared(result)
     return result
+
+
+class _Item(NamedTuple):
+    """A prompt of the job: its key, and its tokens or the reason why it cannot be completed."""
+
+    prompt: Prompt
+    key: jax.Array  # of the sequence
+    ids: list[int]
+    error: str | None
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command. It checks all prompts before it decodes any."""
     batch_size = check_int("--batch-size", options.batch_size, 1)
-    if options.logprobs and not options.json:
-        raise ValueError("--logprobs needs --json: the text has no place for log-probabilities")
+    if options.logprobs and not (options.json or options.output):
+        raise ValueError("--logprobs needs --json or --output: the text has no place for log-probabilities")
     request = options_lib.request(options)
-    prompts = [prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)]
-    params, tokenizer = options_lib.load(options)
-    ids = [text.encode(tokenizer, prompt.text) for prompt in prompts]
-    for prompt, prompt_ids in zip(prompts, ids, strict=True):
-        options_lib.check_positions(params, prompt.source, prompt_ids, options.max_new_tokens)
-
-    request["tokenizer"], key = tokenizer, request["key"]
+    key = request["key"]
     assert key is not None
-    # The keys that `jlade.generate` would give the sequences of one batch of all prompts.
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(prompts)))
-    for begin in range(0, len(prompts), batch_size):
-        batch = slice(begin, begin + batch_size)
-        request["key"] = keys[batch]
-        if options.json or batch_size > 1:
+    with status.show("loading"):
+        prompts = [
+            prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)
+        ]
+        params, tokenizer = options_lib.load(options)
+        request["tokenizer"] = tokenizer
+        # The keys that `jlade.generate` would give the sequences of one batch of all prompts.
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(prompts)))
+        job = [_check(params, prompt, k, request, options) for prompt, k in zip(prompts, keys, strict=True)]
+    batch_size = min(batch_size, len(job))
+
+    with _opened(options, job) as (file, num_done), _bar(len(job), num_done, hidden=file.isatty()) as advance:
+        try:
+            if not (options.json or options.output) and batch_size == 1:
+                for item in job:
+                    _stream(params, item, request, file)
+                    num_done += advance(1)
+                return
             request["logprobs"] = options.logprobs
-            out = jlade.generate(params, ids[batch], **request)
-            for i, prompt in enumerate(prompts[batch]):
-                record = _record(prompt, out, i)
-                print(json.dumps(record) if options.json else record["text"], flush=True)
-        else:
-            for piece in jlade.stream(params, ids[begin], **request):
-                print(piece.text, end="", flush=True)
-            print(flush=True)
+            for begin in range(num_done, len(job), batch_size):
+                batch = job[begin : begin + batch_size]
+                for record in _records(params, batch, batch_size, request):
+                    if options.output:
+                        record["options"] = _given(options)
+                    text_only = not (options.json or options.output)
+                    print(record.get("text", "") if text_only else json.dumps(record), file=file, flush=True)
+                num_done += advance(len(batch))
+        except KeyboardInterrupt:
+            print(f"{num_done} of {len(job)} prompts are completed", file=sys.stderr)
+            raise
 
 
-def _record(prompt: Prompt, out: jlade.Generation, i: int) -> dict[str, Any]:
+def _check(params: LlamaParams, prompt: Prompt, key: jax.Array, request: Options, options: argparse.Namespace) -> _Item:
+    """Returns the prompt with its tokens, or with its error if --skip-invalid is given."""
+    tokenizer = request["tokenizer"]
+    assert tokenizer is not None
+    try:
+        ids = text.encode(tokenizer, prompt.text)
+        options_lib.check_positions(params, prompt.source, ids, options.max_new_tokens)
+    except ValueError as error:
+        if not options.skip_invalid:
+            raise
+        print(f"skipped: {error}", file=sys.stderr)
+        return _Item(prompt, key, [], str(error))
+    return _Item(prompt, key, ids, None)
+
+
+def _stream(params: LlamaParams, item: _Item, request: Options, file: TextIO) -> None:
+    """Prints the completion of a prompt as it is generated."""
+    if item.error is not None:
+        return
+    with status.show("compiling and reading") if file.isatty() else contextlib.nullcontext():
+        pieces = jlade.stream(params, item.ids, **(request | {"key": item.key[None]}))
+        first = next(pieces)
+    for piece in itertools.chain([first], pieces):
+        print(piece.text, end="", file=file, flush=True)
+    print(file=file, flush=True)
+
+
+def _records(params: LlamaParams, batch: list[_Item], batch_size: int, request: Options) -> Iterator[Record]:
+    """Completes a batch and yields the records of its prompts, also of those that cannot be completed."""
+    valid = [item for item in batch if item.error is None]
+    if valid:
+        # The first prompt fills up the batch, as programs are compiled for a batch size.
+        filled = valid + valid[:1] * (batch_size - len(valid))
+        keys = jnp.stack([item.key for item in filled])
+        out = jlade.generate(params, [item.ids for item in filled], **(request | {"key": keys}))
+    sequence = itertools.count()
+    for item in batch:
+        result = {"error": item.error} if item.error is not None else _completion(out, next(sequence))
+        yield {"source": item.prompt.source, "prompt": item.prompt.text, **result}
+
+
+def _completion(out: jlade.Generation, i: int) -> Record:
     assert out.text is not None  # there is a tokenizer
     length = int(out.lengths[i])
     record = {
-        "source": prompt.source,
-        "prompt": prompt.text,
         "text": out.text[i],
         "token_ids": out.tokens[i, :length].tolist(),
         "finish_reason": out.finish_reason[i],
@@ -77,3 +155,62 @@ def _record(prompt: Prompt, out: jlade.Generation, i: int) -> dict[str, Any]:
         "compression": float(out.compression[i]),
     }
     return record if out.logprobs is None else record | {"logprobs": out.logprobs[i, :length].tolist()}
+
+
+@contextlib.contextmanager
+def _opened(options: argparse.Namespace, job: list[_Item]) -> Iterator[tuple[TextIO, int]]:
+    """Yields the file to write to, standard output by default, and the number of prompts that it has already."""
+    if options.output is None:
+        yield sys.stdout, 0
+        return
+    path = pathlib.Path(options.output)
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]  # an interruption may leave a part of a line
+    for number, line in enumerate(whole, start=1):
+        if number > len(job) or not _is_record_of(job[number - 1].prompt, options, line):
+            raise ValueError(
+                f"{path}:{number} is not the record of this job's prompt {number} with these options; name another "
+                "file, or remove this one"
+            )
+    with path.open("a", encoding="utf-8") as file:
+        file.truncate(sum(map(len, whole)))
+        yield file, len(whole)
+
+
+def _is_record_of(prompt: Prompt, options: argparse.Namespace, line: bytes) -> bool:
+    expected = {"source": prompt.source, "prompt": prompt.text, "options": _given(options)}
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and expected.items() <= record.items()
+
+
+def _given(options: argparse.Namespace) -> Record:
+    """Returns the options that decide the texts, if they are not the defaults."""
+    defaults = vars(parser().parse_args([]))
+    others = ("files", "lines", "output", "skip_invalid", "batch_size", "json", "debug")
+    given = {name: value for name, value in vars(options).items() if value != defaults[name]}
+    return {name: value for name, value in given.items() if name not in others}
+
+
+@contextlib.contextmanager
+def _bar(total: int, num_done: int, hidden: bool) -> Iterator[Callable[[int], int]]:
+    """Yields a function that advances a progress bar on stderr, if that is a terminal, and returns its argument."""
+    console = Console(stderr=True)
+    columns = (
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("prompts"),
+        progress.BarColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left:"),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task("", total=total, completed=num_done)
+
+        def advance(number: int) -> int:
+            bar.advance(task, number)
+            return number
+
+        yield advance

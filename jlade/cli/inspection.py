@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
+from jlade.cli import options as options_lib
 from jlade.config import check_int
 from jlade.conversion import checkpoint
 from jlade.conversion.checkpoint import floating_dtypes
@@ -34,7 +35,7 @@ DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = argparse.ArgumentParser(
+    result = options_lib.Parser(
         prog="jlade inspect",
         description="Describe a checkpoint, the memory it needs, and the W, N and G for it on this device. Weights are "
         "not read; a checkpoint that jlade cannot load is an error.",

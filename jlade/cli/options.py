@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 
@@ -40,9 +40,27 @@ SETTINGS: dict[str, tuple[type, Any, str, str]] = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and whose result has the name of its command as `prog`."""
+
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+        self.set_defaults(prog=self.prog)
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message and exits with status 2."""
+        self.exit(2, f"{self.prog}: error: {message} (`{self.prog} --help` shows the options)\n")
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `load`."""
     parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
+    )
     parser.add_argument(
         "--int8", action="store_true", help="hold the weights in int8, half the memory of bfloat16; the text may differ"
     )
@@ -54,8 +72,7 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     lookahead = parser.add_argument_group(
         "lookahead",
         "The default is the result of `jlade tune` on this device for this model, or an estimate for the device. If "
-        "only some of W, N and G are given, the others are those of the estimate: {window_size}, {ngram_size}, "
-        "{guess_set_size}.".format(**vars(_estimate())),
+        "only some of W, N and G are given, the others are those of the estimate.",
     )
     for flag, placeholder, explanation in (
         ("--window", "W", "future positions decoded in parallel; 0 for prompt lookup"),
@@ -92,13 +109,24 @@ def request(options: argparse.Namespace) -> Options:
 def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
     sizes = {"window_size": options.window, "ngram_size": options.ngram, "guess_set_size": options.guesses}
     given = {name: size for name, size in sizes.items() if size is not None}
-    changed = dataclasses.replace(_estimate(), **given)  # with --no-lookahead too, to check them
-    return None if options.no_lookahead else changed if given else "auto"
-
-
-def _estimate() -> jlade.LookaheadConfig:
+    if not given:
+        return None if options.no_lookahead else "auto"
     device = default_device()  # the model is loaded later, onto this device
-    return estimate.estimate(device.platform, device.device_kind)
+    changed = dataclasses.replace(estimate.estimate(device.platform, device.device_kind), **given)
+    return None if options.no_lookahead else changed  # with --no-lookahead too, to check them
+
+
+def setting(flag: str, sizes: str) -> jlade.LookaheadConfig:
+    """Returns the setting that is written as W,N,G.
+
+    Raises:
+      ValueError: names the flag and what it takes.
+    """
+    try:
+        window, ngram, guesses = map(int, sizes.split(","))
+    except ValueError as error:
+        raise ValueError(f"{flag} must be like 15,5,15, got {sizes!r}") from error
+    return jlade.LookaheadConfig(window, ngram, guesses)
 
 
 def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:
@@ -127,7 +155,8 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     Raises:
       ValueError: when there is no such model, or it has no tokenizer.
     """
-    params, tokenizer = jlade.load(options.model or DEMO, int8=options.int8)
+    dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
+    params, tokenizer = jlade.load(options.model or DEMO, dtype, int8=options.int8)
     if tokenizer is None:
         raise ValueError(f"--model {options.model} has no tokenizer.json, which prompts need")
     return params, tokenizer
@@ -139,6 +168,8 @@ def read(name: str) -> str:
     Raises:
       ValueError: names the file, when it cannot be read or is not UTF-8.
     """
+    if name == "-" and sys.stdin is None:
+        raise ValueError("standard input is closed")
     try:
         return (sys.stdin.buffer.read() if name == "-" else pathlib.Path(name).read_bytes()).decode()
     except OSError as error:

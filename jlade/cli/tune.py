@@ -24,7 +24,7 @@ PROMPTS = (  # code and prose, when no prompts are given
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
-    result = argparse.ArgumentParser(
+    result = options_lib.Parser(
         prog="jlade tune",
         description="Find the W, N and G that decode prompts like these fastest on this device. First, steps of "
         "several block sizes are timed. Then the settings that can still win are tried, plain decoding included. The "
@@ -64,7 +64,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    settings = USUAL if options.settings is None else [_setting(sizes) for sizes in options.settings]
+    settings = (
+        USUAL if options.settings is None else [options_lib.setting("--settings", sizes) for sizes in options.settings]
+    )
     sampling = jlade.SamplingConfig(temperature=options.temperature)
     if options.plot is not None:
         result.check_image(options.plot)
@@ -93,14 +95,6 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(tuning.figures()))
     else:
         Console(highlight=False, soft_wrap=True).print(tuning)
-
-
-def _setting(sizes: str) -> jlade.LookaheadConfig:
-    try:
-        window, ngram, guesses = map(int, sizes.split(","))
-    except ValueError as error:
-        raise ValueError(f"--settings must be like 15,5,15, got {sizes!r}") from error
-    return jlade.LookaheadConfig(window, ngram, guesses)
 
 
 @contextlib.contextmanager

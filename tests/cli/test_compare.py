@@ -7,7 +7,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.config import SMALL_BLOCK
+from jlade.config import PLAIN, SMALL_BLOCK
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
 
@@ -41,14 +41,14 @@ def test_no_lookahead_is_plain_decoding_alone(capsys):
 def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, capsys):
     requests = []
 
-    def stream(params, **request):
+    def stream(params, prompt, **request):
         requests.append(request)
         yield jlade.Piece(tokens=np.array([5]), text="x", generation=None)
 
     monkeypatch.setattr(jlade, "stream", stream)
     controls = ["--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--repetition-penalty", "1.1", "--seed", "3"]
     assert cli.main([*SHORT, "--json", "--stop", "a", "--stop", "b", "--min-new-tokens", "2", *controls]) == 0
-    assert {request["lookahead"] for request in requests} == {None, SMALL_BLOCK}
+    assert {request["lookahead"] for request in requests} == {PLAIN, SMALL_BLOCK}
     for request in requests:
         assert request["sampling"] == jlade.SamplingConfig(temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1)
         assert (request["stop"], request["min_new_tokens"], request["max_new_tokens"]) == (["a", "b"], 2, 12)
@@ -60,8 +60,7 @@ def test_help_names_the_other_commands(capsys):
         cli.main(["--help"])
     assert exit_info.value.code == 0
     printed = capsys.readouterr().out
-    assert "jlade generate" in printed
-    assert "jlade chat" in printed
+    assert "generate   complete files" in printed
 
 
 def test_the_name_of_a_command_can_be_completed_too(capsys):
@@ -72,7 +71,7 @@ def test_the_name_of_a_command_can_be_completed_too(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: prompt"),
+        (["complete"], "the following arguments are required: prompt"),
         (["x", "--ngram", "1"], "ngram_size must be at least 2, got 1"),
         (["x", "--window", "many"], "--window: invalid int value: 'many'"),
         (["x", "--model", "/nowhere"], "path must be a directory .* got '/nowhere'"),

@@ -7,7 +7,7 @@ import sys
 def run_command(**environment):
     arguments = ["import os\n", "--max-new-tokens", "4", "--no-lookahead", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "jlade.cli", *arguments],
+        [sys.executable, "-m", "jlade", *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,

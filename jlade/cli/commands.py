@@ -1,0 +1,113 @@
+"""The commands of `jlade`: the choice among them, their help, and their errors."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import jax
+
+import jlade
+from jlade.cli import chat, compare, convert, generate, inspection, program_cache, tune
+from jlade.cli import options as options_lib
+
+
+class Command(Protocol):
+    """A module with a command."""
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Returns the parser of the command's arguments."""
+
+    def run(self, options: argparse.Namespace) -> None:
+        """Runs the command."""
+
+
+COMMANDS: dict[str, Command] = {
+    "complete": compare,
+    "generate": generate,
+    "chat": chat,
+    "tune": tune,
+    "inspect": inspection,
+    "convert": convert,
+}
+OVERVIEW = """\
+usage: jlade PROMPT            complete a prompt, and compare with plain decoding
+       jlade COMMAND ...       run a command; `jlade help COMMAND` shows its options
+
+complete   complete a prompt, and compare with plain decoding
+generate   complete files, or the lines of files
+chat       chat with a model
+tune       find the fastest W, N and G for a model on this device
+inspect    describe a checkpoint and the memory it needs
+convert    write a checkpoint in another format or dtype
+help       show this text, or the options of a command"""
+
+
+def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+    """Returns the command that the words name, `complete` if they name none, and its options.
+
+    Options that the commands share may stand before the command's name.
+
+    Raises:
+      SystemExit: after the help, and for words that are refused.
+    """
+    match list(words):
+        case [] | ["help"] | ["help", "help"] | ["--help"] | ["-h"]:
+            print(OVERVIEW)
+            sys.exit(0)
+        case ["--version"]:
+            print(f"jlade {jlade.__version__}, JAX {jax.__version__}")
+            sys.exit(0)
+        case ["help", name]:
+            words = [name, "--help"]
+            if name not in COMMANDS:
+                _refuse(f"there is no command {name!r}; there are {', '.join(COMMANDS)}")
+        case [word]:
+            close = difflib.get_close_matches(word, [*COMMANDS, "help"], n=1, cutoff=0.75)
+            if close and word not in COMMANDS:
+                _refuse(f"did you mean `jlade {close[0]}`? To complete the text {word!r}: jlade complete {word}")
+    name, arguments = _split(words)
+    command = COMMANDS[name]
+    options = command.parser().parse_args(arguments)
+    program_cache.enable()
+    return command, options
+
+
+def report(error: Exception, options: argparse.Namespace) -> NoReturn:
+    """Prints an error in one line.
+
+    Raises:
+      SystemExit: with status 2 for a wrong request, 1 for any other error.
+    """
+    message = " ".join(str(error).split())
+    if isinstance(error, OSError | ValueError):
+        print(f"{options.prog}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{options.prog}: {type(error).__name__}: {message} (--debug shows the traceback)", file=sys.stderr)
+    sys.exit(1)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"jlade: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _split(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the command's name and the other words."""
+    for i, word in enumerate(words):
+        if word == "--":
+            break
+        if word in COMMANDS and _are_options(words[:i]):
+            return word, [*words[:i], *words[i + 1 :]]
+    return "complete", list(words)
+
+
+def _are_options(words: Sequence[str]) -> bool:
+    """Returns whether all words are options that the commands share, with their values."""
+    parser = options_lib.Parser(add_help=False, exit_on_error=False)
+    options_lib.add_shared(parser)
+    try:
+        return not parser.parse_known_args(words)[1]
+    except argparse.ArgumentError:
+        return False

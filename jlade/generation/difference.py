@@ -1,0 +1,49 @@
+"""Where two texts of one prompt part, and how close the model's choice was there."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.decoding import prefill
+from jlade.generation.request import prepare
+from jlade.models.base import Decoder, KVCache, Params
+
+
+class Difference(NamedTuple):
+    """The first token in which two texts differ.
+
+    Attributes:
+      position: of the token among the generated ones, from 0.
+      logit_gap: difference of the two largest logits there, given the text before. In exact arithmetic greedy texts
+        never differ; rounding can swap two tokens whose logits are this close.
+    """
+
+    position: int
+    logit_gap: float
+
+
+def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Difference | None:
+    """Returns the first difference of two texts [L] after the same prompt [P], or None for equal ones."""
+    if list(one) == list(other):
+        return None
+    shorter = min(len(one), len(other))
+    differs = np.flatnonzero(np.asarray(one[:shorter]) != np.asarray(other[:shorter]))
+    position = int(differs[0]) if len(differs) else shorter
+    text = [*prompt, *one[:position]]
+    inputs, program = prepare(params, text, max_new_tokens=1, lookahead=None)
+    cache = prefill.prefill(params, inputs, program)
+    first, second = jax.device_get(
+        _largest_two(params, cache, inputs.prompts[:, len(text) - 1 :][:, :1], program.decoder)
+    )
+    return Difference(position, float(first - second))
+
+
+@functools.partial(jax.jit, static_argnames="decoder")
+def _largest_two(params: Params, cache: KVCache, token: jax.Array, decoder: Decoder) -> jax.Array:
+    """Returns the two largest logits [2] after `token` [1, 1], which follows the tokens of the cache."""
+    hidden, _ = decoder.forward(params, token, cache.length[:, None], cache, np.ones((1, 1), bool))
+    return jax.lax.top_k(decoder.logits(params, hidden)[0, 0].astype(jnp.float32), 2)[0]
