@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jlade.cli import status
+from jlade.cli import interrupts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,10 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         sys.exit("jlade: error: standard output is closed")
     try:
-        with status.show("starting"):
-            from jlade.cli import commands  # imports JAX, which takes a second
+        with interrupts.delayed():  # an exception amid the imports of JAX can crash Python
+            from jlade.cli import status
 
-            command, options = commands.parse(words)
+            with status.show("starting"):
+                from jlade.cli import commands  # imports JAX, which takes a second
+        command, options = commands.parse(words)
         try:
             command.run(options)
             sys.stdout.flush()  # here and not at exit, so that a closed pipe raises BrokenPipeError below

@@ -173,9 +173,9 @@ def _figures(
 
 
 def _table(runs: _Runs) -> Table:
-    """Returns the table of the runs, with their speed relative to plain decoding if that is among them."""
+    """Returns the table of the runs, with their speed relative to plain decoding if both are there."""
     tallies = {_name(setting): run.tally for setting, run in runs.items()}
-    return display.table(tallies, baseline=runs[PLAIN].tally if PLAIN in runs else None)
+    return display.table(tallies, baseline=runs[PLAIN].tally if PLAIN in runs and len(runs) > 1 else None)
 
 
 def _sentences(

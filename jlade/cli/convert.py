@@ -6,9 +6,7 @@ import logging
 import math
 import pathlib
 import shutil
-import signal
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 from rich import progress
@@ -17,6 +15,7 @@ from rich.filesize import decimal
 from safetensors import SafetensorError
 
 from jlade import conversion
+from jlade.cli import interrupts
 from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import hub
@@ -114,26 +113,16 @@ def _write(
 def _orbax() -> Iterator[None]:
     """Delays Ctrl-C until Orbax has finished: its threads would go on writing and prevent the cleanup.
 
-    A second Ctrl-C interrupts at once. Orbax's logging is silenced, since its errors are raised.
+    Orbax's logging is silenced, since its errors are raised.
     """
-    is_interrupted = False
-
-    def interrupt(*signal_and_frame: Any) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-        signal.signal(signal.SIGINT, before)
-
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        with interrupts.delayed():
+            yield
     finally:
-        signal.signal(signal.SIGINT, before)
         logger.setLevel(level)
-    if is_interrupted:
-        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

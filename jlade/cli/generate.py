@@ -92,10 +92,11 @@ def run(options: argparse.Namespace) -> None:
             for begin in range(num_done, len(job), batch_size):
                 batch = job[begin : begin + batch_size]
                 for record in _records(params, batch, batch_size, request):
-                    if options.output:
-                        record["options"] = _given(options)
-                    text_only = not (options.json or options.output)
-                    print(record.get("text", "") if text_only else json.dumps(record), file=file, flush=True)
+                    if options.json or options.output:
+                        given = {"options": _given(options)} if options.output else {}
+                        print(json.dumps(record | given), file=file, flush=True)
+                    elif "text" in record:
+                        print(record["text"], file=file, flush=True)
                 num_done += advance(len(batch))
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job)} prompts are completed", file=sys.stderr)

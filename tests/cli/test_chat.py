@@ -1,13 +1,8 @@
 import io
-import os
 import re
-import select
 import shutil
 import signal
-import subprocess
 import sys
-import termios
-import time
 import types
 
 import jax
@@ -19,6 +14,7 @@ from jlade import cli
 from jlade.cli.options import DEMO
 from jlade.config import SMALL_BLOCK
 from jlade.generation import text
+from tests.cli.own_terminal import Terminal
 
 LIMIT = ["--max-new-tokens", "8"]
 
@@ -239,50 +235,6 @@ def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
         cli.main(["chat", *arguments])
     assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
-
-
-class Terminal:
-    """A command with its own terminal, which turns a typed Ctrl-C into a signal."""
-
-    def __init__(self, *arguments):
-        # The first terminal that a session opens becomes its controlling terminal, which sends signals.
-        code = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); from jlade.cli import main; sys.exit(main())"
-        self.master, slave = os.openpty()
-        termios.tcsetwinsize(slave, (24, 100))
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            env=environment | {"TERM": "xterm-256color"},
-        )
-        os.close(slave)
-        self.written = ""
-
-    def type(self, keys):
-        os.write(self.master, keys.encode())
-
-    def wait_for(self, pattern, seconds=90):
-        """Returns the output since the previous call, up to the end of the pattern."""
-        end = time.monotonic() + seconds
-        while not (match := re.search(pattern, self.written)):
-            readable, *_ = select.select([self.master], [], [], max(0, end - time.monotonic()))
-            assert readable, f"{pattern} did not come within {seconds} s after {self.written!r}"
-            try:
-                self.written += os.read(self.master, 65536).decode(errors="replace")
-            except OSError as error:  # on Linux, the command has ended
-                raise AssertionError(f"{pattern} did not come before the end of {self.written!r}") from error
-        seen, self.written = self.written[: match.end()], self.written[match.end() :]
-        return seen
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        os.close(self.master)
 
 
 def test_on_a_terminal_answers_are_coloured_and_can_be_stopped():

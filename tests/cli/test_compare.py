@@ -1,5 +1,6 @@
 import json
 import re
+import time
 
 import jax
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 
 import jlade
 from jlade import cli
+from jlade.cli import compare
 from jlade.config import PLAIN, SMALL_BLOCK
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
+PIECE = jlade.Piece(tokens=np.array([5]), text="x", generation=None)
 
 
 def test_prints_the_completion_and_both_rows(capsys):
@@ -89,3 +92,79 @@ def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.search(message, captured.err)
+
+
+def test_other_settings_can_be_compared_too(capsys):
+    assert cli.main([*SHORT, "--json", "--also", "2,3,2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    (also,) = result["also"]
+    assert [also["lookahead"][name] for name in ("window_size", "ngram_size", "guess_set_size")] == [2, 3, 2]
+    for run in (also, result["plain"]):
+        assert run["text"] == result["text"]
+        assert run["identical"]
+        assert run["first_difference"] is None
+
+
+def test_without_comparison_the_prompt_is_decoded_once(monkeypatch, capsys):
+    settings = []
+    stream = jlade.stream
+
+    def counted(params, prompt, **request):
+        settings.append(request["lookahead"])
+        return stream(params, prompt, **request)
+
+    monkeypatch.setattr(jlade, "stream", counted)
+    assert cli.main([*SHORT, "--no-compare"]) == 0
+    assert set(settings) == {SMALL_BLOCK}
+    printed = capsys.readouterr().out
+    assert "plain" not in printed
+    assert "identical" not in printed
+
+
+def test_a_difference_of_the_texts_is_reported(monkeypatch, capsys):
+    def stream(params, prompt, lookahead, **request):
+        tokens = [5, 6, 7] if lookahead == PLAIN else [5, 6, 8]
+        yield jlade.Piece(tokens=np.array(tokens), text="x", generation=None)
+
+    monkeypatch.setattr(jlade, "stream", stream)
+    assert cli.main([*SHORT, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)["plain"]
+    assert not plain["identical"]
+    assert plain["first_difference"]["position"] == 2
+    assert plain["first_difference"]["logit_gap"] > 0
+    assert cli.main(SHORT) == 0
+    gap = f"{plain['first_difference']['logit_gap']:.2g}"
+    expected = f"not identical, in float32: plain differs from token 3 on, where the two largest logits are {gap} apart"
+    assert expected in capsys.readouterr().out
+
+
+def test_a_slow_wide_block_is_explained(monkeypatch, capsys):
+    def stream(params, prompt, lookahead, **request):
+        for _ in range(4 if lookahead == PLAIN else 2):
+            time.sleep(0 if lookahead == PLAIN else 0.02)
+            yield jlade.Piece(tokens=np.array([5] * (1 if lookahead == PLAIN else 2)), text="x", generation=None)
+
+    monkeypatch.setattr(jlade, "stream", stream)
+    assert cli.main(SHORT) == 0
+    printed = capsys.readouterr().out
+    assert "accepts 2.00 tokens a step and feeds 4 to the model: a CPU takes time for each of them" in printed
+    assert "identical: both texts have the same 4 tokens" in printed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_dtype_is_chosen(dtype, monkeypatch, capsys):
+    monkeypatch.setattr(jlade, "stream", lambda params, prompt, **request: iter([PIECE]))
+    arguments = ["--dtype", dtype] if dtype != "float32" else []  # float32 is the default on CPUs
+    assert cli.main([*SHORT, "--json", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["dtype"] == dtype
+
+
+def test_ctrl_c_ends_with_the_figures_so_far(monkeypatch, capsys):
+    def stream(params, prompt, **request):
+        yield PIECE
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jlade, "stream", stream)
+    monkeypatch.setattr(compare, "_compile", lambda *arguments: None)
+    assert cli.main(SHORT) == 130
+    assert "prompt lookup W=0 N=4 G=1 │      1 │     1" in capsys.readouterr().out

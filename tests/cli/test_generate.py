@@ -11,6 +11,7 @@ import pytest
 import jlade
 from jlade import cli
 from jlade.config import SMALL_BLOCK
+from tests.cli.own_terminal import Terminal
 
 PROMPTS = ("import os\n", "def read_config(path):")
 LIMIT = ["--max-new-tokens", "12"]
@@ -150,3 +151,79 @@ def test_a_closed_pipe_ends_the_command_quietly(files, monkeypatch, capsys):
         monkeypatch.setattr(sys, "stdout", gone)
         assert cli.main(["generate", *files, *LIMIT]) == 1
     assert capsys.readouterr().err == ""
+
+
+def lines_of(file):
+    return file.read_bytes().splitlines(keepends=True)
+
+
+def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tmp_path, capsys):
+    arguments = ["generate", *files, "a.py", *LIMIT, "--temperature", "1", "--output", "out.jsonl"]
+    assert cli.main(arguments) == 0
+    whole = lines_of(tmp_path / "out.jsonl")
+    assert [json.loads(line)["prompt"] for line in whole] == [*PROMPTS, PROMPTS[0]]
+    assert json.loads(whole[0])["text"] != json.loads(whole[2])["text"], "each prompt has a key of its own"
+    assert json.loads(whole[0])["options"] == {"max_new_tokens": 12, "temperature": 1.0}
+
+    calls = []
+    generate = jlade.generate
+
+    def interrupted(params, prompts, **request):
+        calls.append(prompts)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return generate(params, prompts, **request)
+
+    (tmp_path / "out.jsonl").write_bytes(whole[0] + whole[1][:20])
+    monkeypatch.setattr(jlade, "generate", interrupted)
+    assert cli.main(arguments) == 130
+    assert lines_of(tmp_path / "out.jsonl") == whole[:2]
+    assert "2 of 3 prompts are completed" in capsys.readouterr().err
+    assert cli.main(arguments) == 0
+    assert lines_of(tmp_path / "out.jsonl") == whole
+    assert cli.main(arguments) == 0
+    assert len(calls) == 3
+    assert lines_of(tmp_path / "out.jsonl") == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "number"),
+    [
+        ("notes\n", 1),
+        ("[]\n", 1),
+        ('{"source": "a.py", "prompt": "import os\\n", "options": {"max_new_tokens": 11}}\n', 1),
+        ('{"source": "b.py", "prompt": "import os\\n", "options": {"max_new_tokens": 12}}\n', 1),
+        (2 * '{"source": "a.py", "prompt": "import os\\n", "options": {"max_new_tokens": 12}}\n', 2),
+    ],
+)
+def test_the_output_of_another_job_is_left_as_it_is(content, number, files, tmp_path, capsys):
+    (tmp_path / "out.jsonl").write_text(content)
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "a.py", *LIMIT, "--output", "out.jsonl"])
+    assert f"out.jsonl:{number} is not the record of this job's prompt {number}" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_text() == content
+
+
+@pytest.mark.parametrize("batch_size", ["1", "2"])
+def test_a_prompt_that_does_not_fit_is_reported_and_skipped(batch_size, files, expected, tmp_path, capsys):
+    (tmp_path / "long").write_text("x " * 3000)
+    arguments = ["a.py", "long", "b.py", *LIMIT, "--skip-invalid", "--batch-size", batch_size]
+    assert cli.main(["generate", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("skipped: long has 3002 tokens; ")
+    first, skipped, second = map(json.loads, captured.out.splitlines())
+    assert skipped == {"source": "long", "prompt": "x " * 3000, "error": captured.err.removeprefix("skipped: ").strip()}
+    assert [first["text"], second["text"]] == list(expected.text)
+    assert cli.main(["generate", *arguments]) == 0
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in expected.text)
+
+
+def test_work_over_many_prompts_shows_its_progress(files):
+    to_file = "sys.stdout = open('out', 'w'); from jlade.cli import main; sys.exit(main())"
+    terminal = Terminal("generate", "a.py", "b.py", "--max-new-tokens", "4", code=to_file)
+    try:
+        terminal.wait_for(r"0/2.*prompts")
+        terminal.wait_for(r"2/2.*prompts")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()

@@ -1,0 +1,154 @@
+"""The words of the command, its errors, and its first line."""
+
+import io
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import jlade
+from jlade import cli
+from jlade.cli import commands, compare, generate, interrupts
+from tests.cli.own_terminal import Terminal
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"]])
+def test_without_a_prompt_the_commands_are_listed(words, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(words)
+    assert exit_info.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in [*commands.COMMANDS, "help"])
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_help_of_a_command_is_its_own(name, capsys):
+    printed = []
+    for words in (["help", name], [name, "--help"]):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(words)
+        assert exit_info.value.code == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert printed[0].startswith(f"usage: jlade {name} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "options"),
+    [
+        (["def f("], compare, {"prompt": "def f("}),
+        (["complete", "chat"], compare, {"prompt": "chat"}),
+        (["--", "chat"], compare, {"prompt": "chat"}),
+        (["--seed", "3", "generate", "a"], generate, {"seed": 3, "files": ["a"]}),
+        (["--no-lookahead", "generate", "--seed", "3"], generate, {"seed": 3, "no_lookahead": True}),
+        (["--model", "generate", "a"], compare, {"model": "generate", "prompt": "a"}),
+        (["--stop", "generate", "generate"], generate, {"stop": ["generate"]}),
+        (["import", "--seed", "3"], compare, {"prompt": "import"}),
+    ],
+    ids=str,
+)
+def test_the_command_that_the_words_name(words, command, options):
+    found, parsed = commands.parse(words)
+    assert found is command
+    assert vars(parsed).items() >= options.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chta"], "jlade: error: did you mean `jlade chat`? To complete the text 'chta': jlade complete chta\n"),
+        (["help", "chta"], "jlade: error: there is no command 'chta'; there are complete, generate, chat, "),
+        (["generate", "--batch", "x"], "jlade generate: error: argument --batch-size: invalid int value: 'x' ("),
+        (["generate", "nowhere"], "jlade generate: error: nowhere cannot be read: No such file or directory\n"),
+        (["x", "--also", "5,5"], "jlade complete: error: --also must be like 15,5,15, got '5,5'\n"),
+        (["x", "--also", "5,5,5", "--no-compare"], "jlade complete: error: --also asks for a comparison"),
+    ],
+)
+def test_an_error_is_one_line(words, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(words)
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(message)
+    assert captured.err.count("\n") == 1
+
+
+def test_other_errors_are_not_shown_as_errors_of_the_user(monkeypatch, capsys):
+    def run(options):
+        raise TypeError("unsupported operand\ntype(s)")
+
+    monkeypatch.setattr(generate, "run", run)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["generate"])
+    assert exit_info.value.code == 1
+    assert capsys.readouterr().err == (
+        "jlade generate: TypeError: unsupported operand type(s) (--debug shows the traceback)\n"
+    )
+    with pytest.raises(TypeError, match="unsupported operand"):
+        cli.main(["generate", "--debug"])
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_closed_streams_are_reported(stream, monkeypatch, capsys):
+    monkeypatch.setattr(sys, stream, None)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["generate"])
+    words = {"stdin": "standard input is closed", "stdout": "standard output is closed"}
+    assert words[stream] in f"{exit_info.value.code} {capsys.readouterr().err}"
+
+
+def test_a_prompt_that_is_not_utf8_is_refused(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["caf\udcff"])
+    assert exit_info.value.code == 2
+    assert "UTF-8" in capsys.readouterr().err
+
+
+def test_the_first_line_comes_before_jax_is_imported():
+    code = "import jlade.cli.status, sys; assert not {'jax', 'numpy'} & set(sys.modules); import jlade.cli.commands"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    terminal = Terminal("--version")
+    try:
+        assert "jlade 0" not in terminal.wait_for("starting")
+        terminal.wait_for(f"jlade {jlade.__version__}, JAX ")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.8])
+def test_ctrl_c_while_it_starts_ends_without_a_traceback(seconds):
+    # A process that a shell started in the background ignores Ctrl-C, and so do its children.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from jlade.cli import main; sys.exit(main(['generate']))"
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, out, error) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(("times", "expected"), [(1, ["all"]), (2, [])])
+def test_a_delayed_interrupt_comes_at_the_end_and_a_second_one_at_once(times, expected):
+    done = []
+
+    def work():
+        with interrupts.delayed():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == expected
+
+
+def test_nothing_is_shown_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(SystemExit):
+        cli.main(["generate"])
+    assert capsys.readouterr().err == "jlade generate: error: - is empty; a prompt needs some text\n"
