@@ -98,6 +98,8 @@ def run(options: argparse.Namespace) -> None:
                     elif "text" in record:
                         print(record["text"], file=file, flush=True)
                 num_done += advance(len(batch))
+            if options.output:
+                print(f"{options.output}: {num_done} prompts")
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job)} prompts are completed", file=sys.stderr)
             raise
