@@ -67,6 +67,7 @@ def load(
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
     int8: bool = False,
+    strict: bool = False,
 ) -> LlamaParams:
     """Returns the parameters of a checkpoint that `save` wrote.
 
@@ -78,13 +79,16 @@ def load(
 
     Raises:
       ValueError: names the directory, and the config key or the array, that is missing, broken or not supported.
+
+    Warns:
+      UserWarning: names the unknown keys of config.json.
     """
     import orbax.checkpoint as ocp
 
     directory = pathlib.Path(path)
     if not is_checkpoint(directory):
         raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
-    config = read_config(directory)
+    config = read_config(directory, strict)
     dtypes = stored_dtypes(directory, config)
     target = check_dtype(dtype, floating_dtypes(dtypes), directory, device_of(sharding, config))
     default = jax.sharding.SingleDeviceSharding(default_device())

@@ -1,6 +1,7 @@
 """config.json of Hugging Face checkpoints, as transformers 4 and 5 write it, and `LlamaConfig`."""
 
 import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,12 +42,42 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_ONLY_VALUES = {  # the one supported value of each key
+# Keys that change the output of models that read them, here or in other families, with the one value besides null that
+# does not. The keys of the family itself are exempt.
+_ONLY_VALUES: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_chunk_size": None,  # Llama 4
+    "attention_multiplier": None,  # Granite
+    "attn_logit_softcapping": None,  # Gemma
+    "attn_temperature_tuning": False,  # Llama 4
+    "clip_qkv": None,  # OLMo
+    "embedding_multiplier": 1.0,  # Granite
+    "final_logit_softcapping": None,  # Gemma
     "hidden_act": "silu",
+    "layer_types": None,
+    "logit_scale": 1.0,  # Cohere
+    "logits_scaling": 1.0,  # Granite
+    "mlp_bias": False,
+    "no_rope_layers": None,  # SmolLM3, Llama 4
+    "num_experts": None,  # Qwen3-MoE
+    "num_local_experts": None,  # Mixtral
     "partial_rotary_factor": 1.0,
+    "per_layer_config": None,  # transformers 5
+    "pruned_heads": {},  # transformers 4
+    "qk_layernorm": False,  # Phi
+    "qk_norm": False,
+    "quantization": None,  # MLX
     "quantization_config": None,
+    "query_pre_attn_scalar": None,  # Gemma
+    "residual_multiplier": 1.0,  # Granite
     "rope_interleaved": False,
+    "rope_traditional": False,  # MLX
+    "scale_depth": None,  # MiniCPM
+    "scale_emb": 1.0,  # MiniCPM
+    "sliding_window": None,
     "use_mrope": False,
+    "use_qk_norm": False,  # Llama 4
+    "use_sliding_window": False,
 }
 _WITHOUT_EFFECT = {  # on the output of the model
     "architectures",
@@ -81,20 +112,28 @@ _WITHOUT_EFFECT = {  # on the output of the model
 }
 
 
-def read_config(directory: pathlib.Path) -> LlamaConfig:
+def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     """Returns the configuration in config.json, with the end tokens of generation_config.json if it exists.
 
+    Args:
+      directory: the checkpoint.
+      strict: whether to refuse keys that jlade does not know, rather than to ignore them with a warning.
+
     Raises:
-      ValueError: names the file, the key and the supported values. No key that may change the model's output is
-        ignored.
+      ValueError: names the file, the key and the supported values. A key that is known to change the model's output is
+        never ignored.
+
+    Warns:
+      UserWarning: names the unknown keys.
     """
     file = directory / "config.json"
     raw = read_json(file)
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise ValueError(f"{file}: model_type is {family!r}; supported are {', '.join(_FAMILIES)}")
-    _check_keys(file, raw, family)
-    values = Values(file, _FAMILIES[family] | raw)
+    _check_keys(file, raw, family, strict)
+    keys = {*_REQUIRED, *_FAMILIES[family]}
+    values = Values(file, _FAMILIES[family] | {key: value for key, value in raw.items() if key in keys})
 
     num_heads = values.size("num_attention_heads")
     num_layers = values.size("num_hidden_layers")
@@ -188,8 +227,8 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     return result
 
 
-def _check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: str) -> None:
-    """Raises if a key, or the value of a key, is not supported."""
+def _check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: str, strict: bool) -> None:
+    """Raises if a key, or the value of a key, is not supported, and warns of unknown keys unless `strict`."""
     architectures = raw.get("architectures") or [_ARCHITECTURES[family]]
     if not isinstance(architectures, list):
         raise ValueError(f"{file}: architectures must be a list of names, got {architectures!r}")
@@ -197,15 +236,14 @@ def _check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: str) -> None
     if _ARCHITECTURES[family].lower() not in lower:
         raise ValueError(f"{file}: architectures is {architectures}; supported is {_ARCHITECTURES[family]}")
     for key, supported in _ONLY_VALUES.items():
-        if raw.get(key) not in (None, supported):
+        if key not in _FAMILIES[family] and raw.get(key) not in (None, supported):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {supported!r}")
-    supported = {*_REQUIRED, *_FAMILIES[family], *_ONLY_VALUES}
-    known = supported | _WITHOUT_EFFECT
-    if unknown := [key for key in raw if key not in known and not key.startswith("_")]:
-        raise ValueError(
-            f"{file}: {unknown[0]} ({raw[unknown[0]]!r}) is not supported and may change the model's output; "
-            f"supported for {family} are {', '.join(sorted(supported))}"
-        )
+    known = {*_REQUIRED, *_FAMILIES[family], *_ONLY_VALUES, *_WITHOUT_EFFECT}
+    if unknown := ", ".join(key for key in raw if key not in known and not key.startswith("_")):
+        if strict:
+            raise ValueError(f"{file}: strict=True refuses unknown keys: {unknown}")
+        # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
+        warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {unknown}", stacklevel=2)
 
 
 def _read_windows(values: Values, num_layers: int) -> tuple[int | None, ...]:

@@ -44,6 +44,7 @@ def load_hf(
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
     int8: bool = False,
+    strict: bool = False,
 ) -> LlamaParams:
     """Returns the parameters of a checkpoint in Hugging Face format.
 
@@ -59,17 +60,19 @@ def load_hf(
       progress: called after each tensor with its bytes in the file.
       int8: whether to quantize the matrices (`jlade.models.llama.quantize`), each when it is on its device, so only one
         is held in floating point.
+      strict: whether to refuse keys of config.json that jlade does not know, rather than to ignore them with a warning.
+        Keys that are known to change the model's output in a way that is not supported are always refused.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
 
     Warns:
-      UserWarning: names the tensors with NaN or infinite values.
+      UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
-    config = read_config(directory)
+    config = read_config(directory, strict)
     tensors = stored_tensors(directory)
     check_tensors(tensors, config, directory)
     dtypes = {DTYPES[tensors[name].dtype] for name in expected_tensors(config)}

@@ -28,6 +28,7 @@ def load(
     sharding: Sharding | None = None,
     revision: str | None = None,
     int8: bool = False,
+    strict: bool = False,
 ) -> tuple[LlamaParams, Tokenizer | None]:
     """Returns the parameters of a checkpoint and its tokenizer, None if there is no tokenizer.json.
 
@@ -38,13 +39,18 @@ def load(
       revision: branch, tag or commit of a Hub id.
       int8: whether to hold the matrices in int8, which halves memory and reads per step relative to bfloat16. `dtype`
         then applies to the other arrays and to the computation. See `jlade.models.quantization`.
+      strict: whether to refuse keys of config.json that jlade does not know, rather than to ignore them with a warning.
+        Keys that are known to change the model's output in a way that is not supported are always refused.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
+
+    Warns:
+      UserWarning: names the unknown keys of config.json.
     """
     directory = hub.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
-    return read(directory, dtype, sharding, int8=int8), load_tokenizer(directory)
+    return read(directory, dtype, sharding, int8=int8, strict=strict), load_tokenizer(directory)
 
 
 def demo(dtype: jax.typing.DTypeLike | None = None) -> tuple[LlamaParams, Tokenizer]:

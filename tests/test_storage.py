@@ -1,5 +1,6 @@
 """`jlade.load`: checkpoints in both formats, from directories and from the Hub. test_turns.py has the pools."""
 
+import json
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import jlade
 from jlade import conversion
 from tests.conversion.test_huggingface import DEMO
 from tests.conversion.test_round_trip import assert_equal
+from tests.tiny import tiny_llama
 
 
 def test_own_checkpoints_load(demo, tmp_path):
@@ -17,6 +19,19 @@ def test_own_checkpoints_load(demo, tmp_path):
     loaded, its_tokenizer = jlade.load(tmp_path / "own", "float32")
     assert_equal(loaded, params)
     assert its_tokenizer.to_str() == tokenizer.to_str()
+
+
+@pytest.mark.parametrize("to", ["hf", "own"])
+def test_strict_refuses_unknown_keys(to, tmp_path):
+    save = conversion.save_hf if to == "hf" else conversion.save
+    save(tiny_llama(), tmp_path / to)
+    file = tmp_path / to / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"unk_token_id": 0}))
+    with pytest.warns(UserWarning, match="ignored unknown keys, .*: unk_token_id$"):
+        params, _ = jlade.load(tmp_path / to)
+    assert_equal(params, tiny_llama())
+    with pytest.raises(ValueError, match=r"config\.json: strict=True refuses unknown keys: unk_token_id$"):
+        jlade.load(tmp_path / to, strict=True)
 
 
 def test_a_loaded_directory_generates(tmp_path, demo):

@@ -56,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
         help="jlade: Orbax's format, restored in parallel by several devices; hf: safetensors (default: %(default)s)",
     )
     result.add_argument("--revision", metavar="REV", help="branch, tag or commit of a Hub id")
+    result.add_argument(
+        "--strict", action="store_true", help="refuse keys of config.json that jlade does not know (default: warn)"
+    )
     return result
 
 
@@ -65,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
     source = hub.find(options.source, options.revision)
-    headers = read_headers(source)
+    headers = read_headers(source, options.strict)
     cpu = jax.devices("cpu")[0]
     dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), source, cpu)
     int8 = options.int8 or headers.is_int8

@@ -142,13 +142,13 @@ class Headers:
         return sum(array.size * array.dtype.itemsize for array in arrays.values())
 
 
-def read_headers(directory: pathlib.Path) -> Headers:
+def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
     """Returns the facts about a checkpoint in either format.
 
     Raises:
-      ValueError: if loading the checkpoint would raise one.
+      ValueError: if loading the checkpoint with `strict` would raise one.
     """
-    config = read_config(directory)
+    config = read_config(directory, strict)
     if checkpoint.is_checkpoint(directory):
         kind, dtypes = "jlade", checkpoint.stored_dtypes(directory, config)
         files = {file for file in (directory / checkpoint.ARRAYS).rglob("*") if file.is_file()}

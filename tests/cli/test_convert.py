@@ -3,6 +3,7 @@ import re
 import shutil
 import signal
 import types
+import warnings
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from jlade.cli.conversation import Conversation
 from jlade.cli.options import DEMO
 from jlade.conversion import huggingface
 from jlade.conversion.tensors import named_arrays
+from tests.conversion.test_huggingface import write_checkpoint
 from tests.conversion.test_round_trip import stored
 from tests.test_storage import in_hub
 
@@ -148,6 +150,18 @@ def test_a_source_that_is_no_checkpoint(source, message, refused, monkeypatch, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_unknown_keys_are_named_once_and_strict_refuses_them(run, refused, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    write_checkpoint(source, unk_token_id=0, trainer="none")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        run(source, tmp_path / "new", "--to", "hf")
+    assert [str(warning.message).split(": ", 2)[-1] for warning in caught] == ["unk_token_id, trainer"]
+    message = refused(source, tmp_path / "other", "--to", "hf", "--strict")
+    assert message == f"{source / 'config.json'}: strict=True refuses unknown keys: unk_token_id, trainer\n"
+
+
 @pytest.mark.parametrize("to", ["hf", "jlade"])
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json"])
 def test_a_full_disk_during_the_last_file_leaves_nothing(name, to, refused, monkeypatch, tmp_path):
@@ -219,7 +233,7 @@ def test_ctrl_c_waits_for_orbax_and_leaves_nothing(monkeypatch, tmp_path, capsys
 
 
 def test_errors_of_the_system_are_messages(refused, monkeypatch, tmp_path):
-    def fails(directory):
+    def fails(*arguments):
         raise PermissionError(13, "Permission denied", "/secret")
 
     monkeypatch.setattr(convert, "read_headers", fails)

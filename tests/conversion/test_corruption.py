@@ -16,6 +16,7 @@ from jlade import conversion
 from jlade.conversion import load_hf, save_hf
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*ignored unknown keys")
 FUZZ = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 json_values = st.recursive(

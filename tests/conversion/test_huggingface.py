@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -161,11 +162,7 @@ def test_defaults_of_old_configs(tmp_path):
         ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported are llama, mistral, qwen2, qwen3"),
         ({"model_type": None}, "model_type is None; supported are llama, mistral, qwen2, qwen3"),
         ({"architectures": ["LlamaModel"]}, r"architectures is \['LlamaModel'\]; supported is LlamaForCausalLM"),
-        (
-            {"logit_scale": 2.0},
-            r"logit_scale \(2.0\) is not supported and may change the model's output; supp",
-        ),
-        ({"sliding_window": 4}, r"sliding_window \(4\) is not supported and may change"),
+        ({"sliding_window": 4}, "sliding_window is 4; supported is None"),
         ({"rope_interleaved": True}, "rope_interleaved is True; supported is False"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'silu'"),
         ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
@@ -204,6 +201,19 @@ def test_defaults_of_old_configs(tmp_path):
 def test_configs_that_are_not_supported_are_refused(changes, message, tmp_path):
     with pytest.raises(ValueError, match=rf"config\.json: {message}"):
         load_hf(write_checkpoint(tmp_path, **changes))
+
+
+def test_unknown_keys_change_no_tensor(tmp_path):
+    expected = load_hf(write_checkpoint(tmp_path), "float32")
+    write_checkpoint(tmp_path, unk_token_id=0, trainer="none")
+    with pytest.warns(UserWarning, match=r"config\.json: ignored unknown keys, .*: unk_token_id, trainer$") as caught:
+        params = load_hf(tmp_path, "float32")
+    assert len(caught) == 1
+    assert params.config == expected.config
+    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    with pytest.raises(ValueError, match=r"config\.json: strict=True refuses unknown keys: unk_token_id, trainer$"):
+        load_hf(tmp_path, strict=True)
 
 
 @pytest.mark.parametrize(
