@@ -30,7 +30,6 @@ import numpy as np
 from rich.progress import Progress
 
 import jlade
-from jlade.cli.convert import TEXT_FILES
 from jlade.conversion import save_hf
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 
@@ -103,9 +102,8 @@ def main() -> None:
         num_bytes = sum(array.nbytes for array in jax.block_until_ready(jax.tree.leaves(params)))
         progress.update(task, description="writing", total=num_bytes)
         save_hf(params, options.directory, lambda advance: progress.advance(task, advance))
-    for file in (demo / name for name in TEXT_FILES):
-        if file.exists():
-            shutil.copy(file, options.directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(demo / name, options.directory)
     print(f"{options.directory}: {num_bytes / 1e9:.2f} GB of {options.dtype}")
 
 

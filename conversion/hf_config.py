@@ -54,10 +54,12 @@ _ONLY_VALUES: dict[str, Any] = {
     "embedding_multiplier": 1.0,  # Granite
     "final_logit_softcapping": None,  # Gemma
     "hidden_act": "silu",
+    "hidden_activation": "silu",  # Gemma
     "layer_types": None,
     "logit_scale": 1.0,  # Cohere
     "logits_scaling": 1.0,  # Granite
     "mlp_bias": False,
+    "mlp_layer_types": None,  # mixtures of experts
     "no_rope_layers": None,  # SmolLM3, Llama 4
     "num_experts": None,  # Qwen3-MoE
     "num_local_experts": None,  # Mixtral

@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-FILES = ("*.json", "*.safetensors", "*.jinja")  # never code, never pickled weights
+FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")  # never code, never pickled weights
 
 
 def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:

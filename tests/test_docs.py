@@ -17,7 +17,6 @@ import pytest
 import jlade
 from jlade import cli
 from jlade.cli import options
-from jlade.cli.convert import TEXT_FILES
 from jlade.conversion import save_hf
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -67,9 +66,8 @@ def checkpoint(tmp_path_factory):
     params, _ = jlade.demo(dtype="bfloat16")
     config = dataclasses.replace(params.config, num_layers=2)
     save_hf(dataclasses.replace(params, layers=params.layers[:2], config=config), directory)
-    for name in TEXT_FILES:
-        if (options.DEMO / name).exists():
-            shutil.copyfile(options.DEMO / name, directory / name)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(options.DEMO / name, directory / name)
     return directory
 
 

@@ -1,4 +1,4 @@
-"""`jlade convert`: writes a checkpoint in another format or dtype, with its tokenizer."""
+"""`jlade convert`: writes a checkpoint in another format or dtype, with all of its metadata."""
 
 import argparse
 import contextlib
@@ -20,25 +20,18 @@ from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import hub
 from jlade.conversion.checkpoint import floating_dtypes
+from jlade.conversion.metadata import copy_metadata
 from jlade.conversion.tensors import check_dtype
 from jlade.files import written_whole
 from jlade.models.llama import LlamaParams
-
-TEXT_FILES = (  # tokenizer and chat template
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade convert",
-        description="Convert a checkpoint to jlade's own format or to Hugging Face's safetensors, with the files of "
-        "its tokenizer. The new directory appears whole or not at all.",
+        description="Convert a checkpoint to jlade's own format or to Hugging Face's safetensors, with its "
+        "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
         epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
     )
     result.add_argument(
@@ -100,16 +93,14 @@ def _check_space(target: pathlib.Path, num_bytes: int) -> None:
 def _write(
     params: LlamaParams, source: pathlib.Path, target: pathlib.Path, to: str, advance: Callable[[int], None]
 ) -> None:
-    """Writes the weights and the tokenizer's files."""
+    """Writes the weights and the metadata."""
     with written_whole(target) as directory:
         if to == "hf":
             conversion.save_hf(params, directory, advance)
         else:
             with _orbax():
                 conversion.save(params, directory, advance)
-        for name in TEXT_FILES:
-            if (source / name).exists():
-                shutil.copyfile(source / name, directory / name)
+        copy_metadata(source, directory)
 
 
 @contextlib.contextmanager

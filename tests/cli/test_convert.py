@@ -12,16 +12,27 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 import jlade
-from jlade import cli
+from jlade import cli, conversion
 from jlade.cli import convert
 from jlade.cli.conversation import Conversation
 from jlade.cli.options import DEMO
 from jlade.conversion import huggingface
 from jlade.conversion.tensors import named_arrays
+from tests.conversion.test_hf_config import CONFIGS
 from tests.conversion.test_huggingface import write_checkpoint
-from tests.conversion.test_round_trip import stored
+from tests.conversion.test_round_trip import random_params, stored
 from tests.test_storage import in_hub
 
+SIZES = {  # of `random_params`
+    "vocab_size": 12,
+    "hidden_size": 8,
+    "intermediate_size": 10,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 2,
+    "layer_types": None,
+}
 FULL = OSError(28, "No space left on device")
 
 
@@ -68,6 +79,56 @@ def test_a_round_trip_keeps_every_byte(run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"own", "back"}
 
 
+METADATA = {
+    "chat_template.jinja": "{{ messages }}",
+    "additional_chat_templates/tools.jinja": "{{ tools }}",
+    "added_tokens.json": '{"<|end|>": 11}',
+    "generation_config.json": '{"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [2, 3], "do_sample": true,'
+    '  "temperature": 0.6, "top_k": 20, "max_new_tokens": 64, "_from_model_config": true}',
+    "merges.txt": "#version: 0.2\nĠ a\n",
+    "special_tokens_map.json": '{"eos_token": "</s>"}',
+    "tokenizer.json": '{"version": "1.0"}',
+    "tokenizer.model": "\x00\x01",
+    "tokenizer_config.json": '{"chat_template": "{{ messages }}", "add_bos_token": true}',
+    "vocab.json": '{"Ġ": 0}',
+}
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "unsloth-qwen3-0.6b-transformers-5"])
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+@pytest.mark.filterwarnings("ignore:.*ignored unknown keys")
+def test_a_round_trip_keeps_the_metadata(dtype, name, run, tmp_path):
+    """Only the dtype in config.json changes: nothing is lost or added, whether jlade knows it or not."""
+    source, own, back = (tmp_path / name for name in ("source", "own", "back"))
+    config = json.loads((CONFIGS / f"{name}.json").read_text()) | SIZES
+    params = random_params({"qk_norm": config["model_type"] == "qwen3", "tie_embeddings": True})
+    conversion.save_hf(params, source)
+    (source / "additional_chat_templates").mkdir()
+    for file, content in (METADATA | {"config.json": json.dumps(config)}).items():
+        (source / file).write_text(content)
+    (source / "modeling.py").write_text("import os")
+    run(source, own, "--dtype", dtype)
+    run(own, back, "--to", "hf")
+    dtype_key = "dtype" if "dtype" in config else "torch_dtype"
+    for directory, weights in ((own, "params"), (back, "model.safetensors")):
+        written = json.loads((directory / "config.json").read_text())
+        assert written == config | {dtype_key: "bfloat16" if dtype == "auto" else dtype}
+        assert {file: (directory / file).read_text() for file in METADATA} == METADATA
+        names = {file.split("/")[0] for file in METADATA} | {"config.json", weights}
+        assert {path.name for path in directory.iterdir()} == names
+
+
+def test_a_round_trip_adds_no_generation_config(run, tmp_path):
+    """Without it transformers reads the special tokens from config.json."""
+    for source, target, to in ((tmp_path / "source", "own", "jlade"), (tmp_path / "own", "back", "hf")):
+        if to == "jlade":
+            source.mkdir()
+            write_checkpoint(source)
+        run(source, tmp_path / target, "--to", to)
+        assert not (tmp_path / target / "generation_config.json").exists()
+        assert (tmp_path / target / "config.json").exists()
+
+
 def test_a_converted_checkpoint_generates_and_chats_as_before(run, demo, tmp_path):
     run(DEMO, tmp_path / "own")
     params, tokenizer = jlade.load(tmp_path / "own")
@@ -84,7 +145,8 @@ def test_a_converted_checkpoint_generates_and_chats_as_before(run, demo, tmp_pat
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_dtype(dtype, to, run, tmp_path):
     run(DEMO, tmp_path / "new", "--dtype", dtype, "--to", to)
-    assert json.loads((tmp_path / "new" / "config.json").read_text())["torch_dtype"] == dtype
+    config = json.loads((DEMO / "config.json").read_text()) | {"dtype": dtype}
+    assert json.loads((tmp_path / "new" / "config.json").read_text()) == config
     params, _ = jlade.load(tmp_path / "new", "auto")
     arrays = named_arrays(params)
     for name, array in load_file(DEMO / "model.safetensors").items():

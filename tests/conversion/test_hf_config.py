@@ -137,6 +137,8 @@ def test_unknown_keys_are_ignored(tmp_path):
         ("attn_logit_softcapping", 50.0, None),
         ("final_logit_softcapping", 30.0, None),
         ("query_pre_attn_scalar", 256, None),
+        ("hidden_activation", "gelu_pytorch_tanh", "silu"),
+        ("mlp_layer_types", ["dense", "sparse"], None),
         ("num_experts", 8, None),
         ("num_local_experts", 8, None),
         ("no_rope_layers", [1, 1, 1, 0], None),

@@ -1,0 +1,27 @@
+"""The files of a checkpoint besides its weights: configuration, generation defaults, tokenizer and chat templates."""
+
+import pathlib
+import shutil
+
+from jlade.conversion.json_files import read_json, write_json
+
+FILES = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.model")  # of tokenizers: the last two
+
+
+def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a converted checkpoint the metadata of the original, unchanged except for the dtype in config.json.
+
+    Args:
+      source: the original checkpoint, in either format.
+      target: a directory that `save` or `save_hf` has written with the parameters of `source`, in any dtype.
+    """
+    original, written = (read_json(directory / "config.json") for directory in (source, target))
+    dtype_keys = [key for key in ("dtype", "torch_dtype") if key in original] or ["torch_dtype"]
+    write_json(target / "config.json", original | dict.fromkeys(dtype_keys, written["torch_dtype"]))
+    (target / "generation_config.json").unlink()  # the original may have none
+    for pattern in FILES:
+        for file in source.glob(pattern):
+            if file.name != "config.json" and not file.name.endswith(".index.json"):  # an index lists weight files
+                copy = target / file.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
