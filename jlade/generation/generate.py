@@ -1,6 +1,6 @@
 """`generate` and `stream`: prompts in, a `Generation` out, whole or in pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol, Unpack
 
 import jax
@@ -9,7 +9,8 @@ import numpy as np
 from jlade.decoding import loop, prefill
 from jlade.generation import request as request_lib
 from jlade.generation import results
-from jlade.generation.request import Options, Prompt, Request
+from jlade.generation.prompts import Prompts
+from jlade.generation.request import Options, Request
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer
 from jlade.models.base import Params
@@ -26,14 +27,15 @@ class Streamer(Protocol):
 
 
 def generate(
-    params: Params, prompt: Prompt | Sequence[Prompt], *, streamer: Streamer | None = None, **options: Unpack[Options]
+    params: Params, prompt: Prompts, *, streamer: Streamer | None = None, **options: Unpack[Options]
 ) -> Generation:
     """Generates the text of plain decoding in fewer steps.
 
     Args:
       params: the model's parameters, as `jlade.load` returns them.
       prompt: a string, token ids (a sequence or an array), or a list of B of these, of any lengths. A sequence of a
-        batch gets the result that it would get alone.
+        batch gets the result that it would get alone. A padded batch [B, L] comes with `attention_mask`, or with it in
+        a mapping that has "input_ids", as tokenizers of transformers return it.
       streamer: an object like transformers' streamers, for one prompt; it receives NumPy arrays.
       max_new_tokens: most tokens to generate after each prompt, 1 or more, for all prompts or one for each; 256 by
         default.
@@ -45,6 +47,10 @@ def generate(
         a control that was not used before does.
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer`, or a
         tokenizer of transformers that is built on one.
+      attention_mask: [B, L] of 1 for the tokens of padded prompts and 0 for padding, on either side, which is left out;
+        by default there is no padding.
+      parse_special: whether the names of special tokens in a string prompt, like "</s>", become these tokens; True by
+        default. With False, for text from others, they are plain characters.
       eos_ids: token ids that end a text, for all prompts or a sequence of them for each; by default the checkpoint's
         own, `()` for none.
       stop: strings that end a text, wherever in the generated tokens they begin and end, for all prompts or a sequence
@@ -74,7 +80,7 @@ def generate(
     return _feed(streamer, request, _pieces(params, request))
 
 
-def stream(params: Params, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
+def stream(params: Params, prompt: Prompts, **options: Unpack[Options]) -> Iterator[Piece]:
     """Generates the text of `generate` for one prompt, and yields the addition of each step as soon as it is made.
 
     The last piece has the whole `Generation`. Closing the iterator earlier ends the work. Arguments and errors are

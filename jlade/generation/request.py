@@ -1,7 +1,6 @@
 """The arguments of `generate` and `stream`: checked, and in the form that `jlade.decoding` takes."""
 
 import dataclasses
-import functools
 import itertools
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +17,14 @@ from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Pro
 from jlade.decoding.stopping import Stopping
 from jlade.devices import choice
 from jlade.devices.sheet import device_of
+from jlade.generation import prompts as prompts_lib
 from jlade.generation import stop_strings, text
+from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import Decoder, KVCache, Params, resize
 from jlade.models.llama import Llama
 
-Prompt = str | Sequence[int] | np.ndarray | jax.Array
 HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields of `Inputs` are declared as
 
 SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so that few programs are compiled
@@ -38,6 +38,8 @@ class TextOptions(TypedDict, total=False):
     min_new_tokens: int | Sequence[int]
     sampling: SamplingConfig | Sequence[SamplingConfig]
     tokenizer: Tokenizer | None
+    attention_mask: Any
+    parse_special: bool
     eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
@@ -67,7 +69,7 @@ class Request:
     keep_state: bool
 
 
-def prepare(params: Params, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> tuple[Inputs, Program]:
+def prepare(params: Params, prompt: Prompts, **options: Unpack[Options]) -> tuple[Inputs, Program]:
     """Returns the arguments of `jlade.decode`, `jlade.prefill` and `jlade.start`, made from those of `jlade.generate`.
 
     Raises:
@@ -77,7 +79,7 @@ def prepare(params: Params, prompt: Prompt | Sequence[Prompt], **options: Unpack
     return request.inputs, request.program
 
 
-def check(params: Params, prompt: Prompt | Sequence[Prompt], options: Options) -> Request:
+def check(params: Params, prompt: Prompts, options: Options) -> Request:
     """Checks the arguments of `jlade.generate`; absent options get their defaults here.
 
     Raises:
@@ -88,7 +90,9 @@ def check(params: Params, prompt: Prompt | Sequence[Prompt], options: Options) -
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
         text.token_bytes(tokenizer)
-    prompts = _check_prompts(prompt, tokenizer, decoder.vocab_size)
+    parse_special = _check_bool("parse_special", options.get("parse_special", True))
+    mask = options.get("attention_mask")
+    prompts = prompts_lib.read(prompt, tokenizer, decoder.vocab_size, mask, parse_special)
     batch_size = len(prompts)
     lookahead = _check_lookahead(options.get("lookahead", LookaheadConfig()), params, decoder, batch_size)
     lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
@@ -210,42 +214,6 @@ def _check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
-
-
-def _check_prompts(prompt: Any, tokenizer: Any, vocab_size: int) -> list[np.ndarray]:
-    """Returns the token ids of every prompt in the batch."""
-    check = functools.partial(_check_prompt, tokenizer=tokenizer, vocab_size=vocab_size)
-    is_array = isinstance(prompt, np.ndarray | jax.Array)
-    if isinstance(prompt, str) or (is_array and prompt.ndim < 2):
-        return [check("prompt", prompt)]
-    if not is_array and not isinstance(prompt, Sequence):
-        raise TypeError(f"prompt must be a string, token ids, or a list of these, got {type(prompt).__name__}")
-    if len(prompt) == 0:
-        raise ValueError("prompt is empty; at least one token is needed")
-    if not is_array and isinstance(prompt[0], numbers.Number):
-        return [check("prompt", prompt)]
-    return [check(f"prompt[{i}]", ids) for i, ids in enumerate(prompt)]
-
-
-def _check_prompt(name: str, prompt: Any, tokenizer: Any, vocab_size: int) -> np.ndarray:
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise TypeError(f"{name} is a string, {prompt[:40]!r}: pass tokenizer= with it, or token ids instead")
-        prompt = text.encode(tokenizer, prompt)
-    try:
-        ids = np.asarray(prompt)
-    except ValueError as error:  # sequences of different lengths
-        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {prompt!r}") from error
-    if ids.ndim != 1:
-        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {type(prompt).__name__}")
-    if len(ids) == 0:
-        raise ValueError(f"{name} is empty; at least one token is needed")
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise TypeError(f"{name} must hold integer token ids, got {ids.dtype} ({ids[0]!r}, ...)")
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(outside):
-        raise ValueError(f"{name} holds token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
-    return ids.astype(np.int32)
 
 
 def _check_ints(name: str, values: Any, least: int, batch_size: int) -> HostArray:

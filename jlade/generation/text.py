@@ -1,6 +1,7 @@
 """Text to tokens and tokens to text, byte by byte, so that streamed text is never taken back."""
 
 import codecs
+import copy
 import functools
 import json
 import os
@@ -39,10 +40,39 @@ def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the token ids of `text`, with the special tokens that the tokenizer adds."""
-    encoded = tokenizer.encode(text)
-    return list(getattr(encoded, "ids", encoded))
+def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[int]:
+    """Returns the token ids of `text`, with the special tokens that the tokenizer adds, and without padding.
+
+    Unless `parse_special`, the names of special tokens in `text` are plain characters.
+    """
+    encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
+    if isinstance(encoded, tokenizers.Encoding):
+        return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]
+    return list(encoded)
+
+
+@functools.lru_cache(maxsize=8)
+def _literal(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """Returns a copy of the tokenizer that finds no special tokens in a text; it serves all calls and threads."""
+    literal = copy.deepcopy(_backend(tokenizer))
+    literal.encode_special_tokens = True
+    literal.no_truncation()  # transformers leaves its last call's in the tokenizer
+    return literal
+
+
+def _backend(tokenizer: Any) -> Any:
+    """Returns the `tokenizers.Tokenizer` on which a tokenizer of transformers is built, or the tokenizer itself."""
+    return getattr(tokenizer, "backend_tokenizer", tokenizer)
+
+
+def pad_id(tokenizer: Tokenizer) -> int | None:
+    """Returns the token with which batches are padded; None if it is not known."""
+    if not isinstance(tokenizer, tokenizers.Tokenizer):
+        return getattr(tokenizer, "pad_token_id", None)
+    if tokenizer.padding is not None:
+        return tokenizer.padding["pad_id"]
+    usual = (tokenizer.token_to_id(name) for name in ("<pad>", "[PAD]", "<|pad|>"))
+    return next((i for i in usual if i is not None), None)
 
 
 def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
@@ -61,7 +91,7 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        backend = _backend(tokenizer)
         if not isinstance(backend, tokenizers.Tokenizer):
             raise TypeError(
                 f"tokenizer must be a tokenizers.Tokenizer or one of transformers' that is built on one, "

@@ -11,7 +11,8 @@ import numpy as np
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.devices import choice
 from jlade.generation import request
-from jlade.generation.request import Options, Prompt, TextOptions
+from jlade.generation.prompts import Prompts
+from jlade.generation.request import Options, TextOptions
 from jlade.models.base import Params
 from jlade.tuning.measurement import Measurement
 from jlade.tuning.result import Trial, Tuning, label
@@ -34,7 +35,7 @@ TIE = 0.03  # settings within this share of the best speed are equally good
 
 def tune(
     params: Params,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompts,
     *,
     settings: Sequence[LookaheadConfig] = USUAL,
     batch_size: int = 1,

@@ -1,0 +1,122 @@
+"""The prompts of a request, in text, token ids or a padded batch, as the token ids of each."""
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jlade.generation import text
+from jlade.generation.text import Tokenizer
+
+Prompt = str | Sequence[int] | np.ndarray | jax.Array
+Prompts = Prompt | Sequence[Prompt] | Mapping[str, Any]  # the mapping is a `BatchEncoding` of transformers, or like one
+
+
+def read(
+    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, attention_mask: Any = None, parse_special: Any = True
+) -> list[np.ndarray]:
+    """Returns the token ids of every prompt in the batch, without padding.
+
+    Raises:
+      TypeError, ValueError: name the prompt or its mask, the value and what is accepted.
+    """
+    if isinstance(prompt, Mapping):
+        if "input_ids" not in prompt:
+            raise TypeError(f'prompt is a mapping without "input_ids"; it has {", ".join(map(repr, prompt))}')
+        if attention_mask is not None and "attention_mask" in prompt:
+            raise TypeError("attention_mask cannot be given twice: prompt has one too")
+        prompt, attention_mask = prompt["input_ids"], prompt.get("attention_mask", attention_mask)
+    prompts = _split(prompt)
+    ids = {name: _token_ids(name, one, tokenizer, vocab_size, parse_special) for name, one in prompts.items()}
+    if attention_mask is not None:
+        return _unpad(ids, prompts, attention_mask)
+    if tokenizer is not None and not any(isinstance(one, str) for one in prompts.values()):
+        _check_not_padded(ids, text.pad_id(tokenizer))
+    return list(ids.values())
+
+
+def _split(prompt: Any) -> dict[str, Any]:
+    """Returns the prompts of the batch by their names in messages."""
+    is_array = hasattr(prompt, "__array__")  # of NumPy, JAX or torch
+    if isinstance(prompt, str) or (is_array and prompt.ndim < 2):
+        return {"prompt": prompt}
+    if not is_array and not isinstance(prompt, Sequence):
+        raise TypeError(f"prompt must be a string, token ids, or a list of these, got {type(prompt).__name__}")
+    if len(prompt) == 0:
+        raise ValueError("prompt is empty; at least one token is needed")
+    if not is_array and isinstance(prompt[0], numbers.Number):
+        return {"prompt": prompt}
+    return {f"prompt[{i}]": one for i, one in enumerate(prompt)}
+
+
+def _token_ids(name: str, prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, parse_special: bool) -> np.ndarray:
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise TypeError(f"{name} is a string, {prompt[:40]!r}: pass tokenizer= with it, or token ids instead")
+        prompt = text.encode(tokenizer, prompt, parse_special)
+    elif not parse_special:
+        raise TypeError(f"parse_special=False needs text, but {name} is token ids, which are taken as they are")
+    try:
+        ids = np.asarray(prompt)
+    except ValueError as error:  # sequences of different lengths
+        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {prompt!r}") from error
+    if ids.ndim != 1:
+        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {type(prompt).__name__}")
+    if len(ids) == 0:
+        raise ValueError(f"{name} is empty; at least one token is needed")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"{name} must hold integer token ids, got {ids.dtype} ({ids[0]!r}, ...)")
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        raise ValueError(f"{name} holds token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
+    return ids.astype(np.int32)
+
+
+def _unpad(ids: dict[str, np.ndarray], prompts: dict[str, Any], attention_mask: Any) -> list[np.ndarray]:
+    """Returns the tokens where the mask is 1."""
+    if any(isinstance(prompt, str) for prompt in prompts.values()):
+        raise TypeError("attention_mask goes with token ids; prompts in text are not padded")
+    try:
+        masks = [np.asarray(row) for row in ([attention_mask] if "prompt" in ids else attention_mask)]
+    except (TypeError, ValueError) as error:  # a number, or sequences of different lengths in a row
+        raise TypeError(f"attention_mask must hold 0 and 1 in the shape of prompt, got {attention_mask!r}") from error
+    if len(masks) != len(ids):
+        raise ValueError(f"attention_mask must have a row for each of {len(ids)} prompts, got {len(masks)}")
+    return [_unpad_row(name, row, mask) for (name, row), mask in zip(ids.items(), masks, strict=True)]
+
+
+def _unpad_row(name: str, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    mask_name = name.replace("prompt", "attention_mask")
+    if mask.shape != ids.shape:
+        raise ValueError(f"{mask_name} must have the shape of {name}, {list(ids.shape)}, got {list(mask.shape)}")
+    other = mask[(mask != 0) & (mask != 1)]
+    if len(other):
+        raise ValueError(f"{mask_name} must hold 0 and 1, got {other[0]}")
+    places = np.flatnonzero(mask)
+    if len(places) == 0:
+        raise ValueError(f"{mask_name} has no 1; at least one token is needed")
+    holes = np.flatnonzero(np.diff(places) > 1)
+    if len(holes):
+        raise ValueError(
+            f"{mask_name} must be 0 at the ends of {name} alone, got 0 at {places[holes[0]] + 1}, between tokens"
+        )
+    return ids[places]
+
+
+def _check_not_padded(ids: dict[str, np.ndarray], pad_id: int | None) -> None:
+    """Raises a ValueError for a row of a rectangular batch that begins or ends with padding.
+
+    One pad is padding where another row has none: the tokenizer's pad token may also end texts.
+    """
+    if pad_id is None or len({len(row) for row in ids.values()}) > 1:
+        return
+    for ends in ([row[::-1] for row in ids.values()], list(ids.values())):
+        runs = [int(np.argmin(np.append(row == pad_id, False))) for row in ends]
+        for name, run in zip(ids, runs, strict=True):
+            if run > 1 or run > min(runs):
+                raise ValueError(
+                    f"{name} seems to be padded, with {run} times token {pad_id}: pass attention_mask= with the batch, "
+                    f"all 1 if these tokens are part of the text, or prompts of different lengths in a list"
+                )
