@@ -93,7 +93,8 @@ class SamplingConfig:
     """How the next token is drawn from the model's logits, with the names and the order of transformers' `generate`.
 
     Bias and penalties change the logits first, then the temperature, then the filters, each acting on the result of the
-    one before. At every verified position they use the true history of that position.
+    one before. At every verified position they use the true history of that position. At temperature 0 the filters
+    (`top_k`, `top_p`, `min_p`) change `Generation.processed_logprobs` but no text: the highest logit passes them all.
 
     Attributes:
       temperature: divides the logits; 0.0 takes the highest (greedy).

@@ -22,7 +22,7 @@ DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 
 # Settings that `/set` of the chat can change too: name -> type, default, placeholder and help.
 SETTINGS: dict[str, tuple[type, Any, str, str]] = {
-    "max_new_tokens": (int, 256, "M", "most tokens to generate (default: %(default)s)"),
+    "max_new_tokens": (int, None, "M", "most tokens to generate (default: what fits, up to 256)"),
     "min_new_tokens": (int, 0, "M", "the text does not end before M tokens (default: %(default)s)"),
     "temperature": (float, None, "T", "divides the logits; 0 takes the most likely token (default: 0)"),
     "top_k": (int, None, "K", "keep the K most likely tokens"),
@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[type, Any, str, str]] = {
         "X",
         "subtracted from a token's logit once for each time it was generated before",
     ),
-    "seed": (int, 0, "S", "seed of the random numbers at a temperature above 0 (default: %(default)s)"),
+    "seed": (int, None, "S", "seed of the random numbers at a temperature above 0 (default: 0)"),
 }
 
 
@@ -94,16 +94,33 @@ def request(options: argparse.Namespace) -> Options:
       ValueError: names the argument that is out of range.
     """
     controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
-    if check_int("seed", options.seed, 0) >= 2**32:
-        raise ValueError(f"seed must be below 2**32, got {options.seed}")
+    sampling = jlade.SamplingConfig(**{name: value for name, value in controls.items() if value is not None})
+    seed = 0 if options.seed is None else check_int("seed", options.seed, 0)
+    if seed >= 2**32:
+        raise ValueError(f"seed must be below 2**32, got {seed}")
+    if options.max_new_tokens is not None:
+        check_int("max_new_tokens", options.max_new_tokens, 1)
+    check_together(options, sampling.temperature)
     return {
-        "max_new_tokens": check_int("max_new_tokens", options.max_new_tokens, 1),
+        "max_new_tokens": options.max_new_tokens,
         "min_new_tokens": check_int("min_new_tokens", options.min_new_tokens, 0),
         "lookahead": _lookahead(options),
-        "sampling": jlade.SamplingConfig(**{name: value for name, value in controls.items() if value is not None}),
+        "sampling": sampling,
         "stop": options.stop,
-        "key": jax.random.key(options.seed),
+        "key": jax.random.key(seed),
     }
+
+
+def check_together(options: argparse.Namespace, temperature: float) -> None:
+    """Raises a ValueError that names an option without effect beside the others, given the temperature in use."""
+    if options.no_lookahead:
+        for name in ("window", "ngram", "guesses"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name} has no effect with --no-lookahead: leave one of them out")
+    if temperature == 0:
+        for name in ("top_k", "top_p", "min_p", "seed"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"{name} has no effect at temperature 0: set a temperature above 0, or leave it out")
 
 
 def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
@@ -112,8 +129,7 @@ def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["
     if not given:
         return None if options.no_lookahead else "auto"
     device = default_device()  # the model is loaded later, onto this device
-    changed = dataclasses.replace(estimate.estimate(device.platform, device.device_kind), **given)
-    return None if options.no_lookahead else changed  # with --no-lookahead too, to check them
+    return dataclasses.replace(estimate.estimate(device.platform, device.device_kind), **given)
 
 
 def setting(flag: str, sizes: str) -> jlade.LookaheadConfig:
@@ -200,10 +216,10 @@ def read_prompts(name: str, lines: bool) -> list[Prompt]:
     return [Prompt(f"{name}:{number}", line) for number, line in numbered if line.strip()]
 
 
-def check_positions(params: LlamaParams, name: str, ids: Sequence[int], max_new_tokens: int) -> None:
-    """Raises a ValueError that names the prompt when it and the new tokens exceed the model's positions."""
-    if len(ids) + max_new_tokens > params.decoder.max_positions:
+def check_positions(params: LlamaParams, name: str, ids: Sequence[int], max_new_tokens: int | None) -> None:
+    """Raises a ValueError that names the prompt when it and the new tokens, by default one, exceed the positions."""
+    if len(ids) + (max_new_tokens or 1) > params.decoder.max_positions:
+        new = "a new one" if max_new_tokens is None else f"max_new_tokens={max_new_tokens}"
         raise ValueError(
-            f"{name} has {len(ids)} tokens; with max_new_tokens={max_new_tokens} they exceed the model's "
-            f"{params.decoder.max_positions} positions"
+            f"{name} has {len(ids)} tokens; with {new} they exceed the model's {params.decoder.max_positions} positions"
         )

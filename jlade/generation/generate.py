@@ -37,8 +37,8 @@ def generate(
         batch gets the result that it would get alone. A padded batch [B, L] comes with `attention_mask`, or with it in
         a mapping that has "input_ids", as tokenizers of transformers return it.
       streamer: an object like transformers' streamers, for one prompt; it receives NumPy arrays.
-      max_new_tokens: most tokens to generate after each prompt, 1 or more, for all prompts or one for each; 256 by
-        default.
+      max_new_tokens: most tokens to generate after each prompt, 1 or more, for all prompts or one for each; by default
+        as many as the model's positions leave, up to 256.
       min_new_tokens: before this many tokens no end token is generated and no stop string ends the text, for all
         prompts or one for each; 0 by default.
       lookahead: W, N and G, `LookaheadConfig()` by default; None for plain decoding, one token a step; "auto" for the

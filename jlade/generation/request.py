@@ -27,6 +27,7 @@ from jlade.models.llama import Llama
 
 HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields of `Inputs` are declared as
 
+MOST_NEW_TOKENS = 256  # by default
 SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so that few programs are compiled
 EOS_SLOTS = 8  # the number of end tokens is padded to a multiple of this, for the same reason
 
@@ -34,7 +35,7 @@ EOS_SLOTS = 8  # the number of end tokens is padded to a multiple of this, for t
 class TextOptions(TypedDict, total=False):
     """The options that decide the text; see `jlade.generate`."""
 
-    max_new_tokens: int | Sequence[int]
+    max_new_tokens: int | Sequence[int] | None
     min_new_tokens: int | Sequence[int]
     sampling: SamplingConfig | Sequence[SamplingConfig]
     tokenizer: Tokenizer | None
@@ -96,16 +97,11 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
     batch_size = len(prompts)
     lookahead = _check_lookahead(options.get("lookahead", LookaheadConfig()), params, decoder, batch_size)
     lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
-    limits = _check_ints("max_new_tokens", options.get("max_new_tokens", 256), 1, batch_size)
+    limits = _check_limits(options.get("max_new_tokens"), lengths, decoder.max_positions)
     fewest = _check_ints("min_new_tokens", options.get("min_new_tokens", 0), 0, batch_size)
-    for length, most, least in zip(lengths, limits, fewest, strict=True):
+    for most, least in zip(limits, fewest, strict=True):
         if least > most:
             raise ValueError(f"min_new_tokens must be at most max_new_tokens={most}, got {least}")
-        if length + most > decoder.max_positions:
-            raise ValueError(
-                f"prompt of {length} tokens and max_new_tokens={most} make {length + most} tokens; the model reads at "
-                f"most {decoder.max_positions} positions"
-            )
     stop = _check_stop(options.get("stop"), batch_size)
     eos_ids = options.get("eos_ids")
     strings = None
@@ -214,6 +210,26 @@ def _check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def _check_limits(max_new_tokens: Any, lengths: HostArray, max_positions: int) -> HostArray:
+    """Returns the most new tokens of each sequence [B], by default those that fit, up to `MOST_NEW_TOKENS`."""
+    if max_new_tokens is None:
+        limits: HostArray = np.clip(max_positions - lengths, 1, MOST_NEW_TOKENS)
+    else:
+        limits = _check_ints("max_new_tokens", max_new_tokens, 1, len(lengths))
+    for length, most in zip(lengths, limits, strict=True):
+        if length >= max_positions:
+            raise ValueError(
+                f"prompt of {length} tokens leaves no room for a new one; the model reads at most {max_positions} "
+                f"positions"
+            )
+        if length + most > max_positions:
+            raise ValueError(
+                f"prompt of {length} tokens and max_new_tokens={most} make {length + most} tokens; the model reads at "
+                f"most {max_positions} positions"
+            )
+    return limits
 
 
 def _check_ints(name: str, values: Any, least: int, batch_size: int) -> HostArray:

@@ -71,7 +71,9 @@ def test_the_answers_are_those_to_the_whole_conversation_and_nothing_else_is_wri
 
 
 def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed):
-    captured = chat(["a ", "b ", "/exit", "c "], "--system", "Begin. ", "--seed", "5", "--stop", "x")
+    captured = chat(
+        ["a ", "b ", "/exit", "c "], "--system", "Begin. ", "--temperature", "1", "--seed", "5", "--stop", "x"
+    )
     assert captured.out == "one.\ntwo.\n"
     assert [request.prompt for request in streamed] == ["Begin. a ", "Begin. a one.b "]
     assert [request.state for request in streamed] == [None, "state after one."]
@@ -115,6 +117,7 @@ def test_set_changes_later_answers_and_none_is_the_default(chat, streamed):
         ("/set temperature=warm", "temperature must be a number, or none for its default, got 'warm'"),
         ("/set top_k=1.5", "top_k must be an integer, or none for its default, got '1.5'"),
         ("/set top_p=2", "top_p must be a number above 0, up to 1, got 2.0"),
+        ("/set top_k=5", "top_k has no effect at temperature 0: set a temperature above 0, or leave it out"),
         ("/set max_new_tokens=0", "max_new_tokens must be at least 1, got 0"),
         ("/set logit_bias=1", "with one of the names max_new_tokens, .*, seed; got 'logit_bias=1'"),
         ("/set", "a setting is name=value"),

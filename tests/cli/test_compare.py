@@ -8,7 +8,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import compare
+from jlade.cli import compare, options
 from jlade.config import PLAIN, SMALL_BLOCK
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
@@ -58,6 +58,10 @@ def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, cap
         assert request["key"] == jax.random.key(3)
 
 
+def test_the_default_limit_is_that_of_the_library():
+    assert options.request(compare.parser().parse_args(["x"]))["max_new_tokens"] is None
+
+
 def test_help_names_the_other_commands(capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["--help"])
@@ -79,9 +83,14 @@ def test_the_name_of_a_command_can_be_completed_too(capsys):
         (["x", "--window", "many"], "--window: invalid int value: 'many'"),
         (["x", "--model", "/nowhere"], "path must be a directory .* got '/nowhere'"),
         (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
+        (["x", "--top-p", "0.9"], "top_p has no effect at temperature 0: set a temperature above 0, or leave it out"),
+        (["x", "--temperature", "0", "--min-p", "0.1"], "min_p has no effect at temperature 0"),
+        (["x", "--seed", "0"], "seed has no effect at temperature 0"),
+        (["x", "--no-lookahead", "--ngram", "4"], "--ngram has no effect with --no-lookahead: leave one of them out"),
         (["x", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["x", "--seed", "4294967296"], "seed must be below 2\\*\\*32, got 4294967296"),
         (["x", "--stop", ""], "stop must "),
+        (["x " * 2100], "prompt of 2102 tokens leaves no room for a new one; the model reads at most 2048 positions"),
         (["x", "--max-new-tokens", "4000"], "the model reads at most 2048 positions"),
     ],
 )

@@ -126,7 +126,7 @@ def test_sampled_texts_are_those_of_one_large_batch(files, demo, capsys):
         (["a.py", "latin"], "latin is not UTF-8"),
         (["a.py", "blank"], "blank is empty"),
         (["a.py", "blank", "--lines"], "blank is empty"),
-        (["a.py", "long"], "long has 3001 tokens; with max_new_tokens=256 they exceed the model's 2048 positions"),
+        (["a.py", "long"], "long has 3001 tokens; with a new one they exceed the model's 2048 positions"),
         (["a.py", "--logprobs"], "--logprobs needs --json"),
         (["a.py", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["a.py", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),

@@ -48,6 +48,26 @@ def test_results_of_a_batch_are_in_order_and_padded():
     np.testing.assert_allclose(out.compression, out.lengths / out.steps)
 
 
+@pytest.mark.parametrize("default", [{}, {"max_new_tokens": None}], ids=["absent", "None"])
+def test_the_default_limit_is_what_fits_up_to_256(default):
+    options = {"lookahead": LookaheadConfig(3, 4, 3), "eos_ids": (), **default}
+    prompts = [[1, 2, 3], [4] * 60]
+    out = jlade.generate(tiny_llama(3), prompts, **options)
+    assert out.lengths.tolist() == [61, 4], "the model reads 64 positions"
+    explicit = jlade.generate(tiny_llama(3), prompts, **options | {"max_new_tokens": [61, 4]})
+    np.testing.assert_array_equal(out.tokens, explicit.tokens)
+    inputs, _ = jlade.prepare(tiny_llama(3, max_positions=4096), [[1], [1] * 768, [1] * 3900], **default)
+    assert inputs.stopping.max_new_tokens.tolist() == [256, 256, 196]
+    with pytest.raises(ValueError, match="prompt of 64 tokens leaves no room for a new one"):
+        jlade.generate(tiny_llama(3), [[1], [1] * 64], **options)
+
+
+def test_the_default_limit_brings_no_other_capacities():
+    params = tiny_llama(max_positions=3000)
+    capacities = {jlade.prepare(params, [1] * n)[0].prompts.shape[1] for n in range(1, 3000, 50)}
+    assert capacities == {1024, 2048, 3000}
+
+
 def test_the_checkpoints_own_end_tokens_are_the_default():
     free = generate(tiny_llama(3), [1, 2, 3])
     end = int(free.tokens[0, 4])
@@ -215,6 +235,11 @@ def test_a_decoder_can_be_named_for_parameters_that_do_not_carry_one():
         (None, TypeError, "prompt must be a string, token ids, or a list of these, got NoneType"),
         ([None], TypeError, r"prompt\[0\] must be a string or a flat sequence"),
         ([2**40], ValueError, "prompt holds token id 1099511627776; accepted are 0 to 12"),
+        (
+            [1] * 64,
+            ValueError,
+            "prompt of 64 tokens leaves no room for a new one; the model reads at most 64 positions",
+        ),
         ([1] * 53, ValueError, "prompt of 53 tokens and max_new_tokens=12 make 65 tokens; the model reads at most 64"),
     ],
     ids=str,
