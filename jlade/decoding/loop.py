@@ -42,14 +42,17 @@ def run(params: Params, state: DecodeState, program: Program, max_steps: int = N
     state, which is small, may share arrays with the caller.
     """
     rest = dataclasses.replace(state, cache=None, pool=None)  # type: ignore[arg-type]  # they come apart, to be donated
-    return _run(params, rest, state.cache, state.pool, jnp.int32(max_steps), program)
+    after = _run(params, rest, state.cache, state.pool, jnp.int32(max_steps), program)
+    return dataclasses.replace(after, constants=state.constants)
 
 
 @functools.partial(jax.jit, static_argnames="program", donate_argnames=("cache", "pool"))
 def _run(
     params: Params, state: DecodeState, cache: KVCache, pool: NGramPool, max_steps: jax.Array, program: Program
 ) -> DecodeState:
-    return _loop(params, dataclasses.replace(state, cache=cache, pool=pool), max_steps, program)
+    after = _loop(params, dataclasses.replace(state, cache=cache, pool=pool), max_steps, program)
+    # A program copies what it returns as it came: in every step of a stream, the table of the stop strings.
+    return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run` has them
 
 
 def _loop(params: Params, state: DecodeState, max_steps: jax.Array, program: Program) -> DecodeState:

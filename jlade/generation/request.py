@@ -29,7 +29,7 @@ HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields o
 
 MOST_NEW_TOKENS = 256  # by default
 SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so that few programs are compiled
-EOS_SLOTS = 8  # the number of end tokens is padded to a multiple of this, for the same reason
+EOS_SLOTS = 32  # end tokens, or this times a power of two, for the same reason
 
 
 class TextOptions(TypedDict, total=False):
@@ -121,7 +121,7 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
     key = _check_key(options.get("key"), batch_size)
     sampling = _check_sampling(options.get("sampling", SamplingConfig()), batch_size, decoder.vocab_size)
 
-    capacity = min(_capacity(int(max(lengths + limits))), decoder.max_positions)
+    capacity = min(_round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), decoder.max_positions)
     cache, pool = None, _check_pool(options.get("pool"), batch_size, decoder.vocab_size, lookahead)
     state = options.get("state")
     if state is not None:
@@ -182,9 +182,9 @@ def check_streamer(streamer: Any, request: Request) -> None:
     check_single(request)
 
 
-def _capacity(num_tokens: int) -> int:
-    """Rounds up to `SMALLEST_CAPACITY` times a power of two."""
-    return next(c for c in (SMALLEST_CAPACITY << i for i in itertools.count()) if c >= num_tokens)
+def _round_up(number: int, smallest: int) -> int:
+    """Rounds up to `smallest` times a power of two."""
+    return next(size for size in (smallest << i for i in itertools.count()) if size >= number)
 
 
 def _check_decoder(params: Params, decoder: Decoder | None) -> Decoder:
@@ -259,8 +259,7 @@ def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
     outside = [i for ids in sets for i in ids if i >= vocab_size]
     if outside:
         raise ValueError(f"eos_ids holds {outside[0]}; accepted are 0 to {vocab_size - 1}")
-    slots = EOS_SLOTS * max(1, -(-max(map(len, sets)) // EOS_SLOTS))
-    padded = np.full((batch_size, slots), -1, np.int32)
+    padded = np.full((batch_size, _round_up(max(map(len, sets)), EOS_SLOTS)), -1, np.int32)
     for padded_ids, ids in zip(padded, sets, strict=True):
         padded_ids[: len(ids)] = ids
     return padded

@@ -9,7 +9,7 @@ import numpy as np
 from jlade.decoding.stopping import StopStrings
 from jlade.generation.text import Tokenizer, token_bytes
 
-FEWEST_STATES = 32  # stop strings of up to 32 bytes in all share one program, of up to 64 bytes the next, and so on
+FEWEST_STATES = 128  # stop strings of up to 128 bytes in all share one program, of up to 256 bytes the next, and so on
 MOST_STATES = 1024
 
 

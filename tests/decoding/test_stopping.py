@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.decoding import loop
 from jlade.generation import stop_strings as automata
 from tests import reference
 from tests.decoding.test_decoding import first_window, logits_of
@@ -51,7 +52,7 @@ def test_the_automaton_equals_a_search_in_the_text(stops, tokens):
 def test_another_number_of_stop_strings_makes_no_other_shape():
     few, many = (automata.build(tiny_tokenizer(), 13, (stops,)) for stops in (("a",), ("abc", "cab", "é")))
     assert few.next_state.shape == many.next_state.shape == (automata.FEWEST_STATES, 13)
-    longest = automata.build(tiny_tokenizer(), 13, (("ab" * 30,),))
+    longest = automata.build(tiny_tokenizer(), 13, (("ab" * 65,),))
     assert longest.next_state.shape == (2 * automata.FEWEST_STATES, 13)
 
 
@@ -219,10 +220,19 @@ def test_other_stops_compile_nothing(caplog):
         caplog.clear()
         generate(
             [1],
-            stop=["c", "ba", "éa"],
+            stop=["c", "ba", "éa" * 15],
             min_new_tokens=9,
-            eos_ids=[1, 2],
+            eos_ids=[1, 2] * 10,
             max_new_tokens=12,
             lookahead=LookaheadConfig(2, 3, 2),
         )
         assert not any("Compiling" in record.message for record in caplog.records)
+
+
+def test_a_step_of_a_stream_does_not_copy_the_table_of_the_stop_strings():
+    options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": LookaheadConfig(2, 3, 2)}
+    inputs, program = jlade.prepare(tiny_llama(3), [1, 2], max_new_tokens=12, min_new_tokens=3, **options)
+    state = jlade.start(jlade.prefill(tiny_llama(3), inputs, program), inputs, program)
+    table = state.constants.stopping.strings.next_state
+    after = loop.run(tiny_llama(3), state, program, max_steps=1)
+    assert after.constants.stopping.strings.next_state.unsafe_buffer_pointer() == table.unsafe_buffer_pointer()
