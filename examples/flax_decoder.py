@@ -160,7 +160,7 @@ def main() -> None:
     train(model, np.array(list(text), np.int32), num_updates=500)
 
     decoder, params = decoder_and_params(model)
-    check_decoder(decoder, params)
+    check_decoder(decoder, params, reference=lambda tokens: model(jnp.asarray(tokens)[None])[0])
 
     prompt = list(b"    def ")  # one token per byte
     plain = jlade.generate(params, prompt, decoder=decoder, max_new_tokens=100, lookahead=None)

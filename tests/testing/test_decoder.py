@@ -1,6 +1,7 @@
 """`check_decoder` accepts correct decoders and names the error of wrong ones."""
 
 import dataclasses
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,15 @@ import pytest
 from jlade.models import base
 from jlade.models.llama import Llama
 from jlade.testing import check_decoder
+from tests import plain_llama
 from tests.tiny import tiny_llama
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_llama_passes(dtype):
+def test_the_llama_passes(dtype, caplog):
     params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(num_layers=1, eos_ids=(3, 12)))
-    check_decoder(params.decoder, params)
+    check_decoder(params.decoder, params, reference=lambda tokens: plain_llama.logits(params, tokens))
+    assert caplog.records == []
 
 
 def test_a_smaller_tolerance_than_rounding_fails():
@@ -190,6 +193,18 @@ WRONG_RESULT = {
         {"forward": forward(lambda t, p, c, m: (t, c.length[:, None] + jnp.arange(t.shape[1])[None], c, m))},
         "must take a token's position from positions",
     ),
+    "takes positions from the order in the block": (
+        {"forward": forward(lambda t, p, c, m: (t, jnp.broadcast_to(jnp.arange(t.shape[1])[None], t.shape), c, m))},
+        "must take a token's position from positions",
+    ),
+    "shifts positions behind a cache": (
+        {"forward": forward(lambda t, p, c, m: (t, p + (c.length > 0).astype(jnp.int32)[:, None], c, m))},
+        "positions of tokens behind a cache are off by 1",
+    ),
+    "adds the cache's length to positions": (
+        {"forward": forward(lambda t, p, c, m: (t, p + c.length[:, None], c, m))},
+        r"positions of tokens behind a cache are off by cache\.length",
+    ),
     "adds a causal mask": (
         {"forward": forward(lambda t, p, c, m: (t, p, c, jnp.tril(m)))},
         "Use no mask but block_mask",
@@ -248,3 +263,50 @@ def test_parameters_that_show_nothing_are_refused(scale, message):
     layer = dataclasses.replace(layer, attention_output=scale * layer.attention_output)
     with pytest.raises(ValueError, match=message):
         check_decoder(params.decoder, dataclasses.replace(params, layers=(layer,)))
+
+
+def absolute(first):
+    """Returns a `forward` with absolute positions from `first` on: each shifts the ids of the tokens by one."""
+    return forward(lambda t, p, c, m: ((t + p + first) % 13, p, c, m))
+
+
+CONSISTENT = {
+    "twice the rotary angles": {"forward": forward(lambda t, p, c, m: (t, 2 * p, c, m))},
+    "absolute positions from 1": {"forward": absolute(1)},
+}
+
+
+@pytest.mark.parametrize("name", CONSISTENT)
+def test_errors_of_all_results_are_found_with_a_reference_and_announced_without(name, caplog):
+    params = tiny_llama(num_layers=1)
+    decoder = type("Wrong", (Llama,), CONSISTENT[name])(params.config)
+
+    def reference(tokens):
+        is_absolute = name.startswith("absolute")
+        return plain_llama.logits(params, (tokens + np.arange(len(tokens))) % 13 if is_absolute else tokens)
+
+    check_decoder(decoder, params)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("jlade", logging.WARNING)
+    assert "cannot be seen. Pass reference=" in record.message
+    with pytest.raises(AssertionError, match=r"other logits than reference. Compare its positions \(the first is 0"):
+        check_decoder(decoder, params, reference=reference)
+
+
+def test_rotary_positions_may_count_from_any_number():
+    params = tiny_llama(num_layers=1)
+    decoder = type("Shifted", (Llama,), {"forward": forward(lambda t, p, c, m: (t, p + 1, c, m))})(params.config)
+    check_decoder(decoder, params, reference=lambda tokens: plain_llama.logits(params, tokens))
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "message"),
+    [
+        ("logits", TypeError, "reference must be a function .* got 'logits'"),
+        (lambda tokens: np.zeros((1, 15, 13)), ValueError, r"\[L, V\] = \[15, 13\] .*, got \[1, 15, 13\]"),
+    ],
+)
+def test_wrong_references_are_refused(reference, error, message):
+    params = tiny_llama(num_layers=1)
+    with pytest.raises(error, match=message):
+        check_decoder(params.decoder, params, reference=reference)
