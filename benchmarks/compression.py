@@ -34,8 +34,8 @@ USUAL = {
     "plain": None,
     "Jacobi": LookaheadConfig(window_size=10, ngram_size=2, guess_set_size=10, pool_from_prompt=False),
     "prompt lookup": LookaheadConfig(window_size=0, ngram_size=5, guess_set_size=10),
-    "lookahead": LookaheadConfig(pool_from_prompt=False),
-    "lookahead + prompt": LookaheadConfig(),
+    "lookahead": LookaheadConfig(15, 5, 15, pool_from_prompt=False),
+    "lookahead + prompt": LookaheadConfig(15, 5, 15),
     "small block": SMALL_BLOCK,
 }
 

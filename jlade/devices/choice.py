@@ -4,9 +4,11 @@ A stored setting is a JSON file for each device, model and batch size.
 """
 
 import dataclasses
+import datetime
 import functools
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import re
@@ -17,10 +19,11 @@ import jax
 
 from jlade import files
 from jlade.config import LookaheadConfig
-from jlade.devices import sheet
-from jlade.devices.estimate import estimate
+from jlade.devices import estimate, sheet
 
 FORMAT = 1
+
+logger = logging.getLogger("jlade")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,31 +41,103 @@ class Key:
         return files.cache_directory() / "tuned" / f"{name}.json"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored:
+    """A setting that was found by measuring.
+
+    Attributes:
+      lookahead: the setting.
+      batch_size: sequences decoded at once.
+      date: when it was stored, in ISO 8601.
+      effort: tokens timed for each setting, the product of prompts, tokens and repeats.
+      speeds: of the settings that were tried, relative to plain decoding.
+      step_times: seconds of a step by block size.
+    """
+
+    lookahead: LookaheadConfig
+    batch_size: int
+    date: str
+    effort: int
+    speeds: dict[LookaheadConfig, float]
+    step_times: dict[int, float]
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "Stored":
+        """Returns the contents of a file; those that files of earlier versions lack are empty."""
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["format"] != FORMAT:
+            raise ValueError(f"its format is {facts['format']!r}, not {FORMAT}")
+        return cls(
+            lookahead=LookaheadConfig(**facts["lookahead"]),
+            batch_size=int(facts["batch_size"]),
+            date=str(facts.get("date", "")),
+            effort=int(facts.get("effort", 0)),
+            speeds={LookaheadConfig(**trial["lookahead"]): trial["speed"] for trial in facts.get("trials", ())},
+            step_times={int(size): seconds for size, seconds in facts.get("step_times", {}).items()},
+        )
+
+
 def choose(params: Any, decoder: object, batch_size: int) -> LookaheadConfig:
     """Returns the setting for B sequences at once; it may be `config.PLAIN`.
 
     A process reads the file once and keeps the setting until it tunes itself, so that the calls for a model share a
-    program.
+    program. Nothing is compiled, and nothing runs on the device.
 
     Args:
       params: arrays, or their shapes alone.
       decoder: the model that `params` belong to.
       batch_size: B.
     """
-    circumstances = key(params, decoder, batch_size)
+    stored = find(params, decoder, batch_size)
+    if stored is not None:
+        return stored.lookahead
     device, _ = sheet.device_of(params)
-    return _choose(circumstances, circumstances.path, device)
+    return estimate.estimate(device.platform, device.device_kind, batch_size)
+
+
+def find(params: Any, decoder: object, batch_size: int) -> Stored | None:
+    """Returns what is stored for a model, None when there is nothing. Arguments and caching are those of `choose`."""
+    circumstances = key(params, decoder, batch_size)
+    return _find(circumstances, circumstances.path)
+
+
+def log_if_slow(lookahead: LookaheadConfig, params: Any, decoder: object, batch_size: int) -> None:
+    """Logs once for each setting, at INFO, that tuning or the estimate shows it to be slower than plain decoding.
+
+    An adaptive setting is not, as it falls back to plain steps.
+    """
+    if lookahead.step_cost is None and lookahead.block_size > 1:
+        device, _ = sheet.device_of(params)
+        _log_if_slow(lookahead, find(params, decoder, batch_size), device, batch_size)
+
+
+@functools.cache
+def _log_if_slow(lookahead: LookaheadConfig, stored: Stored | None, device: jax.Device, batch_size: int) -> None:
+    if stored is not None and lookahead in stored.speeds:
+        speed, source = stored.speeds[lookahead], "as measured by tuning"
+    elif stored is not None and stored.step_times:
+        speed, source = estimate.speed_limit(lookahead, stored.step_times), "at most, by the step times of tuning"
+    else:
+        step_times = estimate.step_times(device.platform, device.device_kind, batch_size)
+        speed, source = estimate.speed_limit(lookahead, step_times), "at most, by an estimate; `jlade tune` measures"
+    if speed < 1:
+        sizes = (lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
+        logger.info(
+            "W, N, G = %d, %d, %d is slower than plain decoding on %s, batch size %d: %.2fx its speed, %s. "
+            'lookahead="auto" is the setting for this device.',
+            *(*sizes, device.device_kind, batch_size, speed, source),
+        )
 
 
 def forget() -> None:
     """Makes the next call of `choose` read the file again."""
-    _choose.cache_clear()
+    _find.cache_clear()
 
 
 @functools.cache
-def _choose(key: Key, path: pathlib.Path, device: jax.Device) -> LookaheadConfig:
+def _find(key: Key, path: pathlib.Path) -> Stored | None:
     """The key's `path` is an argument because it depends on the environment."""
-    return load(key) or estimate(device.platform, device.device_kind, key.batch_size)
+    return load(key)
 
 
 def key(params: Any, decoder: object, batch_size: int) -> Key:
@@ -88,20 +163,18 @@ def save(key: Key, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:
     The file appears whole or not at all.
     """
     found = {"format": FORMAT, **dataclasses.asdict(key), "lookahead": dataclasses.asdict(lookahead)}
-    text = json.dumps(found | {"jax": jax.__version__} | facts, indent=1) + "\n"
+    found |= {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "jax": jax.__version__}
+    text = json.dumps(found | facts, indent=1) + "\n"
     with files.written_whole(key.path, replace=True) as file:
         file.write_text(text, encoding="utf-8")
 
 
-def load(key: Key) -> LookaheadConfig | None:
-    """Returns the setting stored for `key`, None when there is none. A broken file is ignored with a warning."""
+def load(key: Key) -> Stored | None:
+    """Returns what is stored for `key`, None when there is nothing. A broken file is ignored with a warning."""
     try:
-        stored = json.loads(key.path.read_text(encoding="utf-8"))
-        if stored["format"] != FORMAT:
-            raise ValueError(f"its format is {stored['format']!r}, not {FORMAT}")
-        return LookaheadConfig(**stored["lookahead"])
+        return Stored.read(key.path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         warnings.warn(f"{key.path} is ignored; `jlade tune` writes it anew: {error!r}", stacklevel=2)
         return None

@@ -41,8 +41,9 @@ def generate(
         as many as the model's positions leave, up to 256.
       min_new_tokens: before this many tokens no end token is generated and no stop string ends the text, for all
         prompts or one for each; 0 by default.
-      lookahead: W, N and G, `LookaheadConfig()` by default; None for plain decoding, one token a step; "auto" for the
-        setting that `jlade.tune` found on this device for this model and batch size, or an estimate if it did not run.
+      lookahead: W, N and G; None for plain decoding, one token a step; "auto", the default, for the setting that
+        `jlade.tune` found on this device for this model and batch size, or an estimate if it did not run. A setting
+        that is known to be slower than plain decoding here is logged once, at INFO by the logger "jlade".
       sampling: how tokens are drawn, for all prompts or one for each; greedy by default. Other values compile nothing;
         a control that was not used before does.
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer`, or a

@@ -95,7 +95,10 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
     mask = options.get("attention_mask")
     prompts = prompts_lib.read(prompt, tokenizer, decoder.vocab_size, mask, parse_special)
     batch_size = len(prompts)
-    lookahead = _check_lookahead(options.get("lookahead", LookaheadConfig()), params, decoder, batch_size)
+    state = options.get("state")
+    # "auto" continues with the setting of the state, which may have one sequence for all prompts.
+    num_sequences = state.tokens.shape[0] if isinstance(state, DecodeState) else batch_size
+    lookahead = _check_lookahead(options.get("lookahead", "auto"), params, decoder, num_sequences)
     lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
     limits = _check_limits(options.get("max_new_tokens"), lengths, decoder.max_positions)
     fewest = _check_ints("min_new_tokens", options.get("min_new_tokens", 0), 0, batch_size)
@@ -123,7 +126,6 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
 
     capacity = min(_round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), decoder.max_positions)
     cache, pool = None, _check_pool(options.get("pool"), batch_size, decoder.vocab_size, lookahead)
-    state = options.get("state")
     if state is not None:
         if pool is not None:
             raise ValueError("pool and state cannot both be given: the state has a pool of its own")
@@ -203,7 +205,10 @@ def _check_lookahead(lookahead: Any, params: Params, decoder: Decoder, batch_siz
         return choice.choose(params, decoder, batch_size)
     if not isinstance(lookahead, LookaheadConfig | None):
         raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
-    return PLAIN if lookahead is None else lookahead
+    if lookahead is None:
+        return PLAIN
+    choice.log_if_slow(lookahead, params, decoder, batch_size)
+    return lookahead
 
 
 def _check_bool(name: str, value: Any) -> bool:

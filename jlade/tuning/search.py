@@ -10,6 +10,7 @@ import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.devices import choice
+from jlade.devices.estimate import SLACK, speed_limit
 from jlade.generation import request
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Options, TextOptions
@@ -28,7 +29,6 @@ USUAL = tuple(
     )
 )
 
-SLACK = 1.15  # an interpolated step time may be too long by this factor
 CLOSE = 0.2  # settings within this share of the best speed are measured again, side by side
 TIE = 0.03  # settings within this share of the best speed are equally good
 
@@ -111,12 +111,7 @@ def search(
       The best trial, by `pick`; all trials, plain decoding first, then fastest first; and the settings that were not
       tried.
     """
-    sizes, seconds = list(step_times), list(step_times.values())
-
-    def promise(setting: LookaheadConfig) -> float:
-        """Returns the speed of a setting that accepts N tokens in every step."""
-        return SLACK * setting.max_accepted * seconds[0] / float(np.interp(setting.block_size, sizes, seconds))
-
+    promise = functools.partial(speed_limit, step_times=step_times)
     tried: dict[LookaheadConfig, Trial] = {}
     pruned, best = [], 1.0
     for setting in sorted(dict.fromkeys(settings), key=promise, reverse=True):

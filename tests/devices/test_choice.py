@@ -1,8 +1,11 @@
 """`lookahead="auto"`, and the files in which it finds what was tuned."""
 
+import dataclasses
 import json
+import logging
 import multiprocessing
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -30,19 +33,19 @@ def key_of(params, batch_size=1):
 @pytest.mark.parametrize("setting", [PLAIN, SETTING, LookaheadConfig(5, 4, 3, False, "rejection", "greedy")])
 def test_what_is_stored_is_loaded(setting, cache_directory):
     assert choice.load(KEY) is None
-    choice.save(KEY, SMALL_BLOCK, {"trials": [1]})
-    choice.save(KEY, setting, {"trials": [2]})
-    assert choice.load(KEY) == setting
+    choice.save(KEY, SMALL_BLOCK, {"pruned": [1]})
+    choice.save(KEY, setting, {"pruned": [2]})
+    assert choice.load(KEY).lookahead == setting
     (file,) = (cache_directory / "jlade" / "tuned").iterdir()
     stored = json.loads(file.read_text())
-    assert (stored["device"], stored["jax"], stored["trials"]) == (KEY.device, jax.__version__, [2])
+    assert (stored["device"], stored["jax"], stored["pruned"]) == (KEY.device, jax.__version__, [2])
 
 
 def test_every_device_model_and_batch_size_has_its_own():
     keys = [KEY, Key("2 x device (gpu)", "model", 1), Key(KEY.device, "other", 1), Key(KEY.device, "model", 2)]
     for window, key in enumerate(keys):
         choice.save(key, LookaheadConfig(window, 3, 2), {})
-    assert [choice.load(key).window_size for key in keys] == [0, 1, 2, 3]
+    assert [choice.load(key).lookahead.window_size for key in keys] == [0, 1, 2, 3]
 
 
 def test_models_differ_by_shape_dtype_and_configuration_but_not_by_weights():
@@ -100,6 +103,8 @@ def test_without_a_cache_directory_it_is_the_homes(directory, monkeypatch, tmp_p
         b'{"format": 1, "lookahead": null}',
         b'{"format": 1, "lookahead": {"window_size": -1}}',
         b'{"format": 1, "lookahead": {"depth": 1}}',
+        b'{"format": 1, "lookahead": {}, "batch_size": 1, "trials": [1]}',
+        b'{"format": 1, "lookahead": {}, "batch_size": 1, "step_times": []}',
     ],
 )
 def test_a_broken_file_is_ignored_with_a_warning_and_written_anew(content):
@@ -111,7 +116,7 @@ def test_a_broken_file_is_ignored_with_a_warning_and_written_anew(content):
         assert choice.choose(params, params.decoder, 1) == SMALL_BLOCK
     assert choice.choose(params, params.decoder, 1) == SMALL_BLOCK  # without a second warning
     choice.save(key, SETTING, {})
-    assert choice.load(key) == SETTING
+    assert choice.load(key).lookahead == SETTING
 
 
 def test_a_directory_in_its_place_is_ignored_with_a_warning():
@@ -131,7 +136,7 @@ def test_a_file_appears_whole_or_not_at_all(monkeypatch):
     monkeypatch.setattr("jlade.files.os.replace", refuse)
     with pytest.raises(OSError, match="no"):
         choice.save(KEY, PLAIN, {})
-    assert choice.load(KEY) == SETTING
+    assert choice.load(KEY).lookahead == SETTING
     assert list(KEY.path.parent.iterdir()) == [KEY.path]
 
 
@@ -146,9 +151,9 @@ def test_writers_at_once_lose_nothing():
         writing = pool.map_async(write_often, [2, 3, 4])
         while not writing.ready():
             found = choice.load(KEY)  # would warn of a part of a file
-            assert found is None or found.window_size < 50
+            assert found is None or found.lookahead.window_size < 50
         writing.get()
-    assert [choice.load(Key(KEY.device, "model", size)).window_size for size in (1, 2, 3, 4)] == [49, 2, 3, 4]
+    assert [choice.load(Key(KEY.device, "model", size)).lookahead.window_size for size in (1, 2, 3, 4)] == [49, 2, 3, 4]
     assert len(list(KEY.path.parent.iterdir())) == 4
 
 
@@ -182,6 +187,71 @@ def test_a_process_stays_with_what_it_found_until_told_to_look_again():
     assert choice.choose(params, params.decoder, 1) == SMALL_BLOCK
     choice.forget()
     assert choice.choose(params, params.decoder, 1) == SETTING
+
+
+def test_auto_is_the_default_and_reads_the_file_once(monkeypatch):
+    params, reads = tiny_llama(3), []
+    choice.save(key_of(params), SETTING, {})
+    read = choice.Stored.read
+    monkeypatch.setattr(choice.Stored, "read", lambda path: reads.append(path) or read(path))
+    programs = [
+        jlade.prepare(params, [1, 2], max_new_tokens=4, **options)[1] for options in ({}, {"lookahead": "auto"}, {})
+    ]
+    assert {program.lookahead for program in programs} == {SETTING}
+    assert reads == [key_of(params).path]
+    assert jlade.prepare(params, [[1], [2]], max_new_tokens=4)[1].lookahead == SMALL_BLOCK
+
+
+def test_auto_continues_with_the_setting_of_a_state_of_one_sequence():
+    params = tiny_llama(3, num_layers=3)
+    choice.save(key_of(params, 2), LookaheadConfig(5, 4, 3), {})
+    first = jlade.generate(params, [1, 2], max_new_tokens=4, keep_state=True)
+    prompts = [[*row, token] for row in np.asarray(first.state.tokens)[:, :6].tolist() for token in (1, 2)]
+    assert jlade.prepare(params, prompts, max_new_tokens=4, state=first.state)[1].lookahead == SMALL_BLOCK
+    assert jlade.prepare(params, prompts, max_new_tokens=4)[1].lookahead == LookaheadConfig(5, 4, 3)
+
+
+WIDE = LookaheadConfig(15, 5, 15)
+
+
+def trials(**speeds):
+    """Returns the facts of trials with the speeds of SETTING and WIDE."""
+    settings = {"narrow": SETTING, "wide": WIDE}
+    return {"trials": [{"lookahead": vars(settings[name]), "speed": speed} for name, speed in speeds.items()]}
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "facts", "message"),
+    [
+        (
+            WIDE,
+            None,
+            r"15, 5, 15 is slower than plain decoding on cpu, batch size 1: 0\.5\dx its speed, at most, by an es",
+        ),
+        (SETTING, None, None),
+        (WIDE, trials(wide=1.5), None),  # though an estimate takes it for slow
+        (SETTING, trials(narrow=0.75), r"2, 3, 2 is slower .*: 0\.75x its speed, as measured by tuning"),
+        # N = 3 tokens for a step of 8 that takes 4 plain ones
+        (SETTING, {"step_times": {1: 1.0, 8: 4.0}}, r"0\.86x its speed, at most, by the step times of tuning"),
+        (SETTING, {"step_times": {1: 1.0, 8: 3.0}}, None),
+        (dataclasses.replace(WIDE, step_cost=9.0), None, None),  # falls back to plain steps
+        (PLAIN, trials(narrow=2.0), None),
+        (None, None, None),
+        ("auto", None, None),
+    ],
+)
+def test_a_setting_that_is_known_to_be_slow_is_logged_once(lookahead, facts, message, caplog):
+    choice._log_if_slow.cache_clear()
+    caplog.set_level(logging.INFO, "jlade")
+    params = tiny_llama(3)
+    if facts is not None:
+        choice.save(key_of(params), SMALL_BLOCK, facts)
+    for prompt in ([1, 2], [3]):
+        jlade.prepare(params, prompt, max_new_tokens=4, lookahead=lookahead)
+    assert len(caplog.records) == (message is not None)
+    for record in caplog.records:
+        assert (record.name, record.levelno) == ("jlade", logging.INFO)
+        assert re.search(message, record.message)
 
 
 @pytest.mark.parametrize("lookahead", ["Auto", "", 5, np.array([1, 2])])

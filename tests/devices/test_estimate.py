@@ -1,7 +1,7 @@
 import pytest
 
 from jlade import LookaheadConfig
-from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
 from jlade.devices import estimate, sheet
 
 PAPERS = {size: LookaheadConfig(size, 5, size) for size in (15, 10, 7)}
@@ -59,3 +59,20 @@ def test_texts_decoded_at_once_share_the_room():
 
 def test_an_unknown_device_is_taken_for_the_one_with_the_least_room():
     assert estimate.free_tokens("unknown") == min(map(estimate.free_tokens, sheet.SHEETS))
+
+
+@pytest.mark.parametrize("batch_size", [1, 32, 1024])
+def test_step_times_grow_from_the_free_tokens_on(batch_size):
+    h100 = "NVIDIA H100 80GB HBM3"
+    times = estimate.step_times("gpu", h100, batch_size)
+    room = estimate.free_tokens(h100) / batch_size
+    assert times == pytest.approx({size: max(1.0, size / room) for size in times})
+    assert list(times) == sorted({1, max(1, int(room)), MAX_BLOCK_SIZE})
+
+
+def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():
+    for platform, kind in (("cpu", "cpu"), *(("gpu", name) for name in sheet.SHEETS)):
+        for batch_size in (1, 2, 4, 8, 64):
+            setting = estimate.estimate(platform, kind, batch_size)
+            assert estimate.speed_limit(setting, estimate.step_times(platform, kind, batch_size)) >= 1
+    assert estimate.speed_limit(PAPERS[15], estimate.step_times("gpu", "NVIDIA A100-SXM4-80GB", 32)) < 1
