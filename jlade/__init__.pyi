@@ -8,7 +8,7 @@ from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
 from .lookahead.ngram_pool import NGramPool
-from .storage import demo, load, load_pool, save_pool
+from .storage import demo, load, load_pool, load_sampling, save_pool
 from .tuning.result import Trial, Tuning
 from .tuning.search import tune
 
@@ -34,6 +34,7 @@ __all__ = [
     "generation",
     "load",
     "load_pool",
+    "load_sampling",
     "lookahead",
     "models",
     "prefill",

@@ -11,7 +11,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from jlade import conversion
+from jlade.config import SamplingConfig
 from jlade.conversion import checkpoint, hub
+from jlade.conversion.json_files import Values, read_json
 from jlade.conversion.tensors import Sharding
 from jlade.files import written_whole
 from jlade.generation.text import load_tokenizer
@@ -51,6 +53,34 @@ def load(
     directory = hub.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
     return read(directory, dtype, sharding, int8=int8, strict=strict), load_tokenizer(directory)
+
+
+def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) -> SamplingConfig:
+    """Returns the sampling that a checkpoint recommends in its generation_config.json, for `jlade.generate`.
+
+    The keys are do_sample, temperature, top_k, top_p, min_p and repetition_penalty. Missing ones have the defaults of
+    transformers, such as 50 for top_k. Without do_sample, or without the file, the text is greedy: only the penalty
+    applies.
+
+    Args:
+      path, revision: see `load`.
+
+    Raises:
+      ValueError: names the file, and the key that is out of range.
+    """
+    file = hub.find(path, revision) / "generation_config.json"
+    values = Values(file, read_json(file) if file.exists() else {})
+    controls = {"repetition_penalty": values.get("repetition_penalty")}
+    if values.boolean("do_sample"):
+        controls |= {"temperature": values.get("temperature", 1.0), "top_k": values.get("top_k", 50)}
+        controls |= {name: values.get(name) for name in ("top_p", "min_p")}
+    # A control that has no effect is left out, since the program would take the time to compute it.
+    neutral = {"repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    used = {name: value for name, value in controls.items() if value != neutral.get(name)}
+    try:
+        return SamplingConfig(**used)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def demo(dtype: jax.typing.DTypeLike | None = None) -> tuple[LlamaParams, Tokenizer]:

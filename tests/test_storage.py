@@ -1,4 +1,7 @@
-"""`jlade.load`: checkpoints in both formats, from directories and from the Hub. test_turns.py has the pools."""
+"""`jlade.load`: checkpoints in both formats, from directories and from the Hub, and `jlade.load_sampling`.
+
+test_turns.py has the pools.
+"""
 
 import json
 import shutil
@@ -42,6 +45,55 @@ def test_a_loaded_directory_generates(tmp_path, demo):
     assert out.text == jlade.generate(demo[0], "import os\n", tokenizer=demo[1], **arguments).text
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, {}),
+        ({"temperature": 0.6, "top_p": 0.9}, {}),
+        ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"do_sample": True}, {"temperature": 1.0, "top_k": 50}),
+        (  # Llama 3
+            {"bos_token_id": 128000, "do_sample": True, "eos_token_id": [128001], "temperature": 0.6, "top_p": 0.9},
+            {"temperature": 0.6, "top_k": 50, "top_p": 0.9},
+        ),
+        (  # Qwen2.5
+            {"do_sample": True, "repetition_penalty": 1.05, "temperature": 0.7, "top_k": 20, "top_p": 0.8},
+            {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
+        ),
+        (  # controls without effect
+            {"do_sample": True, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0},
+            {"temperature": 1.0},
+        ),
+        (
+            {"do_sample": True, "temperature": None, "top_k": None, "min_p": 0.05},
+            {"temperature": 1.0, "top_k": 50, "min_p": 0.05},
+        ),
+    ],
+    ids=str,
+)
+def test_sampling_of_a_checkpoint(content, expected, tmp_path):
+    if content is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    assert jlade.load_sampling(tmp_path) == jlade.SamplingConfig(**expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"do_sample": True, "top_p": 2}, "top_p must be a number above 0, up to 1, got 2"),
+        ({"do_sample": True, "top_k": "all"}, "top_k must be an integer of at least 1, got 'all'"),
+        ({"do_sample": 1}, "do_sample must be true or false, got 1"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be a number above 0, got -1"),
+        ([], "must hold a JSON object, got list"),
+    ],
+    ids=str,
+)
+def test_broken_sampling_of_a_checkpoint_is_refused(content, message, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"generation_config\.json:? {message}"):
+        jlade.load_sampling(tmp_path)
+
+
 def in_hub(tmp_path, monkeypatch):
     """Puts the demo checkpoint into a cache of huggingface_hub, as a download would."""
     repository = tmp_path / "hub" / "models--someone--demo"
@@ -59,6 +111,7 @@ def test_hub_ids_are_found_in_the_cache(tmp_path, monkeypatch, demo):
     assert_equal(params, demo[0])
     assert tokenizer.to_str() == demo[1].to_str()
     assert jlade.load("someone/demo", revision="main")[1] is not None
+    assert jlade.load_sampling("someone/demo", revision="main") == jlade.SamplingConfig()
 
 
 @pytest.mark.parametrize(

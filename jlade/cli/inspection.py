@@ -94,6 +94,7 @@ def run(options: argparse.Namespace) -> None:
         },
         "tokenizer": text.load_tokenizer(directory) is not None,
         "chat_template": _has_chat_template(directory),
+        "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
         "device": device.device_kind,
         "lookahead": {name: getattr(lookahead, name) for name in ("window_size", "ngram_size", "guess_set_size")},
     }
@@ -190,6 +191,9 @@ def _table(facts: dict[str, Any]) -> Table:
     biases = [name for name in ("qkv", "attention_output", "mlp") if config[f"{name}_bias"]]
     windows = [size for size in config["sliding_windows"] if size is not None]
     scaling = dict(config["rope_scaling"] or {"type": "none"})
+    sampling = dict(facts["sampling"])
+    temperature = sampling.pop("temperature")
+    tokens = f"temperature={temperature}" if temperature else "greedy"
     dtypes = files["tensor_bytes"]
     stored = (
         ", ".join(f"{decimal(dtypes[name])} of {name}" for name in dtypes) if len(dtypes) > 1 else next(iter(dtypes))
@@ -211,6 +215,7 @@ def _table(facts: dict[str, Any]) -> Table:
         "biases": ", ".join(biases) or "none",
         "norms": "of layers, queries and keys" if config["qk_norm"] else "of layers",
         "end tokens": ", ".join(map(str, config["eos_ids"])) or "none",
+        "sampling": ", ".join([tokens, *(f"{name}={value}" for name, value in sampling.items())]),
         "tokenizer": "yes" if facts["tokenizer"] else "no",
         "chat template": "yes" if facts["chat_template"] else "no",
         "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}",

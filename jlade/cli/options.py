@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 import re
 import sys
@@ -24,7 +25,7 @@ DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 SETTINGS: dict[str, tuple[type, Any, str, str]] = {
     "max_new_tokens": (int, None, "M", "most tokens to generate (default: what fits, up to 256)"),
     "min_new_tokens": (int, 0, "M", "the text does not end before M tokens (default: %(default)s)"),
-    "temperature": (float, None, "T", "divides the logits; 0 takes the most likely token (default: 0)"),
+    "temperature": (float, None, "T", "divides the logits; 0 takes the most likely token (default: the model's, or 0)"),
     "top_k": (int, None, "K", "keep the K most likely tokens"),
     "top_p": (float, None, "P", "keep the fewest tokens whose probabilities add up to P"),
     "min_p": (float, None, "P", "keep tokens of at least P times the highest probability"),
@@ -93,8 +94,7 @@ def request(options: argparse.Namespace) -> Options:
     Raises:
       ValueError: names the argument that is out of range.
     """
-    controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
-    sampling = jlade.SamplingConfig(**{name: value for name, value in controls.items() if value is not None})
+    sampling = _sampling(options)
     seed = 0 if options.seed is None else check_int("seed", options.seed, 0)
     if seed >= 2**32:
         raise ValueError(f"seed must be below 2**32, got {seed}")
@@ -121,6 +121,23 @@ def check_together(options: argparse.Namespace, temperature: float) -> None:
         for name in ("top_k", "top_p", "min_p", "seed"):
             if getattr(options, name) is not None:
                 raise ValueError(f"{name} has no effect at temperature 0: set a temperature above 0, or leave it out")
+
+
+def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
+    """Returns the sampling that the checkpoint recommends, with the given values in place of its own."""
+    controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
+    given = {name: value for name, value in controls.items() if value is not None}
+    jlade.SamplingConfig(**given)  # checks the arguments before a checkpoint is looked for
+    recommended = _recommended(options.model or DEMO)
+    if given.get("temperature") == 0:  # filters take time, and leave greedy text as it is
+        recommended = jlade.SamplingConfig(repetition_penalty=recommended.repetition_penalty)
+    return dataclasses.replace(recommended, **given)
+
+
+@functools.cache
+def _recommended(model: str | pathlib.Path) -> jlade.SamplingConfig:
+    """Reads the file once: `model` may be an id of the Hub, and a chat asks for each answer."""
+    return jlade.load_sampling(model)
 
 
 def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:

@@ -79,7 +79,8 @@ def test_facts_equal_those_of_the_loaded_model(inspect, demo):
     assert facts["lookahead"] == {name: getattr(SMALL_BLOCK, name) for name in facts["lookahead"]}
     assert len(facts["lookahead"]) == 3
     assert facts["device"] == jax.devices()[0].device_kind
-    assert len(facts) == 11
+    assert facts["sampling"] == {"temperature": 0.0}
+    assert len(facts) == 12
 
 
 def test_length_batch_size_and_dtype_change_the_memory(inspect):
@@ -128,6 +129,7 @@ def test_the_table(inspect, tmp_path):
     assert rows["norms"] == "of layers, queries and keys"
     assert rows["end tokens"] == "3, 4"
     assert rows["tokenizer"] == rows["chat template"] == "no"
+    assert rows["sampling"] == "greedy"
     assert rows["KV cache"] == f"{(2 * 2 * 2 * 50 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
     assert rows["W, N, G on cpu"] == "0, 4, 1"
 
@@ -137,6 +139,25 @@ def test_the_table(inspect, tmp_path):
     assert rows["weights in float32"] == "21.9 MB"
     assert rows["rotary scaling"] == rows["sliding windows"] == rows["biases"] == "none"
     assert rows["tokenizer"] == rows["chat template"] == "yes"
+
+
+def test_the_sampling_that_the_checkpoint_recommends(inspect, tmp_path):
+    file = write_checkpoint(tmp_path) / "generation_config.json"
+    for content, expected, row in (
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9},
+            {"temperature": 0.6, "top_k": 50, "top_p": 0.9},
+            "temperature=0.6, top_k=50, top_p=0.9",
+        ),
+        (
+            {"repetition_penalty": 1.1},
+            {"temperature": 0.0, "repetition_penalty": 1.1},
+            "greedy, repetition_penalty=1.1",
+        ),
+    ):
+        file.write_text(json.dumps(content))
+        assert json.loads(inspect(tmp_path, "--json"))["sampling"] == expected
+        assert re.search(f"sampling +│ {row} ", inspect(tmp_path))
 
 
 def test_files_of_several_dtypes(inspect, tmp_path):

@@ -1,0 +1,50 @@
+"""The sampling of the commands: that of the checkpoint, unless an option says otherwise."""
+
+import json
+
+import pytest
+
+from jlade import SamplingConfig
+from jlade.cli import chat, compare, generate, options
+
+SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+
+
+def sampling_of(command, *arguments):
+    prompt = ["x"] if command is compare else []
+    return options.request(command.parser().parse_args([*prompt, *map(str, arguments)]))["sampling"]
+
+
+@pytest.mark.parametrize("command", [compare, generate, chat])
+def test_the_sampling_is_that_of_the_checkpoint_unless_given(command, tmp_path):
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps(SAMPLED))
+    recommended = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+    assert sampling_of(command, "--model", tmp_path) == SamplingConfig(**recommended)
+    changed = sampling_of(command, "--model", tmp_path, "--temperature", 0.2, "--min-p", 0.1)
+    assert changed == SamplingConfig(**recommended | {"temperature": 0.2, "min_p": 0.1})
+    assert sampling_of(command) == SamplingConfig(), "the demo model is greedy"
+
+
+@pytest.mark.parametrize("do_sample", [False, None])
+def test_without_do_sample_the_text_is_greedy(do_sample, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(SAMPLED | {"do_sample": do_sample}))
+    assert sampling_of(generate, "--model", tmp_path) == SamplingConfig(repetition_penalty=1.05)
+
+
+def test_a_temperature_of_0_drops_the_filters_of_the_checkpoint(tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(SAMPLED))
+    greedy = sampling_of(generate, "--model", tmp_path, "--temperature", 0, "--repetition-penalty", 1)
+    assert greedy == SamplingConfig(repetition_penalty=1.0)
+
+
+def test_a_chat_returns_to_the_sampling_of_the_checkpoint(tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(SAMPLED))
+    given = chat.parser().parse_args(["--model", str(tmp_path), "--top-k", "5"])
+    assert options.request(given)["sampling"].top_k == 5
+    assert options.request(options.change(given, "top_k=none"))["sampling"].top_k == 20
+
+
+def test_arguments_are_checked_before_the_checkpoint_is_looked_for():
+    with pytest.raises(ValueError, match=r"temperature must be a number of at least 0, got -1\.0"):
+        sampling_of(generate, "--model", "no/where", "--temperature", -1)
