@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from jlade.cli import commands  # imports JAX, which takes a second
         command, options = commands.parse(words)
         try:
-            command.run(options)
+            with commands.warnings_in_one_line():
+                command.run(options)
             sys.stdout.flush()  # here and not at exit, so that a closed pipe raises BrokenPipeError below
         except Exception as error:
             if options.debug or isinstance(error, BrokenPipeError):

@@ -1,10 +1,12 @@
 """The commands of `jlade`: the choice among them, their help, and their errors."""
 
 import argparse
+import contextlib
 import difflib
 import sys
-from collections.abc import Sequence
-from typing import NoReturn, Protocol
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Protocol
 
 import jax
 
@@ -86,6 +88,18 @@ def report(error: Exception, options: argparse.Namespace) -> NoReturn:
         sys.exit(2)
     print(f"{options.prog}: {type(error).__name__}: {message} (--debug shows the traceback)", file=sys.stderr)
     sys.exit(1)
+
+
+@contextlib.contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Shows the warnings of the block without the line of code that gives them."""
+
+    def show(message: Warning | str, *where: Any, **others: Any) -> None:
+        print(f"jlade: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _refuse(message: str) -> NoReturn:

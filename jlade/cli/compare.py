@@ -94,14 +94,15 @@ def run(options: argparse.Namespace) -> None:
                 console.print("\n", _table(runs))
             raise
 
-    is_greedy = request["sampling"].temperature == 0
+    sampling = request["sampling"]
+    assert isinstance(sampling, jlade.SamplingConfig)
     first, *rest = runs.values()
     differences = [difference.find(params, ids, first.tokens, other.tokens) for other in rest]
     if options.json:
         print(json.dumps(_figures(options.prompt, params, runs, differences)))
     else:
         console.print(_table(runs))
-        for sentence in _sentences(params, runs, differences, is_greedy):
+        for sentence in _sentences(params, runs, differences, sampling.temperature):
             console.print(sentence)
 
 
@@ -180,7 +181,7 @@ def _table(runs: _Runs) -> Table:
 
 
 def _sentences(
-    params: LlamaParams, runs: _Runs, differences: list[difference.Difference | None], is_greedy: bool
+    params: LlamaParams, runs: _Runs, differences: list[difference.Difference | None], temperature: float
 ) -> Iterator[str]:
     """Yields whether the texts are identical, and why wide blocks are slow on a CPU."""
     (_, first), *rest = runs.items()
@@ -189,7 +190,7 @@ def _sentences(
         yield f"identical: {number} texts have the same {len(first.tokens)} tokens"
     for (setting, _), found in zip(rest, differences, strict=True):
         if found is not None:
-            gap = f", where the two largest logits are {found.logit_gap:.2g} apart" if is_greedy else ""
+            gap = "" if temperature else f", where the two largest logits are {found.logit_gap:.2g} apart"
             dtype = params.embedding.dtype
             yield f"not identical, in {dtype}: {_name(setting)} differs from token {found.position + 1} on{gap}"
     plain = runs.get(PLAIN, _Run()).tally.tokens_per_second

@@ -44,7 +44,14 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[
     """Returns the token ids of `text`, with the special tokens that the tokenizer adds, and without padding.
 
     Unless `parse_special`, the names of special tokens in `text` are plain characters.
+
+    Raises:
+      ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"prompt must be text that UTF-8 can write, got {text[:40]!r}") from error
     encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
     if isinstance(encoded, tokenizers.Encoding):
         return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]

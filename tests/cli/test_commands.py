@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
@@ -89,6 +90,14 @@ def test_other_errors_are_not_shown_as_errors_of_the_user(monkeypatch, capsys):
     )
     with pytest.raises(TypeError, match="unsupported operand"):
         cli.main(["generate", "--debug"])
+
+
+def test_a_warning_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(generate, "run", lambda options: warnings.warn("config.json has a new key", stacklevel=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli.main(["generate"]) == 0
+    assert capsys.readouterr().err == "jlade: warning: config.json has a new key\n"
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout"])
