@@ -2,26 +2,34 @@ from . import conversion, decoding, devices, generation, lookahead, models, test
 from .config import LookaheadConfig, SamplingConfig
 from .decoding.loop import decode, step
 from .decoding.prefill import prefill, start
+from .decoding.sampling import Sampling
 from .decoding.state import DecodeState, Inputs, Program
-from .decoding.stopping import Stopping
+from .decoding.stopping import Stopping, StopStrings
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
 from .lookahead.ngram_pool import NGramPool
+from .models.base import Decoder, KVCache
+from .models.llama import LlamaParams
 from .storage import demo, load, load_pool, load_sampling, save_pool
 from .tuning.result import Trial, Tuning
 from .tuning.search import tune
 
 __all__ = [
     "DecodeState",
+    "Decoder",
     "Generation",
     "Inputs",
+    "KVCache",
+    "LlamaParams",
     "LookaheadConfig",
     "NGramPool",
     "Piece",
     "Program",
+    "Sampling",
     "SamplingConfig",
     "Statistics",
+    "StopStrings",
     "Stopping",
     "Trial",
     "Tuning",

@@ -2,6 +2,7 @@ import importlib.metadata
 import pathlib
 import subprocess
 import sys
+import typing
 
 import jlade
 import jlade.conversion
@@ -10,6 +11,25 @@ import jlade.conversion
 def test_public_names_exist():
     assert sorted(jlade.__all__) == jlade.__all__
     assert all(hasattr(jlade, name) for name in jlade.__all__)
+
+
+def test_the_types_of_a_program_of_ones_own_are_public():
+    """Those in the signatures of decode and its parts, and in the fields of their arguments."""
+    things = (
+        jlade.load,
+        jlade.decode,
+        jlade.prefill,
+        jlade.start,
+        jlade.step,
+        jlade.Inputs,
+        jlade.Program,
+        jlade.Stopping,
+    )
+    hints = [hint for thing in things for hint in typing.get_type_hints(thing).values()]
+    types = {one for hint in hints for one in (hint, *typing.get_args(hint)) if isinstance(one, type)}
+    names = {one.__name__ for one in types if one.__module__.startswith("jlade.")}
+    assert names >= {"DecodeState", "Sampling", "StopStrings"}
+    assert names - set(jlade.__all__) == set()
 
 
 def test_version_is_the_distributions():

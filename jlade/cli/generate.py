@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> None:
         ]
         params, tokenizer = options_lib.load(options)
         request["tokenizer"] = tokenizer
-        # The keys that `jlade.generate` would give the sequences of one batch of all prompts.
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(prompts)))
+        # The first key is that of `jlade PROMPT`, so that the same prompt gives the same text.
+        keys = [key, *(jax.random.fold_in(key, i) for i in range(1, len(prompts)))]
         job = [_check(params, prompt, k, request, options) for prompt, k in zip(prompts, keys, strict=True)]
     batch_size = min(batch_size, len(job))
 
@@ -125,7 +125,7 @@ def _stream(params: LlamaParams, item: _Item, request: Options, file: TextIO) ->
     if item.error is not None:
         return
     with status.show("compiling and reading") if file.isatty() else contextlib.nullcontext():
-        pieces = jlade.stream(params, item.ids, **(request | {"key": item.key[None]}))
+        pieces = jlade.stream(params, item.ids, **(request | {"key": item.key}))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
         print(piece.text, end="", file=file, flush=True)

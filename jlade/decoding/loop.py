@@ -23,6 +23,15 @@ def decode(params: Params, inputs: Inputs, program: Program) -> DecodeState:
 
     Called eagerly, it runs two compiled programs, one that reads and one that decodes, and a small one between them.
     Under the caller's own `jax.jit`, `jax.vmap` or `jax.shard_map` it is traced as part of the caller's program.
+
+    Args:
+      params: the decoder's parameters.
+      inputs: the request, as `jlade.prepare` makes it. Their capacity C must cover each prompt and its
+        `max_new_tokens`. If these are traced, the caller has to see to it: tokens past the capacity are lost.
+      program: the static settings.
+
+    Raises:
+      ValueError: when the capacity is too small and lengths and limits are not traced.
     """
     cache = prefill_lib.prefill(params, inputs, program)
     return run(params, prefill_lib.start(cache, inputs, program), program)

@@ -21,8 +21,26 @@ def prefill(params: Params, inputs: Inputs, program: Program) -> KVCache:
     """Returns the cache of the prompts, all but their last tokens, which the first step reads.
 
     It is compiled for the decoder, the chunks, the batch size and the capacity alone.
+
+    Raises:
+      ValueError: when the capacity is too small; see `jlade.decode`.
     """
+    check_capacity(inputs)
     return _read(params, inputs.prompts, inputs.lengths, inputs.cache, decoder=program.decoder, chunks=program.chunks)
+
+
+def check_capacity(inputs: Inputs) -> None:
+    """Raises a ValueError when a prompt and the new tokens exceed the capacity, unless they are being traced."""
+    try:
+        lengths, limits = np.asarray(inputs.lengths), np.asarray(inputs.stopping.max_new_tokens)
+    except jax.errors.TracerArrayConversionError:
+        return
+    capacity, needed = inputs.prompts.shape[1], int(np.max(lengths + limits))
+    if needed > capacity:
+        raise ValueError(
+            f"inputs.prompts has a capacity of {capacity} tokens, but a prompt and its max_new_tokens make {needed}: "
+            f"pad it to [B, C] with C of at least {needed}"
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("decoder", "chunks"))
@@ -60,7 +78,12 @@ def fitting(chunks: Chunks, capacity: int) -> Chunks:
 
 
 def start(cache: KVCache, inputs: Inputs, program: Program) -> DecodeState:
-    """Returns the state before the first step, for the cache that `prefill` returned."""
+    """Returns the state before the first step, for the cache that `prefill` returned.
+
+    Raises:
+      ValueError: when the capacity is too small; see `jlade.decode`.
+    """
+    check_capacity(inputs)
     window_tokens = program.lookahead.window_size * (program.lookahead.ngram_size - 1)
     number = DRAWN * max(1, -(-window_tokens // DRAWN))
     return _start(cache, inputs, *_draw(inputs.key, inputs.prompts, inputs.lengths, number), program)
@@ -72,12 +95,13 @@ def _draw(key: jax.Array, prompts: jax.Array, lengths: jax.Array, number: int) -
 
     It is a program of its own, for usual windows of any size, because random numbers take long to compile.
     """
+    # A sequence with a key of its own is the first of a batch of its own. With one key for all sequences, equal prompts
+    # get equal windows, wherever they stand in the batch.
+    each = 0 if key.ndim else None
+    index = jnp.zeros_like(lengths) if key.ndim else jnp.arange(len(lengths), dtype=jnp.int32)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(each, 0))(key, index)
     draw = functools.partial(window.draw, number=number)
-    if key.ndim:
-        return key, jax.vmap(draw)(key, prompts, lengths)
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(lengths), dtype=jnp.int32))
-    # With one key for all sequences, equal prompts get equal windows, wherever they stand in the batch.
-    return keys, jax.vmap(draw, in_axes=(None, 0, 0))(key, prompts, lengths)
+    return keys, jax.vmap(draw, in_axes=(each, 0, 0))(key, prompts, lengths)
 
 
 @functools.partial(jax.jit, static_argnames="program")

@@ -25,12 +25,12 @@ class Inputs:
     """The arrays of a request: B sequences of up to C tokens each.
 
     Attributes:
-      prompts: [B, C] int32. C, the capacity, covers the longest prompt and the tokens generated after it.
+      prompts: [B, C] int32. C, the capacity, covers each prompt and the tokens generated after it.
       lengths: [B] int32, tokens of each prompt, at least 1.
       stopping: limits, end tokens and stop strings.
       key: made by `jax.random.key`, one for all sequences [] or one for each [B]. It decides the noise of sampled
         tokens, which is independent between sequences, and the first window, which affects the number of steps but not
-        the text.
+        the text. Sequence b draws its noise with `fold_in(key, b)`, or with `fold_in(key[b], 0)` as if it were alone.
       sampling: how tokens are drawn; greedy by default.
       step_cost: [] float32, the time of a step of full width in plain steps. Decoding is then adaptive: steps are
         narrower while they accept fewer tokens than they cost. None keeps every step at full width.

@@ -58,8 +58,8 @@ def generate(
         of them for each; the text is cut before them. They need `tokenizer`.
       key: a key of `jax.random`, or an array of one for each prompt; `jax.random.key(0)` by default. It decides
         sampled text; W, N and G do not, unless verification is "rejection". With a key for each prompt, the text does
-        not depend on the rest of the batch either. Greedy text is the same for every key, which then affects only the
-        number of steps.
+        not depend on the rest of the batch either: it is that of the prompt alone with its key, be that given as a key
+        or as an array of one. Greedy text is the same for every key, which then affects only the number of steps.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       state: `Generation.state` of an earlier call. The prompt is still the whole text, of a conversation for example;
         the beginning that the state has read is not read again, and the state's pool is used further. The text is the

@@ -5,6 +5,7 @@ import os
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -101,21 +102,19 @@ def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
     assert "logprobs" not in records[0]
 
 
-def test_sampled_texts_are_those_of_one_large_batch(files, demo, capsys):
+def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_key(files, demo, capsys):
     params, tokenizer = demo
+    key = jax.random.key(7)
+    controls = {"lookahead": SMALL_BLOCK, "max_new_tokens": 12, "sampling": jlade.SamplingConfig(temperature=1.0)}
+    controls["stop"] = ["unittest", "never"]
     expected = jlade.generate(
-        params,
-        PROMPTS,
-        tokenizer=tokenizer,
-        lookahead=SMALL_BLOCK,
-        max_new_tokens=12,
-        sampling=jlade.SamplingConfig(temperature=1.0),
-        stop=["unittest", "never"],
-        key=jax.random.key(7),
+        params, PROMPTS, tokenizer=tokenizer, key=jnp.stack([key, jax.random.fold_in(key, 1)]), **controls
     )
     assert expected.finish_reason == ("stop", "length")
     printed = run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "unittest", "--stop", "never")
     assert printed == f"{expected.text[0]}\n{expected.text[1]}\n"
+    alone = jlade.generate(params, PROMPTS[0], tokenizer=tokenizer, key=key, **controls)
+    assert alone.text[0] == expected.text[0]
 
 
 @pytest.mark.parametrize(

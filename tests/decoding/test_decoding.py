@@ -133,6 +133,19 @@ def test_prompts_longer_than_a_prefill_chunk(chunks):
         assert (tokens, accepted) == decode_plainly(0, prompt, 20, lookahead, key, ())
 
 
+def test_a_capacity_that_is_too_small_is_refused_where_it_is_known():
+    params = tiny_llama()
+    inputs, program = jlade.prepare(params, [[1, 2, 3], [4]], max_new_tokens=[5, 9])
+    short = dataclasses.replace(inputs, prompts=inputs.prompts[:, :9])
+    message = "inputs.prompts has a capacity of 9 tokens, but a prompt and its max_new_tokens make 10: pad it to"
+    for values in (short, jax.tree.map(jnp.asarray, short)):
+        for function, first in ((jlade.decode, params), (jlade.prefill, params), (jlade.start, None)):
+            with pytest.raises(ValueError, match=message):
+                function(first, values, program)
+    traced = jax.eval_shape(lambda values: jlade.decode(params, values, program), short)
+    assert traced.tokens.shape == (2, 9), "traced lengths are not known"
+
+
 def test_a_small_cache_has_fewer_chunks():
     assert prefill.fitting(CHUNKS_ON_CPU, 1024) == CHUNKS_ON_CPU == ((128, 56), (16, 0))
     assert prefill.fitting(CHUNKS_ON_CPU, 256) == ((16, 0),)

@@ -200,9 +200,10 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone()
     for lookahead in (LOOKAHEADS[0], LookaheadConfig(4, 4, 3, verification="rejection")):
         batch = generate(prompts, sampling=configs, key=keys, lookahead=lookahead)
         for row, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
-            alone = generate(prompt, sampling=config, key=keys[row : row + 1], lookahead=lookahead)
-            assert batch.tokens[row].tolist() == alone.tokens[0].tolist()
-            assert batch.accepted[row, : batch.steps[row]].tolist() == alone.accepted[0].tolist()
+            for key in (keys[row], keys[row : row + 1]):
+                alone = generate(prompt, sampling=config, key=key, lookahead=lookahead)
+                assert batch.tokens[row].tolist() == alone.tokens[0].tolist()
+                assert batch.accepted[row, : batch.steps[row]].tolist() == alone.accepted[0].tolist()
 
 
 @pytest.mark.parametrize(
