@@ -184,13 +184,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     Raises:
       ValueError: if no family of transformers has this combination of settings.
     """
-    windows = set(config.sliding_windows or (None,))
-    if config.qk_norm:
-        family = "qwen3"
-    elif config.qkv_bias and not config.attention_output_bias:
-        family = "qwen2"
-    else:
-        family = "llama" if windows == {None} else "mistral"
+    windows, family = set(config.sliding_windows or (None,)), config.family
     has_qkv_bias = config.attention_output_bias or family == "qwen2"
     if config.qkv_bias != has_qkv_bias or (config.mlp_bias and family != "llama") or len(windows - {None}) > 1:
         raise ValueError(f"no model of transformers has the settings of {config}")

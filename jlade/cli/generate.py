@@ -147,7 +147,6 @@ def _records(params: LlamaParams, batch: list[_Item], batch_size: int, request: 
 
 
 def _completion(out: jlade.Generation, i: int) -> Record:
-    assert out.text is not None  # there is a tokenizer
     length = int(out.lengths[i])
     record = {
         "text": out.text[i],

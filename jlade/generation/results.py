@@ -1,6 +1,8 @@
 """The results of a generation: `Generation`, `Piece` and `Statistics`, in NumPy."""
 
 import dataclasses
+import reprlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,19 @@ from jlade.generation.request import Request
 from jlade.generation.text import Detokenizer
 from jlade.lookahead.ngram_pool import NGramPool
 
+SHOWN = 8  # sequences in a `repr`
+_shorten = reprlib.Repr()
+_shorten.maxstring = 80  # characters of a text in a `repr`
+
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
     """The generated continuations of B prompts, and the steps that they took.
 
     A stop string is cut off the text but not off the tokens: the last token is the one that completes it.
+
+    Results that were not asked for are None. Their types have `Any` in its place, so that a type checker lets those who
+    asked for them use them.
     """
 
     tokens: np.ndarray  # [B, max_new_tokens] int32, -1 after the end of a sequence
@@ -24,25 +33,39 @@ class Generation:
     steps: np.ndarray  # [B] forward passes; prefill is not counted
     accepted: np.ndarray  # [B, max(steps)] tokens accepted in each step, 0 after a sequence's last step
     finish_reason: tuple[str, ...]  # [B], each "eos", "stop" or "length"
-    text: tuple[str, ...] | None  # [B], without special tokens; None without a tokenizer
-    logprobs: np.ndarray | None  # [B, max_new_tokens] float32 under the model, NaN after the end of a sequence
-    processed_logprobs: np.ndarray | None  # the same after `sampling`'s processing, at temperature 1 where it is 0
-    statistics: "Statistics | None"
-    state: DecodeState | None  # to continue from; see `jlade.generate`
+    text: tuple[str, ...] | Any  # [B], without special tokens; None without a tokenizer
+    logprobs: np.ndarray | Any  # [B, max_new_tokens] float32 under the model, NaN after the end of a sequence
+    processed_logprobs: np.ndarray | Any  # the same after `sampling`'s processing, at temperature 1 where it is 0
+    statistics: "Statistics | Any"
+    state: DecodeState | Any  # to continue from; see `jlade.generate`
 
     @property
     def compression(self) -> np.ndarray:
         """[B] tokens per step."""
         return self.lengths / self.steps
 
+    def __repr__(self) -> str:
+        """A line for the arrays, and one for each of the first sequences."""
+        names = ("tokens", "logprobs", "processed_logprobs")
+        held = [f"{name} {list(array.shape)}" for name in names if (array := getattr(self, name)) is not None]
+        held += [name for name in ("statistics", "state") if getattr(self, name) is not None]
+        lines = [f"Generation of {', '.join(held)}"]
+        facts = zip(self.lengths, self.steps, self.compression, self.finish_reason, strict=True)
+        for i, (length, steps, compression, reason) in enumerate(list(facts)[:SHOWN]):
+            text = "" if self.text is None else f": {_shorten.repr(self.text[i])}"
+            lines.append(f"  {i}: {length} tokens in {steps} steps ({compression:.2f} per step), {reason}{text}")
+        if len(self.tokens) > SHOWN:
+            lines.append(f"  and {len(self.tokens) - SHOWN} more")
+        return "\n".join(lines)
+
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The tokens and the text that one step added to a stream."""
+    """The tokens and the text that one step added to a stream. Types are those of `Generation`."""
 
     tokens: np.ndarray  # [1 to N] int32
-    text: str | None  # None without a tokenizer; may lag behind the tokens, and is never taken back
-    generation: Generation | None  # the whole result, with the last piece
+    text: str | Any  # None without a tokenizer; may lag behind the tokens, and is never taken back
+    generation: Generation | Any  # the whole result with the last piece, else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,6 +43,15 @@ class LlamaConfig:
     sliding_windows: tuple[int | None, ...] = ()
     eos_ids: tuple[int, ...] = ()  # tokens that end a text
 
+    @property
+    def family(self) -> str:
+        """The `model_type` of transformers for these settings."""
+        if self.qk_norm:
+            return "qwen3"
+        if self.qkv_bias and not self.attention_output_bias:
+            return "qwen2"
+        return "mistral" if any(self.sliding_windows) else "llama"
+
 
 @flax.struct.dataclass
 class LlamaLayer:
@@ -86,6 +95,18 @@ class LlamaParams:
     def decoder(self) -> "Llama":
         """The decoder that runs these parameters."""
         return Llama(self.config).on(self)
+
+    def __repr__(self) -> str:
+        """Names family, shape, number of parameters, dtypes and bytes, also of traced parameters or their shapes."""
+        c, arrays = self.config, [leaf for leaf in jax.tree.leaves(self) if hasattr(leaf, "dtype")]
+        scales = [matrix.scale.size for matrix in jax.tree.leaves(self, is_leaf=is_int8) if is_int8(matrix)]
+        return (
+            f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size} and {c.intermediate_size}, "
+            f"{c.num_heads} heads of {c.head_dim}, vocabulary of {c.vocab_size}; "
+            f"{sum(array.size for array in arrays) - sum(scales):,} parameters, "
+            f"{' and '.join(sorted({array.dtype.name for array in arrays}))}, "
+            f"{sum(array.size * array.dtype.itemsize for array in arrays):,} bytes)"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,18 @@ def test_results_of_a_batch_are_in_order_and_padded():
     np.testing.assert_allclose(out.compression, out.lengths / out.steps)
 
 
+def test_a_result_prints_on_a_screen(demo):
+    params, tokenizer = demo
+    arguments = {"max_new_tokens": 40, "lookahead": LookaheadConfig(3, 4, 3), "tokenizer": tokenizer}
+    out = jlade.generate(params, "import os\n", keep_state=True, logprobs=True, **arguments)
+    first, row = repr(out).splitlines()
+    assert first == "Generation of tokens [1, 40], logprobs [1, 40], processed_logprobs [1, 40], state"
+    assert row.startswith(f"  0: 40 tokens in {out.steps[0]} steps ({40 / out.steps[0]:.2f} per step), length: 'import")
+    assert len(row) < 150
+    *rows, more = repr(generate(tiny_llama(3), [[1]] * 30)).splitlines()
+    assert (len(rows), more) == (9, "  and 22 more")
+
+
 @pytest.mark.parametrize("default", [{}, {"max_new_tokens": None}], ids=["absent", "None"])
 def test_the_default_limit_is_what_fits_up_to_256(default):
     options = {"lookahead": LookaheadConfig(3, 4, 3), "eos_ids": (), **default}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jlade.lookahead import block as blocks
+from jlade.models.llama import quantize
 from tests import plain_llama
 from tests.tiny import tiny_llama
 
@@ -98,3 +99,14 @@ def test_commit_at_the_end_of_the_cache_drops_rejected_tokens():
     cache = decoder.commit(cache, block_kv, jnp.array([[0, 1, 2]]), jnp.array([1]))
     assert cache.length.tolist() == [3]
     assert cache.keys[0][0, 0, :, 0].tolist() == [0, 0, 1]
+
+
+def test_parameters_print_as_family_shape_and_size():
+    params = tiny_llama()
+    count = sum(array.size for array in jax.tree.leaves(params))
+    shape = "llama: 2 layers of width 16 and 24, 4 heads of 6, vocabulary of 13"
+    assert repr(params) == f"LlamaParams({shape}; {count:,} parameters, float32, {4 * count:,} bytes)"
+    assert repr(jax.eval_shape(lambda params: params, params)) == repr(params)
+    in_int8 = quantize(params)
+    size = sum(array.nbytes for array in jax.tree.leaves(in_int8))
+    assert repr(in_int8) == f"LlamaParams({shape}; {count:,} parameters, float32 and int8, {size:,} bytes)"
