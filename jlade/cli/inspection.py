@@ -17,7 +17,7 @@ from rich.text import Text
 
 import jlade
 from jlade.cli import options as options_lib
-from jlade.config import check_int
+from jlade.config import LookaheadConfig, check_int
 from jlade.conversion import checkpoint
 from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.hf_config import read_config
@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> None:
         shapes = jax.eval_shape(quantize, shapes)
     cache_bytes = _cache_bytes(shapes, batch_size, length)
     lookahead = choice.choose(shapes, shapes.decoder, batch_size)
+    tuned = choice.find_all(shapes, shapes.decoder)
     facts = {
         "path": str(directory),
         "format": headers.format,
@@ -96,7 +97,9 @@ def run(options: argparse.Namespace) -> None:
         "chat_template": _has_chat_template(directory),
         "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
         "device": device.device_kind,
-        "lookahead": {name: getattr(lookahead, name) for name in ("window_size", "ngram_size", "guess_set_size")},
+        "lookahead": _sizes(lookahead),
+        "source": "tuned" if choice.find(shapes, shapes.decoder, batch_size) else "estimated",
+        "tuned": [{"batch_size": t.key.batch_size, "date": t.date, "lookahead": _sizes(t.lookahead)} for t in tuned],
     }
     if options.json:
         print(json.dumps(facts))
@@ -177,6 +180,10 @@ def _config_facts(config: LlamaConfig) -> dict[str, Any]:
     return facts
 
 
+def _sizes(lookahead: LookaheadConfig) -> dict[str, int]:
+    return {name: getattr(lookahead, name) for name in ("window_size", "ngram_size", "guess_set_size")}
+
+
 def _has_chat_template(directory: pathlib.Path) -> bool:
     """Whether there is a chat template, in its own file or, in older checkpoints, in the tokenizer's settings."""
     settings = directory / "tokenizer_config.json"
@@ -222,8 +229,11 @@ def _table(facts: dict[str, Any]) -> Table:
         f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
-        f"W, N, G on {facts['device']}": label(jlade.LookaheadConfig(**lookahead)),
+        f"W, N, G on {facts['device']}": f"{label(LookaheadConfig(**lookahead))}, {facts['source']}",
     }
+    for tuned in facts["tuned"]:
+        found = f"{label(LookaheadConfig(**tuned['lookahead']))}, on {tuned['date'] or 'an unknown date'}"
+        rows[f"tuned for batch size {tuned['batch_size']}"] = found
     result = Table(show_header=False)
     for name, value in rows.items():
         result.add_row(name, Text(value))

@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--settings",
         nargs="+",
         metavar="W,N,G",
-        help=f"settings to try besides plain decoding (default: {len(USUAL)} settings)",
+        help=f"settings to try besides plain decoding and the device's estimate (default: {len(USUAL)} settings)",
     )
     result.add_argument(
         "--no-fallback", action="store_true", help="find a setting that never falls back to narrower steps"
@@ -59,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--plot", metavar="IMAGE", help="plot the result too, as .png or .svg; needs matplotlib")
     result.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     result.add_argument("--no-store", action="store_true", help="do not store the result for the other commands")
+    result.add_argument(
+        "--force", action="store_true", help="store the result even in place of one that was measured with more tokens"
+    )
     return result
 
 
@@ -87,6 +90,7 @@ def run(options: argparse.Namespace) -> None:
             sampling=sampling,
             adaptive=not options.no_fallback,
             store=not options.no_store,
+            force=options.force,
             progress=progress,
         )
     if options.plot is not None:

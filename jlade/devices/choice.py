@@ -43,35 +43,43 @@ class Key:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stored:
-    """A setting that was found by measuring.
+    """A setting that was found by measuring. What files of earlier versions lack is empty or 0.
 
     Attributes:
+      key: the circumstances.
       lookahead: the setting.
-      batch_size: sequences decoded at once.
       date: when it was stored, in ISO 8601.
-      effort: tokens timed for each setting, the product of prompts, tokens and repeats.
+      prompts, tokens, repeat: each setting was timed `repeat` times on this many prompts with up to `tokens` new tokens
+        each.
       speeds: of the settings that were tried, relative to plain decoding.
       step_times: seconds of a step by block size.
     """
 
+    key: Key
     lookahead: LookaheadConfig
-    batch_size: int
     date: str
-    effort: int
+    prompts: int
+    tokens: int
+    repeat: int
     speeds: dict[LookaheadConfig, float]
     step_times: dict[int, float]
 
+    @property
+    def effort(self) -> int:
+        """Tokens that were timed for each setting, at most."""
+        return self.prompts * self.tokens * self.repeat
+
     @classmethod
     def read(cls, path: pathlib.Path) -> "Stored":
-        """Returns the contents of a file; those that files of earlier versions lack are empty."""
+        """Returns the contents of a file."""
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']!r}, not {FORMAT}")
         return cls(
+            key=Key(**{field.name: facts[field.name] for field in dataclasses.fields(Key)}),
             lookahead=LookaheadConfig(**facts["lookahead"]),
-            batch_size=int(facts["batch_size"]),
             date=str(facts.get("date", "")),
-            effort=int(facts.get("effort", 0)),
+            **{name: int(facts.get(name, 0)) for name in ("prompts", "tokens", "repeat")},
             speeds={LookaheadConfig(**trial["lookahead"]): trial["speed"] for trial in facts.get("trials", ())},
             step_times={int(size): seconds for size, seconds in facts.get("step_times", {}).items()},
         )
@@ -99,6 +107,14 @@ def find(params: Any, decoder: object, batch_size: int) -> Stored | None:
     """Returns what is stored for a model, None when there is nothing. Arguments and caching are those of `choose`."""
     circumstances = key(params, decoder, batch_size)
     return _find(circumstances, circumstances.path)
+
+
+def find_all(params: Any, decoder: object) -> list[Stored]:
+    """Returns what is stored for a model on this device, the smallest batch first."""
+    model = key(params, decoder, 1)
+    stored = [found for path in model.path.parent.glob("*.json") if (found := _load(path)) is not None]
+    of_model = [found for found in stored if dataclasses.replace(found.key, batch_size=1) == model]
+    return sorted(of_model, key=lambda found: found.key.batch_size)
 
 
 def log_if_slow(lookahead: LookaheadConfig, params: Any, decoder: object, batch_size: int) -> None:
@@ -171,10 +187,14 @@ def save(key: Key, lookahead: LookaheadConfig, facts: dict[str, Any]) -> None:
 
 def load(key: Key) -> Stored | None:
     """Returns what is stored for `key`, None when there is nothing. A broken file is ignored with a warning."""
+    return _load(key.path)
+
+
+def _load(path: pathlib.Path) -> Stored | None:
     try:
-        return Stored.read(key.path)
-    except FileNotFoundError:
+        return Stored.read(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        warnings.warn(f"{key.path} is ignored; `jlade tune` writes it anew: {error!r}", stacklevel=2)
+        warnings.warn(f"{path} is ignored; `jlade tune` writes it anew: {error!r}", stacklevel=2)
         return None

@@ -59,7 +59,8 @@ class Measurement:
         turns = [[self._decode(setting, self.batches) for setting in settings] for _ in range(repeat)]
         trials: list[Trial] = []
         for setting, runs in zip(settings, zip(*turns, strict=True), strict=True):
-            rate, step = runs[0].tokens / statistics.median(run.seconds for run in runs), _step_seconds(runs)
+            seconds = [run.seconds for run in runs]
+            rate, step = runs[0].tokens / statistics.median(seconds), _step_seconds(runs)
             trials.append(
                 Trial(
                     lookahead=setting,
@@ -68,6 +69,7 @@ class Measurement:
                     tokens_per_second=rate,
                     speed=rate / trials[0].tokens_per_second if trials else 1.0,
                     step_cost=step / trials[0].seconds_per_step if trials else 1.0,
+                    spread=max(seconds) / min(seconds) - 1,
                 )
             )
         return trials

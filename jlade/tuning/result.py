@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import pathlib
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from jlade.config import LookaheadConfig
@@ -23,6 +24,7 @@ class Trial:
       speed: `tokens_per_second` divided by that of plain decoding, measured in the same turns.
       step_cost: `seconds_per_step` divided by that of plain decoding, measured in the same turns. With fewer tokens per
         step than this, plain decoding is faster.
+      spread: of the repeated timings of the texts, the longest relative to the shortest, less 1.
     """
 
     lookahead: LookaheadConfig
@@ -31,6 +33,7 @@ class Trial:
     tokens_per_second: float
     speed: float
     step_cost: float
+    spread: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,11 @@ class Tuning:
         setting = self.best.lookahead
         step_cost = round(self.best.step_cost, 2) if self.adaptive and setting.block_size > 1 else None
         return dataclasses.replace(setting, step_cost=step_cost)
+
+    @property
+    def spread(self) -> float:
+        """The median spread of the trials; far above 0 if other work disturbed the measurements."""
+        return statistics.median(trial.spread for trial in self.trials)
 
     def figures(self) -> dict[str, Any]:
         """Returns all fields in a form that JSON can hold."""

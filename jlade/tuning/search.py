@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Unpack, cast
@@ -10,7 +12,8 @@ import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.devices import choice
-from jlade.devices.estimate import SLACK, speed_limit
+from jlade.devices.estimate import SLACK, estimate, speed_limit
+from jlade.devices.sheet import device_of
 from jlade.generation import request
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Options, TextOptions
@@ -31,6 +34,7 @@ USUAL = tuple(
 
 CLOSE = 0.2  # settings within this share of the best speed are measured again, side by side
 TIE = 0.03  # settings within this share of the best speed are equally good
+BUSY = 0.1  # a median spread of repeated timings above this means that other work disturbs them
 
 
 def tune(
@@ -42,27 +46,32 @@ def tune(
     repeat: int = 3,
     adaptive: bool = True,
     store: bool = True,
+    force: bool = False,
     progress: Callable[[str], None] = lambda doing: None,
     **options: Unpack[TextOptions],
 ) -> Tuning:
     """Finds the setting, plain decoding included, that decodes prompts like these fastest on this device.
 
     First, the steps of some settings are timed, each with a block at least twice as large as the one before. These
-    times exclude the settings that cannot win. Each of the others is compiled and decodes all prompts, in turns with
-    plain decoding; the best ones are measured once more, side by side. Of equally fast settings the one with the
-    smallest block wins.
+    times exclude the settings that cannot win, except the estimate for this device, which is always tried. Each of the
+    others is compiled and decodes all prompts, in turns with plain decoding; the best ones are measured once more, side
+    by side. Of equally fast settings the one with the smallest block wins. A warning says when repeated timings differ
+    so much that the machine must have been busy.
 
     Args:
       params: the model's parameters.
       prompts: a few prompts like those to come, as tokens per step depend on the text; see `jlade.generate`.
-      settings: the settings to try besides plain decoding.
+      settings: the settings to try besides plain decoding and the estimate for this device.
       batch_size: prompts decoded at once. The result holds for batches of this size.
       repeat: how often the best settings are timed; the other ones are timed half as often. The median counts for
         texts, the minimum for steps.
       adaptive: whether the returned setting falls back to narrower steps where wide ones do not pay, by the measured
         `LookaheadConfig.step_cost`. The trials themselves do not fall back.
-      store: whether to store the result for `lookahead="auto"`, in place of an earlier one.
-      progress: called with a description of the next measurement.
+      store: whether to store the result for `lookahead="auto"`, in place of an earlier one. An earlier one that was
+        measured with more tokens, by the product of prompts, tokens and repeats, stays; a warning says so.
+      force: whether to replace that one, too.
+      progress: called with a description of the next measurement, for a setting with its number, the number of settings
+        that can still win, and from the second one on the time for these.
       **options: the text options of `jlade.generate`: `max_new_tokens`, 128 by default, at least twice the largest N;
         `sampling`, as sampled texts give fewer tokens per step than greedy ones; `tokenizer` and so on.
 
@@ -73,31 +82,40 @@ def tune(
     for setting in settings:
         if not isinstance(setting, LookaheadConfig):
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
-    settings = [setting for setting in settings if setting != PLAIN]  # plain decoding is tried anyway
+    device, _ = device_of(params)
+    default = estimate(device.platform, device.device_kind, batch_size)
+    settings = [setting for setting in (default, *settings) if setting != PLAIN]  # plain decoding is tried anyway
     request.check_names(options, TextOptions)
-    max_new_tokens = options.setdefault("max_new_tokens", 128)
-    most_accepted = max((setting.max_accepted for setting in settings), default=1)
-    check_int("max_new_tokens", max_new_tokens, 2 * most_accepted)  # so that a text takes more than one step
+    least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
+    max_new_tokens = check_int("max_new_tokens", options.setdefault("max_new_tokens", 128), least)
     checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}))
+    key = choice.key(params, checked.program.decoder, batch_size)
+    amount = {"prompts": len(checked.inputs.lengths), "tokens": max_new_tokens, "repeat": repeat}
+    store = store and (force or _replaces(amount, choice.load(key)))
     measure = Measurement.of(params, checked.inputs, checked.program, batch_size)
 
     step_times = _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), progress)
 
     def trials(settings: Sequence[LookaheadConfig], is_final: bool) -> list[Trial]:
-        names = ", ".join(map(label, settings)) or label(PLAIN)
-        progress(f"{names} once more" if is_final else names)
         return measure.trials(settings, repeat if is_final else (repeat + 1) // 2)
 
-    best, tried, pruned = search(settings, step_times, trials)
-    key = choice.key(params, checked.program.decoder, batch_size)
+    best, tried, pruned = search(settings, step_times, trials, default, progress)
     result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size, adaptive)
-    return _store(result, key) if store else result
+    if result.spread > BUSY:
+        warnings.warn(
+            f"the machine was busy: repeated timings of the same texts differ by {result.spread:.0%}. Tune again when "
+            "nothing else runs",
+            stacklevel=2,
+        )
+    return _store(result, key, amount) if store else result
 
 
 def search(
     settings: Sequence[LookaheadConfig],
     step_times: dict[int, float],
     measure: Callable[[Sequence[LookaheadConfig], bool], list[Trial]],
+    default: LookaheadConfig | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> tuple[Trial, list[Trial], list[LookaheadConfig]]:
     """Tries settings, the most promising first, until none of the others can be faster than the best one.
 
@@ -106,21 +124,30 @@ def search(
       step_times: seconds by block size; interpolated between sizes, constant above the largest.
       measure: returns the trials of plain decoding and of the given settings, in this order; its second argument is
         whether they are final.
+      default: the setting that is tried in any case, and first.
+      progress: see `tune`.
 
     Returns:
       The best trial, by `pick`; all trials, plain decoding first, then fastest first; and the settings that were not
       tried.
     """
     promise = functools.partial(speed_limit, step_times=step_times)
+    order = sorted(dict.fromkeys(settings), key=lambda setting: (setting == default, promise(setting)), reverse=True)
     tried: dict[LookaheadConfig, Trial] = {}
-    pruned, best = [], 1.0
-    for setting in sorted(dict.fromkeys(settings), key=promise, reverse=True):
-        if promise(setting) < best:
-            pruned.append(setting)
-        else:
-            _, tried[setting] = measure([setting], False)
-            best = max(best, tried[setting].speed)
+    best, begin = 1.0, time.monotonic()
+    left = [setting for setting in order if setting == default or promise(setting) >= best]
+    while left:
+        doing = f"{len(tried) + 1} of {len(tried) + len(left)}: {label(left[0])}"
+        if tried:
+            minutes = (time.monotonic() - begin) / len(tried) * len(left) / 60
+            doing += f" (about {math.ceil(minutes)} min for these)"
+        progress(doing)
+        _, tried[left[0]] = measure(left[:1], False)
+        best = max(best, tried[left[0]].speed)
+        left = [setting for setting in left[1:] if promise(setting) >= best]
+    pruned = [setting for setting in order if setting not in tried]
     close = [setting for setting, trial in tried.items() if trial.speed >= (1 - CLOSE) * best]
+    progress(f"{'; '.join(map(label, close)) or label(PLAIN)} once more")
     plain, *final = measure(close, True)
     tried |= {trial.lookahead: trial for trial in final}
     fastest_first = sorted(tried.values(), key=lambda trial: trial.speed, reverse=True)
@@ -160,10 +187,23 @@ def _time_blocks(
     return dict(zip(times, least.tolist(), strict=True))
 
 
-def _store(result: Tuning, key: choice.Key) -> Tuning:
+def _replaces(amount: dict[str, int], earlier: choice.Stored | None) -> bool:
+    """Whether a result replaces an earlier one. If less text is timed than before, a warning says that it does not."""
+    if earlier is None or math.prod(amount.values()) >= earlier.effort:
+        return True
+    warnings.warn(
+        f"the result will not be stored: an earlier one ({earlier.date}) timed {earlier.prompts} prompts x "
+        f"{earlier.tokens} tokens x {earlier.repeat} repeats, this one times {' x '.join(map(str, amount.values()))}. "
+        "force=True or --force replaces it",
+        stacklevel=3,
+    )
+    return False
+
+
+def _store(result: Tuning, key: choice.Key, amount: dict[str, int]) -> Tuning:
     facts = result.figures()
     try:
-        choice.save(key, result.lookahead, {name: facts[name] for name in ("step_times", "trials", "pruned")})
+        choice.save(key, result.lookahead, amount | {name: facts[name] for name in ("step_times", "trials", "pruned")})
     except OSError as error:
         warnings.warn(f'the result is not stored, so lookahead="auto" will not find it: {error}', stacklevel=3)
         return result

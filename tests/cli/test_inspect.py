@@ -1,4 +1,5 @@
 import dataclasses
+import datetime
 import json
 import math
 import re
@@ -80,7 +81,8 @@ def test_facts_equal_those_of_the_loaded_model(inspect, demo):
     assert len(facts["lookahead"]) == 3
     assert facts["device"] == jax.devices()[0].device_kind
     assert facts["sampling"] == {"temperature": 0.0}
-    assert len(facts) == 12
+    assert (facts["source"], facts["tuned"]) == ("estimated", [])
+    assert len(facts) == 14
 
 
 def test_length_batch_size_and_dtype_change_the_memory(inspect):
@@ -131,7 +133,7 @@ def test_the_table(inspect, tmp_path):
     assert rows["tokenizer"] == rows["chat template"] == "no"
     assert rows["sampling"] == "greedy"
     assert rows["KV cache"] == f"{(2 * 2 * 2 * 50 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
-    assert rows["W, N, G on cpu"] == "0, 4, 1"
+    assert rows["W, N, G on cpu"] == "0, 4, 1, estimated"
 
     rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO)))
     assert rows["parameters"] == "5,475,584"
@@ -191,12 +193,17 @@ def test_a_tuned_setting_is_suggested(inspect, demo):
     params, _ = demo
     for batch_size, setting in ((1, LookaheadConfig(3, 4, 5)), (8, PLAIN)):
         choice.save(choice.key(params, params.decoder, batch_size), setting, {})
-    assert json.loads(inspect(DEMO, "--json"))["lookahead"] == {
-        "window_size": 3,
-        "ngram_size": 4,
-        "guess_set_size": 5,
-    }
-    assert re.search("W, N, G on cpu +│ plain ", inspect(DEMO, "--batch-size", 8))
+    facts = json.loads(inspect(DEMO, "--json"))
+    assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 5}
+    assert facts["source"] == "tuned"
+    assert [tuned["batch_size"] for tuned in facts["tuned"]] == [1, 8]
+    assert facts["tuned"][0]["lookahead"] == facts["lookahead"]
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(facts["tuned"][0]["date"])
+    assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=5)
+    rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO, "--batch-size", 8)))
+    assert rows["W, N, G on cpu"] == "plain, tuned"
+    assert re.fullmatch(r"3, 4, 5, on \d{4}-\d\d-\d\dT.*", rows["tuned for batch size 1"])
+    assert json.loads(inspect(DEMO, "--json", "--batch-size", 4))["source"] == "estimated"
     assert json.loads(inspect(DEMO, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 0
 
 

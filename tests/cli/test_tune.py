@@ -49,7 +49,7 @@ def test_it_measures_prints_plots_and_stores(demo, tmp_path, capsys):
 
 def test_arguments_reach_the_function(asked, demo, tmp_path, capsys):
     (tmp_path / "lines").write_text("one\n\ntwo\n")
-    arguments = ["--lines", "--batch-size", "2", "--temperature", "0.5", "--no-store", "--no-fallback"]
+    arguments = ["--lines", "--batch-size", "2", "--temperature", "0.5", "--no-store", "--force", "--no-fallback"]
     arguments += ["--settings", "0,4,1", "5,3,2"]
     assert cli.main(["tune", str(tmp_path / "lines"), *arguments]) == 0
     _, tokenizer = demo
@@ -59,6 +59,7 @@ def test_arguments_reach_the_function(asked, demo, tmp_path, capsys):
     assert call["sampling"] == jlade.SamplingConfig(temperature=0.5)
     assert (call["batch_size"], call["max_new_tokens"]) == (2, 128)
     assert not call["store"]
+    assert call["force"]
     assert not call["adaptive"]
     assert "0, 4, 1" in capsys.readouterr().out
 

@@ -1,9 +1,12 @@
 """How `jlade.tune` chooses, with a clock of the test's own, and what it reports."""
 
 import dataclasses
+import functools
+import itertools
 import json
 import sys
 import types
+import warnings
 
 import matplotlib
 import numpy as np
@@ -80,6 +83,27 @@ def test_plain_decoding_wins_when_nothing_else_is_faster():
     assert (best, trials, pruned) == (trial(PLAIN, 1.0), [trial(PLAIN, 1.0)], [])
 
 
+def test_the_default_is_tried_first_and_in_any_case():
+    measure = Measured({SMALL: 1.5, WIDE: 0.2})
+    best, _, pruned = search.search([SMALL, LONG, WIDE], STEP_TIMES | {8: 20.0}, measure, default=WIDE)
+    assert measure.asked[False] == [WIDE, SMALL]
+    assert (best, pruned) == (trial(SMALL, 1.5), [LONG])
+
+
+def test_progress_counts_the_settings_that_can_still_win_and_estimates_their_time(monkeypatch):
+    slow, doing, now = LookaheadConfig(0, 2, 1), [], 0.0
+    measure = Measured({LONG: 1.0, SMALL: 2.5, slow: 1.0})
+
+    def timed_measure(settings, is_final):
+        nonlocal now
+        now += 100.0
+        return measure(settings, is_final)
+
+    monkeypatch.setattr(search, "time", types.SimpleNamespace(monotonic=lambda: now))
+    search.search([slow, SMALL, LONG], STEP_TIMES, timed_measure, progress=doing.append)
+    assert doing == ["1 of 3: 0, 8, 1", "2 of 3: 0, 4, 1 (about 4 min for these)", "0, 4, 1 once more"]
+
+
 @given(st.data())
 def test_pruning_never_costs_the_fastest_setting(data):
     growth = data.draw(st.lists(st.floats(0, 3), min_size=9, max_size=9))
@@ -113,8 +137,11 @@ def test_disturbed_times_of_steps_do_not_count():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock on which prefill takes 10 s and a step of T tokens 1 + T / 4 s, and nothing else any time."""
-    now = 0.0
+    """A clock on which prefill takes 10 s and a step of T tokens 1 + T / 4 s, and nothing else any time.
+
+    Each decode takes the next of `slower` times as long.
+    """
+    now, clock = 0.0, types.SimpleNamespace(slower=itertools.repeat(1))
 
     def prefill_later(params, inputs, program):
         nonlocal now
@@ -125,13 +152,15 @@ def clock(monkeypatch):
         nonlocal now
         before = int(np.max(state.num_steps))
         state = real_run(params, state, program)
-        now += (int(np.max(state.num_steps)) - before) * (1 + program.lookahead.block_size / 4)
+        steps = int(np.max(state.num_steps)) - before
+        now += steps * (1 + program.lookahead.block_size / 4) * next(clock.slower)
         return state
 
     real_prefill, real_run = prefill.prefill, loop.run
     monkeypatch.setattr(prefill, "prefill", prefill_later)
     monkeypatch.setattr(loop, "run", run_later)
     monkeypatch.setattr(measurement, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    return clock
 
 
 def test_what_is_measured(clock):
@@ -140,7 +169,7 @@ def test_what_is_measured(clock):
     result = jlade.tune(
         params,
         prompts,
-        settings=[PLAIN, SMALL, other, WIDE],
+        settings=[PLAIN, other, WIDE],  # and SMALL, the estimate
         max_new_tokens=24,
         batch_size=2,
         repeat=1,
@@ -150,7 +179,7 @@ def test_what_is_measured(clock):
     assert result.pruned == (WIDE,)  # 5 tokens for 31 s
     assert result.batch_size == 2
     assert doing[0] == "a step of 1 token"
-    assert {"0, 4, 1", "3, 3, 2"} < set(doing)
+    assert "1 of 2: 0, 4, 1" in doing
     assert doing[-1].endswith("once more")
 
     # The same from `generate`, one batch after the other.
@@ -167,6 +196,7 @@ def test_what_is_measured(clock):
         assert found.step_cost == pytest.approx(cost / 1.25)
         assert found.tokens_per_second == pytest.approx(rates[found.lookahead])
         assert found.speed == pytest.approx(rates[found.lookahead] / rates[PLAIN])
+        assert found.spread == 0
     assert result.best.lookahead == max(rates, key=rates.get)
     assert set(rates) == {PLAIN, SMALL, other}
 
@@ -182,6 +212,39 @@ def test_the_result_is_stored_for_auto(clock):
     assert choice.choose(params, params.decoder, 1) == result.lookahead
     stored = json.loads(result.path.read_text())
     assert stored["trials"] == json.loads(json.dumps(result.figures()["trials"]))
+
+
+def test_a_result_of_less_text_does_not_replace_one_of_more(clock):
+    params = tiny_llama(3)
+    tune = functools.partial(jlade.tune, params, [[1, 2, 3], [4]], settings=[], max_new_tokens=24)
+
+    def stored():
+        return choice.load(choice.key(params, params.decoder, 1))
+
+    choice.save(choice.key(params, params.decoder, 1), WIDE, {})  # without the amount
+    assert tune(repeat=2).path is not None
+    first = stored()
+    assert first.lookahead != WIDE
+    assert (first.prompts, first.tokens, first.repeat) == (2, 24, 2)
+    with pytest.warns(
+        UserWarning,
+        match="not be stored: .* timed 2 prompts x 24 tokens x 2 repeats, this one times 2 x 24 x 1. force=True",
+    ):
+        assert tune(repeat=1).path is None
+    assert stored().repeat == 2
+    assert tune(repeat=1, force=True).path is not None
+    assert stored().repeat == 1
+    assert tune(repeat=1).path is not None
+
+
+def test_a_busy_machine_is_told_by_the_spread_of_repeated_timings(clock):
+    tune = functools.partial(jlade.tune, tiny_llama(3), [1, 2, 3], settings=[], max_new_tokens=24, repeat=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tune().spread == 0
+    clock.slower = itertools.cycle([1, 1, 1, 1, 2])
+    with pytest.warns(UserWarning, match=r"the machine was busy: repeated timings of the same texts differ by \d\d%"):
+        assert tune().spread > search.BUSY
 
 
 def test_a_result_that_cannot_be_stored_is_returned_with_a_warning(clock, cache_directory):
