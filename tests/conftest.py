@@ -17,6 +17,9 @@ PROGRAMS = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "programs"
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 jax.config.update("jax_compilation_cache_max_size", 2**31)
+# The processes that tests start compile without optimizations too; below, the modules of this one decide.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+jax.config.update("jax_disable_most_optimizations", False)
 if jax.__version_info__ >= (0, 11, 2):
     # The threads of a simulated GPU wait for each other in XLA's pool, which otherwise has one thread for each core.
     os.environ.setdefault("NPROC", "8")

@@ -249,6 +249,37 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
         assert tokens.tolist() == alone.tokens[0].tolist()
 
 
+def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
+    """Twenty prompts, limits, seeds and sets of end tokens, three settings, and two values of the cost of a step."""
+    params = tiny_llama(max_positions=1024)
+    jax.clear_caches()
+    sizes = []
+    original = type(params.decoder).forward
+
+    def forward(self, params, tokens, *rest):
+        sizes.append(tokens.shape[1])
+        return original(self, params, tokens, *rest)
+
+    monkeypatch.setattr(type(params.decoder), "forward", forward)
+    settings = [None, LookaheadConfig(3, 3, 3), LookaheadConfig(0, 5, 1, step_cost=1.5)]
+    rng = np.random.default_rng(0)
+    for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
+        setting = settings[i % 3]
+        if setting is not None and setting.step_cost is not None:
+            setting = dataclasses.replace(setting, step_cost=1.5 + i)
+        jlade.generate(
+            params,
+            rng.integers(0, 13, length),
+            max_new_tokens=1 + i,
+            lookahead=setting,
+            eos_ids=range(i % 5),
+            key=jax.random.key(i),
+        )
+    jax.clear_caches()
+    chunks = [chunk for chunk, _ in CHUNKS_ON_CPU]
+    assert sizes == [*chunks, 1, 12, 5, 1]  # the adaptive program has a loop for its width and one for plain steps
+
+
 def test_a_program_holds_no_step_cost():
     with pytest.raises(ValueError, match=r"lookahead\.step_cost must be None in a Program, got 1\.5: pass it"):
         jlade.Program(tiny_llama().decoder, LookaheadConfig(step_cost=1.5))
