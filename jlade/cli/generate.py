@@ -98,11 +98,11 @@ def run(options: argparse.Namespace) -> None:
                     elif "text" in record:
                         print(record["text"], file=file, flush=True)
                 num_done += advance(len(batch))
-            if options.output:
-                print(f"{options.output}: {num_done} prompts")
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job)} prompts are completed", file=sys.stderr)
             raise
+    if options.output:
+        print(f"{options.output}: {num_done} prompts")
 
 
 def _check(params: LlamaParams, prompt: Prompt, key: jax.Array, request: Options, options: argparse.Namespace) -> _Item:
@@ -166,6 +166,8 @@ def _opened(options: argparse.Namespace, job: list[_Item]) -> Iterator[tuple[Tex
         yield sys.stdout, 0
         return
     path = pathlib.Path(options.output)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--output must be a file, got {options.output}")
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]  # an interruption may leave a part of a line
     for number, line in enumerate(whole, start=1):
@@ -208,7 +210,8 @@ def _bar(total: int, num_done: int, hidden: bool) -> Iterator[Callable[[int], in
         progress.TextColumn("left:"),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=console, disable=hidden or not console.is_terminal) as bar:
+    hidden = hidden or not console.is_terminal
+    with progress.Progress(*columns, console=console, disable=hidden, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total, completed=num_done)
 
         def advance(number: int) -> int:

@@ -18,7 +18,14 @@ class Status:
     def __init__(self, doing: str, above: RenderableType | None = None):
         self._doing, self._begin, self._above = doing, time.monotonic(), above
         console = Console(stderr=True)
-        self._live = Live(console=console, get_renderable=self._lines, transient=True, auto_refresh=console.is_terminal)
+        self._live = Live(
+            console=console,
+            get_renderable=self._lines,
+            transient=True,
+            auto_refresh=console.is_terminal,
+            redirect_stdout=False,  # it may be a pipe or a file
+            redirect_stderr=False,
+        )
         if console.is_terminal:
             self._live.start(refresh=True)
 

@@ -128,6 +128,20 @@ def test_the_first_line_comes_before_jax_is_imported():
         terminal.close()
 
 
+def test_a_status_on_the_terminal_leaves_standard_output_alone(tmp_path):
+    code = f"sys.stdout = open({str(tmp_path / 'out')!r}, 'w'); from jlade.cli import status; "
+    code += "line = status.Status('working'); print('result'); line.clear(); print('end', file=sys.stderr)"
+    terminal = Terminal(code=code)
+    try:
+        shown = terminal.wait_for("end")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()
+    assert "working" in shown
+    assert "result" not in shown
+    assert (tmp_path / "out").read_text() == "result\n"
+
+
 @pytest.mark.parametrize("seconds", [0.2, 0.8])
 def test_ctrl_c_while_it_starts_ends_without_a_traceback(seconds):
     # A process that a shell started in the background ignores Ctrl-C, and so do its children.

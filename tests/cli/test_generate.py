@@ -203,6 +203,14 @@ def test_the_output_of_another_job_is_left_as_it_is(content, number, files, tmp_
     assert (tmp_path / "out.jsonl").read_text() == content
 
 
+def test_the_output_must_be_a_file(files, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    for name in ("folder", os.devnull):
+        with pytest.raises(SystemExit):
+            cli.main(["generate", "a.py", *LIMIT, "--output", name])
+        assert f"--output must be a file, got {name}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("batch_size", ["1", "2"])
 def test_a_prompt_that_does_not_fit_is_reported_and_skipped(batch_size, files, expected, tmp_path, capsys):
     (tmp_path / "long").write_text("x " * 3000)
