@@ -138,7 +138,8 @@ class _Chat:
         self._statistics = None if generation is None else generation.statistics
 
     def _show_statistics(self) -> None:
-        self._console.print(display.table({"last answer": self._last, "whole chat": self._total}))
+        tallies = {"last answer": self._last, "whole chat": self._total}
+        self._console.print(display.Tallies(tallies), soft_wrap=False)
         if self._statistics is not None:
             self._console.print(_table(self._statistics))
 

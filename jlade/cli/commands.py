@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import jax
+from rich.console import Console
+from rich.text import Text
 
 import jlade
 from jlade.cli import chat, compare, convert, generate, inspection, program_cache, tune
@@ -56,7 +58,7 @@ def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """
     match list(words):
         case [] | ["help"] | ["help", "help"] | ["--help"] | ["-h"]:
-            print(OVERVIEW)
+            Console(highlight=False).print(Text(OVERVIEW))
             sys.exit(0)
         case ["--version"]:
             print(f"jlade {jlade.__version__}, JAX {jax.__version__}")

@@ -9,7 +9,6 @@ from concurrent import futures
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import jlade
@@ -91,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
         except KeyboardInterrupt:
             line.clear()
             if not options.json:
-                console.print("\n", _table(runs))
+                console.print("\n", _table(runs), soft_wrap=False)
             raise
 
     sampling = request["sampling"]
@@ -101,9 +100,9 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(_figures(options.prompt, params, runs, differences)))
     else:
-        console.print(_table(runs))
+        console.print(_table(runs), soft_wrap=False)
         for sentence in _sentences(params, runs, differences, sampling.temperature):
-            console.print(sentence)
+            console.print(sentence, soft_wrap=not console.is_terminal)
 
 
 @dataclasses.dataclass
@@ -174,10 +173,10 @@ def _figures(
     return figures
 
 
-def _table(runs: _Runs) -> Table:
+def _table(runs: _Runs) -> display.Tallies:
     """Returns the table of the runs, with their speed relative to plain decoding if both are there."""
     tallies = {_name(setting): run.tally for setting, run in runs.items()}
-    return display.table(tallies, baseline=runs[PLAIN].tally if PLAIN in runs and len(runs) > 1 else None)
+    return display.Tallies(tallies, baseline=runs[PLAIN].tally if PLAIN in runs and len(runs) > 1 else None)
 
 
 def _sentences(

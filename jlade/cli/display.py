@@ -1,10 +1,13 @@
 """Output that several commands share: the colours of steps, and the table of tokens, steps and speed."""
 
 import dataclasses
+from collections.abc import Iterator
 
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+NARROW = 72  # columns
 STEP_STYLES = ("bright_cyan", "bright_magenta", "bright_yellow", "bright_green")
 
 _CONTROLS = dict.fromkeys(i for i in (*range(32), *range(127, 160)) if chr(i) not in "\t\n")
@@ -47,16 +50,32 @@ class Tally:
         }
 
 
-def table(tallies: dict[str, Tally], baseline: Tally | None = None) -> Table:
-    """Returns a table with a row for each tally, and with the speed relative to `baseline` if there is one."""
-    base = None if baseline is None else baseline.tokens_per_second
-    result = Table("", *Tally().figures(), *(["speed"] if base else []))
-    for column in result.columns[1:]:
-        column.justify = "right"
-    for name, tally in tallies.items():
-        speed = [f"{(tally.tokens_per_second or 0) / base:.2f}x"] if base else []
-        result.add_row(name, *tally.figures().values(), *speed)
-    return result
+@dataclasses.dataclass(frozen=True)
+class Tallies:
+    """Tallies by name as a table, or line by line where the terminal is narrow.
+
+    With a `baseline` each has its speed relative to that.
+    """
+
+    tallies: dict[str, Tally]
+    baseline: Tally | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        base = None if self.baseline is None else self.baseline.tokens_per_second
+        rows = {
+            name: tally.figures() | ({"speed": f"{(tally.tokens_per_second or 0) / base:.2f}x"} if base else {})
+            for name, tally in self.tallies.items()
+        }
+        if options.max_width < NARROW:
+            for name, figures in rows.items():
+                yield Text(f"{name}: " + ", ".join(f"{figure} {unit}" for unit, figure in figures.items()))
+            return
+        table = Table("", *next(iter(rows.values()), {}))
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for name, figures in rows.items():
+            table.add_row(name, *figures.values())
+        yield table
 
 
 def visible(text: str, style: str) -> Text:
