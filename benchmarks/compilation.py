@@ -55,6 +55,7 @@ NEW_TOKENS = 32
 PAIRS = (("15,5,15", "10,5,10"), ("0,4,1", "plain"))  # settings of first calls
 
 # The code of other processes runs with older versions of jlade too.
+COMMAND = "import sys; from jlade.cli import main; sys.exit(main())"
 LIBRARY = f"""
 import jlade
 params, tokenizer = jlade.demo()
@@ -75,7 +76,7 @@ def seconds(sizes):
 print(json.dumps([seconds(sizes) for sizes in sys.argv[1:]]))
 """
 STARTS = {
-    "jlade PROMPT": ["-m", "jlade.cli", PROMPT, "--max-new-tokens", str(NEW_TOKENS)],
+    "jlade PROMPT": ["-c", COMMAND, PROMPT, "--max-new-tokens", str(NEW_TOKENS)],
     "jlade.generate": ["-c", LIBRARY],
 }
 
@@ -179,7 +180,7 @@ def _start(installation: Installation, arguments: Sequence[str]) -> dict[str, fl
 def _tune(installation: Installation, settings: Sequence[str] | None) -> dict[str, float]:
     """Times the whole process of `jlade tune`."""
     chosen = [] if settings is None else ["--settings", *settings]
-    arguments = ["-m", "jlade.cli", "tune", "../prompts", "--lines", "--no-store", *chosen]
+    arguments = ["-c", COMMAND, "tune", "../prompts", "--lines", "--no-store", *chosen]
     return {"without a cache, s": installation.run(arguments)[0]}
 
 
