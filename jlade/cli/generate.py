@@ -54,10 +54,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Item(NamedTuple):
-    """A prompt of the job: its key, and its tokens or the reason why it cannot be completed."""
+    """A prompt of the job: its number, and its tokens or the reason why it cannot be completed."""
 
     prompt: Prompt
-    key: jax.Array  # of the sequence
+    number: int  # from 0
     ids: list[int]
     error: str | None
 
@@ -68,22 +68,23 @@ def run(options: argparse.Namespace) -> None:
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs needs --json or --output: the text has no place for log-probabilities")
     request = options_lib.request(options)
-    key = request["key"]
-    assert key is not None
+    as_records = options.json or options.output
+    given = _given(options) if options.output else {}
     with status.show("loading"):
         prompts = [
             prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)
         ]
         params, tokenizer = options_lib.load(options)
         request["tokenizer"] = tokenizer
-        # The first key is that of `jlade PROMPT`, so that the same prompt gives the same text.
-        keys = [key, *(jax.random.fold_in(key, i) for i in range(1, len(prompts)))]
-        job = [_check(params, prompt, k, request, options) for prompt, k in zip(prompts, keys, strict=True)]
+        job = [_check(params, prompt, number, request, options) for number, prompt in enumerate(prompts)]
     batch_size = min(batch_size, len(job))
 
-    with _opened(options, job) as (file, num_done), _bar(len(job), num_done, hidden=file.isatty()) as advance:
+    with (
+        _opened(options.output, job, given) as (file, num_done),
+        _bar(len(job), num_done, hidden=file.isatty()) as advance,
+    ):
         try:
-            if not (options.json or options.output) and batch_size == 1:
+            if not as_records and batch_size == 1:
                 for item in job:
                     _stream(params, item, request, file)
                     num_done += advance(1)
@@ -92,9 +93,9 @@ def run(options: argparse.Namespace) -> None:
             for begin in range(num_done, len(job), batch_size):
                 batch = job[begin : begin + batch_size]
                 for record in _records(params, batch, batch_size, request):
-                    if options.json or options.output:
-                        given = {"options": _given(options)} if options.output else {}
-                        print(json.dumps(record | given), file=file, flush=True)
+                    if as_records:
+                        record |= {"options": given} if options.output else {}
+                        print(json.dumps(record), file=file, flush=True)
                     elif "text" in record:
                         print(record["text"], file=file, flush=True)
                 num_done += advance(len(batch))
@@ -105,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"{options.output}: {num_done} prompts")
 
 
-def _check(params: LlamaParams, prompt: Prompt, key: jax.Array, request: Options, options: argparse.Namespace) -> _Item:
+def _check(params: LlamaParams, prompt: Prompt, number: int, request: Options, options: argparse.Namespace) -> _Item:
     """Returns the prompt with its tokens, or with its error if --skip-invalid is given."""
     tokenizer = request["tokenizer"]
     assert tokenizer is not None
@@ -116,8 +117,15 @@ def _check(params: LlamaParams, prompt: Prompt, key: jax.Array, request: Options
         if not options.skip_invalid:
             raise
         print(f"skipped: {error}", file=sys.stderr)
-        return _Item(prompt, key, [], str(error))
-    return _Item(prompt, key, ids, None)
+        return _Item(prompt, number, [], str(error))
+    return _Item(prompt, number, ids, None)
+
+
+def _key(request: Options, item: _Item) -> jax.Array:
+    """Returns the key of a prompt. The first one has that of `jlade PROMPT`, and so the same text."""
+    key = request["key"]
+    assert key is not None
+    return jax.random.fold_in(key, item.number) if item.number else key
 
 
 def _stream(params: LlamaParams, item: _Item, request: Options, file: TextIO) -> None:
@@ -125,7 +133,7 @@ def _stream(params: LlamaParams, item: _Item, request: Options, file: TextIO) ->
     if item.error is not None:
         return
     with status.show("compiling and reading") if file.isatty() else contextlib.nullcontext():
-        pieces = jlade.stream(params, item.ids, **(request | {"key": item.key}))
+        pieces = jlade.stream(params, item.ids, **(request | {"key": _key(request, item)}))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
         print(piece.text, end="", file=file, flush=True)
@@ -138,7 +146,7 @@ def _records(params: LlamaParams, batch: list[_Item], batch_size: int, request: 
     if valid:
         # The first prompt fills up the batch, as programs are compiled for a batch size.
         filled = valid + valid[:1] * (batch_size - len(valid))
-        keys = jnp.stack([item.key for item in filled])
+        keys = jnp.stack([_key(request, item) for item in filled])
         out = jlade.generate(params, [item.ids for item in filled], **(request | {"key": keys}))
     sequence = itertools.count()
     for item in batch:
@@ -160,18 +168,18 @@ def _completion(out: jlade.Generation, i: int) -> Record:
 
 
 @contextlib.contextmanager
-def _opened(options: argparse.Namespace, job: list[_Item]) -> Iterator[tuple[TextIO, int]]:
+def _opened(output: str | None, job: list[_Item], given: Record) -> Iterator[tuple[TextIO, int]]:
     """Yields the file to write to, standard output by default, and the number of prompts that it has already."""
-    if options.output is None:
+    if output is None:
         yield sys.stdout, 0
         return
-    path = pathlib.Path(options.output)
+    path = pathlib.Path(output)
     if path.exists() and not path.is_file():
-        raise ValueError(f"--output must be a file, got {options.output}")
+        raise ValueError(f"--output must be a file, got {output}")
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]  # an interruption may leave a part of a line
     for number, line in enumerate(whole, start=1):
-        if number > len(job) or not _is_record_of(job[number - 1].prompt, options, line):
+        if number > len(job) or not _is_record_of(job[number - 1].prompt, given, line):
             raise ValueError(
                 f"{path}:{number} is not the record of this job's prompt {number} with these options; name another "
                 "file, or remove this one"
@@ -181,8 +189,8 @@ def _opened(options: argparse.Namespace, job: list[_Item]) -> Iterator[tuple[Tex
         yield file, len(whole)
 
 
-def _is_record_of(prompt: Prompt, options: argparse.Namespace, line: bytes) -> bool:
-    expected = {"source": prompt.source, "prompt": prompt.text, "options": _given(options)}
+def _is_record_of(prompt: Prompt, given: Record, line: bytes) -> bool:
+    expected = {"source": prompt.source, "prompt": prompt.text, "options": given}
     try:
         record = json.loads(line)
     except ValueError:

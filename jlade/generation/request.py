@@ -286,10 +286,7 @@ def _check_stop(stop: Any, batch_size: int) -> tuple[tuple[str, ...], ...]:
             raise TypeError(f"stop must hold strings, got {string!r}")
         if not string:
             raise ValueError("stop must hold strings of at least one character, got ''")
-        try:
-            string.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"stop must hold text that UTF-8 can write, got {string!r}") from error
+        text.check_utf8("stop must hold", string)
     return tuple(tuple(strings) for strings in sets)
 
 

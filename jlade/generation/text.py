@@ -48,14 +48,19 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[
     Raises:
       ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"prompt must be text that UTF-8 can write, got {text[:40]!r}") from error
+    check_utf8("prompt must be", text)
     encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
     if isinstance(encoded, tokenizers.Encoding):
         return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]
     return list(encoded)
+
+
+def check_utf8(beginning: str, text: str) -> None:
+    """Raises a ValueError with this beginning when UTF-8 cannot write the text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{beginning} text that UTF-8 can write, got {text[:40]!r}") from error
 
 
 @functools.lru_cache(maxsize=8)

@@ -54,11 +54,8 @@ class Measurement:
     def trials(self, settings: Sequence[LookaheadConfig], repeat: int) -> list[Trial]:
         """Returns the trials of plain decoding and of the settings, taken in turns."""
         settings = [PLAIN, *settings]
-        for setting in settings:
-            self._compile(setting)
-        turns = [[self._decode(setting, self.batches) for setting in settings] for _ in range(repeat)]
         trials: list[Trial] = []
-        for setting, runs in zip(settings, zip(*turns, strict=True), strict=True):
+        for setting, runs in zip(settings, self._in_turns(settings, self.batches, repeat), strict=True):
             seconds = [run.seconds for run in runs]
             rate, step = runs[0].tokens / statistics.median(seconds), _step_seconds(runs)
             trials.append(
@@ -76,16 +73,18 @@ class Measurement:
 
     def step_seconds(self, settings: Sequence[LookaheadConfig], repeat: int) -> list[float]:
         """Returns the times of a step of the settings, taken in turns, after the first prompts."""
-        for setting in settings:
-            self._compile(setting)
-        batches = [_endless(self.batches[0])]
-        turns = [[self._decode(setting, batches) for setting in settings] for _ in range(repeat)]
-        return [_step_seconds(runs) for runs in zip(*turns, strict=True)]
+        return [_step_seconds(runs) for runs in self._in_turns(settings, [_endless(self.batches[0])], repeat)]
 
-    def _compile(self, setting: LookaheadConfig) -> None:
-        if setting not in self.compiled:
-            self._decode(setting, self.batches[:1])
-            self.compiled.add(setting)
+    def _in_turns(
+        self, settings: Sequence[LookaheadConfig], batches: Sequence[Inputs], repeat: int
+    ) -> list[tuple[Decoded, ...]]:
+        """Returns the runs of each setting, made after all programs are compiled."""
+        for setting in settings:
+            if setting not in self.compiled:
+                self._decode(setting, self.batches[:1])
+                self.compiled.add(setting)
+        turns = [[self._decode(setting, batches) for setting in settings] for _ in range(repeat)]
+        return list(zip(*turns, strict=True))
 
     def _decode(self, setting: LookaheadConfig, batches: Sequence[Inputs]) -> Decoded:
         program = dataclasses.replace(self.program, lookahead=setting)

@@ -172,7 +172,7 @@ def _time_blocks(
     time counts: of all times of a plain step, and of a block and all larger ones.
     """
     progress("a step of 1 token")
-    times = dict(zip([1], step_seconds([PLAIN]), strict=True))
+    times = {PLAIN.block_size: step_seconds([PLAIN])[0]}
     for setting in sorted(settings, key=lambda setting: setting.block_size):
         size = setting.block_size
         if size < 2 * max(times):
