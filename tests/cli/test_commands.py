@@ -67,14 +67,10 @@ def test_the_command_that_the_words_name(words, command, options):
         (["x", "--also", "5,5,5", "--no-compare"], "jlade complete: error: --also asks for a comparison"),
     ],
 )
-def test_an_error_is_one_line(words, message, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(words)
-    assert exit_info.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(message)
-    assert captured.err.count("\n") == 1
+def test_an_error_is_one_line(words, message, refused):
+    error = refused(words)
+    assert error.startswith(message)
+    assert error.count("\n") == 1
 
 
 def test_other_errors_are_not_shown_as_errors_of_the_user(monkeypatch, capsys):

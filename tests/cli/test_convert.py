@@ -48,17 +48,13 @@ def run(capsys):
 
 
 @pytest.fixture
-def refused(capsys):
+def refused(refused):
     """Returns a function that expects a conversion to fail and returns the message."""
 
     def convert_(*arguments):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.main(["convert", *map(str, arguments)])
-        assert exit_info.value.code == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert "Traceback" not in captured.err
-        return captured.err.split("jlade convert: error: ")[1]
+        error = refused(["convert", *map(str, arguments)])
+        assert "Traceback" not in error
+        return error.split("jlade convert: error: ")[1]
 
     return convert_
 

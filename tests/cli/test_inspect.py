@@ -259,16 +259,12 @@ def own_without_files(directory):
         (own_without_files, r"params is not a checkpoint of Orbax"),
     ],
 )
-def test_checkpoints_that_cannot_be_loaded_are_refused(make, message, tmp_path, capsys):
+def test_checkpoints_that_cannot_be_loaded_are_refused(make, message, tmp_path, refused):
     directory = tmp_path / "checkpoint"
     directory.mkdir()
     make(directory)
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["inspect", str(directory)])
-    assert exit_info.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert re.search(message, captured.err)
+    error = refused(["inspect", str(directory)])
+    assert re.search(message, error)
 
 
 @pytest.mark.parametrize(
