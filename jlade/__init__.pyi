@@ -5,6 +5,7 @@ from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
 from .decoding.state import DecodeState, Inputs, Program
 from .decoding.stopping import Stopping, StopStrings
+from .devices.inspection import Inspection, inspect
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
@@ -20,6 +21,7 @@ __all__ = [
     "Decoder",
     "Generation",
     "Inputs",
+    "Inspection",
     "KVCache",
     "LlamaParams",
     "LookaheadConfig",
@@ -40,6 +42,7 @@ __all__ = [
     "devices",
     "generate",
     "generation",
+    "inspect",
     "load",
     "load_pool",
     "load_sampling",

@@ -17,6 +17,7 @@ from rich.text import Text
 
 import jlade
 from jlade.cli import options as options_lib
+from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
 from jlade.conversion import checkpoint
 from jlade.conversion.checkpoint import floating_dtypes
@@ -37,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade inspect",
-        description="Describe a checkpoint, the memory it needs, and the W, N and G for it on this device. Weights are "
-        "not read; a checkpoint that jlade cannot load is an error.",
+        description="Describe a checkpoint, the memory it needs, and the W, N and G for it on this device; or, with "
+        "--device, its programs on any device. Weights are not read; a checkpoint that jlade cannot load is an error.",
     )
     result.add_argument("directory", metavar="DIR", help="Hugging Face directory, or one written by `jlade convert`")
     result.add_argument(
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         metavar="L",
         help="tokens of prompt and text in the cache; a call rounds up to 1024, 2048, 4096, ... (default: the model's "
-        "maximum)",
+        "maximum; with --device 1024)",
     )
     result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
     result.add_argument(
@@ -55,11 +56,16 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of weights and cache in memory; auto: that of the files (default: float32 on CPUs, else bfloat16)",
     )
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    programs.add_arguments(result)
     return result
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
+    programs.check(options)
+    if options.device is not None:
+        programs.run(options)
+        return
     batch_size = check_int("--batch-size", options.batch_size, 1)
     directory = pathlib.Path(options.directory)
     if not directory.is_dir():

@@ -44,7 +44,7 @@ def step(params: Params, state: DecodeState, program: Program) -> DecodeState:
     return _loop(params, state, jnp.int32(1), program)
 
 
-def run(params: Params, state: DecodeState, program: Program, max_steps: int = NO_LIMIT) -> DecodeState:
+def run(params: Params, state: DecodeState, program: Program, max_steps: int | jax.Array = NO_LIMIT) -> DecodeState:
     """Makes steps until every sequence has ended, at most `max_steps`, in one compiled program for any `max_steps`.
 
     It takes over the buffers of the state's cache and pool, so `state` must not be used afterwards. The rest of the

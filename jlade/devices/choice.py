@@ -100,7 +100,7 @@ def choose(params: Any, decoder: object, batch_size: int) -> LookaheadConfig:
     if stored is not None:
         return stored.lookahead
     device, _ = sheet.device_of(params)
-    return estimate.estimate(device.platform, device.device_kind, batch_size)
+    return estimate.estimate(device.platform, device.device_kind, batch_size, estimate.bytes_of_weight(params))
 
 
 def find(params: Any, decoder: object, batch_size: int) -> Stored | None:
@@ -124,24 +124,34 @@ def log_if_slow(lookahead: LookaheadConfig, params: Any, decoder: object, batch_
     """
     if lookahead.step_cost is None and lookahead.block_size > 1:
         device, _ = sheet.device_of(params)
-        _log_if_slow(lookahead, find(params, decoder, batch_size), device, batch_size)
+        step_times = estimate.step_times(
+            device.platform, device.device_kind, batch_size, estimate.bytes_of_weight(params)
+        )
+        stored = find(params, decoder, batch_size)
+        _log_if_slow(lookahead, stored, device.device_kind, batch_size, tuple(step_times.items()))
 
 
 @functools.cache
-def _log_if_slow(lookahead: LookaheadConfig, stored: Stored | None, device: jax.Device, batch_size: int) -> None:
+def _log_if_slow(
+    lookahead: LookaheadConfig,
+    stored: Stored | None,
+    device_kind: str,
+    batch_size: int,
+    estimated: tuple[tuple[int, float], ...],
+) -> None:
     if stored is not None and lookahead in stored.speeds:
         speed, source = stored.speeds[lookahead], "as measured by tuning"
     elif stored is not None and stored.step_times:
         speed, source = estimate.speed_limit(lookahead, stored.step_times), "at most, by the step times of tuning"
     else:
-        step_times = estimate.step_times(device.platform, device.device_kind, batch_size)
-        speed, source = estimate.speed_limit(lookahead, step_times), "at most, by an estimate; `jlade tune` measures"
+        speed = estimate.speed_limit(lookahead, dict(estimated))
+        source = "at most, by an estimate; `jlade tune` measures"
     if speed < 1:
         sizes = (lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
         logger.info(
             "W, N, G = %d, %d, %d is slower than plain decoding on %s, batch size %d: %.2fx its speed, %s. "
             'lookahead="auto" is the setting for this device.',
-            *(*sizes, device.device_kind, batch_size, speed, source),
+            *(*sizes, device_kind, batch_size, speed, source),
         )
 
 

@@ -1,17 +1,19 @@
-"""W, N and G from a device's data sheet: a block as wide as its idle arithmetic."""
+"""The time of a step from a device's data sheet, and W, N and G from it: a block as wide as the idle arithmetic."""
 
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
 import numpy as np
 
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
 from jlade.devices.sheet import sheet
 
-# Attention and the operations between the products need part of the peak rates. With this margin the 120 tokens that
-# the paper found best for a 7B model on an A100 are just within.
-MARGIN = 0.8
-
-# On two cores of an AMD EPYC a step of 120 tokens takes 10.5 times a plain step (docs/speed.md), as if this many were
-# free.
-FREE_TOKENS_ON_CPU = 12.0
+# Shares of the data sheet's rates that programs reach: on an H200 a matrix product ran at 790 of 989 TFLOP/s, a copy at
+# 4.3 of 4.8 TB/s.
+ARITHMETIC = 0.8
+BANDWIDTH = 0.9
+KERNEL = 2e-6  # seconds of the shortest kernel of a GPU, with its launch in a CUDA graph; assumed, not measured
 
 SLACK = 1.15  # an interpolated step time may be too long by this factor
 
@@ -25,40 +27,114 @@ SETTINGS = (
 )
 
 
-def free_tokens(device_kind: str) -> float:
-    """Returns T, the most tokens whose arithmetic takes no longer than reading the weights.
+class Rates(NamedTuple):
+    """The rates that programs reach on a device, per second."""
 
-    With P weights of b bytes, a matrix rate F and a bandwidth M, that is 2·P·T / F = MARGIN · P·b / M. P cancels out.
-    b is 2 here: float32 has twice the bytes, and GPUs multiply it, by default as TF32, at half the rate.
+    flops: float
+    bytes: float
+    cycles: float | None = None  # of a TPU's clock
+    kernel: float = 0.0  # seconds that every kernel takes at least
+    overlaps: bool = True  # whether memory is read during arithmetic
+
+
+# Two cores of an AMD EPYC with AVX-512, in float32. Their ratio decides, and it differs less than the rates.
+CPU = Rates(flops=180e9, bytes=35e9, overlaps=False)
+
+
+class Time(NamedTuple):
+    """Seconds of some work."""
+
+    total: float
+    arithmetic: float
+    memory: float
+
+
+def rates(platform: str, device_kind: str) -> Rates:
+    """Returns the rates that a device is estimated to reach.
 
     Args:
+      platform: "cpu", "gpu" or "tpu".
       device_kind: the attribute of a `jax.Device`.
     """
+    if platform == "cpu":
+        return CPU
     device = sheet(device_kind)
-    return MARGIN * device.tflops / device.terabytes
+    return Rates(
+        flops=ARITHMETIC * 1e12 * device.tflops,
+        bytes=BANDWIDTH * 1e12 * device.terabytes,
+        cycles=1e9 * device.gigahertz if device.gigahertz else None,
+        kernel=KERNEL if platform == "gpu" else 0.0,
+    )
 
 
-def estimate(platform: str, device_kind: str, batch_size: int = 1) -> LookaheadConfig:
-    """Returns the widest of `SETTINGS` whose step takes about as long as a plain one, or `config.PLAIN`.
+def time(rates: Rates, flops: float, num_bytes: float, cycles: int = 0) -> Time:
+    """Returns the time of one operation: of its arithmetic or of its memory traffic, whichever takes longer.
+
+    On a device that does one after the other it is their sum.
+
+    Args:
+      rates: of the device.
+      flops: multiplications and additions of matrix products.
+      num_bytes: read from and written to main memory.
+      cycles: a compiler's estimate of the arithmetic, which is then used instead of `flops`; 0 for none.
+    """
+    arithmetic = cycles / rates.cycles if cycles and rates.cycles else flops / rates.flops
+    memory = num_bytes / rates.bytes
+    total = max(arithmetic, memory) if rates.overlaps else arithmetic + memory
+    return Time(max(total, rates.kernel), arithmetic, memory)
+
+
+def total(times: Iterable[tuple[Time, int]]) -> Time:
+    """Returns the time of operations, one after the other, that each run a number of times."""
+    rows = [[seconds * number for seconds in each] for each, number in times]
+    return Time(*map(sum, zip(*rows, strict=True))) if rows else Time(0.0, 0.0, 0.0)
+
+
+def step_time(rates: Rates, block_size: int, batch_size: int = 1, weight_bytes: float = 2.0) -> Time:
+    """Returns the time of a step, per parameter of the model: of its products with the weights alone.
+
+    Args:
+      rates: of the device.
+      block_size: tokens of each sequence.
+      batch_size: B. The sequences of a batch share one read of the weights.
+      weight_bytes: of each parameter.
+    """
+    return time(rates._replace(kernel=0.0), 2.0 * block_size * batch_size, weight_bytes)
+
+
+def estimate(platform: str, device_kind: str, batch_size: int = 1, weight_bytes: float = 2.0) -> LookaheadConfig:
+    """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
 
     Args:
       platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get the setting that was fastest in tests.
       device_kind: the attribute of a `jax.Device`.
-      batch_size: B. The sequences of a batch share one read of the weights, so a step has the tokens of B blocks.
+      batch_size: B.
+      weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half
+        the rate.
     """
     if platform == "cpu":
         return SMALL_BLOCK
-    room = free_tokens(device_kind) / batch_size
-    return next((setting for setting in SETTINGS if setting.block_size <= room), PLAIN)
+    device = rates(platform, device_kind)
+
+    def is_free(setting: LookaheadConfig) -> bool:
+        step = step_time(device, setting.block_size, batch_size, min(weight_bytes, 2.0))
+        return step.arithmetic <= step.memory
+
+    return next(filter(is_free, SETTINGS), PLAIN)
 
 
-def step_times(platform: str, device_kind: str, batch_size: int = 1) -> dict[int, float]:
-    """Returns the time of a step by block size: constant while its tokens are free, then proportional to them.
+def bytes_of_weight(params: Any) -> float:
+    """Returns the mean bytes of a parameter of a pytree."""
+    leaves = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / max(1, sum(leaf.size for leaf in leaves))
 
-    The unit is the time of reading the weights. Arguments are those of `estimate`.
-    """
-    room = (FREE_TOKENS_ON_CPU if platform == "cpu" else free_tokens(device_kind)) / batch_size
-    return {size: max(1.0, size / room) for size in (1, max(1, int(room)), MAX_BLOCK_SIZE)}
+
+def step_times(platform: str, device_kind: str, batch_size: int = 1, weight_bytes: float = 2.0) -> dict[int, float]:
+    """Returns the time of a step by block size, in seconds per parameter. Arguments are those of `estimate`."""
+    device = rates(platform, device_kind)
+    weight_bytes = weight_bytes if platform == "cpu" else min(weight_bytes, 2.0)
+    sizes = sorted({1, MAX_BLOCK_SIZE, *(setting.block_size for setting in SETTINGS)})
+    return {size: step_time(device, size, batch_size, weight_bytes).total for size in sizes}
 
 
 def speed_limit(setting: LookaheadConfig, step_times: dict[int, float]) -> float:

@@ -13,6 +13,7 @@ class Sheet(NamedTuple):
 
     tflops: float  # dense bfloat16 matrix products
     terabytes: float  # memory bandwidth, per second
+    gigahertz: float = 0.0  # of a TPU's clock: its rate of matrix products divided by the width of its matrix units
 
 
 # Keys are parts of JAX's `device_kind`; the first that matches counts. From NVIDIA's data sheets, for the RTX cards
@@ -31,10 +32,10 @@ SHEETS = {
     "L4": Sheet(121.0, 0.3),
     "RTX 4090": Sheet(165.2, 1.008),
     "RTX 3090": Sheet(71.0, 0.936),
-    "TPU v4": Sheet(275.0, 1.228),
-    "TPU v5 lite": Sheet(197.0, 0.819),  # v5e
-    "TPU v5": Sheet(459.0, 2.765),  # v5p
-    "TPU v6 lite": Sheet(918.0, 1.64),  # v6e
+    "TPU v4": Sheet(275.0, 1.228, 1.05),
+    "TPU v5 lite": Sheet(197.0, 0.819, 1.5),  # v5e
+    "TPU v5": Sheet(459.0, 2.765, 1.75),  # v5p
+    "TPU v6 lite": Sheet(918.0, 1.64, 1.75),  # v6e
 }
 UNKNOWN = SHEETS["RTX 3090"]  # the least arithmetic per byte of all of them
 

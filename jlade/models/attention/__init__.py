@@ -86,6 +86,17 @@ def resolve(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike
     return implementation
 
 
+def kernel_of(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str:
+    """Returns `resolve` for a device that need not be there: "auto" is its kernel wherever that can run."""
+    if (
+        implementation == "auto"
+        and device.platform != "cpu"
+        and not _obstacle(device.platform, device, dtype, head_dim)
+    ):
+        return device.platform
+    return resolve(implementation, device, dtype, head_dim)
+
+
 def check_implementation(implementation: str) -> None:
     """Raises a ValueError if `implementation` is unknown."""
     if implementation not in IMPLEMENTATIONS:

@@ -1,0 +1,122 @@
+"""`jlade inspect --device`: describes the programs that a device's compiler makes of a model."""
+
+import argparse
+import collections
+import glob
+import json
+import math
+import pathlib
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from jlade.cli import options as options_lib
+from jlade.devices.compiled import Loop
+from jlade.devices.inspection import Inspection, inspect
+from jlade.devices.targets import TARGETS
+from jlade.models.attention import IMPLEMENTATIONS
+from jlade.tuning.result import label
+
+DEVICES = ("cpu", *TARGETS)
+CAPACITY = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that need `--device`."""
+    group = parser.add_argument_group(
+        "compiled programs",
+        "With --device, the programs are compiled for a device that need not be there, and their memory, copies and "
+        "estimated times are shown. DIR then needs nothing but a config.json.",
+    )
+    group.add_argument("--device", choices=DEVICES, help="the device; cpu is this machine")
+    group.add_argument("--lookahead", metavar="W,N,G", help="setting to compile (default: that of the device)")
+    group.add_argument("--attention", choices=IMPLEMENTATIONS, help="its implementation (default: auto)")
+    group.add_argument("--int8", action="store_true", help="matrices in int8")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises a ValueError that names an option without effect, as there is no `--device`."""
+    for name in ("lookahead", "attention", "int8"):
+        if options.device is None and getattr(options, name):
+            raise ValueError(f"--{name} has no effect without --device: leave it out, or name a device")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compiles the programs and prints facts about them."""
+    directory = pathlib.Path(options.directory)
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory")
+    if not any(map(glob.glob, ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*"))):
+        jax.config.update("jax_platforms", "cpu")  # otherwise the plugin for GPUs looks for a driver and refuses
+    lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
+    found = inspect(
+        directory,
+        options.device,
+        dtype=None if options.dtype == "auto" else options.dtype,
+        int8=options.int8,
+        lookahead=lookahead,
+        batch_size=options.batch_size,
+        capacity=CAPACITY if options.length is None else options.length,
+        attention=options.attention or "auto",
+    )
+    if options.json:
+        print(json.dumps(found.facts()))
+    else:
+        Console(highlight=False).print(_table(found))
+
+
+def _table(found: Inspection) -> Table:
+    """Returns the facts as a table."""
+    memory, loops = found.memory, (found.step, found.plain_step, *(found.chunks or ()))
+    rows = {
+        "device": f"{found.device_kind}, {decimal(memory.limit)}",
+        "programs": f"{found.batch_size} x {found.capacity:,} tokens, "
+        f"{'int8 and ' if found.int8 else ''}{found.dtype}, attention {found.attention}, "
+        f"compiled in {found.compile_seconds:.0f} s",
+    }
+    if found.failure is not None:
+        rows["refused"] = found.failure.splitlines()[0]
+    if memory.needed is not None:
+        rows["memory"] = (
+            f"{'fits' if found.fits else 'does not fit'}: {decimal(memory.arguments)} of arguments, "
+            f"{decimal(memory.outputs or 0)} of results, {decimal(memory.temporary or 0)} temporary"
+        )
+        rows["largest capacity"] = f"{memory.largest_capacity:,} tokens" if memory.largest_capacity else "none"
+        copied = collections.Counter(copy.partition(": ")[2] for copy in found.copies)
+        rows["copies in loops"] = ", ".join(f"{number} of {shape}" for shape, number in copied.items()) or "none"
+    if found.plain_step is not None and found.step is not None:
+        rows["plain step"] = _step(found.plain_step, found.plain_step_seconds)
+        rows[f"step at {label(found.lookahead)}"] = _step(found.step, found.step_seconds)
+        collectives = sum(loop.collectives for loop in loops if loop is not None)
+        rows["collectives"] = str(collectives) if collectives else "none"
+    result = Table(show_header=False)
+    for name, value in rows.items():
+        result.add_row(name, Text(value))
+    return result
+
+
+def _step(step: Loop, measured: float | None) -> str:
+    """Returns a step's time and its parts."""
+    parts = [
+        f"estimated {_milliseconds(step.time.total)}: arithmetic {_milliseconds(step.time.arithmetic)}, "
+        f"memory {_milliseconds(step.time.memory)}",
+        f"{step.kernels} kernels",
+    ]
+    if measured is not None:
+        parts.insert(0, f"measured {_milliseconds(measured)}")
+    if step.host_loops:
+        parts.append(f"{step.host_loops} loops that wait for the host")
+    if step.vector_products:
+        parts.append(f"{len(step.vector_products)} products outside the matrix unit")
+    return "; ".join(parts)
+
+
+def _milliseconds(seconds: float) -> str:
+    """Returns a time with three significant digits."""
+    number = 1e3 * seconds
+    digits = max(0, 2 - math.floor(math.log10(number))) if number > 0 else 0
+    return f"{number:.{digits}f} ms"

@@ -1,0 +1,117 @@
+"""Facts about the loops of a compiled program: copies, kernels, loops that the host drives, and the time of a round.
+
+On the text of any device's program, which `jlade.devices.targets` compiles without the device.
+"""
+
+from typing import NamedTuple
+
+from jlade.devices.estimate import Rates, Time, time, total
+from jlade.devices.hlo import Module
+from jlade.devices.launches import PRODUCTS, Launch, launches
+
+# A fusion of these alone computes nothing: it copies.
+MOVES = frozenset(
+    [
+        *("parameter", "bitcast", "constant", "tuple", "get-tuple-element", "copy", "copy-start", "transpose"),
+        *("reshape", "convert", "broadcast", "concatenate", "pad", "reverse", "slice", "dynamic-slice"),
+    ]
+)
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+class Sizes(NamedTuple):
+    """Numbers of elements of the arrays that no step may copy."""
+
+    weights: frozenset[int]  # of each matrix
+    cache_layer: int
+    pool: int = 0
+
+    @property
+    def all(self) -> frozenset[int]:
+        return frozenset({*self.weights, self.cache_layer, self.pool} - {0})
+
+
+class Loop(NamedTuple):
+    """A round of a loop: a step of decoding, or a chunk of a prompt.
+
+    Attributes:
+      kernels: instructions that run on their own: kernels of a GPU, operations of a TPU.
+      host_loops: loops and conditionals whose condition the host reads in every round; 0 on TPUs and CPUs.
+      collectives: exchanges between devices.
+      copies: instructions that only move or convert an array of the size of a weight, a cache layer or the pool.
+      vector_products: products with a weight matrix on a TPU's vector unit, which is many times slower than its matrix
+        unit.
+      time: estimated.
+    """
+
+    kernels: int
+    host_loops: int
+    collectives: int
+    copies: tuple[str, ...]
+    vector_products: tuple[str, ...]
+    time: Time
+
+
+def loops(program: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -> list[Loop]:
+    """Returns the outermost loops of a program, in order.
+
+    Args:
+      program: the text of the compiled program.
+      platform: "cpu", "gpu" or "tpu".
+      sizes: of the arrays to look for.
+      rates: of the device.
+      trips: rounds of the loops inside, where the program does not say it: attention's chunks of the cache.
+    """
+    module = Module(program)
+    return [_loop(module, module.body(loop), platform, sizes, rates, trips) for loop in module.loops(module.entry)]
+
+
+def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -> Loop:
+    launched = list(launches(module, body, trips))
+    return Loop(
+        kernels=sum(launch.times for launch in launched),
+        host_loops=_branches(module, body) if platform == "gpu" else 0,
+        collectives=sum(launch.times for launch in launched if launch.instruction.opcode.startswith(COLLECTIVES)),
+        copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes.all)),
+        vector_products=tuple(
+            _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
+        ),
+        time=total((time(rates, x.flops, x.bytes, x.instruction.estimated_cycles), x.times) for x in launched),
+    )
+
+
+def _branches(module: Module, computation: str) -> int:
+    """Returns the number of loops and conditionals in a computation, inner ones included."""
+    found = 0
+    for instruction in module.computations[computation].values():
+        if instruction.opcode in ("while", "conditional", "call"):
+            found += instruction.opcode != "call"
+            found += sum(_branches(module, called) for called in instruction.called)
+    return found
+
+
+def _is_copy(launch: Launch, sizes: frozenset[int]) -> bool:
+    """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`."""
+    if not launch.opcodes <= MOVES:
+        return False
+    operand, result = launch.operands[0], launch.result
+    if operand.is_on_chip != result.is_on_chip and operand.order == result.order:
+        return False  # a TPU fetches what it reads next into on-chip memory, or writes it back
+    # Padding changes the size, so that of the operand counts too.
+    arrays = [result, *(launch.operands if "pad" in launch.opcodes else ())]
+    return any(array.size and array.size % size == 0 for array in arrays for size in sizes)
+
+
+def _is_vector_product(launch: Launch, sizes: Sizes) -> bool:
+    opcodes = launch.opcodes
+    return (
+        {"multiply", "reduce"} <= opcodes
+        and opcodes.isdisjoint(PRODUCTS)
+        and sum(launch.elements_read) >= min(sizes.weights)
+    )
+
+
+def _name(launch: Launch) -> str:
+    """Returns a description of an instruction for people."""
+    shape = launch.result
+    return f"{launch.instruction.name}: {shape.dtype}[{','.join(map(str, shape.dimensions))}]"

@@ -1,0 +1,321 @@
+"""`jlade.inspect`: the programs of a model as the compiler of a device makes them, and how long a step should take."""
+
+import dataclasses
+import os
+import pathlib
+import statistics
+import time
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.conversion.hf_config import read_config
+from jlade.conversion.tensors import build_params, check_dtype
+from jlade.decoding import loop, prefill
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
+from jlade.decoding.stopping import Stopping
+from jlade.devices import choice, compiled, estimate, targets
+from jlade.devices.compiled import Loop, Sizes
+from jlade.models import attention as attention_lib
+from jlade.models.attention import plain
+from jlade.models.llama import Llama, LlamaConfig, LlamaParams, init_params, quantize
+from jlade.models.quantization import is_int8
+
+STEPS, REPEAT = 8, 5  # steps timed at once, and how often
+
+
+class Memory(NamedTuple):
+    """Bytes of a device's memory.
+
+    Attributes:
+      limit: of the device.
+      needed: by the program that needs most, with its arrays; None if the compiler refuses it.
+      arguments, outputs, temporary: of the program that decodes. Outputs in an argument's memory are not counted.
+      largest_capacity: tokens of a cache with which the programs fit, at most the model's positions. It is extrapolated
+        from the capacity that was compiled, as if temporary memory grew with it.
+    """
+
+    limit: int
+    needed: int | None
+    arguments: int
+    outputs: int | None
+    temporary: int | None
+    largest_capacity: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """A model's programs on a device: one reads prompts, one decodes, and one decodes plainly.
+
+    Attributes:
+      device, device_kind: the argument, and JAX's name.
+      attention: its implementation.
+      lookahead: W, N and G.
+      dtype: of the computation; int8: whether the matrices are in int8.
+      memory: in bytes.
+      compile_seconds: of all programs, with tracing and lowering.
+      chunks: a round of each loop that reads prompts.
+      step, plain_step: a step with W, N and G and a plain one, with a full cache.
+      step_seconds, plain_step_seconds: measured with random weights if the device is attached, otherwise None.
+      failure: the compiler's message if it refuses a program; `step`, `plain_step` and `chunks` are then None.
+    """
+
+    device: str
+    device_kind: str
+    attention: str
+    lookahead: LookaheadConfig
+    batch_size: int
+    capacity: int
+    dtype: str
+    int8: bool
+    memory: Memory
+    compile_seconds: float
+    chunks: tuple[Loop, ...] | None = None
+    step: Loop | None = None
+    plain_step: Loop | None = None
+    step_seconds: float | None = None
+    plain_step_seconds: float | None = None
+    failure: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device's memory holds each program with its arrays."""
+        return self.memory.needed is not None and self.memory.needed <= self.memory.limit
+
+    @property
+    def copies(self) -> list[str]:
+        """Instructions in a loop that only move or convert an array of the size of a weight, a cache layer or the pool.
+
+        Empty if the compiler refused the program.
+        """
+        rounds = [*(self.chunks or ()), self.step, self.plain_step]
+        return sorted({copy for each in rounds if each is not None for copy in each.copies})
+
+    def facts(self) -> dict[str, Any]:
+        """Returns JSON-like values; those of a program that the compiler refused are None."""
+        sizes = ("window_size", "ngram_size", "guess_set_size")
+        result = {
+            name: getattr(self, name)
+            for name in ("device", "device_kind", "attention", "batch_size", "capacity", "dtype", "int8", "fits")
+        }
+        result |= {
+            "lookahead": {name: getattr(self.lookahead, name) for name in sizes},
+            "memory_bytes": self.memory.limit,
+            "needed_bytes": self.memory.needed,
+            "argument_bytes": self.memory.arguments,
+            "output_bytes": self.memory.outputs,
+            "temporary_bytes": self.memory.temporary,
+            "largest_capacity": self.memory.largest_capacity,
+            "compile_seconds": self.compile_seconds,
+            "copies_in_loop": None if self.step is None else len(self.copies),
+            "copies": self.copies,
+        }
+        for name, step, measured in (
+            ("step", self.step, self.step_seconds),
+            ("plain_step", self.plain_step, self.plain_step_seconds),
+        ):
+            result |= {
+                f"host_loops_in_{name}": step and step.host_loops,
+                f"kernels_per_{name}": step and step.kernels,
+                f"collectives_per_{name}": step and step.collectives,
+                f"vector_products_in_{name}": step and len(step.vector_products),
+                f"{name}_estimate_ms": step and 1e3 * step.time.total,
+                f"{name}_arithmetic_ms": step and 1e3 * step.time.arithmetic,
+                f"{name}_bytes_ms": step and 1e3 * step.time.memory,
+                f"{name}_measured_ms": measured and 1e3 * measured,
+            }
+        return result | {"failure": self.failure}
+
+
+def inspect(
+    model: LlamaParams | str | os.PathLike[str],
+    device: str,
+    *,
+    dtype: Any = None,
+    int8: bool = False,
+    lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
+    batch_size: int = 1,
+    capacity: int = 1024,
+    attention: str = "auto",
+) -> Inspection:
+    """Compiles a model's programs for a device, which need not be there, and returns facts about them.
+
+    Weights are not read. The compilers of TPUs and GPUs are in the extras `tpu-compiler` and `gpu-compiler`. Compiling
+    a 7B model takes a minute for a GPU and several for a TPU.
+
+    Args:
+      model: a directory with a `config.json`, or parameters, of which the shapes suffice.
+      device: "cpu" for this machine, or "v4", "v5e", "v5p", "v6e", "a100", "l4", "h100" or "h200". A device that JAX
+        uses here is measured too.
+      dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
+      int8: whether matrices are in int8. Not for parameters.
+      lookahead: W, N and G, "auto" or None, as in `jlade.generate`.
+      batch_size: number of sequences B.
+      capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
+      attention: as in `jlade.models.llama.Llama`; "auto" is the kernel of the device, if there is one for the model.
+
+    Raises:
+      ValueError: an argument is out of range, or the device's compiler is not installed; the message names the remedy.
+      RuntimeError: the compiler cannot be used; the message names the remedy.
+    """
+    check_int("batch_size", batch_size, 1)
+    directory = None if isinstance(model, LlamaParams) else pathlib.Path(model)
+    if directory is None and (dtype is not None or int8):
+        raise ValueError("dtype and int8 are for a directory; parameters have their own")
+    config = model.config if isinstance(model, LlamaParams) else read_config(pathlib.Path(model))
+    if check_int("capacity", capacity, 2) > config.max_positions:
+        raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
+    target, is_attached = targets.find(device)
+    if directory is not None:
+        params = _shapes(config, check_dtype(dtype, set(), directory, target), int8)
+    else:
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
+    decoder = Llama(config, attention_lib.kernel_of(attention, target, params.norm.dtype, config.head_dim))
+    if lookahead == "auto":
+        stored = choice.find(params, decoder, batch_size) if is_attached else None
+        kind = target.platform, target.device_kind, batch_size, estimate.bytes_of_weight(params)
+        lookahead = stored.lookahead if stored else estimate.estimate(*kind)
+    setting = dataclasses.replace(lookahead or PLAIN, step_cost=None)
+    programs = _Programs(params, decoder, target, batch_size, capacity)
+    found = Inspection(
+        device=device,
+        device_kind=target.device_kind,
+        attention=decoder.attention,
+        lookahead=setting,
+        batch_size=batch_size,
+        capacity=capacity,
+        dtype=params.norm.dtype.name,
+        int8=any(map(is_int8, jax.tree.leaves(params, is_leaf=is_int8))),
+        memory=Memory(targets.memory(device), None, _num_bytes(programs.arguments(setting)), None, None, None),
+        compile_seconds=0.0,
+    )
+    return programs.described(found, setting, is_attached)
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> LlamaParams:
+    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+    return jax.eval_shape(quantize, params) if int8 else params
+
+
+class _Programs(NamedTuple):
+    """The programs of a model for a device, a batch size and a capacity."""
+
+    params: LlamaParams  # shapes
+    decoder: Llama
+    device: jax.Device
+    batch_size: int
+    capacity: int
+
+    def program(self, lookahead: LookaheadConfig) -> Program:
+        chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
+        return Program(self.decoder, lookahead, chunks=chunks)
+
+    def inputs(self, length: int) -> Inputs:
+        """Returns random prompts of `length` tokens, to be continued up to the capacity."""
+        shape = self.batch_size, self.capacity
+        tokens = jax.random.randint(jax.random.key(0), shape, 0, self.decoder.vocab_size, jnp.int32)
+        lengths = jnp.full(self.batch_size, length, jnp.int32)
+        never = jnp.full((self.batch_size, 1), -1, jnp.int32)  # no token
+        return Inputs(tokens, lengths, Stopping(self.capacity - lengths, never), jax.random.key(0))
+
+    def arguments(self, lookahead: LookaheadConfig) -> tuple[Any, ...]:
+        """Returns the shapes of the arguments of `decode`."""
+
+        def start(params: LlamaParams) -> DecodeState:
+            cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
+            return prefill.start(cache, self.inputs(1), self.program(lookahead))
+
+        return self.params, *_apart(jax.eval_shape(start, self.params)), jax.ShapeDtypeStruct((), jnp.int32)
+
+    def reading(self) -> Any:
+        """Returns the compiled program that reads prompts."""
+
+        def read(params: LlamaParams, inputs: Inputs) -> Any:
+            return prefill.prefill(params, inputs, self.program(PLAIN))
+
+        shapes = jax.eval_shape(lambda: self.inputs(1))
+        return targets.lower(read, self.params, shapes, device=self.device).compile()
+
+    def decoding(self, lookahead: LookaheadConfig) -> Any:
+        """Returns the compiled program that makes steps."""
+
+        def decode(params: LlamaParams, state: DecodeState, cache: Any, pool: Any, max_steps: jax.Array) -> DecodeState:
+            whole = dataclasses.replace(state, cache=cache, pool=pool)
+            return loop.run(params, whole, self.program(lookahead), max_steps)
+
+        return targets.lower(decode, *self.arguments(lookahead), device=self.device, donate=(2, 3)).compile()
+
+    def loops(self, compiled_program: Any, lookahead: LookaheadConfig) -> list[Loop]:
+        matrices = [x.weight if is_int8(x) else x for x in jax.tree.leaves(self.params, is_leaf=is_int8)]
+        _, _, cache, pool, _ = self.arguments(lookahead)
+        sizes = Sizes(frozenset(x.size for x in matrices if x.ndim == 2), cache.keys[0].size, pool.ngrams.size)
+        rates = estimate.rates(self.device.platform, self.device.device_kind)
+        trips = -(-self.capacity // plain.CHUNK)
+        return compiled.loops(compiled_program.as_text(), self.device.platform, sizes, rates, trips)
+
+    def described(self, found: Inspection, lookahead: LookaheadConfig, is_attached: bool) -> Inspection:
+        """Returns `found` with the facts of the compiled programs."""
+        began = time.perf_counter()
+        try:
+            reading = self.reading()
+            decoding = {setting: self.decoding(setting) for setting in (lookahead, PLAIN)}
+        except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
+            failure = str(error).strip() or repr(error)
+            return dataclasses.replace(found, failure=failure, compile_seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        steps = {setting: self.loops(program, setting)[-1] for setting, program in decoding.items()}
+        measured = self.measured(reading, decoding) if is_attached else {}
+        return dataclasses.replace(
+            found,
+            memory=self.memory(found.memory.limit, reading, decoding[lookahead]),
+            compile_seconds=seconds,
+            chunks=tuple(self.loops(reading, PLAIN)),
+            step=steps[lookahead],
+            plain_step=steps[PLAIN],
+            step_seconds=measured.get(lookahead),
+            plain_step_seconds=measured.get(PLAIN),
+        )
+
+    def memory(self, limit: int, reading: Any, decoding: Any) -> Memory:
+        needs = []
+        for program in (reading, decoding):
+            stats = program.memory_analysis()
+            outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+            needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
+        needed = max(map(sum, needs))
+        weights = _num_bytes(self.params)
+        per_token = (needed - weights) / self.capacity
+        largest = min(int((limit - weights) / per_token), self.decoder.max_positions) if limit > weights else 0
+        return Memory(limit, needed, *needs[-1], largest)
+
+    def measured(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:
+        """Returns the median seconds of a step of each program, with random weights and a cache that is nearly full."""
+        with jax.default_device(self.device):
+            params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
+            if any(map(is_int8, jax.tree.leaves(self.params, is_leaf=is_int8))):
+                params = quantize(params)
+            return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
+
+    def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
+        room = (REPEAT + 1) * STEPS * setting.max_accepted
+        inputs = jax.device_put(self.inputs(max(1, self.capacity - room)), self.device)
+        state = prefill.start(reading(params, inputs), inputs, self.program(setting))
+        seconds = []
+        for _ in range(REPEAT + 1):
+            before = int(state.num_steps.max())
+            began = time.perf_counter()
+            state = jax.block_until_ready(decode(params, *_apart(state), jnp.int32(STEPS)))
+            seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
+        return statistics.median(seconds[1:])  # the first call also loads the program
+
+
+def _apart(state: DecodeState) -> tuple[DecodeState, Any, Any]:
+    """Returns a state without cache and pool, and these: programs take over their memory."""
+    return dataclasses.replace(state, cache=None, pool=None), state.cache, state.pool  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""Accelerators that need not be there: their compilers run on any machine."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from jlade.devices.sheet import default_device
+
+GPU_COMPILER, TPU_COMPILER = "gpu-compiler", "tpu-compiler"  # extras of the package
+
+
+class Tpu(NamedTuple):
+    """A kind of TPU, as its compiler names it."""
+
+    device_kind: str
+    topology: str
+    memory: int  # bytes
+
+
+class Gpu(NamedTuple):
+    """A kind of NVIDIA GPU, described for its compiler."""
+
+    device_kind: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    lanes: int  # of each multiprocessor, for float32
+    gigahertz: float
+    shared_memory: int  # bytes of a multiprocessor
+    cache: int  # bytes
+    memory: int  # bytes
+    bandwidth: float  # bytes per second
+
+
+TARGETS: dict[str, Tpu | Gpu] = {
+    "v4": Tpu("TPU v4", "v4:2x2x1", 32 * 2**30),
+    "v5e": Tpu("TPU v5 lite", "v5e:2x2", 16 * 2**30),
+    "v5p": Tpu("TPU v5", "v5p:2x2x1", 95 * 2**30),
+    "v6e": Tpu("TPU v6 lite", "v6e:2x2", 32 * 2**30),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 167936, 41943040, 85_100_000_000, 2.039e12),
+    "l4": Gpu("NVIDIA L4", (8, 9), 58, 128, 2.04, 102400, 50331648, 24_100_000_000, 3.0e11),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 233472, 52428800, 84_978_434_048, 3.352e12),
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 233472, 62914560, 150_700_000_000, 4.8e12),
+}
+
+_DESCRIPTION = """gpu_device_info {{ threads_per_block_limit:1024 threads_per_warp:32 shared_memory_per_block:49152
+shared_memory_per_core:{gpu.shared_memory} shared_memory_per_block_optin:{optin} threads_per_core_limit:2048
+core_count:{gpu.multiprocessors} fpus_per_core:{gpu.lanes} clock_rate_ghz:{gpu.gigahertz}
+block_dim_limit_x:2147483647 block_dim_limit_y:65535 block_dim_limit_z:65535 registers_per_core_limit:65536
+registers_per_block_limit:65536 memory_bandwidth:{bandwidth} l2_cache_size:{gpu.cache} device_memory_size:{gpu.memory}
+cuda_compute_capability {{ major:{gpu.capability[0]} minor:{gpu.capability[1]} }} }} platform_name:"CUDA"
+dnn_version_info {{ major:9 minor:10 patch:2 }} runtime_version {{ major:12 minor:9 }}
+device_description_str:"{gpu.device_kind}" """
+
+
+def find(name: str) -> tuple[jax.Device, bool]:
+    """Returns the device that programs are compiled for, and whether it is attached to this machine.
+
+    Args:
+      name: "cpu", or a key of `TARGETS`.
+
+    Raises:
+      ValueError: `name` is unknown, or its compiler is not installed.
+      RuntimeError: the compiler cannot be used; the message names the remedy.
+    """
+    if name == "cpu":
+        return jax.local_devices(backend="cpu")[0], True
+    if name not in TARGETS:
+        raise ValueError(f"device must be one of {', '.join(map(repr, ('cpu', *TARGETS)))}; got {name!r}")
+    target = TARGETS[name]
+    attached = default_device()
+    if attached.device_kind == target.device_kind:
+        return attached, True
+    return (_tpu(target) if isinstance(target, Tpu) else _gpu(target)), False
+
+
+def _tpu(target: Tpu) -> jax.Device:
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError(f'the compiler for TPUs is not installed: pip install "jlade[{TPU_COMPILER}]"')
+    # libtpu otherwise looks for a TPU machine, complains that there is none, and lets one process use it at a time.
+    settings = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
+    for name, value in (settings | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}).items():
+        os.environ.setdefault(name, value)
+    return _described("tpu", topology_name=target.topology)
+
+
+def _gpu(target: Gpu) -> jax.Device:
+    if importlib.util.find_spec("jax_cuda12_plugin") is None:
+        raise ValueError(f'the compiler for NVIDIA GPUs is not installed: pip install "jlade[{GPU_COMPILER}]"')
+    description = _DESCRIPTION.format(gpu=target, bandwidth=int(target.bandwidth), optin=target.shared_memory - 1024)
+    return _described("cuda", topology_name="", topology="1x1x1", target_config=description)
+
+
+def _described(platform: str, **description: str) -> jax.Device:
+    try:
+        device: jax.Device = topologies.get_topology_desc(platform=platform, **description).devices[0]
+    except Exception as error:  # of several types: the plugin's, JAX's, and XLA's
+        remedy = "set JAX_PLATFORMS=cpu before JAX starts, and use the versions of JAX and its plugin that fit"
+        raise RuntimeError(f"the compiler for {platform} cannot be used: {error}; {remedy}") from error
+    return device
+
+
+def memory(name: str) -> int:
+    """Returns the bytes of a device's memory. `name` is an argument of `find`."""
+    if name in TARGETS:
+        return TARGETS[name].memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def lower(function: Callable[..., Any], *arguments: Any, device: jax.Device, donate: tuple[int, ...] = ()) -> Any:
+    """Returns `function` lowered for a device that need not be there, a `jax.stages.Lowered`.
+
+    Args:
+      function: traceable.
+      arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`.
+      device: a result of `find`.
+      donate: indices of the arguments whose memory the results take over.
+    """
+    one = SingleDeviceSharding(device)
+    jitted = jax.jit(function, in_shardings=one, out_shardings=one, donate_argnums=donate)
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
+    with jax.sharding.use_abstract_mesh(Mesh(np.array([device]), ("one",)).abstract_mesh):
+        return jitted.trace(*arguments).lower(lowering_platforms=(platform,))
