@@ -1,10 +1,11 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer; both install into .venv.
+# `make demo` and `make test` need nothing but Python 3.11 or newer; both install into .venv. `make accelerators` tests
+# the programs of TPUs and GPUs with their compilers, 2 GB.
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= def read_config(path):
 BIN := $(VENV)/bin
 
-.PHONY: demo install test lint clean
+.PHONY: demo install test accelerators lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jlade "$(PROMPT)" --also 15,5,15
@@ -13,6 +14,9 @@ install: $(VENV)/.test
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)
+
+accelerators: $(VENV)/.test $(VENV)/.tpu-compiler $(VENV)/.gpu-compiler
+	$(BIN)/python -m pytest tests/accelerators $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -76,8 +76,12 @@ def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, 
         vector_products=tuple(
             _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
         ),
-        time=total((time(rates, x.flops, x.bytes, x.instruction.estimated_cycles), x.times) for x in launched),
+        time=total((_time(launch, rates), launch.times) for launch in launched),
     )
+
+
+def _time(launch: Launch, rates: Rates) -> Time:
+    return time(rates, launch.flops, launch.traffic(rates.cached), launch.instruction.estimated_cycles)
 
 
 def _branches(module: Module, computation: str) -> int:

@@ -19,6 +19,7 @@ from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Pro
 from jlade.decoding.stopping import Stopping
 from jlade.devices import choice, compiled, estimate, targets
 from jlade.devices.compiled import Loop, Sizes
+from jlade.devices.estimate import Rates
 from jlade.models import attention as attention_lib
 from jlade.models.attention import plain
 from jlade.models.llama import Llama, LlamaConfig, LlamaParams, init_params, quantize
@@ -140,6 +141,7 @@ def inspect(
     batch_size: int = 1,
     capacity: int = 1024,
     attention: str = "auto",
+    rates: Rates | None = None,
 ) -> Inspection:
     """Compiles a model's programs for a device, which need not be there, and returns facts about them.
 
@@ -156,6 +158,7 @@ def inspect(
       batch_size: number of sequences B.
       capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
       attention: as in `jlade.models.llama.Llama`; "auto" is the kernel of the device, if there is one for the model.
+      rates: that the device reaches; by default shares of its data sheet.
 
     Raises:
       ValueError: an argument is out of range, or the device's compiler is not installed; the message names the remedy.
@@ -179,7 +182,8 @@ def inspect(
         kind = target.platform, target.device_kind, batch_size, estimate.bytes_of_weight(params)
         lookahead = stored.lookahead if stored else estimate.estimate(*kind)
     setting = dataclasses.replace(lookahead or PLAIN, step_cost=None)
-    programs = _Programs(params, decoder, target, batch_size, capacity)
+    rates = rates or estimate.rates(target.platform, target.device_kind)
+    programs = _Programs(params, decoder, target, batch_size, capacity, rates)
     found = Inspection(
         device=device,
         device_kind=target.device_kind,
@@ -212,6 +216,7 @@ class _Programs(NamedTuple):
     device: jax.Device
     batch_size: int
     capacity: int
+    rates: Rates
 
     def program(self, lookahead: LookaheadConfig) -> Program:
         chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
@@ -256,9 +261,8 @@ class _Programs(NamedTuple):
         matrices = [x.weight if is_int8(x) else x for x in jax.tree.leaves(self.params, is_leaf=is_int8)]
         _, _, cache, pool, _ = self.arguments(lookahead)
         sizes = Sizes(frozenset(x.size for x in matrices if x.ndim == 2), cache.keys[0].size, pool.ngrams.size)
-        rates = estimate.rates(self.device.platform, self.device.device_kind)
         trips = -(-self.capacity // plain.CHUNK)
-        return compiled.loops(compiled_program.as_text(), self.device.platform, sizes, rates, trips)
+        return compiled.loops(compiled_program.as_text(), self.device.platform, sizes, self.rates, trips)
 
     def described(self, found: Inspection, lookahead: LookaheadConfig, is_attached: bool) -> Inspection:
         """Returns `found` with the facts of the compiled programs."""

@@ -58,19 +58,22 @@ class Launch(NamedTuple):
             2 * launch.instruction.size * _contracted(launch.instruction, launch.operands) for launch in products
         )
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of main memory that it reads and writes.
+    def traffic(self, cached: int = 0) -> int:
+        """Returns the bytes of main memory that it reads and writes.
 
         A slice reads its result, an update in place writes the updated part, and on-chip memory counts for nothing.
+
+        Args:
+          cached: bytes of the largest array that stays in a processor's cache; such arrays count for nothing.
         """
         instruction, operands = self.instruction, self.operands
         if instruction.opcode in STARTS:
             return self.result.num_bytes * ((not operands[0].is_on_chip) + (not self.result.is_on_chip))
         if instruction.opcode in UPDATES:
             return 2 * operands[UPDATES[instruction.opcode]].num_bytes
-        read = zip(self.elements_read, operands, strict=True)
-        return self._bytes_written + sum(n * x.num_bytes // max(1, x.size) for n, x in read if not x.is_on_chip)
+        read = [n * x.num_bytes // max(1, x.size) for n, x in zip(self.elements_read, operands, strict=True)]
+        arrays = zip((*self._written(), *read), (*instruction.shapes, *operands), strict=True)
+        return sum(number for number, x in arrays if x.num_bytes > cached and not x.is_on_chip)
 
     @property
     def elements_read(self) -> list[int]:
@@ -89,17 +92,16 @@ class Launch(NamedTuple):
         """The result, the last of several."""
         return self.instruction.shapes[STARTS.get(self.instruction.opcode, -1)]
 
-    @property
-    def _bytes_written(self) -> int:
+    def _written(self) -> list[int]:
+        """Returns the bytes that it writes of each result."""
         shapes = self.instruction.shapes
-        written = [shape.num_bytes for shape in shapes]
         if self.instruction.opcode == "fusion":
             body = self.module.computations[self.instruction.called[0]]
             root = next(i for i in body.values() if i.is_root)
             results = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
             if len(results) == len(shapes):  # otherwise the root has several results
-                written = [_bytes_written(body, result) for result in results]
-        return sum(number for number, shape in zip(written, shapes, strict=True) if not shape.is_on_chip)
+                return [_bytes_written(body, result) for result in results]
+        return [shape.num_bytes for shape in shapes]
 
 
 def launches(module: Module, computation: str, trips: int = 1, times: int = 1) -> Iterator[Launch]:

@@ -1,0 +1,171 @@
+"""Estimated times of a step, from compiled programs and data sheets; on a CPU, compared with measured times.
+
+    python benchmarks/estimate.py --devices v5e v5p v6e h100 h200 --json FILE
+    python benchmarks/estimate.py --devices cpu --shapes 134m --json FILE
+
+The compilers of TPUs and GPUs are in the extras tpu-compiler and gpu-compiler. One variable changes at a time: the
+block size with one sequence and 4096 cache entries; then, for blocks of 1 and 120 tokens, the batch size and the length
+of the cache. Layers are alike, so programs of 2 and 4 layers give the time of each further one.
+
+On a CPU the rates of arithmetic and memory are measured in the same run, and so is each step, with all layers.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Import from the repository, not from this folder: see compression.py.
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+if "cpu" not in sys.argv:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise looks for a driver
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jlade
+from benchmarks import report
+from benchmarks.inflate import SHAPES
+from jlade import LookaheadConfig
+from jlade.config import PLAIN
+from jlade.conversion.tensors import build_params
+from jlade.devices import estimate
+from jlade.devices.estimate import Rates, Time
+from jlade.models.llama import LlamaConfig, LlamaParams
+
+# The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
+MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
+BLOCKS = {
+    1: PLAIN,
+    2: LookaheadConfig(1, 2, 1),
+    8: LookaheadConfig(1, 5, 1),
+    32: LookaheadConfig(4, 5, 4),
+    60: LookaheadConfig(8, 5, 7),
+    120: LookaheadConfig(15, 5, 15),
+    240: LookaheadConfig(30, 5, 30),
+}
+LAYERS = 2, 4  # of the programs that are compiled
+SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"])
+    parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=MODELS)
+    parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
+    parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=BLOCKS)
+    parser.add_argument("--one-capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {"layers": LAYERS}
+    for device in options.devices:
+        if device == "cpu":
+            rates = measured_rates()
+            facts["rates"] = rates._asdict()
+            print(f"this machine: {rates.flops / 1e9:.0f} GFLOP/s, {rates.bytes / 1e9:.1f} GB/s")
+        for shape in options.shapes:
+            for block, batch, capacity in cases(options):
+                case = {"device": device, "shape": shape, "block": block, "batch": batch, "capacity": capacity}
+                if device == "cpu":
+                    figures = compare(MODELS[shape], block, capacity, rates)
+                else:
+                    figures = extrapolate(device, MODELS[shape], block, batch, capacity, options.attention)
+                rows.append(case | figures)
+                print("  ".join(f"{name} {_short(value)}" for name, value in rows[-1].items()), flush=True)
+                if options.json:  # after each row, as all of them take an hour
+                    report.write(options.json, facts | {"rows": rows})
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
+    """Yields block size, batch size and cache length."""
+    usual = options.one_capacity or 4096
+    yield from ((block, 1, usual) for block in options.blocks)
+    if options.one_capacity is None:
+        ends = [block for block in (1, 120) if block in options.blocks]
+        yield from ((block, batch, usual) for batch in (4, 8) for block in ends)
+        yield from ((block, 1, capacity) for capacity in (512, 16384) for block in ends)
+
+
+def extrapolate(
+    device: str, config: LlamaConfig, block: int, batch: int, capacity: int, attention: str
+) -> dict[str, float]:
+    """Returns the estimated milliseconds of a step with all layers, and its two sides."""
+    few, more = (
+        _compiled(SAME_PROGRAM.get(device, device), device, config, layers, block, batch, capacity, attention)
+        for layers in LAYERS
+    )
+    added = (config.num_layers - LAYERS[0]) / (LAYERS[1] - LAYERS[0])
+    whole = Time(*(a + added * (b - a) for a, b in zip(few, more, strict=True)))
+    return {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
+
+
+def _compiled(
+    target: str, device: str, config: LlamaConfig, layers: int, block: int, batch: int, capacity: int, attention: str
+) -> Time:
+    params = shapes_of(
+        dataclasses.replace(config, num_layers=layers, max_positions=max(capacity, config.max_positions))
+    )
+    kind = jlade.devices.targets.TARGETS[device].device_kind
+    platform = "gpu" if "NVIDIA" in kind else "tpu"
+    found = jlade.inspect(
+        params,
+        target,
+        lookahead=BLOCKS[block],
+        batch_size=batch,
+        capacity=capacity,
+        attention=attention,
+        rates=estimate.rates(platform, kind),
+    )
+    if found.step is None:
+        raise SystemExit(f"{device} refuses a program of {layers} layers: {found.failure}")
+    return found.step.time
+
+
+def shapes_of(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> LlamaParams:
+    """Returns parameters without arrays."""
+    return build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+
+
+def compare(config: LlamaConfig, block: int, capacity: int, rates: Rates) -> dict[str, float]:
+    """Returns the estimated and the measured milliseconds of a step on this machine's CPU."""
+    found = jlade.inspect(
+        shapes_of(config, jnp.float32), "cpu", lookahead=BLOCKS[block], capacity=capacity, rates=rates
+    )
+    assert found.step is not None, found.failure
+    assert found.step_seconds is not None
+    estimated, measured = 1e3 * found.step.time.total, 1e3 * found.step_seconds
+    return {"ms": estimated, "measured_ms": measured, "ratio": estimated / measured}
+
+
+def measured_rates() -> Rates:
+    """Returns the rates of this machine's CPU: of a product of large matrices, and of a sum over half a gigabyte."""
+    rng = np.random.default_rng(0)
+    matrix = jnp.asarray(rng.normal(size=(2048, 2048)).astype(np.float32))
+    large = jnp.asarray(rng.normal(size=2**27).astype(np.float32))
+    product = _seconds(jax.jit(lambda x: x @ x), matrix)
+    read = _seconds(jax.jit(jnp.sum), large)
+    return estimate.CPU._replace(flops=2 * 2048**3 / product, bytes=large.nbytes / read)
+
+
+def _seconds(function: Callable[[jax.Array], jax.Array], argument: jax.Array, repeat: int = 15) -> float:
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        function(argument).block_until_ready()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The programs of TPUs and GPUs, made by their own compilers without a device.
+
+Full width and two layers: layers are alike, and whatever is wrong with one shows.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jlade
+from jlade import LookaheadConfig
+from jlade.conversion.tensors import build_params
+from jlade.devices import compiled, estimate, targets
+from jlade.devices.compiled import Sizes
+from jlade.models.llama import LlamaConfig, quantize
+from tests.accelerators.needs import device
+
+OPTIMIZED = True
+
+LLAMA = LlamaConfig(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_layers=2,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    max_positions=4096,
+)  # LLaMA 2 7B
+QWEN = dataclasses.replace(
+    LLAMA, vocab_size=151936, intermediate_size=12288, num_kv_heads=8, qk_norm=True, max_positions=40960
+)  # Qwen3 8B
+SHAPES = {"llama": LLAMA, "qwen": QWEN}
+KERNEL = "auto"
+
+
+def params_of(config, dtype=jnp.bfloat16):
+    return build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+
+
+@pytest.mark.parametrize("attention", [KERNEL, "plain"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", [device("v5e"), device("h100"), device("v6e"), device("a100")])
+def test_programs(name, shape, attention):
+    found = jlade.inspect(params_of(SHAPES[shape]), name, lookahead=LookaheadConfig(15, 5, 15), attention=attention)
+    assert found.failure is None
+    expected = {"v5e": "tpu", "v6e": "tpu", "h100": "gpu", "a100": "plain"}
+    assert found.attention == ("plain" if attention == "plain" else expected[name])
+    assert found.copies == []
+    for step in (found.step, found.plain_step):
+        assert step.host_loops == 0
+        assert step.vector_products == ()
+    # The arguments are weights, cache and pool; everything else takes at most 0.6 GB.
+    assert found.memory.needed - found.memory.arguments < 0.6e9
+    weights = sum(x.size * 2 for x in jax.tree.leaves(params_of(SHAPES[shape])))
+    assert found.memory.arguments - weights == pytest.approx(state_bytes(SHAPES[shape]), rel=0.01)
+    if name != "v5e":
+        return
+    assert found.plain_step.time.arithmetic < found.step.time.arithmetic < 1.3 * found.plain_step.time.arithmetic
+
+
+def state_bytes(config):
+    """Returns the bytes of a cache of 1024 entries and of the pool, at G = 15 and N = 5."""
+    cache = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 1024
+    return cache + 4 * config.vocab_size * 15 * 4
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_batches_copy_nothing_either(name):
+    found = jlade.inspect(params_of(LLAMA), name, lookahead=LookaheadConfig(3, 4, 3), batch_size=4)
+    assert found.failure is None
+    assert found.copies == []
+    assert found.step.host_loops == found.plain_step.host_loops == 0
+    assert found.step.vector_products == found.plain_step.vector_products == ()
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_int8_weights_stay_int8(name):
+    """A step reads a byte for each weight: a conversion in memory would be found as a copy."""
+    params = jax.eval_shape(quantize, params_of(LLAMA))
+    found = jlade.inspect(params, name, lookahead=LookaheadConfig(15, 5, 15))
+    assert found.int8
+    assert found.copies == []
+    assert found.step.vector_products == found.plain_step.vector_products == ()
+
+
+def facts(name, function, *shapes, sizes):
+    target, _ = targets.find(name)
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+    def nine_times(x, *rest):
+        return jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, function(c[0], c[1], *rest)), (0, x))
+
+    text = targets.lower(nine_times, *arguments, device=target).compile().as_text()
+    rates = estimate.rates(target.platform, target.device_kind)
+    (found,) = compiled.loops(text, target.platform, sizes, rates, trips=1)
+    return found
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_a_planted_copy_is_found(name):
+    sizes = Sizes(frozenset({2048 * 2048}), cache_layer=0)
+
+    def transposed(i, x):
+        return jnp.roll(x, 1, 0).T
+
+    assert facts(name, transposed, (2048, 2048), sizes=sizes).copies
+    assert not facts(name, lambda i, x: jnp.tanh(x), (2048, 2048), sizes=sizes).copies
+
+
+@pytest.mark.parametrize("name", [device("h100")])
+def test_a_planted_loop_of_the_host_is_found(name):
+    sizes = Sizes(frozenset(), cache_layer=0)
+
+    def dynamic(i, x):
+        return jax.lax.fori_loop(0, i, lambda _, y: jnp.tanh(y @ y), x)
+
+    assert facts(name, dynamic, (64, 64), sizes=sizes).host_loops == 1
+    assert facts(name, lambda i, x: jnp.tanh(x @ x), (64, 64), sizes=sizes).host_loops == 0
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("v6e")])
+def test_a_planted_vector_product_is_found(name):
+    sizes = Sizes(frozenset({2048 * 2048}), cache_layer=0)
+
+    def product(i, x, weight):
+        return jnp.tanh(x @ weight.T)
+
+    assert facts(name, product, (1, 2048), (2048, 2048), sizes=sizes).vector_products
+    assert not facts(name, product, (16, 2048), (2048, 2048), sizes=sizes).vector_products
