@@ -72,7 +72,7 @@ def main() -> None:
     console = Console()
     console.print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {bandwidth / 1e9:.0f} GB/s")
 
-    implementations = _implementations(options.dtype, sizes["head_dim"], console)
+    implementations = _implementations(options.dtype, sizes["heads"][0], sizes["head_dim"], console)
     table = Table("heads", "tokens", "cached", "floor, ms", "attention", "ms per step", "x floor", "error")
     figures: list[dict[str, Any]] = []
     cases = list(itertools.product(sizes["heads"], sizes["blocks"], sizes["lengths"]))
@@ -139,12 +139,12 @@ def _float32(arrays: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
 
 
-def _implementations(dtype: str, head_dim: int, console: Console) -> list[str]:
+def _implementations(dtype: str, heads: tuple[int, int], head_dim: int, console: Console) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reasons against the others."""
     running = []
     for implementation in ("plain", "gpu", "tpu"):
         try:
-            running.append(resolve(implementation, default_device(), dtype, head_dim))
+            running.append(resolve(implementation, default_device(), dtype, *heads, head_dim))
         except ValueError as error:
             console.print(f"left out: {error}", soft_wrap=True)
     return running

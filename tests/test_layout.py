@@ -65,7 +65,7 @@ def test_floors():
     """Models and the algorithm import neither each other nor anything above them."""
     below = {
         "jlade.lookahead": ("jlade.config", "jlade.lookahead"),
-        "jlade.models": ("jlade.devices.sheet", "jlade.models"),
+        "jlade.models": ("jlade.devices.sheet", "jlade.files", "jlade.models"),
         "jlade.decoding": ("jlade.config", "jlade.lookahead", "jlade.models", "jlade.decoding"),
         "jlade.conversion": ("jlade.conversion", "jlade.devices.sheet", "jlade.files", "jlade.models"),
     }

@@ -126,14 +126,25 @@ class Llama:
     def on(self, params: Any) -> Self:
         """Returns the decoder with `attention` resolved for the device that holds `params`.
 
+        "auto" may try a kernel, which takes seconds, on the device of concrete parameters. It takes the remembered
+        verdict for shapes (`jax.ShapeDtypeStruct`), and plain attention for tracers and for parameters on several
+        devices: XLA does not partition kernels.
+
         Raises:
           ValueError: `attention` names a kernel that cannot run there.
         """
-        device, _ = device_of(params)
-        if self.attention == "auto" and device.platform not in attention.AUTOMATIC:
-            return dataclasses.replace(self, attention="plain")  # without tracing `init_cache` for its dtype
-        cache = jax.eval_shape(lambda params: self.init_cache(params, 1, 1), params)
-        chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, self.config.head_dim)
+        device, number = device_of(params)
+        if self.attention == "auto" and (device.platform not in attention.AUTOMATIC or number > 1):
+            return dataclasses.replace(self, attention="plain")
+        leaves = jax.tree.leaves(params)
+        if self.attention == "auto" and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return dataclasses.replace(self, attention="plain")
+        # The dtype is that of the cache. One layer tells it; tracing all of them takes 20 ms.
+        one_layer = dataclasses.replace(self, config=dataclasses.replace(self.config, num_layers=1))
+        cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
+        c, concrete = self.config, all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+        heads = c.num_heads, c.num_kv_heads, c.head_dim
+        chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, *heads, may_run=concrete)
         return dataclasses.replace(self, attention=chosen)
 
     @property

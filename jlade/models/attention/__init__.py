@@ -1,5 +1,7 @@
 """Attention of a block to its prefix in the cache and to itself, and the choice of its implementation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import numpy as np
 from jlade.models.attention import plain
 
 IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
-AUTOMATIC: tuple[str, ...] = ()  # kernels that "auto" may choose: only those that have run on their device
+AUTOMATIC = ("gpu", "tpu")  # platforms with a kernel of that name, which "auto" tries
 
 
 def attend(
@@ -63,16 +65,28 @@ def attend(
     return tpu.attend(queries, keys, values, *prefix, mask)
 
 
-def resolve(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str:
+def resolve(
+    implementation: str,
+    device: jax.Device,
+    dtype: jax.typing.DTypeLike,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    may_run: bool = True,
+) -> str:
     """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
 
-    "auto" gives the kernel of the device if it is in `AUTOMATIC` and can run there, otherwise "plain".
+    "auto" gives the kernel of the device if it can run there and passes its trial, otherwise "plain"; see
+    `jlade.models.attention.trial`. Other implementations are not tried.
 
     Args:
       implementation: one of `IMPLEMENTATIONS`.
       device: the device that holds the parameters.
       dtype: of queries, keys and values.
+      heads: H.
+      kv_heads: KH.
       head_dim: D, size of a head.
+      may_run: whether "auto" may run a kernel on `device` to try it; otherwise only a remembered verdict counts.
 
     Raises:
       ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
@@ -80,7 +94,13 @@ def resolve(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike
     check_implementation(implementation)
     if implementation == "auto":
         kernel = device.platform
-        return kernel if kernel in AUTOMATIC and _obstacle(kernel, device, dtype, head_dim) is None else "plain"
+        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim) is not None:
+            return "plain"
+        from jlade.models.attention import trial  # on demand, as most programs need none
+
+        shape = trial.Shape(heads, kv_heads, head_dim, jnp.dtype(dtype).name)
+        run, run_plain = (functools.partial(attend, implementation=name) for name in (kernel, "plain"))
+        return kernel if trial.passes(kernel, run, run_plain, device, shape, may_run) else "plain"
     if obstacle := _obstacle(implementation, device, dtype, head_dim):
         raise ValueError(f"attention {implementation!r} {obstacle}; choose 'auto' or 'plain'")
     return implementation

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade.models import attention, llama
-from jlade.models.attention import attend, plain, resolve
+from jlade.models import llama
+from jlade.models.attention import attend, plain, resolve, trial
 from jlade.models.llama import Llama
 from tests.tiny import tiny_llama
 
@@ -98,17 +98,18 @@ def test_entries_of_the_cache_beyond_its_length_are_not_read():
         (CPU, jnp.bfloat16, 128, "plain"),
     ],
 )
-def test_auto_takes_an_automatic_kernel_where_it_runs(device, dtype, head_dim, chosen, monkeypatch):
-    monkeypatch.setattr(attention, "AUTOMATIC", ("gpu", "tpu"))
-    assert resolve("auto", device, dtype, head_dim) == chosen
+def test_auto_takes_a_kernel_where_it_runs_and_passes(device, dtype, head_dim, chosen, monkeypatch):
+    for passes in (True, False):
+        monkeypatch.setattr(trial, "passes", lambda *arguments, passes=passes: passes)
+        assert resolve("auto", device, dtype, 4, 2, head_dim) == (chosen if passes else "plain")
     if chosen != "plain":
-        assert resolve(chosen, device, dtype, head_dim) == chosen
+        assert resolve(chosen, device, dtype, 4, 2, head_dim) == chosen
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE, TPU, CPU])
 @pytest.mark.parametrize("implementation", ["auto", "plain"])
-def test_plain_runs_everywhere_and_no_kernel_is_automatic_yet(implementation, device):
-    assert resolve(implementation, device, jnp.bfloat16, 128) == "plain"
+def test_plain_runs_everywhere_and_absent_devices_try_no_kernel(implementation, device):
+    assert resolve(implementation, device, jnp.bfloat16, 4, 2, 128) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_plain_runs_everywhere_and_no_kernel_is_automatic_yet(implementation, de
 def test_choices_that_cannot_run_are_refused(implementation, device, dtype, head_dim, version, message, monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", version)
     with pytest.raises(ValueError, match=message):
-        resolve(implementation, device, dtype, head_dim)
+        resolve(implementation, device, dtype, 4, 2, head_dim)
 
 
 def test_unknown_implementations_are_refused_everywhere():
@@ -172,7 +173,7 @@ def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
     monkeypatch.setattr(llama, "device_of", lambda params: (TPU, 1))
     assert decoder.on(params).attention == "plain"
     assert Llama(params.config, "tpu").on(params).attention == "tpu"
-    monkeypatch.setattr(attention, "AUTOMATIC", ("tpu",))
+    monkeypatch.setattr(trial, "passes", lambda *arguments: True)
     assert decoder.on(params).attention == "tpu"
     assert OwnLlama(params.config).on({"model": params}) == OwnLlama(params.config, "tpu")
     assert Llama(params.config, "plain").on(params).attention == "plain"

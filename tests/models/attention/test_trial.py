@@ -1,0 +1,358 @@
+"""The trial that decides whether "auto" takes a kernel, with kernels for no device in particular."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jlade.models import attention, llama
+from jlade.models.attention import tpu, trial
+from jlade.models.attention.trial import Key, Shape, Verdict
+from jlade.models.llama import Llama
+from tests.models.attention.test_attend import TPU
+from tests.tiny import tiny_llama
+
+CPU = jax.devices("cpu")[0]
+SHAPE = Shape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
+KEY = Key("tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
+GOOD = Verdict(True, "takes 0.50 of the time of plain attention")
+BAD = Verdict(False, "raises ValueError: no")
+layers = functools.cache(trial._layers)  # plain attention is compiled once for all tests
+
+
+def plain(*arguments):
+    return attention.attend(*arguments, implementation="plain")
+
+
+@pytest.fixture(autouse=True)
+def short_trials(monkeypatch):
+    """Sizes that compile and run at once, equal times, and nothing known."""
+    for name, value in {"BLOCK": 3, "PREFILL": 5, "LENGTHS": (20, 13), "CAPACITY": 24, "LAYERS": 2}.items():
+        monkeypatch.setattr(trial, name, value)
+    monkeypatch.setattr(trial, "_layers", layers)
+    monkeypatch.setattr(trial, "_seconds", lambda *arguments: 1.0)
+    monkeypatch.setattr(trial, "_known", {})
+
+
+@contextlib.contextmanager
+def next_process():
+    """What a later process finds: files alone."""
+    known, trial._known = trial._known, {}
+    yield
+    trial._known = known
+
+
+def one_more_key(queries, keys, values, cached_keys, cached_values, length, mask):
+    return plain(queries, keys, values, cached_keys, cached_values, length + 1, mask)
+
+
+def causal(*arguments):
+    return plain(*arguments[:-1], np.tri(arguments[-1].shape[-1], dtype=bool))
+
+
+def without_prefill(*arguments):
+    if arguments[0].shape[1] == trial.PREFILL:
+        raise NotImplementedError("too many rows\nfor the memory")
+    return plain(*arguments)
+
+
+def raising_at_run_time(*arguments):
+    def fail(x):
+        raise RuntimeError("launch failed")
+
+    return jax.pure_callback(fail, arguments[0], arguments[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (plain, None),
+        (lambda *arguments: plain(*arguments) + jnp.bfloat16(2**-12), None),
+        (one_more_key, "gives wrong results: an error of "),
+        (causal, "gives wrong results: an error of "),
+        (lambda *arguments: plain(*arguments) * jnp.bfloat16(np.nan), "gives wrong results: an error of nan"),
+        (lambda *arguments: plain(*arguments)[:, :1], "raises "),
+        (without_prefill, "raises NotImplementedError: too many rows$"),
+        (raising_at_run_time, "raises JaxRuntimeError: .*"),
+    ],
+)
+def test_results(kernel, reason):
+    passed, found = trial.compare(kernel, plain, CPU, SHAPE)
+    assert passed == (reason is None)
+    if reason is not None:
+        with pytest.raises(AssertionError, match="^" + reason):
+            raise AssertionError(found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_dtype_has_a_tolerance_that_finds_a_wrong_length(dtype):
+    shape = Shape(6, 2, 16, dtype)
+    assert trial.compare(plain, plain, CPU, shape).passed
+    assert not trial.compare(one_more_key, plain, CPU, shape).passed
+
+
+def test_the_kernel_of_tpus_passes_in_simulation(monkeypatch):
+    monkeypatch.setattr(tpu, "CHUNK", 8)
+    monkeypatch.setattr(trial, "REPEAT", 1)
+    kernel = functools.partial(tpu.attend, interpret=True)
+    run = lambda *arguments: kernel(*arguments[:-1], arguments[-1][None])  # noqa: E731
+    assert trial.compare(run, plain, CPU, SHAPE).passed
+
+
+@pytest.mark.parametrize(("ratio", "passed"), [(0.5, True), (1.05, True), (1.2, False)])
+def test_a_slower_kernel_is_refused_within_a_margin(ratio, passed, monkeypatch):
+    """Each implementation takes much longer once."""
+    times = itertools.chain([9.0, ratio, 1.0, 9 * ratio], itertools.cycle([1.0, ratio]))
+    monkeypatch.setattr(trial, "_seconds", lambda *arguments: next(times))
+    assert trial.compare(plain, plain, CPU, SHAPE) == (passed, f"takes {ratio:.2f} of the time of plain attention")
+
+
+def test_times_are_those_of_all_layers(monkeypatch):
+    monkeypatch.undo()
+    calls = []
+
+    def counted(*arguments):
+        return jax.pure_callback(lambda x: calls.append(1) or x, arguments[0], plain(*arguments))
+
+    monkeypatch.setattr(trial, "LAYERS", 7)
+    case = trial._random_case(CPU, SHAPE, 2)
+    seconds = trial._seconds(trial._layers(counted), case, jnp.int32(7))
+    assert len(calls) == 7
+    assert seconds > 0
+
+
+def test_one_trial_serves_all_processes(caplog):
+    caplog.set_level(logging.INFO, "jlade")
+    assert trial.decide(KEY, lambda: GOOD) == GOOD
+    assert trial.decide(KEY, pytest.fail) == GOOD
+    assert [record.message for record in caplog.records] == [
+        "Trying the attention kernel 'tpu', once (TPU v5e; 4 heads, 2 KV heads, head size 8, bfloat16).",
+        "attention='auto' is 'tpu', which takes 0.50 of the time of plain attention "
+        "(TPU v5e; 4 heads, 2 KV heads, head size 8, bfloat16).",
+    ]
+    with next_process():
+        assert trial.decide(KEY, pytest.fail) == GOOD
+
+
+def test_a_refusal_is_warned_of_once_and_logged_by_later_processes(caplog):
+    caplog.set_level(logging.INFO, "jlade")
+    message = r"is 'plain', as the kernel 'tpu' raises ValueError: no \(TPU v5e; .*\)\. .* without .*\.json it tries"
+    with pytest.warns(UserWarning, match=message) as warned:
+        assert trial.decide(KEY, lambda: BAD) == BAD
+    assert len(warned) == 1
+    assert trial.decide(KEY, pytest.fail) == BAD
+    caplog.clear()
+    with next_process():
+        assert trial.decide(KEY, pytest.fail) == trial.decide(KEY, pytest.fail) == BAD
+    assert len(caplog.records) == 1
+    assert "as the kernel 'tpu' raises ValueError: no" in caplog.text
+    KEY.path.unlink()
+    with next_process():
+        assert trial.decide(KEY, lambda: GOOD) == GOOD
+
+
+@pytest.mark.parametrize(
+    "change", [{"device": "TPU v6e"}, {"software": "JAX 2"}, {"code": "d"}, {"shape": SHAPE._replace(heads=8)}]
+)
+def test_other_circumstances_are_tried_anew(change):
+    trial.decide(KEY, lambda: GOOD)
+    with pytest.warns(UserWarning, match="no"):
+        assert trial.decide(dataclasses.replace(KEY, **change), lambda: BAD) == BAD
+
+
+def test_the_key_names_versions(monkeypatch):
+    key = trial._key("tpu", CPU, SHAPE)
+    assert key == trial._key("tpu", CPU, SHAPE)
+    monkeypatch.setattr(jax, "__version__", "9.9")
+    assert trial._key("tpu", CPU, SHAPE).path != key.path
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
+def test_a_broken_file_is_ignored_with_a_warning(text):
+    KEY.path.parent.mkdir(parents=True)
+    KEY.path.write_text(text)
+    with pytest.warns(UserWarning, match="is ignored; the attention kernel is tried anew"):
+        assert trial.decide(KEY, lambda: GOOD) == GOOD
+    assert json.loads(KEY.path.read_text())["passed"] is True
+
+
+def test_a_failure_of_plain_attention_is_not_stored():
+    """The device may have had no memory left."""
+
+    def fail():
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nand so on")
+
+    with pytest.warns(UserWarning, match=r"could not be tried: RuntimeError: RESOURCE_EXHAUSTED: out of memory \("):
+        assert not trial.decide(KEY, fail).passed
+    assert not trial.decide(KEY, pytest.fail).passed
+    with next_process():
+        assert trial.decide(KEY, lambda: GOOD) == GOOD
+
+    def broken(*arguments):
+        raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        trial.compare(plain, broken, CPU, SHAPE)
+
+
+def test_without_a_place_for_the_verdict_nothing_is_tried(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="could not be tried: NotADirectoryError"):
+        assert not trial.decide(KEY, pytest.fail).passed
+
+
+def test_a_kernel_that_ends_its_process_is_not_tried_again():
+    script = """
+import os
+from jlade.models.attention.trial import *
+decide(Key("tpu", "TPU v5e", "JAX 1", "abc", Shape(4, 2, 8, "bfloat16")), lambda: os._exit(3))
+"""
+    assert subprocess.run([sys.executable, "-c", script], env=os.environ, check=False).returncode == 3
+    with pytest.warns(UserWarning, match="ended or hung the process that tried it"):
+        assert not trial.decide(KEY, pytest.fail).passed
+    with next_process():
+        assert not trial.decide(KEY, pytest.fail).passed
+
+
+def test_an_interrupted_trial_is_taken_up_again():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial.decide(KEY, interrupt)
+    assert trial.decide(KEY, lambda: GOOD) == GOOD
+
+
+def test_a_kernel_that_hangs_until_it_is_interrupted_is_not_tried_again(monkeypatch):
+    monkeypatch.setattr(trial, "PATIENCE", -1)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial.decide(KEY, interrupt)
+    with pytest.warns(UserWarning, match="ended or hung the process that tried it"):
+        assert not trial.decide(KEY, pytest.fail).passed
+
+
+def test_a_process_waits_for_the_trial_of_another():
+    """Threads stand for processes: a lock belongs to an open file."""
+    begun, end = threading.Event(), threading.Event()
+    verdicts = []
+
+    def try_kernel():
+        begun.set()
+        assert end.wait(60)
+        return GOOD
+
+    threads = [threading.Thread(target=lambda: verdicts.append(trial.decide(KEY, try_kernel)))]
+    threads[0].start()
+    assert begun.wait(60)
+    threads.append(threading.Thread(target=lambda: verdicts.append(trial.decide(KEY, pytest.fail))))
+    threads[1].start()
+    threads[1].join(0.1)
+    assert threads[1].is_alive()
+    end.set()
+    for thread in threads:
+        thread.join(60)
+    assert verdicts == [GOOD, GOOD]
+
+
+def test_a_trial_frees_its_arrays():
+    def fail(*arguments):
+        raise ValueError("no")
+
+    before = len(jax.live_arrays())
+    trial.compare(fail, plain, CPU, SHAPE)
+    assert len(jax.live_arrays()) == before
+
+
+def passes(kernel=plain, may_run=True):
+    return trial.passes("tpu", kernel, plain, CPU, SHAPE, may_run)
+
+
+def test_within_a_trace_the_trial_runs_at_once():
+    """The caller's program holds nothing of it, and its verdict is that of concrete arrays."""
+    verdicts = []
+
+    def program(x):
+        verdicts.append(passes())
+        return x + 1
+
+    traced = jax.make_jaxpr(jax.vmap(jax.jit(program)))(jnp.ones(3))
+    assert verdicts == [True]
+    assert "while" not in str(traced)
+    with next_process():
+        assert passes(pytest.fail)
+
+
+def test_without_leave_only_a_remembered_verdict_counts():
+    assert not passes(may_run=False)
+    assert passes()
+    assert passes(may_run=False)
+    with next_process():
+        assert passes(pytest.fail, may_run=False)
+
+
+def test_several_processes_and_absent_devices_try_nothing(monkeypatch):
+    assert not trial.passes("tpu", pytest.fail, pytest.fail, TPU, SHAPE, may_run=True)
+    assert passes()
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert not passes(pytest.fail)
+
+
+@pytest.fixture
+def on_tpu(monkeypatch):
+    """Makes the CPU pass for a TPU, and returns the calls of `trial.passes`."""
+    calls = []
+    monkeypatch.setattr(llama, "device_of", lambda params: (TPU, 1))
+    monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
+    return calls
+
+
+def test_a_decoder_asks_for_a_trial_of_its_heads(on_tpu):
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama())
+    assert params.decoder.attention == "tpu"
+    ((kernel, run, run_plain, device, shape, may_run),) = on_tpu
+    assert (kernel, device, shape, may_run) == ("tpu", TPU, Shape(4, 2, 6, "bfloat16"), True)
+    assert (run.keywords, run_plain.keywords) == ({"implementation": "tpu"}, {"implementation": "plain"})
+    assert Llama(params.config, "tpu").on(params).attention == "tpu"
+    assert Llama(params.config, "plain").on(params).attention == "plain"
+    assert len(on_tpu) == 1
+
+
+def test_a_decoder_of_shapes_asks_for_no_trial(on_tpu):
+    params = tiny_llama()
+    assert jax.eval_shape(lambda: params).decoder.attention == "tpu"
+    assert jax.device_get(params).decoder.attention == "tpu"
+    assert [arguments[-1] for arguments in on_tpu] == [False, True]
+
+
+def test_a_decoder_of_tracers_or_on_several_devices_is_plain(on_tpu, monkeypatch):
+    params, chosen = tiny_llama(), []
+    jax.jit(lambda params: chosen.append(params.decoder.attention))(params)
+    monkeypatch.setattr(llama, "device_of", lambda params: (TPU, 2))
+    assert [*chosen, params.decoder.attention] == ["plain", "plain"]
+    assert not on_tpu
+
+
+def test_nothing_happens_on_a_cpu(monkeypatch, cache_directory):
+    monkeypatch.setattr(attention, "resolve", pytest.fail)
+    monkeypatch.setattr(jax, "eval_shape", pytest.fail)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tiny_llama().decoder.attention == "plain"
+    assert not list(cache_directory.iterdir())
