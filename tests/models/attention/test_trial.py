@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import json
 import logging
@@ -275,6 +276,7 @@ def test_a_trial_frees_its_arrays():
     def fail(*arguments):
         raise ValueError("no")
 
+    gc.collect()
     before = len(jax.live_arrays())
     trial.compare(fail, plain, CPU, SHAPE)
     assert len(jax.live_arrays()) == before
