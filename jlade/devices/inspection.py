@@ -157,7 +157,8 @@ def inspect(
       lookahead: W, N and G, "auto" or None, as in `jlade.generate`.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
-      attention: as in `jlade.models.llama.Llama`; "auto" is the kernel of the device, if there is one for the model.
+      attention: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
+        if it has one for the model.
       rates: that the device reaches; by default shares of its data sheet.
 
     Raises:
@@ -176,7 +177,12 @@ def inspect(
         params = _shapes(config, check_dtype(dtype, set(), directory, target), int8)
     else:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
-    decoder = Llama(config, attention_lib.kernel_of(attention, target, params.norm.dtype, config.head_dim))
+    if is_attached:
+        decoder = Llama(config, attention).on(params)
+    else:
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        resolved = attention_lib.resolve_unattached(attention, target, params.norm.dtype, *heads)
+        decoder = Llama(config, resolved)
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size) if is_attached else None
         kind = target.platform, target.device_kind, batch_size, estimate.bytes_of_weight(params)

@@ -106,15 +106,14 @@ def resolve(
     return implementation
 
 
-def kernel_of(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str:
-    """Returns `resolve` for a device that need not be there: "auto" is its kernel wherever that can run."""
-    if (
-        implementation == "auto"
-        and device.platform != "cpu"
-        and not _obstacle(device.platform, device, dtype, head_dim)
-    ):
-        return device.platform
-    return resolve(implementation, device, dtype, head_dim)
+def resolve_unattached(
+    implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, heads: int, kv_heads: int, head_dim: int
+) -> str:
+    """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
+    kernel = device.platform
+    if implementation == "auto" and kernel in AUTOMATIC and _obstacle(kernel, device, dtype, head_dim) is None:
+        return kernel
+    return resolve(implementation, device, dtype, heads, kv_heads, head_dim)
 
 
 def check_implementation(implementation: str) -> None:
