@@ -1,9 +1,12 @@
 """Attention in plain JAX: it runs on every device and has sliding windows."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-CHUNK = 256  # cache entries read at once
+CHUNK = 256  # cache entries read at once; without a loop, a multiple
+SCORES = 2**24  # in memory at once without a loop: 64 MB
 
 
 def attend(
@@ -19,17 +22,44 @@ def attend(
 ) -> jax.Array:
     """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T].
 
-    An online softmax (arXiv 1805.02867) over the block, then over the prefix, in chunks up to the longest sequence.
+    A loop reads the prefix up to the longest sequence. GPUs read the whole cache without a loop: a loop whose length
+    is not static is run by the host, which waits for the GPU in every iteration.
+    """
+    arguments = queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions
+    loop = functools.partial(attend_in_chunks, window=window, unrolled=False)
+    unrolled = functools.partial(attend_in_chunks, window=window, unrolled=True)
+    mixed: jax.Array = jax.lax.platform_dependent(*arguments, cuda=unrolled, rocm=unrolled, default=loop)
+    return mixed
+
+
+def attend_in_chunks(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    cached_keys: jax.Array,
+    cached_values: jax.Array,
+    cached_length: jax.Array,
+    block_mask: jax.Array,
+    positions: jax.Array | None,
+    *,
+    window: int | None,
+    unrolled: bool,
+) -> jax.Array:
+    """Returns `attend` by an online softmax (arXiv 1805.02867) over the block, then over chunks of the prefix.
+
+    Args:
+      unrolled: whether to read the whole cache in few large chunks, without a loop.
     """
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
     grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
-    chunk = min(CHUNK, capacity)
+    chunks_at_once = max(1, SCORES // (batch_size * heads * block_size * CHUNK)) if unrolled else 1
+    chunk = min(chunks_at_once * CHUNK, capacity)
     # Heads first and the queries of a group in one dimension: each product is one matrix product per KV head.
     queries = jnp.transpose(queries * head_dim**-0.5, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
     keys, values = jnp.transpose(keys, (0, 2, 1, 3)), jnp.transpose(values, (0, 2, 1, 3))
 
-    def scores(keys: jax.Array, mask: jax.Array) -> jax.Array:
+    def scores(queries: jax.Array, keys: jax.Array, mask: jax.Array) -> jax.Array:
         """Returns [B, KH, H/KH * T, K] for keys [B, KH, K, D] and a mask [1 or B, 1 or T, K]."""
         product = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32)
         masked = jnp.where(mask[:, None, None], product.reshape(*grouped, -1), -jnp.inf)
@@ -45,8 +75,8 @@ def attend(
             return mask
         return mask & (positions[:, :, None] - key_positions[:, None, :] < window)
 
-    def read_chunk(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-        highest, total, mixed = carry
+    def read_chunk(i: jax.Array | int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        queries, highest, total, mixed = carry
         start = jnp.minimum(i * chunk, capacity - chunk)  # the last chunk may overlap the one before
         entries = start + jnp.arange(chunk, dtype=jnp.int32)[None, :]
         unread = (entries >= i * chunk) & (entries < cached_length[:, None])
@@ -54,18 +84,24 @@ def attend(
         chunk_keys, chunk_values = (
             jax.lax.dynamic_slice_in_dim(x, start, chunk, 2) for x in (cached_keys, cached_values)
         )
-        products = scores(chunk_keys, mask)
+        products = scores(queries, chunk_keys, mask)
         higher = jnp.maximum(highest, jnp.max(products, axis=-1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(products - higher)
         total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
-        return higher, total, mixed * shrink + mix(weights, chunk_values)
+        return queries, higher, total, mixed * shrink + mix(weights, chunk_values)
 
-    products = scores(keys, within_window(block_mask, positions))
+    products = scores(queries, keys, within_window(block_mask, positions))
     highest = jnp.max(products, axis=-1, keepdims=True)  # finite, as every token sees itself
     weights = jnp.exp(products - highest)
-    carry = highest, jnp.sum(weights, axis=-1, keepdims=True), mix(weights, values)
-    num_chunks = (jnp.max(cached_length) + chunk - 1) // chunk
-    _, total, mixed = jax.lax.fori_loop(0, num_chunks, read_chunk, carry)
+    carry: tuple[jax.Array, ...] = queries, highest, jnp.sum(weights, axis=-1, keepdims=True), mix(weights, values)
+    if unrolled:
+        for i in range(-(-capacity // chunk)):
+            # Without the barrier, compilers join the products of block and cache, and copy the keys for it.
+            carry = read_chunk(i, jax.lax.optimization_barrier(carry))
+    else:
+        num_chunks = (jnp.max(cached_length) + chunk - 1) // chunk
+        carry = jax.lax.fori_loop(0, num_chunks, read_chunk, carry)
+    *_, total, mixed = carry
 
     mixed = (mixed / total).astype(values.dtype).reshape(batch_size, heads, block_size, head_dim)
     return jnp.transpose(mixed, (0, 2, 1, 3))

@@ -1,6 +1,8 @@
 """Plain attention against a reference, and the choice of the implementation."""
 
 import functools
+import math
+import re
 import types
 
 import jax
@@ -46,12 +48,24 @@ def random_case(seed: int, dtype=np.float32, mask_shape=(5, 5)):
     return [jnp.asarray(a, dtype) for a in arrays], np.array([0, 4, 9], np.int32), mask | np.eye(5, dtype=bool)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 9, 256])
+@pytest.fixture(params=[False, True], ids=["loop", "unrolled"])
+def form(request, monkeypatch):
+    """Runs a test with the form for CPUs and TPUs, and with that for GPUs."""
+
+    def attend(*arguments):
+        *arrays, window = arguments
+        return plain.attend_in_chunks(*arrays, window=window, unrolled=request.param)
+
+    monkeypatch.setattr(plain, "attend", attend)
+
+
+@pytest.mark.parametrize(("chunk", "scores"), [(1, 0), (4, 0), (4, 3 * 5 * 4 * 8), (256, 2**24)])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("mask_shape", [(5, 5), (3, 5, 5)])
-def test_equals_plain_attention(mask_shape, window, chunk, monkeypatch):
+def test_equals_plain_attention(form, mask_shape, window, chunk, scores, monkeypatch):
     """The cache has 9 entries, of which the sequences use 0, 4 and 9; some chunk sizes divide 9, others do not."""
     monkeypatch.setattr(plain, "CHUNK", chunk)
+    monkeypatch.setattr(plain, "SCORES", scores)
     arrays, length, mask = random_case(chunk, mask_shape=mask_shape)
     positions = length[:, None] + np.array([0, 1, 2, 1, 2], np.int32)
     got = jax.jit(functools.partial(attend, window=window))(*arrays, length, mask, positions)
@@ -59,7 +73,7 @@ def test_equals_plain_attention(mask_shape, window, chunk, monkeypatch):
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_bfloat16_keeps_its_type_and_is_close():
+def test_bfloat16_keeps_its_type_and_is_close(form):
     arrays, length, mask = random_case(0, jnp.bfloat16)
     got = attend(*arrays, length, mask)
     assert got.dtype == jnp.bfloat16
@@ -69,7 +83,7 @@ def test_bfloat16_keeps_its_type_and_is_close():
 
 @pytest.mark.parametrize("axes", ["TT", "1TT"])
 @pytest.mark.parametrize("window", [None, 3])
-def test_vmap_over_sequences_with_their_own_masks(window, axes):
+def test_vmap_over_sequences_with_their_own_masks(form, window, axes):
     arrays, length, mask = random_case(0, mask_shape=(3, 5, 5))
     positions = length[:, None] + np.array([[0, 1, 2, 1, 2]], np.int32)
     run = functools.partial(attend, window=window)
@@ -78,11 +92,39 @@ def test_vmap_over_sequences_with_their_own_masks(window, axes):
     np.testing.assert_allclose(alone[:, 0], run(*arrays, length, mask, positions), atol=1e-6)
 
 
-def test_entries_of_the_cache_beyond_its_length_are_not_read():
+def test_entries_of_the_cache_beyond_its_length_are_not_read(form):
     arrays, length, mask = random_case(0)
     unused = np.arange(9)[None, None, :, None] >= length[:, None, None, None]
     poisoned = [*arrays[:3], *(jnp.where(unused, 1e30, a) for a in arrays[3:])]
     np.testing.assert_array_equal(attend(*poisoned, length, mask), attend(*arrays, length, mask))
+
+
+def exported(platforms, block_size, capacity, axis=None):
+    """Returns the program for the platforms, before it is compiled."""
+    shapes = [(1, block_size, 8, 16), (1, block_size, 2, 16), (1, block_size, 2, 16)] + 2 * [(1, 2, capacity, 16)]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    arrays += [jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((block_size, block_size), bool)]
+    run = jax.jit(attend)
+    if axis is not None:
+        arrays, run = [jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in arrays], jax.vmap(run, axis)
+    return jax.export.export(jax.jit(run), platforms=platforms)(*arrays).mlir_module()
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_gpus_have_no_loop_and_other_devices_nothing_else(axis):
+    """Two products with the block and two with the cache, in the one form or in the other."""
+    counts = {}
+    for platform in ("cuda", "rocm", "cpu", "tpu"):
+        program = exported([platform], 5, 600, axis)
+        counts[platform] = program.count("stablehlo.dot_general"), program.count("stablehlo.while")
+    assert counts == {"cuda": (4, 0), "rocm": (4, 0), "cpu": (4, 1), "tpu": (4, 1)}
+    assert exported(["cpu", "cuda"], 5, 600, axis).count("stablehlo.while") == 1
+
+
+def test_gpus_hold_a_part_of_the_scores_of_long_texts():
+    program = exported(["cuda"], 512, 2**16)
+    shapes = set(re.findall(r"tensor<([\dx]+)xf32>", program))
+    assert max(math.prod(map(int, shape.split("x"))) for shape in shapes) == plain.SCORES
 
 
 @pytest.mark.parametrize(
