@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jlade.models.attention.folding import fold, pad, unfold
+from jlade.models.attention import plain
+from jlade.models.attention.folding import fold, unfold
 
 CHUNK = 64  # keys per iteration of a program
 SLOTS = 3  # chunks in shared memory at once, loaded or loading
@@ -31,21 +32,23 @@ def attend(
 
     Dtypes are bfloat16 and float16, D is 16, 32, ... 128. The keys, cache first and block last, are cut into chunks,
     and the chunks are split among programs that run at the same time (flash decoding). Each program computes an online
-    softmax (arXiv 1805.02867) over its chunks; the partial results are joined at the end.
+    softmax (arXiv 1805.02867) over its chunks; the partial results are joined at the end. With a capacity below `CHUNK`
+    or not a multiple of 8, plain attention runs instead.
 
     Args:
       interpret: parameters of Pallas that simulate the GPU on a CPU; for tests.
     """
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
+    if capacity < CHUNK or capacity % 8:  # the hardware copies whole chunks, from entries 0, 8, ...
+        prefix = cached_keys, cached_values, cached_length
+        return plain.attend(queries, keys, values, *prefix, block_mask, positions=None, window=None)
     rows = heads // kv_heads * block_size
     warpgroups = 1 if rows <= ROWS else 2  # they share the keys and values of a program
     tiles = pl.cdiv(rows, ROWS * warpgroups)
     splits = pl.cdiv(PROGRAMS, batch_size * kv_heads * tiles)
 
     queries, keys, values, mask = fold(queries, keys, values, block_mask, ROWS * warpgroups, CHUNK)
-    if capacity < CHUNK or capacity % 8:  # the hardware copies whole chunks from entries 0, 8, ...
-        cached_keys, cached_values = (pad(x, 2, CHUNK) for x in (cached_keys, cached_values))
 
     def tiled(*shape: int, dtype: jax.typing.DTypeLike = queries.dtype) -> Any:
         """Returns shared memory in the layout of matrix products and copies; all operands need the same swizzle."""
@@ -196,13 +199,14 @@ def _kernel(
             higher = jnp.maximum(highest, jnp.max(scores, axis=1))
             shrink = jnp.exp2(highest - higher)
             weights = jnp.exp2(scores - jax.lax.broadcast_in_dim(higher, scores.shape, [0]))
+            total = total * shrink + jnp.sum(weights, axis=1)  # before the product, which needs their registers
             own_weights[...] = weights.astype(own_weights.dtype)
             plgpu.commit_smem()
             plgpu.barrier_wait(values_ready.at[slot])
             added = matmul(own_weights, values_smem.at[slot])
             plgpu.barrier_arrive(slot_free.at[slot])
             mixed = mixed * jax.lax.broadcast_in_dim(shrink, mixed.shape, [0]) + added
-            return higher, total * shrink + jnp.sum(weights, axis=1), mixed
+            return higher, total, mixed
 
         empty = (
             jnp.full((ROWS,), -1e30, jnp.float32),  # finite, as a split may have no keys
