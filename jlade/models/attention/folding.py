@@ -25,10 +25,10 @@ def fold(
     batch_size, _, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     queries = jnp.transpose(queries, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
-    queries = pad(queries, 2, row_multiple)
-    keys, values = (pad(jnp.transpose(x, (0, 2, 1, 3)), 2, column_multiple) for x in (keys, values))
+    queries = _pad(queries, 2, row_multiple)
+    keys, values = (_pad(jnp.transpose(x, (0, 2, 1, 3)), 2, column_multiple) for x in (keys, values))
     mask = jnp.tile(block_mask, (1, heads // kv_heads, 1))
-    return queries, keys, values, pad(pad(mask, 1, row_multiple), 2, column_multiple)
+    return queries, keys, values, _pad(_pad(mask, 1, row_multiple), 2, column_multiple)
 
 
 def unfold(mixed: jax.Array, heads: int, block_size: int) -> jax.Array:
@@ -38,7 +38,7 @@ def unfold(mixed: jax.Array, heads: int, block_size: int) -> jax.Array:
     return jnp.transpose(mixed, (0, 2, 1, 3))
 
 
-def pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
+def _pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
     """Returns `x` with zeros appended until the size of `axis` is a multiple of `multiple`."""
     missing = -x.shape[axis] % multiple
     return jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)]) if missing else x

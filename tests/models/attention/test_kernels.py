@@ -42,7 +42,9 @@ def random_case(block_size, heads, kv_heads, head_dim, capacity, lengths, dtype,
     [
         (1, 2, 2, 128, 256, [130], 1),
         (5, 4, 1, 48, 72, [0, 33, 72], 3),
-        (8, 2, 2, 64, 50, [50, 0], 1),  # less than a chunk, and not a multiple of 8
+        (8, 2, 2, 64, 64, [50, 0], 1),  # a single chunk
+        (2, 2, 2, 16, 70, [70], 1),  # not a multiple of 8
+        (2, 2, 1, 16, 24, [20], 1),  # less than a chunk
         (70, 2, 1, 16, 200, [64, 200], 2),  # several tiles of queries and of the block
     ],
 )
@@ -96,7 +98,7 @@ def test_same_text(name, module, kernel, device, dtype, monkeypatch):
     monkeypatch.setattr(hopper, "PROGRAMS", 2)
     monkeypatch.setattr(tpu_module, "CHUNK", 8)
     monkeypatch.setattr(request, "CHUNKS_ON_CPU", ((4, 0),))
-    shape = {"head_dim": 16, "num_kv_heads": 1, "num_layers": 1, "max_positions": 24}
+    shape = {"head_dim": 16, "num_kv_heads": 1, "num_layers": 1, "max_positions": 64}
     params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape))
 
     def generate(attention: str) -> np.ndarray:
