@@ -1,13 +1,14 @@
-"""Estimated times of a step, from compiled programs and data sheets; on a CPU, compared with measured times.
+"""Estimated times of a step, from compiled programs and data sheets; where the device is attached, measured times too.
 
     python benchmarks/estimate.py --devices v5e v5p v6e h100 h200 --json FILE
-    python benchmarks/estimate.py --devices cpu --shapes 134m --json FILE
+    python benchmarks/estimate.py --devices attached --shapes 7b --capacity 1024 --json FILE
 
 The compilers of TPUs and GPUs are in the extras tpu-compiler and gpu-compiler. One variable changes at a time: the
 block size with one sequence and 4096 cache entries; then, for blocks of 1 and 120 tokens, the batch size and the length
 of the cache. Layers are alike, so programs of 2 and 4 layers give the time of each further one.
 
-On a CPU the rates of arithmetic and memory are measured in the same run, and so is each step, with all layers.
+An attached device runs programs with all layers, random weights and a nearly full cache. The rates of a CPU have no
+data sheet: they are measured in the same run.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 
 # Import from the repository, not from this folder: see compression.py.
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)
-if "cpu" not in sys.argv:
+if "attached" not in sys.argv:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise looks for a driver
 
 import jax
@@ -34,13 +35,16 @@ from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
+from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import build_params
-from jlade.devices import estimate
+from jlade.devices import estimate, targets
 from jlade.devices.estimate import Rates, Time
+from jlade.devices.sheet import default_device
 from jlade.models.llama import LlamaConfig, LlamaParams
 
 # The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
 MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
+MODELS["demo"] = read_config(pathlib.Path(jlade.__file__).parent / "demo")
 BLOCKS = {
     1: PLAIN,
     2: LookaheadConfig(1, 2, 1),
@@ -52,31 +56,37 @@ BLOCKS = {
 }
 LAYERS = 2, 4  # of the programs that are compiled
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
+DEVICES = ["attached", *targets.TARGETS]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"])
-    parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=MODELS)
+    parser.add_argument("--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=DEVICES)
+    parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=list(MODELS))
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
-    parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=BLOCKS)
-    parser.add_argument("--one-capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
+    parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
+    parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {"layers": LAYERS}
+    facts: dict[str, Any] = {}
     for device in options.devices:
-        if device == "cpu":
-            rates = measured_rates()
-            facts["rates"] = rates._asdict()
-            print(f"this machine: {rates.flops / 1e9:.0f} GFLOP/s, {rates.bytes / 1e9:.1f} GB/s")
+        name, rates = device, None
+        if device == "attached":
+            name = attached()
+            if name == "cpu":
+                rates = measured_rates()
+                print(f"this machine: {rates.flops / 1e9:.0f} GFLOP/s, {rates.bytes / 1e9:.1f} GB/s")
+                facts["rates"] = rates._asdict()
         for shape in options.shapes:
             for block, batch, capacity in cases(options):
-                case = {"device": device, "shape": shape, "block": block, "batch": batch, "capacity": capacity}
-                if device == "cpu":
-                    figures = compare(MODELS[shape], block, capacity, rates)
+                case = {"device": name, "shape": shape, "block": block, "batch": batch, "capacity": capacity}
+                request = {"lookahead": BLOCKS[block], "batch_size": batch, "capacity": capacity}
+                request |= {"attention": options.attention}
+                if device == "attached":
+                    figures = compare(name, MODELS[shape], request | {"rates": rates})
                 else:
-                    figures = extrapolate(device, MODELS[shape], block, batch, capacity, options.attention)
+                    figures = extrapolate(name, MODELS[shape], request)
                 rows.append(case | figures)
                 print("  ".join(f"{name} {_short(value)}" for name, value in rows[-1].items()), flush=True)
                 if options.json:  # after each row, as all of them take an hour
@@ -85,61 +95,55 @@ def main() -> None:
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     """Yields block size, batch size and cache length."""
-    usual = options.one_capacity or 4096
+    usual = options.capacity or 4096
     yield from ((block, 1, usual) for block in options.blocks)
-    if options.one_capacity is None:
+    if options.capacity is None:
         ends = [block for block in (1, 120) if block in options.blocks]
         yield from ((block, batch, usual) for batch in (4, 8) for block in ends)
         yield from ((block, 1, capacity) for capacity in (512, 16384) for block in ends)
 
 
-def extrapolate(
-    device: str, config: LlamaConfig, block: int, batch: int, capacity: int, attention: str
-) -> dict[str, float]:
-    """Returns the estimated milliseconds of a step with all layers, and its two sides."""
-    few, more = (
-        _compiled(SAME_PROGRAM.get(device, device), device, config, layers, block, batch, capacity, attention)
-        for layers in LAYERS
-    )
+def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any]) -> dict[str, float]:
+    """Returns the estimated milliseconds of a step with all layers, and of its two sides."""
+    kind = targets.TARGETS[device].device_kind
+    rates = estimate.rates("gpu" if kind.startswith("NVIDIA") else "tpu", kind)
+    times = []
+    for layers in LAYERS:
+        positions = max(request["capacity"], config.max_positions)
+        params = shapes_of(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
+        found = jlade.inspect(params, SAME_PROGRAM.get(device, device), rates=rates, **request)
+        if found.step is None:
+            raise SystemExit(f"{device} refuses a program of {layers} layers: {found.failure}")
+        times.append(found.step.time)
     added = (config.num_layers - LAYERS[0]) / (LAYERS[1] - LAYERS[0])
-    whole = Time(*(a + added * (b - a) for a, b in zip(few, more, strict=True)))
+    whole = Time(*(few + added * (more - few) for few, more in zip(*times, strict=True)))
     return {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
 
 
-def _compiled(
-    target: str, device: str, config: LlamaConfig, layers: int, block: int, batch: int, capacity: int, attention: str
-) -> Time:
-    params = shapes_of(
-        dataclasses.replace(config, num_layers=layers, max_positions=max(capacity, config.max_positions))
-    )
-    kind = jlade.devices.targets.TARGETS[device].device_kind
-    platform = "gpu" if "NVIDIA" in kind else "tpu"
-    found = jlade.inspect(
-        params,
-        target,
-        lookahead=BLOCKS[block],
-        batch_size=batch,
-        capacity=capacity,
-        attention=attention,
-        rates=estimate.rates(platform, kind),
-    )
-    if found.step is None:
-        raise SystemExit(f"{device} refuses a program of {layers} layers: {found.failure}")
-    return found.step.time
-
-
-def shapes_of(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> LlamaParams:
+def shapes_of(config: LlamaConfig, dtype: Any) -> LlamaParams:
     """Returns parameters without arrays."""
     return build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
 
 
-def compare(config: LlamaConfig, block: int, capacity: int, rates: Rates) -> dict[str, float]:
-    """Returns the estimated and the measured milliseconds of a step on this machine's CPU."""
-    found = jlade.inspect(
-        shapes_of(config, jnp.float32), "cpu", lookahead=BLOCKS[block], capacity=capacity, rates=rates
-    )
-    assert found.step is not None, found.failure
-    assert found.step_seconds is not None
+def attached() -> str:
+    """Returns the name of the device that JAX uses.
+
+    Raises:
+      SystemExit: there is none for it.
+    """
+    device = default_device()
+    names = {target.device_kind: name for name, target in targets.TARGETS.items()}
+    name = "cpu" if device.platform == "cpu" else names.get(device.device_kind)
+    if name is None:
+        raise SystemExit(f"there is no description of {device.device_kind}")
+    return name
+
+
+def compare(device: str, config: LlamaConfig, request: dict[str, Any]) -> dict[str, float]:
+    """Returns the estimated and the measured milliseconds of a step on the attached device."""
+    found = jlade.inspect(shapes_of(config, jnp.float32 if device == "cpu" else jnp.bfloat16), device, **request)
+    if found.step is None or found.step_seconds is None:
+        raise SystemExit(f"{device} refuses the program: {found.failure}")
     estimated, measured = 1e3 * found.step.time.total, 1e3 * found.step_seconds
     return {"ms": estimated, "measured_ms": measured, "ratio": estimated / measured}
 

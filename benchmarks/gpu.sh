@@ -5,6 +5,7 @@
 #     benchmarks/gpu.sh correctness decode          some parts, less than ten minutes each
 #
 #   correctness   equality of texts with and without lookahead, in each precision        (exactness.py)
+#   estimate      estimated and measured times of a step, by block size                  (estimate.py)
 #   decode        bandwidth, plain and lookahead decoding, batches, blocks, peak memory  (accelerator.py)
 #   transformers  comparison with transformers, eager and compiled                       (versus_transformers_gpu.py)
 #   int8          comparison of int8 weights with bfloat16                               (quantization.py)
@@ -27,7 +28,7 @@ small=1b
 out=${OUT:-$root/benchmarks/results}
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(correctness decode transformers int8 attention overhead)
+[[ $# -gt 0 ]] || parts=(correctness attention estimate decode transformers int8 overhead)
 
 # Without installation, the package jlade.conversion must be in the directory of jlade, as a link.
 copy=$(mktemp -d)
@@ -63,6 +64,10 @@ for part in "${parts[@]}"; do
       [[ $shape == demo ]] && arguments=(--prompts 2 --max-new-tokens 32)
       run 4 benchmarks/exactness.py "${arguments[@]}" --minutes 3 --json "$out/exactness_$name.json"
       ;;
+    estimate)
+      run 6 benchmarks/estimate.py --devices attached --shapes "$shape" --capacity 1024 \
+        --json "$out/estimate_${shape}_$name.json"
+      ;;
     decode)
       run 9 benchmarks/accelerator.py --shape "$shape" --minutes 8 --json "$out/accelerator_${shape}_$name.json"
       ;;
@@ -81,7 +86,7 @@ for part in "${parts[@]}"; do
         --json "$out/step_overhead_${small}_$name.json"
       ;;
     *)
-      echo "no such part: $part; accepted are correctness, decode, transformers, int8, attention and overhead"
+      echo "no such part: $part; accepted are correctness, attention, estimate, decode, transformers, int8 and overhead"
       exit 2
       ;;
   esac

@@ -84,6 +84,8 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
             figure = f"{kind}: speedup / compression"
             yield row(f"speedup / compression, batch {batch}, {kind}", speed, f"batch {batch}", figure, "0.83")
     yield row("peak above weights and cache, GB", speed, "memory", "peak above weights and cache, GB", "at most 1")
+    for step in parts(f"estimate_{shape}").get("rows", []):
+        yield f"step of {step['block']} tokens, ms", f"{step['measured_ms']:.3f}", f"{step['ms']:.3f} estimated"
     versus = parts(f"versus_transformers_{shape}")
     for batch in (1, 4, 8):
         for name, part, wanted in (
