@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib
 import io
+import os
 import pathlib
 import re
 import shlex
@@ -16,7 +17,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import options
+from jlade.cli import inspection, options
 from jlade.conversion import save_hf
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -104,12 +105,16 @@ def run_line(words, place, monkeypatch, capsys):
             pass
         case ["echo", text, "|", "jlade", *arguments]:
             run_command(arguments, f"{text}\n", place, monkeypatch, capsys)
+        case ["jlade", "inspect", _, "--device", device, *_] if device != "cpu":  # its compiler may not be installed
+            inspection.parser().parse_args(words[2:])
         case ["jlade", *arguments]:
             run_command(arguments, "/help\n/exit\n" if arguments[0] == "chat" else "", place, monkeypatch, capsys)
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), place
         case ["pip", "install", package]:
             check_package(package, place)
+        case [script] if script.startswith("benchmarks/"):
+            assert os.access(ROOT / script, os.X_OK), place
         case ["python", script, *arguments]:
             check_script(script, arguments, place)
         case _:
@@ -124,7 +129,7 @@ def run_command(arguments, typed, place, monkeypatch, capsys):
 
 
 def check_package(package, place):
-    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", package)
+    extra = re.fullmatch(r"\.(?:\[([\w-]+)\])?", package)
     assert extra is not None, f"{place}: {package} is not this package"
     assert extra[1] is None or extra[1] in EXTRAS, f"{place}: there is no extra {extra[1]!r}"
 
