@@ -96,7 +96,7 @@ def _branches(module: Module, computation: str) -> int:
 
 def _is_copy(launch: Launch, sizes: frozenset[int]) -> bool:
     """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`."""
-    if not launch.opcodes <= MOVES:
+    if not launch.operands or not launch.opcodes <= MOVES:
         return False
     operand, result = launch.operands[0], launch.result
     if operand.is_on_chip != result.is_on_chip and operand.order == result.order:

@@ -252,7 +252,7 @@ class _Programs(NamedTuple):
             return prefill.prefill(params, inputs, self.program(PLAIN))
 
         shapes = jax.eval_shape(lambda: self.inputs(1))
-        return targets.lower(read, self.params, shapes, device=self.device).compile()
+        return targets.compile_for(self.device, read, self.params, shapes)
 
     def decoding(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that makes steps."""
@@ -261,7 +261,7 @@ class _Programs(NamedTuple):
             whole = dataclasses.replace(state, cache=cache, pool=pool)
             return loop.run(params, whole, self.program(lookahead), max_steps)
 
-        return targets.lower(decode, *self.arguments(lookahead), device=self.device, donate=(2, 3)).compile()
+        return targets.compile_for(self.device, decode, *self.arguments(lookahead), donate=(2, 3))
 
     def loops(self, compiled_program: Any, lookahead: LookaheadConfig) -> list[Loop]:
         matrices = [x.weight if is_int8(x) else x for x in jax.tree.leaves(self.params, is_leaf=is_int8)]

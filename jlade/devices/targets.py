@@ -112,13 +112,13 @@ def memory(name: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def lower(function: Callable[..., Any], *arguments: Any, device: jax.Device, donate: tuple[int, ...] = ()) -> Any:
-    """Returns `function` lowered for a device that need not be there, a `jax.stages.Lowered`.
+def compile_for(device: jax.Device, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
+    """Returns `function` compiled for a device that need not be there, a `jax.stages.Compiled`.
 
     Args:
+      device: a result of `find`.
       function: traceable.
       arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`.
-      device: a result of `find`.
       donate: indices of the arguments whose memory the results take over.
     """
     one = SingleDeviceSharding(device)
@@ -126,4 +126,13 @@ def lower(function: Callable[..., Any], *arguments: Any, device: jax.Device, don
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
     # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
     with jax.sharding.use_abstract_mesh(Mesh(np.array([device]), ("one",)).abstract_mesh):
-        return jitted.trace(*arguments).lower(lowering_platforms=(platform,))
+        lowered = jitted.trace(*arguments).lower(lowering_platforms=(platform,))
+    if device in jax.local_devices():
+        return lowered.compile()
+    # JAX would keep the program, but cannot load it again without the device.
+    least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+    try:
+        return lowered.compile()
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)

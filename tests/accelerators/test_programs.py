@@ -93,7 +93,7 @@ def facts(name, function, *shapes, sizes):
     def nine_times(x, *rest):
         return jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, function(c[0], c[1], *rest)), (0, x))
 
-    text = targets.lower(nine_times, *arguments, device=target).compile().as_text()
+    text = targets.compile_for(target, nine_times, *arguments).as_text()
     rates = estimate.rates(target.platform, target.device_kind)
     (found,) = compiled.loops(text, target.platform, sizes, rates, trips=1)
     return found
