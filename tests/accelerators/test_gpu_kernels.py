@@ -1,0 +1,65 @@
+"""Attention on GPUs, made by their own compiler without a device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jlade.devices import targets
+from jlade.devices.hlo import Module
+from jlade.models.attention import plain
+from tests.accelerators.needs import gpu_compiler
+from tests.accelerators.ptxas import Case, spills
+
+OPTIMIZED = True
+pytestmark = gpu_compiler
+
+CASES = [
+    *(Case(head_dim, block_size) for head_dim in (64, 128) for block_size in (1, 64, 120)),
+    *(Case(head_dim, block_size, group=4) for head_dim in (64, 128) for block_size in (8, 128)),
+    *(Case(head_dim, 128, group=7) for head_dim in (80, 96, 128)),
+    Case(128, 120, batch_size=2, num_masks=2),
+    Case(128, 120, dtype="float16"),
+]
+PLANTED = Case(128, 120, chunk=128, slots=1)  # twice the scores in registers
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
+def test_kernels_keep_their_state_in_registers(tmp_path):
+    found = spills([*CASES, PLANTED], tmp_path)
+    assert found.pop(PLANTED) > 0
+    assert found == dict.fromkeys(CASES, 0)
+
+
+def compiled_attention(name, block_size, capacity):
+    """Returns plain attention at the shape of LLaMA 2 7B, compiled."""
+    block, cache = (1, block_size, 32, 128), (1, 32, capacity, 128)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (block, block, block, cache, cache)]
+    length, mask = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((1, block_size, block_size), bool)
+    attend = functools.partial(plain.attend, positions=None, window=None)
+    return targets.compile_for(targets.find(name)[0], attend, *arrays, length, mask)
+
+
+def largest(program):
+    """Returns the most elements of an array that the program writes."""
+    module = Module(program.as_text())
+    read = ("parameter", "bitcast", "get-tuple-element", "tuple")
+    return max(x.size for x in module.computations[module.entry].values() if x.opcode not in read)
+
+
+@pytest.mark.parametrize("name", ["h100", "a100", "l4"])
+def test_plain_attention_has_no_loop_and_reads_the_cache_in_place(name, monkeypatch):
+    program = compiled_attention(name, 60, 1024)
+    assert " while(" not in program.as_text()
+    assert largest(program) < 32 * 1024 * 128
+    if name == "h100":
+        monkeypatch.setattr(jax.lax, "optimization_barrier", lambda x: x)
+        assert largest(compiled_attention(name, 60, 1024)) >= 32 * (1024 + 60) * 128  # block and cache, concatenated
+
+
+def test_plain_attention_of_a_prompts_chunk_takes_little_memory():
+    """All scores of 512 tokens with 8192 entries would take 537 MB."""
+    program = compiled_attention("h100", 512, 8192)
+    assert " while(" not in program.as_text()
+    assert program.memory_analysis().temp_size_in_bytes < 2.5 * 4 * plain.SCORES
