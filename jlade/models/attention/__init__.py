@@ -27,8 +27,8 @@ def attend(
     """Returns grouped-query attention, with one softmax over prefix and block.
 
     The prefix is masked by its length, the block by `block_mask`. Every implementation reads the prefix in chunks up
-    to its length, so the work grows with the text and not with the cache's capacity. All give the same result up to
-    rounding.
+    to its length, so the work grows with the text and not with the cache's capacity; only "plain" on GPUs reads the
+    whole cache. All give the same result up to rounding.
 
     Args:
       queries: [B, T, H, D].

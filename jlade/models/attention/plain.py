@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 CHUNK = 256  # cache entries read at once; without a loop, a multiple
-SCORES = 2**24  # in memory at once without a loop: 64 MB
+SCORES = 2**24  # in memory at once without a loop, about: 64 MB
 
 
 def attend(
@@ -53,8 +53,11 @@ def attend_in_chunks(
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
     grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
-    chunks_at_once = max(1, SCORES // (batch_size * heads * block_size * CHUNK)) if unrolled else 1
-    chunk = min(chunks_at_once * CHUNK, capacity)
+    chunk = CHUNK
+    if unrolled:
+        fewest = -(-batch_size * heads * block_size * capacity // SCORES)
+        chunk *= -(-capacity // (fewest * CHUNK))
+    chunk = min(chunk, capacity)
     # Heads first and the queries of a group in one dimension: each product is one matrix product per KV head.
     queries = jnp.transpose(queries * head_dim**-0.5, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
     keys, values = jnp.transpose(keys, (0, 2, 1, 3)), jnp.transpose(values, (0, 2, 1, 3))

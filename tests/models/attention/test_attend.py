@@ -59,7 +59,7 @@ def form(request, monkeypatch):
     monkeypatch.setattr(plain, "attend", attend)
 
 
-@pytest.mark.parametrize(("chunk", "scores"), [(1, 0), (4, 0), (4, 3 * 5 * 4 * 8), (256, 2**24)])
+@pytest.mark.parametrize(("chunk", "scores"), [(1, 1), (4, 1), (4, 3 * 5 * 4 * 8), (256, 2**24)])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("mask_shape", [(5, 5), (3, 5, 5)])
 def test_equals_plain_attention(form, mask_shape, window, chunk, scores, monkeypatch):
