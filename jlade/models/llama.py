@@ -300,19 +300,36 @@ def quantize(params: LlamaParams) -> LlamaParams:
 
 
 def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None = None) -> jax.Array:
-    """Returns [..., out], the product of `x` [..., in] and transposed `weight` [out, in], plus `bias` [out].
+    """Returns [..., out], the product of `x` [..., in] and transposed `weight` [out, in], plus `bias` [out]."""
+    if x.size == x.shape[-1]:
+        product = jax.lax.platform_dependent(x, weight, tpu=multiply_row_twice, default=_multiply)
+    else:
+        product = _multiply(x, weight)
+    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
+
+
+def multiply_row_twice(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
+    """Returns `linear` of a single row of `x`, as a product with two.
+
+    XLA for TPUs computes a product with one row on the vector unit: by its own estimate that takes 20 times as long as
+    a product with two rows on the matrix unit.
+    """
+    twice = jnp.broadcast_to(x.reshape(1, -1), (2, x.size))
+    return _multiply(twice, weight)[0].reshape(*x.shape[:-1], -1)
+
+
+def _multiply(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
+    """Returns `linear` without a bias.
 
     Up to `SMALL_BLOCK` tokens are multiplied as weight times transposed x: on CPUs that reads the weights up to four
     times faster. Other compilers choose the order themselves.
     """
     if isinstance(weight, Int8Matrix):
-        product = jnp.moveaxis(multiply(weight, x), 0, -1)
-    elif x.size <= SMALL_BLOCK * x.shape[-1]:
+        return jnp.moveaxis(multiply(weight, x), 0, -1)
+    if x.size <= SMALL_BLOCK * x.shape[-1]:
         product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())))
-        product = jnp.moveaxis(product, 0, -1)
-    else:
-        product = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
+        return jnp.moveaxis(product, 0, -1)
+    return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jlade.lookahead import block as blocks
-from jlade.models.llama import quantize
+from jlade.models.llama import linear, multiply_row_twice, quantize
+from jlade.models.quantization import quantize_matrix
 from tests import plain_llama
 from tests.tiny import tiny_llama
 
@@ -77,28 +78,14 @@ def test_bfloat16_parameters_give_float32_logits_close_to_float32():
     np.testing.assert_allclose(logits, run_blocks(params, tokens, [10]), atol=0.15)
 
 
-def test_commit_appends_only_accepted_tokens_in_order():
-    decoder, params = tiny_llama().decoder, tiny_llama()
-    cache = decoder.init_cache(params, 2, 4)
-    block = jnp.arange(2 * 5 * 2 * 6, dtype=jnp.float32).reshape(2, 5, 2, 6) + 1
-    block_kv = [(block, -block)] * 2
-    indices = jnp.array([[0, 3, 4], [0, 1, 2]])
-    cache = decoder.commit(cache, block_kv, indices, jnp.array([2, 0]))
-    assert cache.length.tolist() == [2, 0]
-    for keys, values in zip(cache.keys, cache.values, strict=True):
-        np.testing.assert_array_equal(keys[0, :, :2], jnp.swapaxes(block[0, jnp.array([0, 3])], 0, 1))
-        np.testing.assert_array_equal(values, -keys)
-        assert not keys[0, :, 2:].any()
-        assert not keys[1].any()
-
-
-def test_commit_at_the_end_of_the_cache_drops_rejected_tokens():
-    decoder, params = tiny_llama().decoder, tiny_llama()
-    cache = decoder.init_cache(params, 1, 3).replace(length=jnp.array([2]))
-    block_kv = [(jnp.ones((1, 4, 2, 6)), jnp.ones((1, 4, 2, 6)))] * 2
-    cache = decoder.commit(cache, block_kv, jnp.array([[0, 1, 2]]), jnp.array([1]))
-    assert cache.length.tolist() == [3]
-    assert cache.keys[0][0, 0, :, 0].tolist() == [0, 0, 1]
+@pytest.mark.parametrize("in_int8", [False, True])
+def test_a_row_multiplied_twice_for_tpus_gives_the_same_product(in_int8):
+    layer = tiny_llama().layers[0]
+    gate = quantize_matrix(layer.gate) if in_int8 else layer.gate  # [24, 16]
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 16)), jnp.float32)
+    product = multiply_row_twice(x, gate)
+    assert product.shape == (1, 1, 24)
+    np.testing.assert_allclose(product, linear(x, gate), rtol=1e-6, atol=1e-6)
 
 
 def test_parameters_print_as_family_shape_and_size():
