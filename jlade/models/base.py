@@ -7,9 +7,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 Params = Any  # the model's own pytree of arrays
 BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
+Layers = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]  # keys and values, per layer
 
 
 @flax.struct.dataclass
@@ -104,25 +106,63 @@ class Decoder(Protocol):
 
 
 def commit(cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-    """Returns `Decoder.commit` for every model that returns a `BlockKV`.
+    """Returns `Decoder.commit` for every model that returns a `BlockKV`: rejected tokens never reach the cache."""
+    layers, blocks = (cache.keys, cache.values), tuple(zip(*block_kv, strict=True))
+    keys, values = jax.lax.platform_dependent(
+        layers, blocks, cache.length, indices, num_accepted, tpu=write_slices, default=scatter
+    )
+    return KVCache(keys=keys, values=values, length=cache.length + num_accepted)
 
-    A rejected token gets an entry past the end and is dropped: it never reaches the cache.
+
+def scatter(layers: Layers, blocks: Layers, length: jax.Array, indices: jax.Array, num_accepted: jax.Array) -> Layers:
+    """Returns the layers of a cache after `commit`. A rejected token gets an entry past the end and is dropped."""
+    offset = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
+    capacity = jax.tree.leaves(layers)[0].shape[2]
+    entries = jnp.where(offset < num_accepted[:, None], length[:, None] + offset, capacity + offset)
+    return jax.tree.map(lambda layer, block: _scatter(layer, block, indices, entries), layers, blocks)
+
+
+@jax.jit
+def _scatter(layer: jax.Array, block: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Array:
+    """Writes the block's tokens with `indices` [B, A] to `entries` [B, A]. Under `jax.jit`, it is traced once."""
+    sequence = jnp.arange(len(layer), dtype=jnp.int32)[:, None]
+    chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim]
+    return layer.at[sequence, :, entries].set(chosen, mode="drop", unique_indices=True)
+
+
+def write_slices(
+    layers: Layers, blocks: Layers, length: jax.Array, indices: jax.Array, num_accepted: jax.Array
+) -> Layers:
+    """`scatter` for TPUs: writes A consecutive entries of each sequence, the old ones where no token was accepted.
+
+    XLA for TPUs scatters into layers with the entries first. It then copies every layer to that layout and back:
+    around the loop over steps, and within it where attention is a kernel.
     """
     batch_size, num_chosen = indices.shape
-    capacity = cache.keys[0].shape[2]
-    sequence = jnp.arange(batch_size, dtype=jnp.int32)[:, None]
-    offset = jnp.arange(num_chosen, dtype=jnp.int32)[None, :]
-    entry = jnp.where(offset < num_accepted[:, None], cache.length[:, None] + offset, capacity + offset)
+    capacity = jax.tree.leaves(layers)[0].shape[2]
+    size = min(num_chosen, capacity)
+    start = jnp.minimum(length, capacity - size)
+    offset = jnp.arange(size, dtype=jnp.int32)[None, :] - (length - start)[:, None]
+    accepted = (offset >= 0) & (offset < num_accepted[:, None])
+    indices = jnp.take_along_axis(indices, jnp.maximum(offset, 0), axis=1)
 
-    def append(layer: jax.Array, block: jax.Array) -> jax.Array:
-        chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim]
-        return layer.at[sequence, :, entry].set(chosen, mode="drop", unique_indices=True)
+    def write(i: jax.Array, layers: Layers) -> Layers:
+        place = i, start[i], indices[i], accepted[i]
+        return jax.tree.map(lambda layer, block: _write_slice(layer, block, *place), layers, blocks)
 
-    return KVCache(
-        keys=tuple(append(layer, k) for layer, (k, _) in zip(cache.keys, block_kv, strict=True)),
-        values=tuple(append(layer, v) for layer, (_, v) in zip(cache.values, block_kv, strict=True)),
-        length=cache.length + num_accepted,
-    )
+    return jax.lax.fori_loop(0, batch_size, write, layers)
+
+
+@jax.jit
+def _write_slice(
+    layer: jax.Array, block: jax.Array, i: jax.Array, start: jax.Array, indices: jax.Array, accepted: jax.Array
+) -> jax.Array:
+    """Writes the tokens of sequence i with `indices` [A] that are `accepted` [A] to the entries from `start` on."""
+    layer = with_layout_constraint(layer, Layout((0, 1, 2, 3)))  # otherwise slices too have the entries first
+    at = (i, jnp.zeros_like(i), start, jnp.zeros_like(i))
+    old = jax.lax.dynamic_slice(layer, at, (1, layer.shape[1], len(indices), layer.shape[3]))
+    new = jnp.swapaxes(block[i, indices], 0, 1)[None].astype(layer.dtype)
+    return jax.lax.dynamic_update_slice(layer, jnp.where(accepted[None, None, :, None], new, old), at)
 
 
 def resize(cache: KVCache, lengths: jax.Array | np.ndarray, capacity: int) -> KVCache:
