@@ -120,4 +120,4 @@ def load_pool(path: str | os.PathLike[str]) -> NGramPool:
             f"{os.fspath(path)} holds token ids from {ngrams.min()} to {ngrams.max()}; accepted are -1 to "
             f"{ngrams.shape[-3] - 1}"
         )
-    return NGramPool(jnp.asarray(ngrams))
+    return NGramPool.of(jnp.asarray(ngrams))

@@ -145,7 +145,7 @@ def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocab_size: int) -> NGramP
     batch_size = len(inputs.lengths)
     if inputs.pool is None:
         empty = ngram_pool.empty(vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
-        pool = NGramPool(jnp.broadcast_to(empty.ngrams, (batch_size, *empty.ngrams.shape)))
+        pool = jax.tree.map(lambda rows: jnp.broadcast_to(rows, (batch_size, *rows.shape)), empty)
     else:
         pool = jax.tree.map(jnp.copy, inputs.pool)  # decoding writes to the pool in place; the caller keeps its own
     if not lookahead.pool_from_prompt:

@@ -266,7 +266,7 @@ class _Programs(NamedTuple):
     def loops(self, compiled_program: Any, lookahead: LookaheadConfig) -> list[Loop]:
         matrices = [x.weight if is_int8(x) else x for x in jax.tree.leaves(self.params, is_leaf=is_int8)]
         _, _, cache, pool, _ = self.arguments(lookahead)
-        sizes = Sizes(frozenset(x.size for x in matrices if x.ndim == 2), cache.keys[0].size, pool.ngrams.size)
+        sizes = Sizes(frozenset(x.size for x in matrices if x.ndim == 2), cache.keys[0].size, pool.rows.size)
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(compiled_program.as_text(), self.device.platform, sizes, self.rates, trips)
 

@@ -323,12 +323,12 @@ def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: Lookahea
     if not isinstance(pool, NGramPool):
         raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
     shape = (vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
-    if pool.ngrams.shape not in (shape, (batch_size, *shape)):
+    if pool.shape not in (shape, (batch_size, *shape)):
         raise ValueError(
             f"pool must have the shape [V, G, N-1] = {list(shape)} of this model and setting, or that for each of "
-            f"{batch_size} prompts, got {list(pool.ngrams.shape)}"
+            f"{batch_size} prompts, got {list(pool.shape)}"
         )
-    return NGramPool(jnp.broadcast_to(pool.ngrams, (batch_size, *shape)))
+    return NGramPool(jnp.broadcast_to(pool.rows, (batch_size, *pool.rows.shape[-2:])), pool.ngram_size)
 
 
 def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:
@@ -351,9 +351,9 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
             f"{len(of_model)} like {of_model[0]}"
         )
     shape = (num_sequences, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
-    if state.pool.ngrams.shape != shape:
+    if state.pool.shape != shape:
         raise ValueError(
-            f"state is of another lookahead setting: its pool has shape {list(state.pool.ngrams.shape)}, accepted is "
+            f"state is of another lookahead setting: its pool has shape {list(state.pool.shape)}, accepted is "
             f"[B, V, G, N-1] = {list(shape)}"
         )
 

@@ -103,7 +103,7 @@ def statistics(state: DecodeState) -> Statistics:
     fan_outs, accepted, steps, with_candidate = jax.device_get(
         (fan_out, state.info.accepted, state.num_steps, state.info.steps_with_candidate)
     )
-    ngram_size = state.pool.ngrams.shape[-1] + 1
+    ngram_size = state.pool.ngram_size
     of_keys = [counts[counts > 0] if counts.any() else np.zeros(1, counts.dtype) for counts in fan_outs]
     return Statistics(
         steps=steps,

@@ -4,7 +4,7 @@ An n-gram is a key, its first token, and the N-1 tokens after it. Inserting an n
 it the newest; inserting under a full key drops the oldest. (arXiv 2402.02057, section 3.2 and Algorithm 2.)
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import flax.struct
 import jax
@@ -13,20 +13,41 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class NGramPool:
-    """The pool of one sequence; [B, ...] for a batch."""
+    """The pool of one sequence; [B, ...] for a batch.
 
-    ngrams: jax.Array  # [V, G, N-1] int32, newest first, then EMPTY
+    The slots of a key are one row: TPUs pad the last dimension of an array to 128, and would pad each n-gram.
+    """
+
+    rows: jax.Array  # [V, G * (N-1)] int32, newest n-gram first, then EMPTY
+    ngram_size: int = flax.struct.field(pytree_node=False)  # N
     EMPTY: ClassVar[int] = -1  # equals no token, so an empty slot is never accepted
+
+    @classmethod
+    def of(cls, ngrams: jax.Array) -> Self:
+        """Returns the pool of the n-grams [..., V, G, N-1] int32."""
+        *keys, slots, length = ngrams.shape
+        return cls(ngrams.reshape(*keys, slots * length), length + 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[..., V, G, N-1]."""
+        *keys, size = self.rows.shape
+        return *keys, size // (self.ngram_size - 1), self.ngram_size - 1
+
+    @property
+    def ngrams(self) -> jax.Array:
+        """[..., V, G, N-1] int32, the tokens after each key."""
+        return self.rows.reshape(self.shape)
 
 
 def empty(vocab_size: int, ngram_size: int, guess_set_size: int) -> NGramPool:
     """Returns an empty pool."""
-    return NGramPool(jnp.full((vocab_size, guess_set_size, ngram_size - 1), NGramPool.EMPTY, jnp.int32))
+    return NGramPool.of(jnp.full((vocab_size, guess_set_size, ngram_size - 1), NGramPool.EMPTY, jnp.int32))
 
 
 def lookup(pool: NGramPool, key: jax.Array) -> jax.Array:
     """Returns the candidates [G, N-1] of the token `key` [], newest first, then `EMPTY`."""
-    return pool.ngrams[key]
+    return pool.rows[key].reshape(pool.shape[1:])
 
 
 def ngrams_at(
@@ -54,12 +75,12 @@ def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array
     are not among them. The newest n-gram of each key writes all slots of that key; the other ones write nothing.
 
     Args:
-      pool: ngrams [V, G, N-1].
+      pool: of one sequence.
       keys: [M] int32, first tokens.
       ngrams: [M, N-1] int32, the tokens after them.
       valid: [M] bool, which of the n-grams to insert.
     """
-    vocab_size, slots, _ = pool.ngrams.shape
+    vocab_size, slots, _ = pool.shape
     if slots == 0 or len(keys) == 0:
         return pool
     keys, ngrams, valid = keys[::-1], ngrams[::-1], valid[::-1]  # newest first, as in the slots
@@ -71,7 +92,7 @@ def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array
     # Which n-grams stay, new and old: for each new n-gram, those of its key that no newer n-gram equals.
     same = same_key & jnp.all(ngrams[:, None] == ngrams[None, :], axis=-1)
     new_stays = valid & ~jnp.any(same & newer, axis=1)  # [M]
-    old = pool.ngrams[keys]  # [M, G, N-1]
+    old = pool.rows[keys].reshape(number, *pool.shape[1:])  # [M, G, N-1]
     renewed = jnp.any(same_key[:, None, :] & jnp.all(old[:, :, None] == ngrams[None, None], axis=-1), axis=-1)
     old_stays = (old[..., 0] != NGramPool.EMPTY) & ~renewed  # [M, G]
     stays = jnp.concatenate([same_key & new_stays[None, :], old_stays], axis=1)  # [M, M + G], newest first
@@ -86,4 +107,5 @@ def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array
 
     writes = valid & ~jnp.any(same_key & newer, axis=1)
     target = jnp.where(writes, keys, vocab_size + index)  # indices out of range are dropped; no index occurs twice
-    return NGramPool(pool.ngrams.at[target].set(content, mode="drop", unique_indices=True))
+    rows = content.reshape(number, -1)
+    return NGramPool(pool.rows.at[target].set(rows, mode="drop", unique_indices=True), pool.ngram_size)

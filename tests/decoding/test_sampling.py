@@ -16,6 +16,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import sampling
 from jlade.decoding import step as step_module
 from jlade.decoding.stopping import Stopping
+from jlade.lookahead.ngram_pool import NGramPool
 from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window
@@ -314,8 +315,8 @@ def p_value(params, expected, lookahead):
     @jax.jit
     def run(params, inputs):
         state = jlade.start(jlade.prefill(params, inputs, program), inputs, program)
-        ngrams = jnp.broadcast_to(planted_pool(), state.pool.ngrams.shape)
-        state = dataclasses.replace(state, pool=state.pool.replace(ngrams=ngrams), candidates=ngrams[:, 2])
+        ngrams = jnp.broadcast_to(planted_pool(), state.pool.shape)
+        state = dataclasses.replace(state, pool=NGramPool.of(ngrams), candidates=ngrams[:, 2])
         return jax.lax.while_loop(lambda s: ~jnp.all(s.done), lambda s: jlade.step(params, s, program), state)
 
     state = run(params, inputs)

@@ -123,7 +123,7 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["pool.safetensors"]
     loaded = jlade.load_pool(file)
     np.testing.assert_array_equal(loaded.ngrams, alone.state.pool.ngrams)
-    of_one_row = NGramPool(loaded.ngrams[0])
+    of_one_row = NGramPool.of(loaded.ngrams[0])
     for pool in (loaded, of_one_row):
         out = generate(prompts, pool=pool, with_statistics=True)
         np.testing.assert_array_equal(out.tokens, alone.tokens)
@@ -132,8 +132,10 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=LOOKAHEAD, pool=of_one_row))
     assert len(pieces) == out.steps[0]
     without_prompt_pool = LookaheadConfig(4, 4, 3, pool_from_prompt=False)
-    list(jlade.stream(PARAMS, [1], max_new_tokens=5, lookahead=without_prompt_pool, pool=NGramPool(loaded.ngrams[:1])))
-    assert not loaded.ngrams.is_deleted(), "the caller's pool is left alone"
+    list(
+        jlade.stream(PARAMS, [1], max_new_tokens=5, lookahead=without_prompt_pool, pool=NGramPool.of(loaded.ngrams[:1]))
+    )
+    assert not loaded.rows.is_deleted(), "the caller's pool is left alone"
     np.testing.assert_array_equal(generate(prompts).steps, alone.steps)
 
 
@@ -154,7 +156,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(error, match=message):
             generate([1, 2], **arguments)
 
-    pool = NGramPool(jnp.zeros((13, 3, 3), jnp.int32))
+    pool = NGramPool.of(jnp.zeros((13, 3, 3), jnp.int32))
     state = generate([1]).state
     refused(TypeError, "state must be the `state` of a Generation made with keep_state=True, got str", state="later")
     refused(
@@ -167,7 +169,7 @@ def test_what_does_not_fit_is_refused():
     refused(ValueError, r"state is of another model: .* float32\[1, 2, 64, 8\], accepted .*6\]", state=other.state)
     refused(TypeError, "pool must be an NGramPool, got ndarray", pool=np.zeros(3))
     refused(ValueError, "pool and state cannot both be given", state=state, pool=pool)
-    smaller = NGramPool(pool.ngrams[..., 1:])
+    smaller = NGramPool.of(pool.ngrams[..., 1:])
     refused(ValueError, r"pool must have the shape .* = \[13, 3, 3\] .* got \[13, 3, 2\]", pool=smaller)
 
 
@@ -200,7 +202,7 @@ def test_a_file_that_is_no_safetensors_file_is_not_loaded(tmp_path):
 
 def test_a_pool_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
     file = tmp_path / "pool"
-    pool = NGramPool(jnp.zeros((13, 3, 3), jnp.int32))
+    pool = NGramPool.of(jnp.zeros((13, 3, 3), jnp.int32))
     jlade.save_pool(pool, file)
     before = file.read_bytes()
 
@@ -210,6 +212,6 @@ def test_a_pool_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr("jlade.storage.save_file", fails)
     with pytest.raises(OSError, match="no space left"):
-        jlade.save_pool(NGramPool(pool.ngrams + 1), file)
+        jlade.save_pool(NGramPool.of(pool.ngrams + 1), file)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["pool"]
