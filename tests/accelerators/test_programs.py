@@ -4,6 +4,7 @@ Full width and two layers: layers are alike, and whatever is wrong with one show
 """
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +41,17 @@ def params_of(config, dtype=jnp.bfloat16):
     return build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
 
 
-@pytest.mark.parametrize("attention", [KERNEL, "plain"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", [device("v5e"), device("h100"), device("v6e"), device("a100")])
+def case(name, shape, attention, *marks):
+    marked = device(name)
+    return pytest.param(name, shape, attention, marks=[*marked.marks, *marks], id=f"{name}-{shape}-{attention}")
+
+
+FEW = [("v5e", "llama", KERNEL), ("v5e", "qwen", "plain"), ("h100", "qwen", KERNEL), ("h100", "llama", "plain")]
+ALL = itertools.product(("v5e", "v6e", "h100", "a100"), SHAPES, (KERNEL, "plain"))
+CASES = [case(*few) for few in FEW] + [case(*each, pytest.mark.thorough) for each in ALL if each not in FEW]
+
+
+@pytest.mark.parametrize(("name", "shape", "attention"), CASES)
 def test_programs(name, shape, attention):
     found = jlade.inspect(params_of(SHAPES[shape]), name, lookahead=LookaheadConfig(15, 5, 15), attention=attention)
     assert found.failure is None
@@ -67,6 +76,7 @@ def state_bytes(config):
     return cache + 4 * config.vocab_size * 15 * 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_batches_copy_nothing_either(name):
     found = jlade.inspect(params_of(LLAMA), name, lookahead=LookaheadConfig(3, 4, 3), batch_size=4)
@@ -76,6 +86,7 @@ def test_batches_copy_nothing_either(name):
     assert found.step.vector_products == found.plain_step.vector_products == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_int8_weights_stay_int8(name):
     """A step reads a byte for each weight: a conversion in memory would be found as a copy."""
