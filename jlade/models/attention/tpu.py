@@ -46,6 +46,11 @@ def attend(
         return b, h, jnp.minimum(i, jnp.maximum(length[b] - 1, 0) // chunk), 0
 
     cached = pl.BlockSpec((None, None, chunk, head_dim), cached_chunk)
+    if not interpret:
+        # Otherwise the compiler fetches every layer of the cache, up to its capacity, into on-chip memory before use.
+        cached_keys, cached_values = (
+            pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (cached_keys, cached_values)
+        )
     num_chunks = jnp.maximum(1, (jnp.max(cached_length) + chunk - 1) // chunk)
     mixed = pl.pallas_call(
         functools.partial(_kernel, chunk=chunk),
