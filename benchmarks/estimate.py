@@ -39,8 +39,10 @@ from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import build_params
 from jlade.devices import estimate, targets
 from jlade.devices.estimate import Rates, Time
+from jlade.devices.inspection import Programs
 from jlade.devices.sheet import default_device
-from jlade.models.llama import LlamaConfig, LlamaParams
+from jlade.models.attention import resolve_unattached
+from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
 # The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
 MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
@@ -111,10 +113,13 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any]) -> di
     for layers in LAYERS:
         positions = max(request["capacity"], config.max_positions)
         params = shapes_of(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
-        found = jlade.inspect(params, SAME_PROGRAM.get(device, device), rates=rates, **request)
-        if found.step is None:
-            raise SystemExit(f"{device} refuses a program of {layers} layers: {found.failure}")
-        times.append(found.step.time)
+        target, _ = targets.find(SAME_PROGRAM.get(device, device))
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        attention = resolve_unattached(request["attention"], target, jnp.bfloat16, *heads)
+        sizes = request["batch_size"], request["capacity"]
+        programs = Programs(params, Llama(params.config, attention), target, *sizes, rates)
+        setting = request["lookahead"]
+        times.append(programs.loops(programs.decoding(setting), setting)[-1].time)
     added = (config.num_layers - LAYERS[0]) / (LAYERS[1] - LAYERS[0])
     whole = Time(*(few + added * (more - few) for few, more in zip(*times, strict=True)))
     return {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
@@ -149,20 +154,20 @@ def compare(device: str, config: LlamaConfig, request: dict[str, Any]) -> dict[s
 
 
 def measured_rates() -> Rates:
-    """Returns the rates of this machine's CPU: of a product of large matrices, and of a sum over half a gigabyte."""
+    """Returns the rates of this machine's CPU: of products with 120 tokens, and of a sum over half a gigabyte."""
     rng = np.random.default_rng(0)
-    matrix = jnp.asarray(rng.normal(size=(2048, 2048)).astype(np.float32))
+    tokens, weight = (jnp.asarray(rng.normal(size=(size, 768)).astype(np.float32)) for size in (120, 2048))
     large = jnp.asarray(rng.normal(size=2**27).astype(np.float32))
-    product = _seconds(jax.jit(lambda x: x @ x), matrix)
+    product = _seconds(jax.jit(lambda x, weight: weight @ x.T), tokens, weight)
     read = _seconds(jax.jit(jnp.sum), large)
-    return estimate.CPU._replace(flops=2 * 2048**3 / product, bytes=large.nbytes / read)
+    return estimate.CPU._replace(flops=2 * 120 * 768 * 2048 / product, bytes=large.nbytes / read)
 
 
-def _seconds(function: Callable[[jax.Array], jax.Array], argument: jax.Array, repeat: int = 15) -> float:
+def _seconds(function: Callable[..., jax.Array], *arguments: jax.Array, repeat: int = 30) -> float:
     times = []
     for _ in range(repeat):
         began = time.perf_counter()
-        function(argument).block_until_ready()
+        function(*arguments).block_until_ready()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 

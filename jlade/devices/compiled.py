@@ -81,7 +81,7 @@ def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, 
 
 
 def _time(launch: Launch, rates: Rates) -> Time:
-    return time(rates, launch.flops, launch.traffic(rates.cached), launch.instruction.estimated_cycles)
+    return time(rates, launch.flops, launch.traffic, launch.instruction.estimated_cycles)
 
 
 def _branches(module: Module, computation: str) -> int:

@@ -35,11 +35,10 @@ class Rates(NamedTuple):
     cycles: float | None = None  # of a TPU's clock
     kernel: float = 0.0  # seconds that every kernel takes at least
     overlaps: bool = True  # whether memory is read during arithmetic
-    cached: int = 0  # bytes of the largest array that stays in a processor's cache between operations
 
 
 # Two cores of an AMD EPYC with AVX-512, in float32. Their ratio decides, and it differs less than the rates.
-CPU = Rates(flops=180e9, bytes=35e9, overlaps=False, cached=2**20)
+CPU = Rates(flops=180e9, bytes=35e9, overlaps=False)
 
 
 class Time(NamedTuple):

@@ -189,7 +189,7 @@ def inspect(
         lookahead = stored.lookahead if stored else estimate.estimate(*kind)
     setting = dataclasses.replace(lookahead or PLAIN, step_cost=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)
-    programs = _Programs(params, decoder, target, batch_size, capacity, rates)
+    programs = Programs(params, decoder, target, batch_size, capacity, rates)
     found = Inspection(
         device=device,
         device_kind=target.device_kind,
@@ -214,7 +214,7 @@ def _shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> LlamaParams:
     return jax.eval_shape(quantize, params) if int8 else params
 
 
-class _Programs(NamedTuple):
+class Programs(NamedTuple):
     """The programs of a model for a device, a batch size and a capacity."""
 
     params: LlamaParams  # shapes

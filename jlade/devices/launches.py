@@ -58,13 +58,12 @@ class Launch(NamedTuple):
             2 * launch.instruction.size * _contracted(launch.instruction, launch.operands) for launch in products
         )
 
-    def traffic(self, cached: int = 0) -> int:
-        """Returns the bytes of main memory that it reads and writes.
+    @property
+    def traffic(self) -> int:
+        """The bytes of main memory that it reads and writes.
 
         A slice reads its result, an update in place writes the updated part, and on-chip memory counts for nothing.
-
-        Args:
-          cached: bytes of the largest array that stays in a processor's cache; such arrays count for nothing.
+        Caches are not considered.
         """
         instruction, operands = self.instruction, self.operands
         if instruction.opcode in STARTS:
@@ -73,7 +72,7 @@ class Launch(NamedTuple):
             return 2 * operands[UPDATES[instruction.opcode]].num_bytes
         read = [n * x.num_bytes // max(1, x.size) for n, x in zip(self.elements_read, operands, strict=True)]
         arrays = zip((*self._written(), *read), (*instruction.shapes, *operands), strict=True)
-        return sum(number for number, x in arrays if x.num_bytes > cached and not x.is_on_chip)
+        return sum(number for number, x in arrays if not x.is_on_chip)
 
     @property
     def elements_read(self) -> list[int]:

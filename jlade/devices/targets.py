@@ -84,6 +84,7 @@ def _tpu(target: Tpu) -> jax.Device:
         raise ValueError(f'the compiler for TPUs is not installed: pip install "jlade[{TPU_COMPILER}]"')
     # libtpu otherwise looks for a TPU machine, complains that there is none, and lets one process use it at a time.
     settings = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
+    settings |= {"TPU_LOG_DIR": "disabled"}
     for name, value in (settings | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}).items():
         os.environ.setdefault(name, value)
     return _described("tpu", topology_name=target.topology)

@@ -28,8 +28,28 @@ def attend(
     arguments = queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions
     loop = functools.partial(attend_in_chunks, window=window, unrolled=False)
     unrolled = functools.partial(attend_in_chunks, window=window, unrolled=True)
-    mixed: jax.Array = jax.lax.platform_dependent(*arguments, cuda=unrolled, rocm=unrolled, default=loop)
+    on_tpu = functools.partial(attend_row_twice, window=window) if queries.shape[1:3] == (1, keys.shape[2]) else loop
+    mixed: jax.Array = jax.lax.platform_dependent(*arguments, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=loop)
     return mixed
+
+
+def attend_row_twice(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    cached_keys: jax.Array,
+    cached_values: jax.Array,
+    cached_length: jax.Array,
+    block_mask: jax.Array,
+    positions: jax.Array | None,
+    *,
+    window: int | None,
+) -> jax.Array:
+    """Returns `attend` of one token with a KV head for each head, as of two: see `llama.multiply_row_twice`."""
+    queries, block_mask = jnp.repeat(queries, 2, axis=1), jnp.repeat(block_mask, 2, axis=1)
+    positions = None if positions is None else jnp.repeat(positions, 2, axis=1)
+    prefix = cached_keys, cached_values, cached_length
+    return attend_in_chunks(queries, keys, values, *prefix, block_mask, positions, window=window, unrolled=False)[:, :1]
 
 
 def attend_in_chunks(

@@ -99,6 +99,17 @@ def test_entries_of_the_cache_beyond_its_length_are_not_read(form):
     np.testing.assert_array_equal(attend(*poisoned, length, mask), attend(*arrays, length, mask))
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_single_row_is_that_of_two(window):
+    """The form for TPUs, of one token of each sequence and as many KV heads as heads."""
+    (queries, keys, values, *cached), length, _ = random_case(0)
+    arrays = [queries[:, :1, :2], keys[:, :1], values[:, :1], *cached]
+    mask, positions = np.ones((1, 1, 1), bool), length[:, None]
+    got = plain.attend_row_twice(*arrays, length, mask, positions, window=window)
+    expected = plain_attention(*map(np.asarray, arrays), length, mask[0], positions, window or 99)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
 def exported(platforms, block_size, capacity, axis=None):
     """Returns the program for the platforms, before it is compiled."""
     shapes = [(1, block_size, 8, 16), (1, block_size, 2, 16), (1, block_size, 2, 16)] + 2 * [(1, 2, capacity, 16)]
