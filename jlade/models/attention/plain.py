@@ -46,10 +46,11 @@ def attend_row_twice(
     window: int | None,
 ) -> jax.Array:
     """Returns `attend` of one token with a KV head for each head, as of two: see `llama.multiply_row_twice`."""
-    queries, block_mask = jnp.repeat(queries, 2, axis=1), jnp.repeat(block_mask, 2, axis=1)
+    queries, keys, values = (jnp.repeat(x, 2, axis=1) for x in (queries, keys, values))
     positions = None if positions is None else jnp.repeat(positions, 2, axis=1)
+    alone = jnp.eye(2, dtype=bool)[None]
     prefix = cached_keys, cached_values, cached_length
-    return attend_in_chunks(queries, keys, values, *prefix, block_mask, positions, window=window, unrolled=False)[:, :1]
+    return attend_in_chunks(queries, keys, values, *prefix, alone, positions, window=window, unrolled=False)[:, :1]
 
 
 def attend_in_chunks(
