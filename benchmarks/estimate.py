@@ -5,7 +5,8 @@
 
 The compilers of TPUs and GPUs are in the extras tpu-compiler and gpu-compiler. One variable changes at a time: the
 block size with one sequence and 4096 cache entries; then, for blocks of 1 and 120 tokens, the batch size and the length
-of the cache. Layers are alike, so programs of 2 and 4 layers give the time of each further one.
+of the cache. Layers are alike, so programs have 4 layers, and the operations of a layer count as often as there are
+more of them; --layers 0 compiles all layers.
 
 An attached device runs programs with all layers, random weights and a nearly full cache. The rates of a CPU have no
 data sheet: they are measured in the same run.
@@ -13,8 +14,10 @@ data sheet: they are measured in the same run.
 
 import argparse
 import dataclasses
+import functools
 import os
 import pathlib
+import re
 import statistics
 import sys
 import time
@@ -38,10 +41,13 @@ from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import build_params
 from jlade.devices import estimate, targets
-from jlade.devices.estimate import Rates, Time
+from jlade.devices.compiled import time_of
+from jlade.devices.estimate import Rates
+from jlade.devices.hlo import Module
 from jlade.devices.inspection import Programs
+from jlade.devices.launches import STARTS, Launch, launches
 from jlade.devices.sheet import default_device
-from jlade.models.attention import resolve_unattached
+from jlade.models.attention import plain, resolve_unattached
 from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
 # The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
@@ -56,7 +62,7 @@ BLOCKS = {
     120: LookaheadConfig(15, 5, 15),
     240: LookaheadConfig(30, 5, 30),
 }
-LAYERS = 2, 4  # of the programs that are compiled
+LAYERS = 4
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
 DEVICES = ["attached", *targets.TARGETS]
 
@@ -68,10 +74,11 @@ def main() -> None:
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
+    parser.add_argument("--layers", type=int, default=LAYERS, metavar="L", help="to compile, 0 for all (default: 4)")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"layers": options.layers}
     for device in options.devices:
         name, rates = device, None
         if device == "attached":
@@ -88,7 +95,7 @@ def main() -> None:
                 if device == "attached":
                     figures = compare(name, MODELS[shape], request | {"rates": rates})
                 else:
-                    figures = extrapolate(name, MODELS[shape], request)
+                    figures = extrapolate(name, MODELS[shape], request, options.layers or MODELS[shape].num_layers)
                 rows.append(case | figures)
                 print("  ".join(f"{name} {_short(value)}" for name, value in rows[-1].items()), flush=True)
                 if options.json:  # after each row, as all of them take an hour
@@ -105,24 +112,48 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
         yield from ((block, 1, capacity) for capacity in (512, 16384) for block in ends)
 
 
-def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any]) -> dict[str, float]:
-    """Returns the estimated milliseconds of a step with all layers, and of its two sides."""
+def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layers: int) -> dict[str, float]:
+    """Returns the estimated milliseconds of a step with all layers, and of its two sides.
+
+    A program of `layers` layers is compiled, and the operations of its layers count as often as there are more.
+    """
     kind = targets.TARGETS[device].device_kind
     rates = estimate.rates("gpu" if kind.startswith("NVIDIA") else "tpu", kind)
-    times = []
-    for layers in LAYERS:
-        positions = max(request["capacity"], config.max_positions)
-        params = shapes_of(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
-        target, _ = targets.find(SAME_PROGRAM.get(device, device))
-        heads = config.num_heads, config.num_kv_heads, config.head_dim
-        attention = resolve_unattached(request["attention"], target, jnp.bfloat16, *heads)
-        sizes = request["batch_size"], request["capacity"]
-        programs = Programs(params, Llama(params.config, attention), target, *sizes, rates)
-        setting = request["lookahead"]
-        times.append(programs.loops(programs.decoding(setting), setting)[-1].time)
-    added = (config.num_layers - LAYERS[0]) / (LAYERS[1] - LAYERS[0])
-    whole = Time(*(few + added * (more - few) for few, more in zip(*times, strict=True)))
+    module, body = _compiled(SAME_PROGRAM.get(device, device), config, layers, **request)
+    more = config.num_layers / layers
+    launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
+    whole = time_of(((launch, launch.times * (more if _is_of_layer(launch) else 1)) for launch in launched), rates)
     return {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
+
+
+@functools.cache
+def _compiled(
+    device: str,
+    config: LlamaConfig,
+    layers: int,
+    lookahead: LookaheadConfig,
+    batch_size: int,
+    capacity: int,
+    attention: str,
+) -> tuple[Module, str]:
+    """Returns the program that decodes, and the name of a step in it."""
+    target, _ = targets.find(device)
+    positions = max(capacity, config.max_positions)
+    params = shapes_of(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
+    heads = config.num_heads, config.num_kv_heads, config.head_dim
+    decoder = Llama(params.config, resolve_unattached(attention, target, jnp.bfloat16, *heads))
+    rates = estimate.rates(target.platform, target.device_kind)
+    program = Programs(params, decoder, target, batch_size, capacity, rates).decoding(lookahead)
+    module = Module(program.as_text())
+    return module, module.body(module.loops(module.entry)[-1])
+
+
+def _is_of_layer(launch: Launch) -> bool:
+    """Whether an operation belongs to a layer, or fetches or keeps arrays of one."""
+    name = re.search(r'op_name="([^"]*)"', launch.instruction.attributes)
+    if name is None:
+        return launch.instruction.opcode in STARTS
+    return any(part in name[1] for part in ("_layer", "_write_slice", "_scatter"))
 
 
 def shapes_of(config: LlamaConfig, dtype: Any) -> LlamaParams:

@@ -3,11 +3,12 @@
 On the text of any device's program, which `jlade.devices.targets` compiles without the device.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from jlade.devices.estimate import Rates, Time, time, total
+from jlade.devices.estimate import Rates, Time, time
 from jlade.devices.hlo import Module
-from jlade.devices.launches import PRODUCTS, Launch, launches
+from jlade.devices.launches import PRODUCTS, STARTS, Launch, launches
 
 # A fusion of these alone computes nothing: it copies.
 MOVES = frozenset(
@@ -76,12 +77,22 @@ def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, 
         vector_products=tuple(
             _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
         ),
-        time=total((_time(launch, rates), launch.times) for launch in launched),
+        time=time_of(((launch, launch.times) for launch in launched), rates),
     )
 
 
-def _time(launch: Launch, rates: Rates) -> Time:
-    return time(rates, launch.flops, launch.traffic, launch.instruction.estimated_cycles)
+def time_of(launched: Iterable[tuple[Launch, float]], rates: Rates) -> Time:
+    """Returns the time of instructions, one after the other, that each run a number of times.
+
+    Asynchronous copies run beside the others, and share the bandwidth with them.
+    """
+    rows = []
+    for launch, times in launched:
+        each = time(rates, launch.flops, launch.traffic, launch.instruction.estimated_cycles)
+        waits = launch.instruction.opcode not in STARTS
+        rows.append([times * seconds for seconds in (each.total * waits, each.arithmetic, each.memory)])
+    one_by_one, arithmetic, memory = (sum(column) for column in zip(*rows, strict=True)) if rows else (0.0, 0.0, 0.0)
+    return Time(max(one_by_one, memory), arithmetic, memory)
 
 
 def _branches(module: Module, computation: str) -> int:

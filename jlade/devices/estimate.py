@@ -1,6 +1,5 @@
 """The time of a step from a device's data sheet, and W, N and G from it: a block as wide as the idle arithmetic."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -82,12 +81,6 @@ def time(rates: Rates, flops: float, num_bytes: float, cycles: int = 0) -> Time:
     memory = num_bytes / rates.bytes
     total = max(arithmetic, memory) if rates.overlaps else arithmetic + memory
     return Time(max(total, rates.kernel), arithmetic, memory)
-
-
-def total(times: Iterable[tuple[Time, int]]) -> Time:
-    """Returns the time of operations, one after the other, that each run a number of times."""
-    rows = [[seconds * number for seconds in each] for each, number in times]
-    return Time(*map(sum, zip(*rows, strict=True))) if rows else Time(0.0, 0.0, 0.0)
 
 
 def step_time(rates: Rates, block_size: int, batch_size: int = 1, weight_bytes: float = 2.0) -> Time:
