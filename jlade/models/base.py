@@ -147,7 +147,7 @@ def write_slices(
     indices = jnp.take_along_axis(indices, jnp.maximum(offset, 0), axis=1)
 
     def write(i: jax.Array, layers: Layers) -> Layers:
-        place = i, start[i], indices[i], accepted[i]
+        place = i.astype(jnp.int32), start[i], indices[i], accepted[i]  # with 64-bit types, loops count in int64
         return jax.tree.map(lambda layer, block: _write_slice(layer, block, *place), layers, blocks)
 
     return jax.lax.fori_loop(0, batch_size, write, layers)
