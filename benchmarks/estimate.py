@@ -2,6 +2,7 @@
 
     python benchmarks/estimate.py --devices v5e v5p v6e h100 h200 --json FILE
     python benchmarks/estimate.py --devices attached --shapes 7b --capacity 1024 --json FILE
+    python benchmarks/estimate.py --table FILE           # the estimates in a file, in Markdown
 
 The compilers of TPUs and GPUs are in the extras tpu-compiler and gpu-compiler. One variable changes at a time: the
 block size with one sequence and 4096 cache entries; then, for blocks of 1 and 120 tokens, the batch size and the length
@@ -15,6 +16,7 @@ data sheet: they are measured in the same run.
 import argparse
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import re
@@ -76,7 +78,11 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
     parser.add_argument("--layers", type=int, default=LAYERS, metavar="L", help="to compile, 0 for all (default: 4)")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--table", metavar="FILE", help="print the tables of earlier results")
     options = parser.parse_args()
+    if options.table:
+        print(tables(json.loads(pathlib.Path(options.table).read_text(encoding="utf-8"))["rows"]))
+        return
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {"layers": options.layers}
     for device in options.devices:
@@ -123,7 +129,17 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
     more = config.num_layers / layers
     launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
     whole = time_of(((launch, launch.times * (more if _is_of_layer(launch) else 1)) for launch in launched), rates)
-    return {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
+    figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
+    return figures | {"fits": least_bytes(config, request) <= targets.TARGETS[device].memory}
+
+
+def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
+    """Returns the bytes of weights, cache and pool."""
+    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes_of(config, jnp.bfloat16)))
+    entry = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    lookahead = request["lookahead"]
+    slots = 4 * config.vocab_size * lookahead.guess_set_size * (lookahead.ngram_size - 1)
+    return weights + request["batch_size"] * (entry * request["capacity"] + slots)
 
 
 @functools.cache
@@ -201,6 +217,26 @@ def _seconds(function: Callable[..., jax.Array], *arguments: jax.Array, repeat: 
         function(*arguments).block_until_ready()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """Returns two tables of milliseconds: by block size, and by batch size and length of the cache."""
+    found = {(r["device"], r["shape"], r["block"], r["batch"], r["capacity"]): r for r in rows}
+
+    def cell(*case: Any) -> str:
+        return f"{found[case]['ms']:.3g}" if case in found and found[case]["fits"] else "-"
+
+    models = list(dict.fromkeys((r["device"], r["shape"]) for r in rows))
+    lines = ["| device, model | " + " | ".join(map(str, BLOCKS)) + " |", "|---" * (1 + len(BLOCKS)) + "|"]
+    for model in models:
+        cells = " | ".join(cell(*model, block, 1, 4096) for block in BLOCKS)
+        lines.append(f"| {', '.join(model)} | {cells} |")
+    others = {"batch 4": (4, 4096), "batch 8": (8, 4096), "512 entries": (1, 512), "16384 entries": (1, 16384)}
+    lines += ["", "| device, model | " + " | ".join(others) + " |", "|---" * (1 + len(others)) + "|"]
+    for model in models:
+        cells = " | ".join(f"{cell(*model, 1, *case)}, {cell(*model, 120, *case)}" for case in others.values())
+        lines.append(f"| {', '.join(model)} | {cells} |")
+    return "\n".join(lines)
 
 
 def _short(value: Any) -> str:
