@@ -107,7 +107,14 @@ class Module:
 
     def body(self, loop: Instruction) -> str:
         """Returns the name of a loop's body."""
-        found = re.search(r"body=%([\w.\-]+)", loop.attributes)
+        return self._part(loop, "body")
+
+    def condition(self, loop: Instruction) -> str:
+        """Returns the name of a loop's condition."""
+        return self._part(loop, "condition")
+
+    def _part(self, loop: Instruction, name: str) -> str:
+        found = re.search(rf"\b{name}=%([\w.\-]+)", loop.attributes)
         assert found is not None, loop
         return found[1]
 
@@ -135,7 +142,7 @@ def _instruction(line: str) -> Instruction:
         shapes=shapes,
         operands=tuple(_NAME.findall(operands)),
         called=tuple(name for group in _CALLED.findall(attributes) for name in _NAME.findall(group)),
-        attributes=operands + attributes if opcode == "parameter" else attributes,
+        attributes=operands + attributes if opcode in ("parameter", "constant") else attributes,
         is_root=left.startswith("ROOT "),
     )
 

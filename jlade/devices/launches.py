@@ -114,14 +114,25 @@ def launches(module: Module, computation: str, trips: int = 1, times: int = 1) -
     """
     for instruction in module.computations[computation].values():
         if instruction.opcode == "while":
-            known = re.search(r'"known_trip_count":\{"n":"(\d+)"', instruction.attributes)
-            count = int(known[1]) if known else trips
-            yield from launches(module, module.body(instruction), trips, times * count)
+            count = _trips(module, instruction)
+            yield from launches(module, module.body(instruction), trips, times * (trips if count is None else count))
         elif instruction.opcode in ("conditional", "call"):
             for called in instruction.called:
                 yield from launches(module, called, trips, times)
         elif instruction.opcode not in VIEWS:
             yield Launch(module, computation, instruction, times)
+
+
+def _trips(module: Module, loop: Instruction) -> int | None:
+    """Returns how often a loop's body runs, None where it depends on values: counting loops begin at 0."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+        return int(known[1])
+    condition = module.computations[module.condition(loop)]
+    end = next(i for i in condition.values() if i.is_root)
+    if end.opcode != "compare" or "direction=LT" not in end.attributes:
+        return None
+    bounds = (condition[name] for name in end.operands if condition[name].opcode == "constant")
+    return next((int(found[1]) for i in bounds if (found := re.match(r"\((\d+)\)", i.attributes))), None)
 
 
 def _parameters(body: Computation) -> list[str]:

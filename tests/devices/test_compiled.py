@@ -105,6 +105,39 @@ def test_inner_loops_wait_for_the_host_on_a_gpu_and_run_as_often_as_said():
     assert found.time.arithmetic == pytest.approx(3 * 2 * 64**3 / RATES.flops)
 
 
+COUNTING_LOOP = """HloModule m
+
+%body (c: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %c.1 = (s32[], f32[4]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%c.1), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i.1, %one)
+  %x = f32[4]{0:T(128)} get-tuple-element(%c.1), index=1
+  ROOT %after = (s32[], f32[4]) tuple(%next, %x)
+}
+
+%condition (c: (s32[], f32[4])) -> pred[] {
+  %c.2 = (s32[], f32[4]) parameter(0)
+  %i.2 = s32[] get-tuple-element(%c.2), index=0
+  %bound = s32[] constant(3)
+  ROOT %lt = pred[] compare(%i.2, %bound), direction=LT
+}
+
+ENTRY %main (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %p = (s32[], f32[4]) parameter(0)
+  ROOT %loop = (s32[], f32[4]) while(%p), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_bound_in_the_condition_tells_how_often_a_loop_runs():
+    """In the form of compilers for TPUs, which do not write the number of iterations down."""
+    module = hlo.Module(COUNTING_LOOP)
+    assert [(x.instruction.name, x.times) for x in launches(module, "main", trips=100)] == [("next", 3)]
+    dynamic = hlo.Module(COUNTING_LOOP.replace("constant(3)", "get-tuple-element(%c.2), index=0"))
+    assert [(x.instruction.name, x.times) for x in launches(dynamic, "main", trips=100)] == [("next", 100)]
+
+
 def test_time_is_that_of_the_slower_side_of_each_operation():
     def body(i, x):
         return jnp.tanh(x @ x)
