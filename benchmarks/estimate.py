@@ -46,8 +46,8 @@ from jlade.devices import estimate, targets
 from jlade.devices.compiled import time_of
 from jlade.devices.estimate import Rates
 from jlade.devices.hlo import Module
-from jlade.devices.inspection import Programs
 from jlade.devices.launches import STARTS, Launch, launches
+from jlade.devices.programs import Programs
 from jlade.devices.sheet import default_device
 from jlade.models.attention import plain, resolve_unattached
 from jlade.models.llama import Llama, LlamaConfig, LlamaParams

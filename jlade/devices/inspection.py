@@ -3,29 +3,23 @@
 import dataclasses
 import os
 import pathlib
-import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import build_params, check_dtype
-from jlade.decoding import loop, prefill
-from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
-from jlade.decoding.stopping import Stopping
-from jlade.devices import choice, compiled, estimate, targets
-from jlade.devices.compiled import Loop, Sizes
+from jlade.devices import choice, estimate, targets
+from jlade.devices.compiled import Loop
 from jlade.devices.estimate import Rates
+from jlade.devices.programs import Programs
 from jlade.models import attention as attention_lib
-from jlade.models.attention import plain
-from jlade.models.llama import Llama, LlamaConfig, LlamaParams, init_params, quantize
+from jlade.models.llama import Llama, LlamaConfig, LlamaParams, quantize
 from jlade.models.quantization import is_int8
-
-STEPS, REPEAT = 8, 5  # steps timed at once, and how often
 
 
 class Memory(NamedTuple):
@@ -202,7 +196,43 @@ def inspect(
         memory=Memory(targets.memory(device), None, _num_bytes(programs.arguments(setting)), None, None, None),
         compile_seconds=0.0,
     )
-    return programs.described(found, setting, is_attached)
+    return _described(found, programs, is_attached)
+
+
+def _described(found: Inspection, programs: Programs, is_attached: bool) -> Inspection:
+    """Returns `found` with the facts of the compiled programs."""
+    setting, began = found.lookahead, time.perf_counter()
+    try:
+        reading = programs.reading()
+        decoding = {lookahead: programs.decoding(lookahead) for lookahead in (setting, PLAIN)}
+    except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
+        failure = str(error).strip() or repr(error)
+        return dataclasses.replace(found, failure=failure, compile_seconds=time.perf_counter() - began)
+    found = dataclasses.replace(
+        found,
+        memory=_memory(found.memory.limit, programs, (reading, decoding[setting])),
+        compile_seconds=time.perf_counter() - began,
+        chunks=tuple(programs.loops(reading, PLAIN)),
+        step=programs.loops(decoding[setting], setting)[-1],
+        plain_step=programs.loops(decoding[PLAIN], PLAIN)[-1],
+    )
+    if not is_attached or not found.fits:
+        return found
+    seconds = programs.step_seconds(reading, decoding)
+    return dataclasses.replace(found, step_seconds=seconds[setting], plain_step_seconds=seconds[PLAIN])
+
+
+def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
+    """Returns the memory that compiled programs need; the last of them decodes."""
+    needs = []
+    for program in compiled:
+        stats = program.memory_analysis()
+        outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
+    needed, weights = max(map(sum, needs)), _num_bytes(programs.params)
+    per_token = (needed - weights) / programs.capacity
+    largest = min(int((limit - weights) / per_token), programs.decoder.max_positions) if limit > weights else 0
+    return Memory(limit, needed, *needs[-1], largest)
 
 
 def _num_bytes(tree: Any) -> int:
@@ -212,120 +242,3 @@ def _num_bytes(tree: Any) -> int:
 def _shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> LlamaParams:
     params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
     return jax.eval_shape(quantize, params) if int8 else params
-
-
-class Programs(NamedTuple):
-    """The programs of a model for a device, a batch size and a capacity."""
-
-    params: LlamaParams  # shapes
-    decoder: Llama
-    device: jax.Device
-    batch_size: int
-    capacity: int
-    rates: Rates
-
-    def program(self, lookahead: LookaheadConfig) -> Program:
-        chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
-        return Program(self.decoder, lookahead, chunks=chunks)
-
-    def inputs(self, length: int) -> Inputs:
-        """Returns random prompts of `length` tokens, to be continued up to the capacity."""
-        shape = self.batch_size, self.capacity
-        tokens = jax.random.randint(jax.random.key(0), shape, 0, self.decoder.vocab_size, jnp.int32)
-        lengths = jnp.full(self.batch_size, length, jnp.int32)
-        never = jnp.full((self.batch_size, 1), -1, jnp.int32)  # no token
-        return Inputs(tokens, lengths, Stopping(self.capacity - lengths, never), jax.random.key(0))
-
-    def arguments(self, lookahead: LookaheadConfig) -> tuple[Any, ...]:
-        """Returns the shapes of the arguments of `decode`."""
-
-        def start(params: LlamaParams) -> DecodeState:
-            cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
-            return prefill.start(cache, self.inputs(1), self.program(lookahead))
-
-        return self.params, *_apart(jax.eval_shape(start, self.params)), jax.ShapeDtypeStruct((), jnp.int32)
-
-    def reading(self) -> Any:
-        """Returns the compiled program that reads prompts."""
-
-        def read(params: LlamaParams, inputs: Inputs) -> Any:
-            return prefill.prefill(params, inputs, self.program(PLAIN))
-
-        shapes = jax.eval_shape(lambda: self.inputs(1))
-        return targets.compile_for(self.device, read, self.params, shapes)
-
-    def decoding(self, lookahead: LookaheadConfig) -> Any:
-        """Returns the compiled program that makes steps."""
-
-        def decode(params: LlamaParams, state: DecodeState, cache: Any, pool: Any, max_steps: jax.Array) -> DecodeState:
-            whole = dataclasses.replace(state, cache=cache, pool=pool)
-            return loop.run(params, whole, self.program(lookahead), max_steps)
-
-        return targets.compile_for(self.device, decode, *self.arguments(lookahead), donate=(2, 3))
-
-    def loops(self, compiled_program: Any, lookahead: LookaheadConfig) -> list[Loop]:
-        matrices = [x.weight if is_int8(x) else x for x in jax.tree.leaves(self.params, is_leaf=is_int8)]
-        _, _, cache, pool, _ = self.arguments(lookahead)
-        sizes = Sizes(frozenset(x.size for x in matrices if x.ndim == 2), cache.keys[0].size, pool.rows.size)
-        trips = -(-self.capacity // plain.CHUNK)
-        return compiled.loops(compiled_program.as_text(), self.device.platform, sizes, self.rates, trips)
-
-    def described(self, found: Inspection, lookahead: LookaheadConfig, is_attached: bool) -> Inspection:
-        """Returns `found` with the facts of the compiled programs."""
-        began = time.perf_counter()
-        try:
-            reading = self.reading()
-            decoding = {setting: self.decoding(setting) for setting in (lookahead, PLAIN)}
-        except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
-            failure = str(error).strip() or repr(error)
-            return dataclasses.replace(found, failure=failure, compile_seconds=time.perf_counter() - began)
-        seconds = time.perf_counter() - began
-        steps = {setting: self.loops(program, setting)[-1] for setting, program in decoding.items()}
-        measured = self.measured(reading, decoding) if is_attached else {}
-        return dataclasses.replace(
-            found,
-            memory=self.memory(found.memory.limit, reading, decoding[lookahead]),
-            compile_seconds=seconds,
-            chunks=tuple(self.loops(reading, PLAIN)),
-            step=steps[lookahead],
-            plain_step=steps[PLAIN],
-            step_seconds=measured.get(lookahead),
-            plain_step_seconds=measured.get(PLAIN),
-        )
-
-    def memory(self, limit: int, reading: Any, decoding: Any) -> Memory:
-        needs = []
-        for program in (reading, decoding):
-            stats = program.memory_analysis()
-            outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
-            needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
-        needed = max(map(sum, needs))
-        weights = _num_bytes(self.params)
-        per_token = (needed - weights) / self.capacity
-        largest = min(int((limit - weights) / per_token), self.decoder.max_positions) if limit > weights else 0
-        return Memory(limit, needed, *needs[-1], largest)
-
-    def measured(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:
-        """Returns the median seconds of a step of each program, with random weights and a cache that is nearly full."""
-        with jax.default_device(self.device):
-            params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
-            if any(map(is_int8, jax.tree.leaves(self.params, is_leaf=is_int8))):
-                params = quantize(params)
-            return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
-
-    def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
-        room = (REPEAT + 1) * STEPS * setting.max_accepted
-        inputs = jax.device_put(self.inputs(max(1, self.capacity - room)), self.device)
-        state = prefill.start(reading(params, inputs), inputs, self.program(setting))
-        seconds = []
-        for _ in range(REPEAT + 1):
-            before = int(state.num_steps.max())
-            began = time.perf_counter()
-            state = jax.block_until_ready(decode(params, *_apart(state), jnp.int32(STEPS)))
-            seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
-        return statistics.median(seconds[1:])  # the first call also loads the program
-
-
-def _apart(state: DecodeState) -> tuple[DecodeState, Any, Any]:
-    """Returns a state without cache and pool, and these: programs take over their memory."""
-    return dataclasses.replace(state, cache=None, pool=None), state.cache, state.pool  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.config import SMALL_BLOCK
 from jlade.conversion import save_hf
-from jlade.devices import inspection, targets
+from jlade.devices import targets
 from tests.tiny import tiny_llama
 
 OPTIMIZED = True
@@ -97,7 +97,7 @@ def test_a_program_that_the_compiler_refuses(monkeypatch):
     def refuse(*arguments, **options):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
 
-    monkeypatch.setattr(inspection.targets, "compile_for", refuse)
+    monkeypatch.setattr(targets, "compile_for", refuse)
     found = jlade.inspect(PARAMS, "cpu", capacity=64)
     assert not found.fits
     assert found.failure.startswith("RESOURCE_EXHAUSTED")

@@ -1,0 +1,108 @@
+"""The programs of a model, compiled for a device that need not be there, and timed where it is attached."""
+
+import dataclasses
+import statistics
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jlade.config import PLAIN, LookaheadConfig
+from jlade.decoding import loop, prefill
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
+from jlade.decoding.stopping import Stopping
+from jlade.devices import compiled, targets
+from jlade.devices.compiled import Loop, Sizes
+from jlade.devices.estimate import Rates
+from jlade.models.attention import plain
+from jlade.models.llama import Llama, LlamaParams, init_params, quantize
+from jlade.models.quantization import is_int8
+
+STEPS, REPEAT = 8, 5  # steps timed at once, and how often
+
+
+class Programs(NamedTuple):
+    """The programs of a model for a device, a batch size and a capacity."""
+
+    params: LlamaParams  # shapes
+    decoder: Llama
+    device: jax.Device
+    batch_size: int
+    capacity: int
+    rates: Rates
+
+    def program(self, lookahead: LookaheadConfig) -> Program:
+        chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
+        return Program(self.decoder, lookahead, chunks=chunks)
+
+    def inputs(self, length: int) -> Inputs:
+        """Returns random prompts of `length` tokens, to be continued up to the capacity."""
+        shape = self.batch_size, self.capacity
+        tokens = jax.random.randint(jax.random.key(0), shape, 0, self.decoder.vocab_size, jnp.int32)
+        lengths = jnp.full(self.batch_size, length, jnp.int32)
+        never = jnp.full((self.batch_size, 1), -1, jnp.int32)  # no token
+        return Inputs(tokens, lengths, Stopping(self.capacity - lengths, never), jax.random.key(0))
+
+    def arguments(self, lookahead: LookaheadConfig) -> tuple[Any, ...]:
+        """Returns the shapes of the arguments of `decode`."""
+
+        def start(params: LlamaParams) -> DecodeState:
+            cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
+            return prefill.start(cache, self.inputs(1), self.program(lookahead))
+
+        return self.params, *_apart(jax.eval_shape(start, self.params)), jax.ShapeDtypeStruct((), jnp.int32)
+
+    def reading(self) -> Any:
+        """Returns the compiled program that reads prompts."""
+
+        def read(params: LlamaParams, inputs: Inputs) -> Any:
+            return prefill.prefill(params, inputs, self.program(PLAIN))
+
+        shapes = jax.eval_shape(lambda: self.inputs(1))
+        return targets.compile_for(self.device, read, self.params, shapes)
+
+    def decoding(self, lookahead: LookaheadConfig) -> Any:
+        """Returns the compiled program that makes steps."""
+
+        def decode(params: LlamaParams, state: DecodeState, cache: Any, pool: Any, max_steps: jax.Array) -> DecodeState:
+            whole = dataclasses.replace(state, cache=cache, pool=pool)
+            return loop.run(params, whole, self.program(lookahead), max_steps)
+
+        return targets.compile_for(self.device, decode, *self.arguments(lookahead), donate=(2, 3))
+
+    def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
+        """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
+        matrices = [x.weight if is_int8(x) else x for x in jax.tree.leaves(self.params, is_leaf=is_int8)]
+        _, _, cache, pool, _ = self.arguments(lookahead)
+        sizes = Sizes(frozenset(x.size for x in matrices if x.ndim == 2), cache.keys[0].size, pool.rows.size)
+        trips = -(-self.capacity // plain.CHUNK)
+        return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
+
+    def step_seconds(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:
+        """Returns the median seconds of a step of each program, with random weights and a cache that is nearly full.
+
+        The device must be attached.
+        """
+        with jax.default_device(self.device):
+            params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
+            if any(map(is_int8, jax.tree.leaves(self.params, is_leaf=is_int8))):
+                params = quantize(params)
+            return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
+
+    def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
+        room = (REPEAT + 1) * STEPS * setting.max_accepted
+        inputs = jax.device_put(self.inputs(max(1, self.capacity - room)), self.device)
+        state = prefill.start(reading(params, inputs), inputs, self.program(setting))
+        seconds = []
+        for _ in range(REPEAT + 1):
+            before = int(state.num_steps.max())
+            began = time.perf_counter()
+            state = jax.block_until_ready(decode(params, *_apart(state), jnp.int32(STEPS)))
+            seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
+        return statistics.median(seconds[1:])  # the first call also loads the program
+
+
+def _apart(state: DecodeState) -> tuple[DecodeState, Any, Any]:
+    """Returns a state without cache and pool, and these: programs take over their memory."""
+    return dataclasses.replace(state, cache=None, pool=None), state.cache, state.pool  # type: ignore[arg-type]
