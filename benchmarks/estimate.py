@@ -128,7 +128,10 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
     module, body = _compiled(SAME_PROGRAM.get(device, device), config, layers, **request)
     more = config.num_layers / layers
     launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
-    whole = time_of(((launch, launch.times * (more if _is_of_layer(launch) else 1)) for launch in launched), rates)
+    whole = time_of(
+        ((launch, launch.times * (more if _is_of_layer(launch, config.vocab_size) else 1)) for launch in launched),
+        rates,
+    )
     figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
     return figures | {"fits": least_bytes(config, request) <= targets.TARGETS[device].memory}
 
@@ -164,11 +167,12 @@ def _compiled(
     return module, module.body(module.loops(module.entry)[-1])
 
 
-def _is_of_layer(launch: Launch) -> bool:
+def _is_of_layer(launch: Launch, vocab_size: int) -> bool:
     """Whether an operation belongs to a layer, or fetches or keeps arrays of one."""
     name = re.search(r'op_name="([^"]*)"', launch.instruction.attributes)
-    if name is None:
-        return launch.instruction.opcode in STARTS
+    if name is None:  # copies of TPUs; products of GPUs with one token, but for that with the output matrix
+        product = bool(launch.flops) and vocab_size not in launch.result.dimensions
+        return product or launch.instruction.opcode in STARTS
     return any(part in name[1] for part in ("_layer", "_write_slice", "_scatter"))
 
 
