@@ -41,7 +41,7 @@ from benchmarks.inflate import SHAPES
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
-from jlade.conversion.tensors import build_params
+from jlade.conversion.tensors import param_shapes
 from jlade.devices import estimate, targets
 from jlade.devices.compiled import time_of
 from jlade.devices.estimate import Rates
@@ -50,7 +50,7 @@ from jlade.devices.launches import STARTS, Launch, launches
 from jlade.devices.programs import Programs
 from jlade.devices.sheet import default_device
 from jlade.models.attention import plain, resolve_unattached
-from jlade.models.llama import Llama, LlamaConfig, LlamaParams
+from jlade.models.llama import Llama, LlamaConfig
 
 # The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
 MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
@@ -138,7 +138,7 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
 
 def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
     """Returns the bytes of weights, cache and pool."""
-    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes_of(config, jnp.bfloat16)))
+    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(param_shapes(config, jnp.bfloat16)))
     entry = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
     lookahead = request["lookahead"]
     slots = 4 * config.vocab_size * lookahead.guess_set_size * (lookahead.ngram_size - 1)
@@ -158,7 +158,7 @@ def _compiled(
     """Returns the program that decodes, and the name of a step in it."""
     target, _ = targets.find(device)
     positions = max(capacity, config.max_positions)
-    params = shapes_of(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
+    params = param_shapes(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
     heads = config.num_heads, config.num_kv_heads, config.head_dim
     decoder = Llama(params.config, resolve_unattached(attention, target, jnp.bfloat16, *heads))
     rates = estimate.rates(target.platform, target.device_kind)
@@ -174,11 +174,6 @@ def _is_of_layer(launch: Launch, vocab_size: int) -> bool:
         product = bool(launch.flops) and vocab_size not in launch.result.dimensions
         return product or launch.instruction.opcode in STARTS
     return any(part in name[1] for part in ("_layer", "_write_slice", "_scatter"))
-
-
-def shapes_of(config: LlamaConfig, dtype: Any) -> LlamaParams:
-    """Returns parameters without arrays."""
-    return build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
 
 
 def attached() -> str:
@@ -197,7 +192,7 @@ def attached() -> str:
 
 def compare(device: str, config: LlamaConfig, request: dict[str, Any]) -> dict[str, float]:
     """Returns the estimated and the measured milliseconds of a step on the attached device."""
-    found = jlade.inspect(shapes_of(config, jnp.float32 if device == "cpu" else jnp.bfloat16), device, **request)
+    found = jlade.inspect(param_shapes(config, jnp.float32 if device == "cpu" else jnp.bfloat16), device, **request)
     if found.step is None or found.step_seconds is None:
         raise SystemExit(f"{device} refuses the program: {found.failure}")
     estimated, measured = 1e3 * found.step.time.total, 1e3 * found.step_seconds

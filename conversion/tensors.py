@@ -86,9 +86,13 @@ def named_arrays(params: LlamaParams) -> dict[str, jax.Array]:
 
 def array_shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shape and dtype of each array of a model, by its name in `named_arrays`."""
+    return cast(dict[str, jax.ShapeDtypeStruct], named_arrays(param_shapes(config, dtype, int8)))
+
+
+def param_shapes(config: LlamaConfig, dtype: jax.typing.DTypeLike, int8: bool = False) -> LlamaParams:
+    """Returns parameters with a `jax.ShapeDtypeStruct` in the place of each array, with matrices in int8 if `int8`."""
     params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
-    shapes = named_arrays(jax.eval_shape(quantize, params) if int8 else params)
-    return cast(dict[str, jax.ShapeDtypeStruct], shapes)
+    return jax.eval_shape(quantize, params) if int8 else params
 
 
 def place_of(sharding: Sharding | None, name: str, shape: Shape) -> jax.sharding.Sharding | None:

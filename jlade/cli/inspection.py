@@ -23,12 +23,12 @@ from jlade.conversion import checkpoint
 from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.json_files import read_json
-from jlade.conversion.tensors import array_shapes, build_params, check_dtype, expected_tensors
+from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
 from jlade.conversion.weight_files import DTYPES, check_tensors, stored_tensors
 from jlade.devices import choice
 from jlade.devices.sheet import default_device
 from jlade.generation import text
-from jlade.models.llama import LlamaConfig, LlamaParams, quantize
+from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.tuning.result import label
 
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
@@ -63,13 +63,13 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     programs.check(options)
-    if options.device is not None:
-        programs.run(options)
-        return
-    batch_size = check_int("--batch-size", options.batch_size, 1)
     directory = pathlib.Path(options.directory)
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory")
+    if options.device is not None:
+        programs.run(options, directory)
+        return
+    batch_size = check_int("--batch-size", options.batch_size, 1)
     headers = read_headers(directory)
     config = headers.config
     length = check_int("--length", config.max_positions if options.length is None else options.length, 1)
@@ -78,9 +78,7 @@ def run(options: argparse.Namespace) -> None:
     device = default_device()
     dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), directory, device)
     weights_bytes = headers.bytes_in_memory(dtype)
-    shapes = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
-    if headers.is_int8:
-        shapes = jax.eval_shape(quantize, shapes)
+    shapes = param_shapes(config, dtype, headers.is_int8)
     cache_bytes = _cache_bytes(shapes, batch_size, length)
     lookahead = choice.choose(shapes, shapes.decoder, batch_size)
     tuned = choice.find_all(shapes, shapes.decoder)

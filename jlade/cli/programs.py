@@ -45,11 +45,8 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} has no effect without --device: leave it out, or name a device")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Compiles the programs and prints facts about them."""
-    directory = pathlib.Path(options.directory)
-    if not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory")
+def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
+    """Compiles the programs of the model in a directory and prints facts about them."""
     if not any(map(glob.glob, ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*"))):
         jax.config.update("jax_platforms", "cpu")  # otherwise the plugin for GPUs looks for a driver and refuses
     lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion.hf_config import read_config
-from jlade.conversion.tensors import build_params, check_dtype
+from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.devices import choice, estimate, targets
 from jlade.devices.compiled import Loop
 from jlade.devices.estimate import Rates
 from jlade.devices.programs import Programs
 from jlade.models import attention as attention_lib
-from jlade.models.llama import Llama, LlamaConfig, LlamaParams, quantize
+from jlade.models.llama import Llama, LlamaParams
 from jlade.models.quantization import is_int8
 
 
@@ -140,7 +139,7 @@ def inspect(
     """Compiles a model's programs for a device, which need not be there, and returns facts about them.
 
     Weights are not read. The compilers of TPUs and GPUs are in the extras `tpu-compiler` and `gpu-compiler`. Compiling
-    a 7B model takes a minute for a GPU and several for a TPU.
+    a 7B model took half a minute for a GPU and for a TPU.
 
     Args:
       model: a directory with a `config.json`, or parameters, of which the shapes suffice.
@@ -168,7 +167,7 @@ def inspect(
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     target, is_attached = targets.find(device)
     if directory is not None:
-        params = _shapes(config, check_dtype(dtype, set(), directory, target), int8)
+        params = param_shapes(config, check_dtype(dtype, set(), directory, target), int8)
     else:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
     if is_attached:
@@ -237,8 +236,3 @@ def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
 
 def _num_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> LlamaParams:
-    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
-    return jax.eval_shape(quantize, params) if int8 else params

@@ -12,10 +12,10 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.conversion.tensors import build_params
+from jlade.conversion.tensors import param_shapes
 from jlade.devices import compiled, estimate, targets
 from jlade.devices.compiled import Sizes
-from jlade.models.llama import LlamaConfig, quantize
+from jlade.models.llama import LlamaConfig
 from tests.accelerators.needs import device
 
 OPTIMIZED = True
@@ -37,10 +37,6 @@ SHAPES = {"llama": LLAMA, "qwen": QWEN}
 KERNEL = "auto"
 
 
-def params_of(config, dtype=jnp.bfloat16):
-    return build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
-
-
 def case(name, shape, attention, *marks):
     marked = device(name)
     return pytest.param(name, shape, attention, marks=[*marked.marks, *marks], id=f"{name}-{shape}-{attention}")
@@ -53,7 +49,9 @@ CASES = [case(*few) for few in FEW] + [case(*each, pytest.mark.thorough) for eac
 
 @pytest.mark.parametrize(("name", "shape", "attention"), CASES)
 def test_programs(name, shape, attention):
-    found = jlade.inspect(params_of(SHAPES[shape]), name, lookahead=LookaheadConfig(15, 5, 15), attention=attention)
+    found = jlade.inspect(
+        param_shapes(SHAPES[shape], jnp.bfloat16), name, lookahead=LookaheadConfig(15, 5, 15), attention=attention
+    )
     assert found.failure is None
     expected = {"v5e": "tpu", "v6e": "tpu", "h100": "gpu", "a100": "plain"}
     assert found.attention == ("plain" if attention == "plain" else expected[name])
@@ -63,7 +61,7 @@ def test_programs(name, shape, attention):
         assert step.vector_products == ()
     # The arguments are weights, cache and pool; everything else takes at most 0.6 GB.
     assert found.memory.needed - found.memory.arguments < 0.6e9
-    weights = sum(x.size * 2 for x in jax.tree.leaves(params_of(SHAPES[shape])))
+    weights = sum(x.size * 2 for x in jax.tree.leaves(param_shapes(SHAPES[shape], jnp.bfloat16)))
     assert found.memory.arguments - weights == pytest.approx(state_bytes(SHAPES[shape]), rel=0.01)
     if name != "v5e":
         return
@@ -79,7 +77,7 @@ def state_bytes(config):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_batches_copy_nothing_either(name):
-    found = jlade.inspect(params_of(LLAMA), name, lookahead=LookaheadConfig(3, 4, 3), batch_size=4)
+    found = jlade.inspect(param_shapes(LLAMA, jnp.bfloat16), name, lookahead=LookaheadConfig(3, 4, 3), batch_size=4)
     assert found.failure is None
     assert found.copies == []
     assert found.step.host_loops == found.plain_step.host_loops == 0
@@ -90,7 +88,7 @@ def test_batches_copy_nothing_either(name):
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_int8_weights_stay_int8(name):
     """A step reads a byte for each weight: a conversion in memory would be found as a copy."""
-    params = jax.eval_shape(quantize, params_of(LLAMA))
+    params = param_shapes(LLAMA, jnp.bfloat16, int8=True)
     found = jlade.inspect(params, name, lookahead=LookaheadConfig(15, 5, 15))
     assert found.int8
     assert found.copies == []
