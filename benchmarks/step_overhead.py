@@ -27,7 +27,7 @@ import jlade
 from benchmarks.accelerator import PROMPT_TOKENS, add_model_arguments, in_turns, load, make_decoder, prompts_of
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.decoding.sampling import argmax
+from jlade.decoding.vocabulary import Vocabulary
 from jlade.lookahead import block as blocks
 from jlade.models.base import KVCache
 from jlade.models.llama import Llama, LlamaParams
@@ -112,7 +112,7 @@ def _run_model(
         tokens, cache = carry
         positions = cache.length[:, None] + block.positions[None]
         hidden, block_kv = decoder.forward(params, tokens, positions, cache, block.mask)
-        best = argmax(decoder.logits(params, hidden[:, block.outputs]))
+        best = Vocabulary(decoder.vocab_size).argmax(decoder.logits(params, hidden[:, block.outputs]))
         # As in `jlade.prefill`: a number that depends on the result of the pass lets the cache be written in place.
         num_accepted = accepted[i] + (best[:, 0] < 0).astype(jnp.int32)
         shift = jnp.sum(best, axis=1, keepdims=True, dtype=jnp.int32)

@@ -6,6 +6,7 @@ from .decoding.sampling import Sampling
 from .decoding.state import DecodeState, Inputs, Program
 from .decoding.stopping import Stopping, StopStrings
 from .devices.inspection import Inspection, inspect
+from .devices.mesh import make_mesh
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
@@ -47,6 +48,7 @@ __all__ = [
     "load_pool",
     "load_sampling",
     "lookahead",
+    "make_mesh",
     "models",
     "prefill",
     "prepare",

@@ -3,19 +3,30 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from jlade.config import LookaheadConfig
 from jlade.decoding import prefill as prefill_lib
+from jlade.decoding import sharding
 from jlade.decoding import step as step_lib
 from jlade.decoding.state import DecodeState, Inputs, Program
+from jlade.devices import mesh as mesh_lib
+from jlade.devices.mesh import DATA
 from jlade.lookahead import adaptive
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import KVCache, Params
 
 NO_LIMIT = 2**30  # steps
+
+
+class _Carry(NamedTuple):
+    state: DecodeState
+    num_steps: jax.Array  # [] int32, steps made by this call
+    num_running: jax.Array  # [] int32, sequences that have not ended, on all devices
 
 
 def decode(params: Params, inputs: Inputs, program: Program) -> DecodeState:
@@ -33,15 +44,16 @@ def decode(params: Params, inputs: Inputs, program: Program) -> DecodeState:
     Raises:
       ValueError: when the capacity is too small and lengths and limits are not traced.
     """
+    params = sharding.put_params(params, program)
     cache = prefill_lib.prefill(params, inputs, program)
     return run(params, prefill_lib.start(cache, inputs, program), program)
 
 
 def step(params: Params, state: DecodeState, program: Program) -> DecodeState:
     """Returns the state after one step, at the width that the state's pace gives."""
-    if state.pace is None:
+    if state.pace is None and program.mesh is None:
         return step_lib.step(params, state, program, program.lookahead)
-    return _loop(params, state, jnp.int32(1), program)
+    return _steps(params, state, jnp.int32(1), program)
 
 
 def run(params: Params, state: DecodeState, program: Program, max_steps: int | jax.Array = NO_LIMIT) -> DecodeState:
@@ -59,24 +71,48 @@ def run(params: Params, state: DecodeState, program: Program, max_steps: int | j
 def _run(
     params: Params, state: DecodeState, cache: KVCache, pool: NGramPool, max_steps: jax.Array, program: Program
 ) -> DecodeState:
-    after = _loop(params, dataclasses.replace(state, cache=cache, pool=pool), max_steps, program)
+    after = _steps(params, dataclasses.replace(state, cache=cache, pool=pool), max_steps, program)
     # A program copies what it returns as it came: in every step of a stream, the table of the stop strings.
     return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run` has them
 
 
+def _steps(params: Params, state: DecodeState, max_steps: jax.Array, program: Program) -> DecodeState:
+    """Makes steps on the program's devices."""
+    loop = functools.partial(_loop, program=program)
+    if program.mesh is not None:
+        specs = sharding.state_specs(state.constants.stopping, program)
+        in_specs = sharding.param_specs(params, program), specs, PartitionSpec()
+        return mesh_lib.shard(loop, program.mesh, in_specs, specs)(params, state, max_steps)
+    return loop(params, state, max_steps)
+
+
 def _loop(params: Params, state: DecodeState, max_steps: jax.Array, program: Program) -> DecodeState:
-    last = jnp.max(state.num_steps) + max_steps  # the sequences that have not ended have made the most steps
+    """`_steps` for the sequences of a device."""
 
-    def goes_on(state: DecodeState) -> jax.Array:
-        return ~jnp.all(state.done) & (jnp.max(state.num_steps) < last)
+    def goes_on(carry: _Carry) -> jax.Array:
+        return (carry.num_running > 0) & (carry.num_steps < max_steps)
 
+    def make_step(carry: _Carry) -> _Carry:
+        return _next(carry, step_lib.step(params, carry.state, program, program.lookahead), program.mesh)
+
+    carry = _Carry(state, jnp.int32(0), _count(~state.done, program.mesh))
     if state.pace is None:
-        return jax.lax.while_loop(goes_on, lambda s: step_lib.step(params, s, program, program.lookahead), state)
-    return _adaptive_loop(params, state, goes_on, program)
+        return jax.lax.while_loop(goes_on, make_step, carry).state
+    return _adaptive_loop(params, carry, goes_on, program)
+
+
+def _next(carry: _Carry, state: DecodeState, mesh: Mesh | None) -> _Carry:
+    return _Carry(state, carry.num_steps + 1, _count(~state.done, mesh))
+
+
+def _count(numbers: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Returns the sum of numbers [B] of all sequences, those of other devices included."""
+    total = jnp.sum(numbers, dtype=jnp.int32)
+    return total if mesh_lib.size(mesh, DATA) == 1 else jax.lax.psum(total, DATA)
 
 
 def _adaptive_loop(
-    params: Params, state: DecodeState, goes_on: Callable[[DecodeState], jax.Array], program: Program
+    params: Params, carry: _Carry, goes_on: Callable[[_Carry], jax.Array], program: Program
 ) -> DecodeState:
     """Makes steps while `goes_on`, each at the level of the state's pace.
 
@@ -84,23 +120,26 @@ def _adaptive_loop(
     the cache.
     """
     levels = adaptive.levels(program.lookahead)
-    assert state.constants.step_cost is not None
-    costs = adaptive.costs(levels, state.constants.step_cost)
+    step_cost = carry.state.constants.step_cost
+    assert step_cost is not None
+    costs = adaptive.costs(levels, step_cost)
 
-    def step_at(level: LookaheadConfig, state: DecodeState) -> DecodeState:
-        assert state.pace is not None
-        after = step_lib.step(params, state, program, level)
-        tokens, running = jnp.sum(after.num_tokens - state.num_tokens), jnp.sum(~state.done, dtype=jnp.int32)
-        accepted = tokens.astype(jnp.float32) / running.astype(jnp.float32)
-        return dataclasses.replace(after, pace=adaptive.update(state.pace, accepted, costs))
+    def step_at(level: LookaheadConfig, carry: _Carry) -> _Carry:
+        before = carry.state
+        assert before.pace is not None
+        after = step_lib.step(params, before, program, level)
+        tokens = _count(after.num_tokens - before.num_tokens, program.mesh)
+        accepted = tokens.astype(jnp.float32) / carry.num_running.astype(jnp.float32)
+        after = dataclasses.replace(after, pace=adaptive.update(before.pace, accepted, costs))
+        return _next(carry, after, program.mesh)
 
-    def is_at(index: int, state: DecodeState) -> jax.Array:
-        assert state.pace is not None
-        return goes_on(state) & (state.pace.level == index)
+    def is_at(index: int, carry: _Carry) -> jax.Array:
+        assert carry.state.pace is not None
+        return goes_on(carry) & (carry.state.pace.level == index)
 
-    def all_levels(state: DecodeState) -> DecodeState:
+    def all_levels(carry: _Carry) -> _Carry:
         for index, level in enumerate(levels):
-            state = jax.lax.while_loop(functools.partial(is_at, index), functools.partial(step_at, level), state)
-        return state
+            carry = jax.lax.while_loop(functools.partial(is_at, index), functools.partial(step_at, level), carry)
+        return carry
 
-    return jax.lax.while_loop(goes_on, all_levels, state)
+    return jax.lax.while_loop(goes_on, all_levels, carry).state

@@ -1,14 +1,20 @@
 """Prompts into the KV cache, and the state before the first step."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from jlade.config import LookaheadConfig
-from jlade.decoding import sampling
+from jlade.config import PLAIN, LookaheadConfig
+from jlade.decoding import sampling, sharding
+from jlade.decoding import vocabulary as vocabulary_lib
 from jlade.decoding.state import Chunks, Constants, DecodeState, Info, Inputs, LogProbs, Program
+from jlade.decoding.vocabulary import Vocabulary
+from jlade.devices import mesh as mesh_lib
+from jlade.devices.mesh import DATA
 from jlade.lookahead import adaptive, ngram_pool, window
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import Decoder, KVCache, Params
@@ -26,7 +32,9 @@ def prefill(params: Params, inputs: Inputs, program: Program) -> KVCache:
       ValueError: when the capacity is too small; see `jlade.decode`.
     """
     check_capacity(inputs)
-    return _read(params, inputs.prompts, inputs.lengths, inputs.cache, decoder=program.decoder, chunks=program.chunks)
+    inputs = sharding.put(inputs, program)
+    program = dataclasses.replace(program, lookahead=PLAIN, logprobs=False)  # neither is part of this program
+    return _read(params, inputs.prompts, inputs.lengths, inputs.cache, program)
 
 
 def check_capacity(inputs: Inputs) -> None:
@@ -43,19 +51,41 @@ def check_capacity(inputs: Inputs) -> None:
         )
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "chunks"))
-def _read(
-    params: Params, prompts: jax.Array, lengths: jax.Array, cache: KVCache | None, *, decoder: Decoder, chunks: Chunks
+@functools.partial(jax.jit, static_argnames="program")
+def _read(params: Params, prompts: jax.Array, lengths: jax.Array, cache: KVCache | None, program: Program) -> KVCache:
+    read = functools.partial(_read_part, decoder=program.decoder, chunks=program.chunks, mesh=program.mesh)
+    if program.mesh is not None:
+        cache_specs = sharding.BATCH if cache is None else sharding.CACHE
+        specs = sharding.param_specs(params, program), sharding.BATCH, sharding.BATCH, cache_specs
+        return mesh_lib.shard(read, program.mesh, specs, sharding.CACHE)(params, prompts, lengths, cache)
+    return read(params, prompts, lengths, cache)
+
+
+def _read_part(
+    params: Params,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    cache: KVCache | None,
+    *,
+    decoder: Decoder,
+    chunks: Chunks,
+    mesh: Mesh | None,
 ) -> KVCache:
+    """`_read` for the sequences of a device."""
     batch_size, capacity = prompts.shape
     if cache is None:
         cache = decoder.init_cache(params, batch_size, capacity)
     to_read = lengths - 1
 
-    def has_more_than(least: int, cache: KVCache) -> jax.Array:
-        return jnp.any(to_read - cache.length > least)
+    # The loops run until the longest sequence is read, be it on another device: all leave them together.
+    left = jnp.max(to_read - cache.length)
+    left = left if mesh is None else jax.lax.pmax(left, DATA)
 
-    def read_chunk(chunk: int, cache: KVCache) -> KVCache:
+    def has_more_than(least: int, carry: tuple[KVCache, jax.Array]) -> jax.Array:
+        return carry[1] > least
+
+    def read_chunk(chunk: int, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
+        cache, left = carry
         index = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
         positions = cache.length[:, None] + index
         tokens = jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
@@ -63,11 +93,11 @@ def _read(
         # An upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the cache is
         # written after the last layer has read it, and so in place; otherwise compilers copy the cache.
         after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
-        return decoder.commit(cache, block_kv, index, jnp.clip(to_read - cache.length, 0, after_pass))
+        return decoder.commit(cache, block_kv, index, jnp.clip(to_read - cache.length, 0, after_pass)), left - chunk
 
     for chunk, least in fitting(chunks, capacity):
         condition, body = functools.partial(has_more_than, least), functools.partial(read_chunk, chunk)
-        cache = jax.lax.while_loop(condition, body, cache)
+        cache, left = jax.lax.while_loop(condition, body, (cache, left))
     return cache
 
 
@@ -84,6 +114,7 @@ def start(cache: KVCache, inputs: Inputs, program: Program) -> DecodeState:
       ValueError: when the capacity is too small; see `jlade.decode`.
     """
     check_capacity(inputs)
+    inputs = sharding.put(inputs, program)
     window_tokens = program.lookahead.window_size * (program.lookahead.ngram_size - 1)
     number = DRAWN * max(1, -(-window_tokens // DRAWN))
     return _start(cache, inputs, *_draw(inputs.key, inputs.prompts, inputs.lengths, number), program)
@@ -106,10 +137,21 @@ def _draw(key: jax.Array, prompts: jax.Array, lengths: jax.Array, number: int) -
 
 @functools.partial(jax.jit, static_argnames="program")
 def _start(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
+    start = functools.partial(_start_part, program=program)
+    if program.mesh is not None:
+        specs = sharding.CACHE, sharding.input_specs(inputs, program), sharding.BATCH, sharding.BATCH
+        out_specs = sharding.state_specs(inputs.stopping, program)
+        return mesh_lib.shard(start, program.mesh, specs, out_specs)(cache, inputs, keys, drawn)
+    return start(cache, inputs, keys, drawn)
+
+
+def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
+    """`_start` for the sequences of a device."""
     lookahead, vocab_size = program.lookahead, program.decoder.vocab_size
     prompts, lengths = inputs.prompts, inputs.lengths
     batch_size = len(lengths)
-    pool = _pool(inputs, lookahead, vocab_size)
+    vocabulary = Vocabulary.of(vocab_size, program.mesh)
+    pool = _pool(inputs, lookahead, vocabulary)
     first_window = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
     sequence = jnp.arange(batch_size, dtype=jnp.int32)
     count = functools.partial(sampling.count_prompt, vocab_size=vocab_size)
@@ -121,7 +163,7 @@ def _start(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, pr
         cache=cache,
         window=jax.vmap(first_window)(drawn),
         pool=pool,
-        candidates=jax.vmap(ngram_pool.lookup)(pool, prompts[sequence, lengths - 1]),
+        candidates=vocabulary_lib.lookup(pool, prompts[sequence, lengths - 1], vocabulary),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
         pace=None if inputs.step_cost is None else adaptive.start(),
@@ -140,11 +182,11 @@ def _start(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, pr
     )
 
 
-def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocab_size: int) -> NGramPool:
+def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocabulary: Vocabulary) -> NGramPool:
     """Returns the pool [B, V, G, N-1] with, if asked for, the n-grams of the prompts that it lacks."""
     batch_size = len(inputs.lengths)
     if inputs.pool is None:
-        empty = ngram_pool.empty(vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+        empty = ngram_pool.empty(vocabulary.slice_size, lookahead.ngram_size, lookahead.guess_set_size)
         pool = jax.tree.map(lambda rows: jnp.broadcast_to(rows, (batch_size, *rows.shape)), empty)
     else:
         pool = jax.tree.map(jnp.copy, inputs.pool)  # decoding writes to the pool in place; the caller keeps its own
@@ -158,7 +200,7 @@ def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocab_size: int) -> NGramP
     def insert(carry: tuple[jax.Array, NGramPool]) -> tuple[jax.Array, NGramPool]:
         ends, pool = carry  # [B, number] places of the n-grams' last tokens
         ngrams = read(inputs.prompts, inputs.lengths, ends - (lookahead.ngram_size - 1))
-        return ends + number, jax.vmap(ngram_pool.insert)(pool, *ngrams)
+        return ends + number, vocabulary_lib.insert(pool, *ngrams, vocabulary)
 
     ends = first[:, None] + jnp.arange(number, dtype=jnp.int32)[None, :]
     _, pool = jax.lax.while_loop(lambda carry: jnp.any(carry[0][:, 0] < inputs.lengths), insert, (ends, pool))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import SamplingConfig
+from jlade.decoding.vocabulary import Vocabulary
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
 
@@ -32,6 +33,11 @@ class Sampling:
     presence_penalty: jax.Array | None = None  # float32
     frequency_penalty: jax.Array | None = None  # float32
     logit_bias: jax.Array | None = None  # [..., V] float32
+
+    @property
+    def filters(self) -> bool:
+        """Whether a control depends on the order or the probabilities of all tokens."""
+        return any(x is not None for x in (self.top_k, self.top_p, self.min_p))
 
     @property
     def counts_tokens(self) -> bool:
@@ -81,7 +87,8 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
     """Applies penalties, bias, temperature and filters, in the order of transformers.
 
     Args:
-      logits: [R, V] float32, of R positions of one sequence.
+      logits: [R, V] float32, of R positions of one sequence. Without filters a slice of the vocabulary will do, if the
+        other arguments are for the same slice.
       sampling: the sequence's settings.
       prompt: [V] int32, how often each token is in the prompt; None when no control needs it.
       generated: [R, V] int32, how often each token was generated before each position; None when no control needs it.
@@ -125,17 +132,17 @@ def _penalize(logits: jax.Array, sampling: Sampling, prompt: jax.Array, generate
     return logits
 
 
-def sharpen(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Keeps only the highest of processed logits [R, V] if `temperature` [] is 0, the limit of small temperatures."""
-    is_best = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :] == argmax(logits)[:, None]
+def sharpen(logits: jax.Array, temperature: jax.Array, vocabulary: Vocabulary) -> jax.Array:
+    """Keeps only the highest of processed logits [R, V'] if `temperature` [] is 0, the limit of small temperatures."""
+    is_best = vocabulary.tokens()[None, :] == vocabulary.argmax(logits)[:, None]
     return jnp.where((temperature == 0) & ~is_best, NEVER, logits)
 
 
-def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array) -> jax.Array:
-    """Sets the logits [R, V] of `token_ids` [K], -1 for none, to -inf at the positions `where` [R]."""
-    vocab_size = logits.shape[-1]
-    is_banned = jnp.zeros(vocab_size, bool).at[jnp.where(token_ids < 0, vocab_size, token_ids)].set(True, mode="drop")
-    return jnp.where(where[:, None] & is_banned[None, :], NEVER, logits)
+def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array, vocabulary: Vocabulary) -> jax.Array:
+    """Sets the logits [R, V'] of `token_ids` [K], -1 for none, to -inf at the positions `where` [R]."""
+    size = vocabulary.size
+    is_banned = jnp.zeros(size, bool).at[jnp.where(token_ids < 0, size, token_ids)].set(True, mode="drop")
+    return jnp.where(where[:, None] & vocabulary.take(is_banned)[None, :], NEVER, logits)
 
 
 def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -163,16 +170,6 @@ def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> Token
 def count_accepted(counts: TokenCounts, tokens: jax.Array, num_accepted: jax.Array) -> TokenCounts:
     """Adds the first `num_accepted` of `tokens` [A] to the generated ones."""
     return TokenCounts(prompt=counts.prompt, generated=_count(counts.generated, tokens, num_accepted))
-
-
-def argmax(logits: jax.Array) -> jax.Array:
-    """Returns the first index of the highest of `logits` [..., V] as int32 [...].
-
-    Two plain reductions become vector code on CPUs; `jnp.argmax`, a reduction of pairs, does not.
-    """
-    vocab_size = logits.shape[-1]
-    is_highest = logits == jnp.max(logits, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(is_highest, jnp.arange(vocab_size, dtype=jnp.int32), vocab_size - 1), axis=-1)
 
 
 def _count(counts: jax.Array, tokens: jax.Array, length: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ import dataclasses
 
 import flax.struct
 import jax
+from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
@@ -59,6 +60,7 @@ class Program:
         array, `Inputs.step_cost`, so that another value compiles nothing.
       logprobs: whether to record the log-probabilities of the generated tokens.
       chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
+      mesh: the devices that the programs run on, a result of `jlade.devices.mesh.split`; None for those of the arrays.
 
     Raises:
       ValueError: when `lookahead.step_cost` is set.
@@ -68,6 +70,7 @@ class Program:
     lookahead: LookaheadConfig
     logprobs: bool = False
     chunks: Chunks = CHUNKS
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
         if self.lookahead.step_cost is not None:

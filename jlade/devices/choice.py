@@ -16,10 +16,12 @@ import warnings
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from jlade import files
 from jlade.config import LookaheadConfig
 from jlade.devices import estimate, sheet
+from jlade.devices import mesh as mesh_lib
 
 FORMAT = 1
 
@@ -85,7 +87,7 @@ class Stored:
         )
 
 
-def choose(params: Any, decoder: object, batch_size: int) -> LookaheadConfig:
+def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:
     """Returns the setting for B sequences at once; it may be `config.PLAIN`.
 
     A process reads the file once and keeps the setting until it tunes itself, so that the calls for a model share a
@@ -95,17 +97,19 @@ def choose(params: Any, decoder: object, batch_size: int) -> LookaheadConfig:
       params: arrays, or their shapes alone.
       decoder: the model that `params` belong to.
       batch_size: B.
+      mesh: the devices, if they are not those of `params`.
     """
-    stored = find(params, decoder, batch_size)
+    stored = find(params, decoder, batch_size, mesh)
     if stored is not None:
         return stored.lookahead
     device, _ = sheet.device_of(params)
-    return estimate.estimate(device.platform, device.device_kind, batch_size, estimate.bytes_of_weight(params))
+    each = batch_size // mesh_lib.size(mesh, mesh_lib.DATA)
+    return estimate.estimate(device.platform, device.device_kind, each, estimate.bytes_of_weight(params))
 
 
-def find(params: Any, decoder: object, batch_size: int) -> Stored | None:
+def find(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Stored | None:
     """Returns what is stored for a model, None when there is nothing. Arguments and caching are those of `choose`."""
-    circumstances = key(params, decoder, batch_size)
+    circumstances = key(params, decoder, batch_size, mesh)
     return _find(circumstances, circumstances.path)
 
 
@@ -117,7 +121,9 @@ def find_all(params: Any, decoder: object) -> list[Stored]:
     return sorted(of_model, key=lambda found: found.key.batch_size)
 
 
-def log_if_slow(lookahead: LookaheadConfig, params: Any, decoder: object, batch_size: int) -> None:
+def log_if_slow(
+    lookahead: LookaheadConfig, params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None
+) -> None:
     """Logs once for each setting, at INFO, that tuning or the estimate shows it to be slower than plain decoding.
 
     An adaptive setting is not, as it falls back to plain steps.
@@ -127,7 +133,7 @@ def log_if_slow(lookahead: LookaheadConfig, params: Any, decoder: object, batch_
         step_times = estimate.step_times(
             device.platform, device.device_kind, batch_size, estimate.bytes_of_weight(params)
         )
-        stored = find(params, decoder, batch_size)
+        stored = find(params, decoder, batch_size, mesh)
         _log_if_slow(lookahead, stored, device.device_kind, batch_size, tuple(step_times.items()))
 
 
@@ -166,15 +172,17 @@ def _find(key: Key, path: pathlib.Path) -> Stored | None:
     return load(key)
 
 
-def key(params: Any, decoder: object, batch_size: int) -> Key:
+def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Key:
     """Returns the key of a model. For `params`, shapes alone (`jax.ShapeDtypeStruct`) suffice."""
     device, number = sheet.device_of(params)
+    mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
+    count = str(number) if mesh is None else mesh_lib.label(mesh)
     leaves = jax.tree.leaves(params)
     shapes = tuple((getattr(leaf, "dtype", type(leaf)), getattr(leaf, "shape", ())) for leaf in leaves)
     # A home directory may be shared by machines with different processors.
     kind = f"{sheet.processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
     model = _fingerprint(f"{type(decoder).__module__}.{decoder!r}", shapes)
-    return Key(f"{number} x {kind} ({device.platform})", model, batch_size)
+    return Key(f"{count} x {kind} ({device.platform})", model, batch_size)
 
 
 @functools.cache

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, Protocol, Unpack
 
-import jax
 import numpy as np
 
-from jlade.decoding import loop, prefill
+from jlade.decoding import loop, prefill, sharding
+from jlade.devices import mesh
 from jlade.generation import request as request_lib
 from jlade.generation import results
 from jlade.generation.prompts import Prompts
@@ -61,6 +61,8 @@ def generate(
         not depend on the rest of the batch either: it is that of the prompt alone with its key, be that given as a key
         or as an array of one. Greedy text is the same for every key, which then affects only the number of steps.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
+      mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. Parameters that
+        `jlade.load` did not load for this mesh are copied there by each call. The text is the same on any mesh.
       state: `Generation.state` of an earlier call. The prompt is still the whole text, of a conversation for example;
         the beginning that the state has read is not read again, and the state's pool is used further. The text is the
         same. A state of one sequence serves a whole batch: the common beginning is read once.
@@ -75,6 +77,8 @@ def generate(
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
     """
     request = request_lib.check(params, prompt, options)
+    request_lib.check_batch(len(request.inputs.lengths), request.program.mesh)
+    params = sharding.put_params(params, request.program)
     if streamer is None:
         return results.gather(loop.decode(params, request.inputs, request.program), request)
     request_lib.check_streamer(streamer, request)
@@ -89,7 +93,8 @@ def stream(params: Params, prompt: Prompts, **options: Unpack[Options]) -> Itera
     """
     request = request_lib.check(params, prompt, options)
     request_lib.check_single(request)
-    return _pieces(params, request)
+    request_lib.check_batch(1, request.program.mesh)
+    return _pieces(sharding.put_params(params, request.program), request)
 
 
 def _pieces(params: Params, request: Request) -> Iterator[Piece]:
@@ -99,7 +104,7 @@ def _pieces(params: Params, request: Request) -> Iterator[Piece]:
     begin, done = int(inputs.lengths[0]), False
     while not done:
         state = loop.run(params, state, program, max_steps=1)
-        tokens, end, done = (x[0] for x in jax.device_get((state.tokens, state.num_tokens, state.done)))
+        tokens, end, done = (x[0] for x in mesh.fetch((state.tokens, state.num_tokens, state.done)))
         new = tokens[begin:end]
         text = None if detokenizer is None else detokenizer.feed(new.tolist(), last=bool(done))
         yield Piece(new, text, results.gather(state, request) if done else None)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sampling as sampling_lib
@@ -16,13 +17,16 @@ from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
 from jlade.decoding.stopping import Stopping
 from jlade.devices import choice
+from jlade.devices import mesh as mesh_lib
+from jlade.devices.mesh import DATA, MODEL
 from jlade.devices.sheet import device_of
+from jlade.generation import continuation, stop_strings, text
 from jlade.generation import prompts as prompts_lib
-from jlade.generation import stop_strings, text
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
-from jlade.models.base import Decoder, KVCache, Params, resize
+from jlade.models import sharding
+from jlade.models.base import Decoder, Params
 from jlade.models.llama import Llama
 
 HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields of `Inputs` are declared as
@@ -45,6 +49,7 @@ class TextOptions(TypedDict, total=False):
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
     decoder: Decoder | None
+    mesh: Mesh | None
 
 
 class Options(TextOptions, total=False):
@@ -77,6 +82,7 @@ def prepare(params: Params, prompt: Prompts, **options: Unpack[Options]) -> tupl
       TypeError, ValueError: as `jlade.generate` does.
     """
     request = check(params, prompt, options)
+    check_batch(len(request.inputs.lengths), request.program.mesh)
     return request.inputs, request.program
 
 
@@ -87,7 +93,7 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
     check_names(options, Options)
-    decoder = _check_decoder(params, options.get("decoder"))
+    decoder, mesh = _check_decoder(params, options.get("decoder"), options.get("mesh"))
     tokenizer = options.get("tokenizer")
     if tokenizer is not None:
         text.token_bytes(tokenizer)
@@ -98,7 +104,7 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
     state = options.get("state")
     # "auto" continues with the setting of the state, which may have one sequence for all prompts.
     num_sequences = state.tokens.shape[0] if isinstance(state, DecodeState) else batch_size
-    lookahead = _check_lookahead(options.get("lookahead", "auto"), params, decoder, num_sequences)
+    lookahead = _check_lookahead(options.get("lookahead", "auto"), params, decoder, num_sequences, mesh)
     lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
     limits = _check_limits(options.get("max_new_tokens"), lengths, decoder.max_positions)
     fewest = _check_ints("min_new_tokens", options.get("min_new_tokens", 0), 0, batch_size)
@@ -129,10 +135,10 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
     if state is not None:
         if pool is not None:
             raise ValueError("pool and state cannot both be given: the state has a pool of its own")
-        _check_state(state, batch_size, params, decoder, lookahead)
-        state = _for_each_sequence(state, batch_size)
+        continuation.check(state, batch_size, params, decoder, lookahead)
+        state = continuation.for_each_sequence(state, batch_size)
         capacity = max(capacity, state.tokens.shape[1])
-        cache, pool = _reuse(state, prompts, capacity), state.pool
+        cache, pool = continuation.reuse(state, prompts, capacity), state.pool
     padded: HostArray = np.zeros((batch_size, capacity), np.int32)
     for tokens, ids in zip(padded, prompts, strict=True):
         tokens[: len(ids)] = ids
@@ -155,6 +161,7 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
             lookahead=dataclasses.replace(lookahead, step_cost=None),
             logprobs=logprobs,
             chunks=CHUNKS_ON_CPU if device_of(params)[0].platform == "cpu" else CHUNKS,
+            mesh=mesh,
         ),
         tokenizer=tokenizer,
         stop=stop,
@@ -168,6 +175,17 @@ def check_names(options: Mapping[str, Any], accepted: type) -> None:
     for name in options:
         if name not in accepted.__annotations__:
             raise TypeError(f"{name} is not an argument; accepted are {', '.join(sorted(accepted.__annotations__))}")
+
+
+def check_batch(batch_size: int, mesh: Mesh | None) -> None:
+    """Raises a ValueError if the axis `data` of the mesh does not divide the batch."""
+    groups = mesh_lib.size(mesh, DATA)
+    if batch_size % groups:
+        accepted = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+        raise ValueError(
+            f"mesh has data={groups}, which does not divide a batch of {batch_size}: make the batch a multiple of "
+            f"{groups}, or data one of {', '.join(map(str, accepted))}"
+        )
 
 
 def check_single(request: Request) -> None:
@@ -189,7 +207,8 @@ def _round_up(number: int, smallest: int) -> int:
     return next(size for size in (smallest << i for i in itertools.count()) if size >= number)
 
 
-def _check_decoder(params: Params, decoder: Decoder | None) -> Decoder:
+def _check_decoder(params: Params, decoder: Decoder | None, mesh: Mesh | None) -> tuple[Decoder, Mesh | None]:
+    """Returns the decoder for its devices, and the mesh with the axes of `MODEL`: that of the parameters by default."""
     if decoder is None:
         if not hasattr(params, "decoder"):
             raise TypeError(
@@ -197,17 +216,29 @@ def _check_decoder(params: Params, decoder: Decoder | None) -> Decoder:
                 f"parameters made by jlade.load"
             )
         decoder = params.decoder
-    return decoder.on(params) if isinstance(decoder, Llama) else decoder
+    mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
+    if isinstance(decoder, Llama):
+        mesh = None if mesh is None else sharding.mesh_for(decoder.config, mesh)
+        return decoder.on(params, mesh), mesh
+    mesh = None if mesh is None else mesh_lib.split(mesh, None)
+    if mesh_lib.size(mesh, *MODEL) > 1:
+        raise ValueError(
+            f"mesh has model={mesh_lib.size(mesh, *MODEL)}, and only jlade's own models can be divided, not "
+            f"{type(decoder).__name__}: use these devices for data or lookahead"
+        )
+    return decoder, mesh
 
 
-def _check_lookahead(lookahead: Any, params: Params, decoder: Decoder, batch_size: int) -> LookaheadConfig:
+def _check_lookahead(
+    lookahead: Any, params: Params, decoder: Decoder, batch_size: int, mesh: Mesh | None
+) -> LookaheadConfig:
     if isinstance(lookahead, str) and lookahead == "auto":
-        return choice.choose(params, decoder, batch_size)
+        return choice.choose(params, decoder, batch_size, mesh)
     if not isinstance(lookahead, LookaheadConfig | None):
         raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
     if lookahead is None:
         return PLAIN
-    choice.log_if_slow(lookahead, params, decoder, batch_size)
+    choice.log_if_slow(lookahead, params, decoder, batch_size, mesh)
     return lookahead
 
 
@@ -329,51 +360,3 @@ def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: Lookahea
             f"{batch_size} prompts, got {list(pool.shape)}"
         )
     return NGramPool(jnp.broadcast_to(pool.rows, (batch_size, *pool.rows.shape[-2:])), pool.ngram_size)
-
-
-def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:
-    if not isinstance(state, DecodeState):
-        raise TypeError(
-            f"state must be the `state` of a Generation made with keep_state=True, got {type(state).__name__}"
-        )
-    num_sequences, capacity = state.tokens.shape
-    if num_sequences not in (1, batch_size):
-        raise ValueError(
-            f"state has {num_sequences} sequences; accepted are one for each of {batch_size} prompts, or one for all"
-        )
-    expected = jax.eval_shape(lambda params: decoder.init_cache(params, num_sequences, capacity), params)
-    of_state, of_model = (
-        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)] for cache in (state.cache, expected)
-    )
-    if of_state != of_model:
-        raise ValueError(
-            f"state is of another model: its cache has {len(of_state)} arrays like {of_state[0]}, accepted are "
-            f"{len(of_model)} like {of_model[0]}"
-        )
-    shape = (num_sequences, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
-    if state.pool.shape != shape:
-        raise ValueError(
-            f"state is of another lookahead setting: its pool has shape {list(state.pool.shape)}, accepted is "
-            f"[B, V, G, N-1] = {list(shape)}"
-        )
-
-
-def _for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
-    """Returns the state with its reused parts repeated for each of `batch_size` prompts if it has one sequence."""
-
-    def repeat(array: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(array, (batch_size, *array.shape[1:]))
-
-    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "cache", "pool")}
-    return dataclasses.replace(state, **jax.tree.map(repeat, fields))
-
-
-def _reuse(state: DecodeState, prompts: list[np.ndarray], capacity: int) -> KVCache:
-    """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens."""
-    tokens, num_tokens = jax.device_get((state.tokens, state.num_tokens))
-    shared = []
-    for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
-        most = min(length, len(ids)) - 1  # the last token of either is left to the first step
-        differs = np.flatnonzero(known[:most] != ids[:most])
-        shared.append(differs[0] if len(differs) else most)
-    return resize(state.cache, np.array(shared, np.int32), capacity)

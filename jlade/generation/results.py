@@ -4,11 +4,11 @@ import dataclasses
 import reprlib
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jlade.decoding.state import DecodeState
+from jlade.devices import mesh
 from jlade.generation.request import Request
 from jlade.generation.text import Detokenizer
 from jlade.lookahead.ngram_pool import NGramPool
@@ -100,7 +100,7 @@ class Statistics:
 def statistics(state: DecodeState) -> Statistics:
     """Returns the statistics of a decode that has ended."""
     fan_out = jnp.sum(state.pool.ngrams[..., 0] != NGramPool.EMPTY, axis=-1)  # [B, V]
-    fan_outs, accepted, steps, with_candidate = jax.device_get(
+    fan_outs, accepted, steps, with_candidate = mesh.fetch(
         (fan_out, state.info.accepted, state.num_steps, state.info.steps_with_candidate)
     )
     ngram_size = state.pool.ngram_size
@@ -120,7 +120,7 @@ def statistics(state: DecodeState) -> Statistics:
 
 def gather(state: DecodeState, request: Request) -> Generation:
     """Returns the result of a decode that has ended."""
-    tokens, ends, steps, accepted, logprobs = jax.device_get(
+    tokens, ends, steps, accepted, logprobs = mesh.fetch(
         (state.tokens, state.num_tokens, state.num_steps, state.info.accepted, state.info.logprobs)
     )
     prompt_lengths = request.inputs.lengths

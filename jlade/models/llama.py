@@ -9,7 +9,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from jlade.devices import mesh as mesh_lib
+from jlade.devices.mesh import HEADS, MODEL
 from jlade.devices.sheet import device_of
 from jlade.models import attention, base, rotary
 from jlade.models.attention import attend
@@ -115,25 +118,35 @@ class Llama:
 
     Attributes:
       attention: implementation of attention, "auto", "plain", "gpu" or "tpu"; see `attention.attend`.
+      axes: of the mesh, that divide heads, MLP columns and vocabulary; see `jlade.models.sharding`. `forward` and
+        `logits` are then part of a `jax.shard_map` over these axes, and `logits` returns a slice of the vocabulary.
     """
 
     config: LlamaConfig
     attention: str = "auto"
+    axes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         attention.check_implementation(self.attention)
 
-    def on(self, params: Any) -> Self:
-        """Returns the decoder with `attention` resolved for the device that holds `params`.
+    def on(self, params: Any, mesh: Mesh | None = None) -> Self:
+        """Returns the decoder with `attention` resolved for the device that holds `params`, or for those of a mesh.
 
         "auto" may try a kernel, which takes seconds, on the device of concrete parameters. It takes the remembered
         verdict for shapes (`jax.ShapeDtypeStruct`), and plain attention for tracers and for parameters on several
-        devices: XLA does not partition kernels.
+        devices without a mesh: XLA does not partition kernels.
+
+        Args:
+          params: the parameters.
+          mesh: a result of `jlade.models.sharding.mesh_for`.
 
         Raises:
           ValueError: `attention` names a kernel that cannot run there.
         """
         device, number = device_of(params)
+        if mesh is not None:
+            device, number = mesh.devices.flat[0], 1
+            self = dataclasses.replace(self, axes=MODEL if mesh_lib.size(mesh, *MODEL) > 1 else ())
         if self.attention == "auto" and (device.platform not in attention.AUTOMATIC or number > 1):
             return dataclasses.replace(self, attention="plain")
         leaves = jax.tree.leaves(params)
@@ -143,7 +156,7 @@ class Llama:
         one_layer = dataclasses.replace(self, config=dataclasses.replace(self.config, num_layers=1))
         cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
         c, concrete = self.config, all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        heads = c.num_heads, c.num_kv_heads, c.head_dim
+        heads = c.num_heads // mesh_lib.size(mesh, *MODEL), c.num_kv_heads // mesh_lib.size(mesh, HEADS), c.head_dim
         chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, *heads, may_run=concrete)
         return dataclasses.replace(self, attention=chosen)
 
@@ -161,7 +174,9 @@ class Llama:
 
     def init_cache(self, params: LlamaParams, batch_size: int, capacity: int) -> KVCache:
         c = self.config
-        shape = (batch_size, c.num_kv_heads, capacity, c.head_dim)
+        key = params.layers[0].key
+        keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
+        shape = (batch_size, keys // c.head_dim, capacity, c.head_dim)
 
         def zeros() -> tuple[jax.Array, ...]:
             return tuple(jnp.zeros(shape, params.norm.dtype) for _ in range(c.num_layers))
@@ -177,7 +192,7 @@ class Llama:
         block_mask: jax.Array | np.ndarray,
     ) -> tuple[jax.Array, BlockKV]:
         c = self.config
-        hidden = params.embedding[tokens].astype(params.norm.dtype)
+        hidden = self._embed(params, tokens)
         rotation = rotary.rotation(positions, c.head_dim, c.rope_theta, c.rope_scaling)
         windows = c.sliding_windows or (None,) * c.num_layers
         block_kv = []
@@ -194,10 +209,21 @@ class Llama:
                 positions,
                 config=c,
                 attention=self.attention,
+                axes=self.axes,
                 window=window,
             )
             block_kv.append((keys, values))
         return hidden, block_kv
+
+    def _embed(self, params: LlamaParams, tokens: jax.Array) -> jax.Array:
+        """Returns the embeddings [B, T, E] of tokens [B, T]."""
+        rows = jax.tree.leaves(params.embedding)[0].shape[0]
+        if rows == self.vocab_size:
+            return params.embedding[tokens].astype(params.norm.dtype)
+        local = tokens - rows * jax.lax.axis_index(self.axes)
+        is_here = (local >= 0) & (local < rows)
+        embedded = params.embedding[jnp.clip(local, 0, rows - 1)].astype(params.norm.dtype)
+        return jax.lax.psum(jnp.where(is_here[..., None], embedded, 0), self.axes)
 
     def logits(self, params: LlamaParams, hidden: jax.Array) -> jax.Array:
         output = params.embedding if params.output is None else params.output
@@ -207,7 +233,7 @@ class Llama:
         return base.commit(cache, block_kv, indices, num_accepted)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "attention", "window"))
+@functools.partial(jax.jit, static_argnames=("config", "attention", "axes", "window"))
 def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
@@ -218,6 +244,7 @@ def _layer(
     *,
     config: LlamaConfig,
     attention: str,
+    axes: tuple[str, ...],
     window: int | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D].
@@ -234,10 +261,11 @@ def _layer(
         keys = rms_norm(keys, layer.key_norm, c.rms_norm_eps)
     queries, keys = (rotary.rotate(x, rotation) for x in (queries, keys))
     mixed = attend(queries, keys, values, *prefix, block_mask, positions, window, attention)
-    hidden += linear(mixed.reshape(*hidden.shape[:2], -1), layer.attention_output, layer.attention_output_bias)
+    mixed = mixed.reshape(*hidden.shape[:2], -1)
+    hidden += sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
     normed = rms_norm(hidden, layer.mlp_norm, c.rms_norm_eps)
     gated = jax.nn.silu(linear(normed, layer.gate, layer.gate_bias)) * linear(normed, layer.up, layer.up_bias)
-    return hidden + linear(gated, layer.down, layer.down_bias), keys, values
+    return hidden + sum_linear(gated, layer.down, layer.down_bias, axes), keys, values
 
 
 def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> LlamaParams:
@@ -305,6 +333,16 @@ def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None 
         product = jax.lax.platform_dependent(x, weight, tpu=multiply_row_twice, default=_multiply)
     else:
         product = _multiply(x, weight)
+    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
+
+
+def sum_linear(
+    x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None, axes: tuple[str, ...]
+) -> jax.Array:
+    """Returns `linear` for `x` and `weight` that are divided along `in` among the devices of `axes`."""
+    if not axes:
+        return linear(x, weight, bias)
+    product = jax.lax.psum(linear(x, weight), axes)
     return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
 
 

@@ -11,6 +11,7 @@ from typing import Unpack, cast
 import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.decoding import sharding
 from jlade.devices import choice
 from jlade.devices.estimate import SLACK, estimate, speed_limit
 from jlade.devices.sheet import device_of
@@ -83,13 +84,16 @@ def tune(
         if not isinstance(setting, LookaheadConfig):
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
     device, _ = device_of(params)
-    default = estimate(device.platform, device.device_kind, batch_size)
+    default = estimate(device.platform, device.device_kind, batch_size)  # TODO mesh
     settings = [setting for setting in (default, *settings) if setting != PLAIN]  # plain decoding is tried anyway
     request.check_names(options, TextOptions)
     least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
     max_new_tokens = check_int("max_new_tokens", options.setdefault("max_new_tokens", 128), least)
     checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}))
-    key = choice.key(params, checked.program.decoder, batch_size)
+    mesh = checked.program.mesh
+    request.check_batch(batch_size, mesh)
+    key = choice.key(params, checked.program.decoder, batch_size, mesh)
+    params = sharding.put_params(params, checked.program)
     amount = {"prompts": len(checked.inputs.lengths), "tokens": max_new_tokens, "repeat": repeat}
     store = store and (force or _replaces(amount, choice.load(key)))
     measure = Measurement.of(params, checked.inputs, checked.program, batch_size)

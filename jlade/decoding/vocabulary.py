@@ -1,0 +1,82 @@
+"""The vocabulary of a device, all tokens or a slice of them where a mesh divides the model, and its n-grams."""
+
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jlade.devices import mesh as mesh_lib
+from jlade.devices.mesh import MODEL
+from jlade.lookahead import ngram_pool
+from jlade.lookahead.ngram_pool import NGramPool
+
+
+class Vocabulary(NamedTuple):
+    """The tokens whose logits and n-grams a device has: all, or one of equal slices along axes of the mesh."""
+
+    size: int  # V
+    axes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, vocab_size: int, mesh: Mesh | None) -> Self:
+        """Returns the slices along the axes of `MODEL`, or all tokens where they do not divide among its devices."""
+        number = mesh_lib.size(mesh, *MODEL)
+        return cls(vocab_size, MODEL if number > 1 and vocab_size % number == 0 else ())
+
+    @property
+    def slice_size(self) -> int:
+        """V', the number of tokens in a slice."""
+        return self.size // jax.lax.axis_size(self.axes) if self.axes else self.size
+
+    @property
+    def first(self) -> jax.Array:
+        """[] int32, the first token of this device's slice."""
+        return jax.lax.axis_index(self.axes) * self.slice_size if self.axes else jnp.int32(0)
+
+    def tokens(self) -> jax.Array:
+        """Returns the tokens of this device's slice [V'] int32."""
+        index = jnp.arange(self.slice_size, dtype=jnp.int32)
+        return self.first + index if self.axes else index
+
+    def take(self, x: jax.Array) -> jax.Array:
+        """Returns this device's slice [..., V'] of `x` [..., V]."""
+        if not self.axes:
+            return x
+        return jax.lax.dynamic_slice_in_dim(x, self.first, self.slice_size, x.ndim - 1)
+
+    def whole(self, x: jax.Array) -> jax.Array:
+        """Returns `x` [..., V], given this device's slice [..., V']."""
+        return jax.lax.all_gather(x, self.axes, axis=x.ndim - 1, tiled=True) if self.axes else x
+
+    def argmax(self, logits: jax.Array) -> jax.Array:
+        """Returns the first index of the highest of logits [..., V], given this device's slice, as int32 [...].
+
+        Two plain reductions become vector code on CPUs; `jnp.argmax`, a reduction of pairs, does not.
+        """
+        highest = jax.lax.pmax(jnp.max(logits, axis=-1, keepdims=True), self.axes)
+        first = jnp.min(jnp.where(logits == highest, self.tokens(), self.size - 1), axis=-1)
+        return jax.lax.pmin(first, self.axes)
+
+    def local(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the places of `tokens` in this device's slice, and whether they are in it."""
+        place = tokens - self.first
+        is_here = (place >= 0) & (place < self.slice_size)
+        return jnp.clip(place, 0, self.slice_size - 1), is_here
+
+
+def lookup(pool: NGramPool, keys: jax.Array, vocabulary: Vocabulary) -> jax.Array:
+    """Returns the candidates [B, G, N-1] of the tokens `keys` [B] in the pools of B sequences."""
+    if not vocabulary.axes:
+        return jax.vmap(ngram_pool.lookup)(pool, keys)
+    place, is_here = vocabulary.local(keys)
+    found = jnp.where(is_here[:, None, None], jax.vmap(ngram_pool.lookup)(pool, place), NGramPool.EMPTY)
+    return jax.lax.pmax(found, vocabulary.axes)
+
+
+def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array, vocabulary: Vocabulary) -> NGramPool:
+    """Returns the pools of B sequences with more n-grams, see `ngram_pool.insert`: those of this device's keys."""
+    if vocabulary.axes:
+        keys, is_here = vocabulary.local(keys)
+        valid &= is_here
+    return jax.vmap(ngram_pool.insert)(pool, keys, ngrams, valid)

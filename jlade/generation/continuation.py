@@ -1,0 +1,62 @@
+"""The state of an earlier call, from which a request continues."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.config import LookaheadConfig
+from jlade.decoding.state import DecodeState
+from jlade.devices import mesh as mesh_lib
+from jlade.models.base import Decoder, KVCache, Params, resize
+
+
+def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:
+    """Raises an error unless `state` can be continued by this model, setting and number of prompts."""
+    if not isinstance(state, DecodeState):
+        raise TypeError(
+            f"state must be the `state` of a Generation made with keep_state=True, got {type(state).__name__}"
+        )
+    num_sequences, capacity = state.tokens.shape
+    if num_sequences not in (1, batch_size):
+        raise ValueError(
+            f"state has {num_sequences} sequences; accepted are one for each of {batch_size} prompts, or one for all"
+        )
+    expected = jax.eval_shape(lambda params: decoder.init_cache(params, num_sequences, capacity), params)
+    of_state, of_model = (
+        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)] for cache in (state.cache, expected)
+    )
+    if of_state != of_model:
+        raise ValueError(
+            f"state is of another model: its cache has {len(of_state)} arrays like {of_state[0]}, accepted are "
+            f"{len(of_model)} like {of_model[0]}"
+        )
+    shape = (num_sequences, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
+    if state.pool.shape != shape:
+        raise ValueError(
+            f"state is of another lookahead setting: its pool has shape {list(state.pool.shape)}, accepted is "
+            f"[B, V, G, N-1] = {list(shape)}"
+        )
+
+
+def for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
+    """Returns the state with its reused parts repeated for each of `batch_size` prompts if it has one sequence."""
+
+    def repeat(array: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(array, (batch_size, *array.shape[1:]))
+
+    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "cache", "pool")}
+    return dataclasses.replace(state, **jax.tree.map(repeat, fields))
+
+
+def reuse(state: DecodeState, prompts: list[np.ndarray], capacity: int) -> KVCache:
+    """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens."""
+    tokens, num_tokens = mesh_lib.fetch((state.tokens, state.num_tokens))
+    shared = []
+    for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
+        most = min(length, len(ids)) - 1  # the last token of either is left to the first step
+        differs = np.flatnonzero(known[:most] != ids[:most])
+        shared.append(differs[0] if len(differs) else most)
+    return resize(state.cache, np.array(shared, np.int32), capacity)

@@ -1,0 +1,80 @@
+"""The parts of a LLaMA model on the devices of a mesh: tensor parallelism over heads, MLP columns and vocabulary.
+
+Each layer needs two sums over the devices of `MODEL`, after attention and after the MLP (arXiv 1909.08053, section 3).
+"""
+
+import dataclasses
+from typing import Any
+
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jlade.devices import mesh as mesh_lib
+from jlade.devices.mesh import HEADS, MODEL, Specs
+from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
+from jlade.models.quantization import Int8Matrix, is_int8
+
+
+def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
+    """Returns the mesh with the axes of `MODEL` for the heads of a model.
+
+    Raises:
+      TypeError, ValueError: it is no mesh, or the model cannot be divided among its devices; the message names sizes
+        that work.
+    """
+    divided = mesh_lib.split(mesh, config.num_kv_heads)
+    shards = mesh_lib.size(divided, *MODEL)
+    if not can_divide(config, shards):
+        accepted = [n for n in range(1, config.num_heads + 1) if can_divide(config, n)]
+        raise ValueError(
+            f"mesh has model={shards}, but the model has {config.num_heads} heads, {config.num_kv_heads} KV heads and "
+            f"{config.intermediate_size} MLP columns, which divide among {', '.join(map(str, accepted))} devices: "
+            "choose one of these, and use the other devices for data or lookahead"
+        )
+    return divided
+
+
+def can_divide(config: LlamaConfig, shards: int) -> bool:
+    """Whether heads and MLP columns divide among the shards, and each shard has heads of whole groups or of one."""
+    groups = config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
+    return groups and config.num_heads % shards == 0 and config.intermediate_size % shards == 0
+
+
+def specs(params: LlamaParams, mesh: Mesh) -> LlamaParams:
+    """Returns the `PartitionSpec` of each array, for arrays or their shapes and a result of `mesh_for`.
+
+    A vocabulary that does not divide among the devices is whole on each of them.
+    """
+    divides = params.config.vocab_size % mesh_lib.size(mesh, *MODEL) == 0
+    vocabulary = P(MODEL) if divides else P()
+    outputs, inputs, kv = P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
+    of_layer = {"query": outputs, "key": kv, "value": kv, "attention_output": inputs}
+    of_layer |= {"gate": outputs, "up": outputs, "down": inputs}
+    of_layer |= {"query_bias": outputs, "key_bias": kv, "value_bias": kv, "gate_bias": outputs, "up_bias": outputs}
+
+    def layer_specs(layer: LlamaLayer) -> LlamaLayer:
+        fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
+        return LlamaLayer(**{name: _spec(leaf, of_layer.get(name, P())) for name, leaf in fields.items()})
+
+    tree: Any = LlamaParams
+    specs: LlamaParams = tree(
+        embedding=_spec(params.embedding, vocabulary),
+        layers=tuple(map(layer_specs, params.layers)),
+        norm=P(),
+        output=_spec(params.output, vocabulary),
+        config=params.config,
+    )
+    return specs
+
+
+def _spec(leaf: Any, spec: P) -> Specs:
+    if leaf is None:
+        return None
+    matrix: Any = Int8Matrix
+    return matrix(weight=spec, scale=P(*spec[:1])) if is_int8(leaf) else spec
+
+
+def put(params: LlamaParams, mesh: Mesh) -> LlamaParams:
+    """Returns the parameters on a mesh, a result of `mesh_for`. Those that are there already are not copied."""
+    placed: LlamaParams = mesh_lib.put(params, mesh, specs(params, mesh))
+    return placed
