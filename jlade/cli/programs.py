@@ -88,8 +88,8 @@ def _table(found: Inspection) -> Table:
     if found.plain_step is not None and found.step is not None:
         rows["plain step"] = _step(found.plain_step, found.plain_step_seconds)
         rows[f"step at {label(found.lookahead)}"] = _step(found.step, found.step_seconds)
-        collectives = sum(loop.collectives for loop in loops if loop is not None)
-        rows["collectives"] = str(collectives) if collectives else "none"
+        if exchanges := found.step.exchanges:
+            rows["exchanges"] = f"{len(exchanges)} in a step, {decimal(sum(exchanges))}"
     result = Table(show_header=False)
     for name, value in rows.items():
         result.add_row(name, Text(value))

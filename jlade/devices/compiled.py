@@ -38,7 +38,7 @@ class Loop(NamedTuple):
     Attributes:
       kernels: instructions that run on their own: kernels of a GPU, operations of a TPU.
       host_loops: loops and conditionals whose condition the host reads in every round; 0 on TPUs and CPUs.
-      collectives: exchanges between devices.
+      exchanges: bytes that each collective takes from a device.
       copies: instructions that only move or convert an array of the size of a weight, a cache layer or the pool.
       vector_products: products with a weight matrix on a TPU's vector unit, which is many times slower than its matrix
         unit.
@@ -47,7 +47,7 @@ class Loop(NamedTuple):
 
     kernels: int
     host_loops: int
-    collectives: int
+    exchanges: tuple[int, ...]
     copies: tuple[str, ...]
     vector_products: tuple[str, ...]
     time: Time
@@ -72,7 +72,7 @@ def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, 
     return Loop(
         kernels=sum(launch.times for launch in launched),
         host_loops=_branches(module, body) if platform == "gpu" else 0,
-        collectives=sum(launch.times for launch in launched if launch.instruction.opcode.startswith(COLLECTIVES)),
+        exchanges=tuple(num_bytes for launch in launched for num_bytes in _exchanged(launch)),
         copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes.all)),
         vector_products=tuple(
             _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
@@ -93,6 +93,13 @@ def time_of(launched: Iterable[tuple[Launch, float]], rates: Rates) -> Time:
         rows.append([times * seconds for seconds in (each.total * waits, each.arithmetic, each.memory)])
     one_by_one, arithmetic, memory = (sum(column) for column in zip(*rows, strict=True)) if rows else (0.0, 0.0, 0.0)
     return Time(max(one_by_one, memory), arithmetic, memory)
+
+
+def _exchanged(launch: Launch) -> list[int]:
+    """Returns the bytes that a collective takes, once for each time that it runs; nothing for other instructions."""
+    if not launch.instruction.opcode.startswith(COLLECTIVES):
+        return []
+    return [sum(operand.num_bytes for operand in launch.operands)] * launch.times
 
 
 def _branches(module: Module, computation: str) -> int:
@@ -122,7 +129,7 @@ def _is_vector_product(launch: Launch, sizes: Sizes) -> bool:
     return (
         {"multiply", "reduce"} <= opcodes
         and opcodes.isdisjoint(PRODUCTS)
-        and sum(launch.elements_read) >= min(sizes.weights)
+        and not sizes.weights.isdisjoint(launch.elements_read)
     )
 
 

@@ -1,10 +1,11 @@
 """`jlade.inspect`: the programs of a model as the compiler of a device makes them, and how long a step should take."""
 
 import dataclasses
+import math
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,10 +14,13 @@ from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.devices import choice, estimate, targets
+from jlade.devices import mesh as mesh_lib
 from jlade.devices.compiled import Loop
 from jlade.devices.estimate import Rates
+from jlade.devices.mesh import DATA, HEADS, LOOKAHEAD, MODEL
 from jlade.devices.programs import Programs
 from jlade.models import attention as attention_lib
+from jlade.models import sharding
 from jlade.models.llama import Llama, LlamaParams
 from jlade.models.quantization import is_int8
 
@@ -46,6 +50,7 @@ class Inspection:
 
     Attributes:
       device, device_kind: the argument, and JAX's name.
+      mesh: the number of devices along `data`, `lookahead` and `model`. Memory and steps are those of one device.
       attention: its implementation.
       lookahead: W, N and G.
       dtype: of the computation; int8: whether the matrices are in int8.
@@ -59,6 +64,7 @@ class Inspection:
 
     device: str
     device_kind: str
+    mesh: tuple[int, int, int]
     attention: str
     lookahead: LookaheadConfig
     batch_size: int
@@ -93,7 +99,17 @@ class Inspection:
         sizes = ("window_size", "ngram_size", "guess_set_size")
         result = {
             name: getattr(self, name)
-            for name in ("device", "device_kind", "attention", "batch_size", "capacity", "dtype", "int8", "fits")
+            for name in (
+                "device",
+                "device_kind",
+                "mesh",
+                "attention",
+                "batch_size",
+                "capacity",
+                "dtype",
+                "int8",
+                "fits",
+            )
         }
         result |= {
             "lookahead": {name: getattr(self.lookahead, name) for name in sizes},
@@ -114,7 +130,8 @@ class Inspection:
             result |= {
                 f"host_loops_in_{name}": step and step.host_loops,
                 f"kernels_per_{name}": step and step.kernels,
-                f"collectives_per_{name}": step and step.collectives,
+                f"collectives_per_{name}": step and len(step.exchanges),
+                f"exchanged_bytes_per_{name}": step and sum(step.exchanges),
                 f"vector_products_in_{name}": step and len(step.vector_products),
                 f"{name}_estimate_ms": step and 1e3 * step.time.total,
                 f"{name}_arithmetic_ms": step and 1e3 * step.time.arithmetic,
@@ -134,6 +151,7 @@ def inspect(
     batch_size: int = 1,
     capacity: int = 1024,
     attention: str = "auto",
+    mesh: Mapping[str, int] | None = None,
     rates: Rates | None = None,
 ) -> Inspection:
     """Compiles a model's programs for a device, which need not be there, and returns facts about them.
@@ -152,6 +170,7 @@ def inspect(
       capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
       attention: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
         if it has one for the model.
+      mesh: the number of devices along some of the axes "data", "lookahead" and "model"; see `jlade.make_mesh`.
       rates: that the device reaches; by default shares of its data sheet.
 
     Raises:
@@ -166,26 +185,34 @@ def inspect(
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     target, is_attached = targets.find(device)
+    divided = None
+    if mesh is not None:
+        devices = targets.find_all(device, math.prod(mesh.values()))
+        target, is_attached = devices[0], is_attached and devices[0] in jax.devices()
+        divided = sharding.mesh_for(config, mesh_lib.make_mesh(**mesh, devices=devices))
     if directory is not None:
         params = param_shapes(config, check_dtype(dtype, set(), directory, target), int8)
     else:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
     if is_attached:
-        decoder = Llama(config, attention).on(params)
+        decoder = Llama(config, attention).on(params, divided)
     else:
-        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        shards = mesh_lib.size(divided, *MODEL)
+        heads = config.num_heads // shards, config.num_kv_heads // mesh_lib.size(divided, HEADS), config.head_dim
         resolved = attention_lib.resolve_unattached(attention, target, params.norm.dtype, *heads)
-        decoder = Llama(config, resolved)
+        decoder = Llama(config, resolved, MODEL if shards > 1 else ())
     if lookahead == "auto":
-        stored = choice.find(params, decoder, batch_size) if is_attached else None
-        kind = target.platform, target.device_kind, batch_size, estimate.bytes_of_weight(params)
+        stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
+        each = batch_size // mesh_lib.size(divided, DATA)
+        kind = target.platform, target.device_kind, each, estimate.bytes_of_weight(params)
         lookahead = stored.lookahead if stored else estimate.estimate(*kind)
     setting = dataclasses.replace(lookahead or PLAIN, step_cost=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)
-    programs = Programs(params, decoder, target, batch_size, capacity, rates)
+    programs = Programs(params, decoder, target, batch_size, capacity, rates, divided)
     found = Inspection(
         device=device,
         device_kind=target.device_kind,
+        mesh=(mesh_lib.size(divided, DATA), mesh_lib.size(divided, LOOKAHEAD), mesh_lib.size(divided, *MODEL)),
         attention=decoder.attention,
         lookahead=setting,
         batch_size=batch_size,
@@ -228,11 +255,11 @@ def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
         stats = program.memory_analysis()
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
         needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
-    needed, weights = max(map(sum, needs)), _num_bytes(programs.params)
+    needed, weights = max(map(sum, needs)), _num_bytes(programs.placed_params())
     per_token = (needed - weights) / programs.capacity
     largest = min(int((limit - weights) / per_token), programs.decoder.max_positions) if limit > weights else 0
     return Memory(limit, needed, *needs[-1], largest)
 
 
 def _num_bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(mesh_lib.local_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

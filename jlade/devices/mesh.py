@@ -77,7 +77,7 @@ def split(mesh: Mesh, kv_heads: int | None) -> Mesh:
     order = sorted(mesh.axis_names, key=(*AXES, COPIES).index)
     devices = np.transpose(mesh.devices, [mesh.axis_names.index(name) for name in order])
     shards = size(mesh, *MODEL)
-    heads = shards if kv_heads is None else min(shards, kv_heads)
+    heads = shards if kv_heads is None else math.gcd(shards, kv_heads)
     sizes = size(mesh, DATA), size(mesh, LOOKAHEAD), heads, shards // heads
     return Mesh(devices.reshape(sizes), (*AXES, COPIES), axis_types=(AxisType.Auto,) * 4)
 
@@ -123,6 +123,21 @@ def put(tree: Any, mesh: Mesh, specs: Specs) -> Any:
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     return jax.tree.map(place, tree, specs)
+
+
+def shapes(tree: Any, mesh: Mesh, specs: Specs) -> Any:
+    """Returns shapes (`jax.ShapeDtypeStruct`) of the arrays of a pytree on the devices of a mesh."""
+
+    def shape(array: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(shape, tree, jax.tree.broadcast(specs, tree))
+
+
+def local_size(array: Any) -> int:
+    """Returns the number of elements of an array, or of its shape, on one device."""
+    sharding = getattr(array, "sharding", None)
+    return math.prod(array.shape if sharding is None else sharding.shard_shape(array.shape))
 
 
 def fetch(tree: Any) -> Any:

@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.decoding import loop, prefill
+from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
 from jlade.decoding.stopping import Stopping
 from jlade.devices import compiled, targets
+from jlade.devices import mesh as mesh_lib
 from jlade.devices.compiled import Loop, Sizes
 from jlade.devices.estimate import Rates
+from jlade.models import sharding as model_sharding
 from jlade.models.attention import plain
 from jlade.models.llama import Llama, LlamaParams, init_params, quantize
 from jlade.models.quantization import is_int8
@@ -31,10 +34,11 @@ class Programs(NamedTuple):
     batch_size: int
     capacity: int
     rates: Rates
+    mesh: Mesh | None = None  # a result of `mesh_for`; `device` is then one of its devices
 
     def program(self, lookahead: LookaheadConfig) -> Program:
         chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
-        return Program(self.decoder, lookahead, chunks=chunks)
+        return Program(self.decoder, lookahead, chunks=chunks, mesh=self.mesh)
 
     def inputs(self, length: int) -> Inputs:
         """Returns random prompts of `length` tokens, to be continued up to the capacity."""
@@ -51,7 +55,19 @@ class Programs(NamedTuple):
             cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
             return prefill.start(cache, self.inputs(1), self.program(lookahead))
 
-        return self.params, *_apart(jax.eval_shape(start, self.params)), jax.ShapeDtypeStruct((), jnp.int32)
+        state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
+        if self.mesh is None:
+            return self.params, *_apart(state), steps
+        specs = sharding.state_specs(state.constants.stopping, self.program(lookahead))
+        state, steps = mesh_lib.shapes((state, steps), self.mesh, (specs, PartitionSpec()))
+        return self.placed_params(), *_apart(state), steps
+
+    def placed_params(self) -> LlamaParams:
+        """Returns the shapes of the parameters, with their shardings on a mesh."""
+        if self.mesh is None:
+            return self.params
+        placed: LlamaParams = mesh_lib.shapes(self.params, self.mesh, model_sharding.specs(self.params, self.mesh))
+        return placed
 
     def reading(self) -> Any:
         """Returns the compiled program that reads prompts."""
@@ -60,7 +76,9 @@ class Programs(NamedTuple):
             return prefill.prefill(params, inputs, self.program(PLAIN))
 
         shapes = jax.eval_shape(lambda: self.inputs(1))
-        return targets.compile_for(self.device, read, self.params, shapes)
+        if self.mesh is not None:
+            shapes = mesh_lib.shapes(shapes, self.mesh, sharding.input_specs(shapes, self.program(PLAIN)))
+        return targets.compile_for(self.mesh or self.device, read, self.placed_params(), shapes)
 
     def decoding(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that makes steps."""
@@ -69,13 +87,13 @@ class Programs(NamedTuple):
             whole = dataclasses.replace(state, cache=cache, pool=pool)
             return loop.run(params, whole, self.program(lookahead), max_steps)
 
-        return targets.compile_for(self.device, decode, *self.arguments(lookahead), donate=(2, 3))
+        return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2, 3))
 
     def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
         """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
-        matrices = [x.weight if is_int8(x) else x for x in jax.tree.leaves(self.params, is_leaf=is_int8)]
-        _, _, cache, pool, _ = self.arguments(lookahead)
-        sizes = Sizes(frozenset(x.size for x in matrices if x.ndim == 2), cache.keys[0].size, pool.rows.size)
+        params, _, cache, pool, _ = self.arguments(lookahead)
+        weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
+        sizes = Sizes(frozenset(weights), *map(mesh_lib.local_size, (cache.keys[0], pool.rows)))
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
 
@@ -88,11 +106,13 @@ class Programs(NamedTuple):
             params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
             if any(map(is_int8, jax.tree.leaves(self.params, is_leaf=is_int8))):
                 params = quantize(params)
+            params = sharding.put_params(params, self.program(PLAIN))
             return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
 
     def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
         room = (REPEAT + 1) * STEPS * setting.max_accepted
-        inputs = jax.device_put(self.inputs(max(1, self.capacity - room)), self.device)
+        inputs = self.inputs(max(1, self.capacity - room))
+        inputs = sharding.put(inputs, self.program(setting)) if self.mesh else jax.device_put(inputs, self.device)
         state = prefill.start(reading(params, inputs), inputs, self.program(setting))
         seconds = []
         for _ in range(REPEAT + 1):

@@ -1,6 +1,7 @@
 """Accelerators that need not be there: their compilers run on any machine."""
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -76,10 +77,30 @@ def find(name: str) -> tuple[jax.Device, bool]:
     attached = default_device()
     if attached.device_kind == target.device_kind:
         return attached, True
-    return (_tpu(target) if isinstance(target, Tpu) else _gpu(target)), False
+    return (_tpu(target) if isinstance(target, Tpu) else _gpu(target))[0], False
 
 
-def _tpu(target: Tpu) -> jax.Device:
+def find_all(name: str, number: int) -> list[jax.Device]:
+    """Returns `number` devices: those of this machine if they are of this kind and enough, or else described ones.
+
+    Raises:
+      ValueError, RuntimeError: as `find`; or the CPU is asked to be more devices than JAX makes of it.
+    """
+    device, is_attached = find(name)
+    attached = [other for other in jax.devices(device.platform) if is_attached] if is_attached else []
+    if len(attached) >= number:
+        return attached[:number]
+    if name == "cpu":
+        raise ValueError(
+            f"mesh needs {number} devices, and JAX makes {len(attached)} of this CPU: "
+            f'set jax.config.update("jax_num_cpu_devices", {number}) before JAX starts'
+        )
+    target = TARGETS[name]
+    devices = _tpu(target, number) if isinstance(target, Tpu) else _gpu(target, number)
+    return devices[:number]
+
+
+def _tpu(target: Tpu, number: int = 1) -> list[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f'the compiler for TPUs is not installed: pip install "jlade[{TPU_COMPILER}]"')
     # libtpu otherwise looks for a TPU machine, complains that there is none, and lets one process use it at a time.
@@ -87,23 +108,28 @@ def _tpu(target: Tpu) -> jax.Device:
     settings |= {"TPU_LOG_DIR": "disabled"}
     for name, value in (settings | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}).items():
         os.environ.setdefault(name, value)
-    return _described("tpu", topology_name=target.topology)
+    generation, _, sizes = target.topology.partition(":")
+    grid = [int(size) for size in sizes.split("x")]
+    while math.prod(grid) < number:
+        shortest = max(range(len(grid)), key=lambda axis: (-grid[axis], axis))
+        grid[shortest] *= 2
+    return _described("tpu", topology_name=f"{generation}:{'x'.join(map(str, grid))}")
 
 
-def _gpu(target: Gpu) -> jax.Device:
+def _gpu(target: Gpu, number: int = 1) -> list[jax.Device]:
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(f'the compiler for NVIDIA GPUs is not installed: pip install "jlade[{GPU_COMPILER}]"')
     description = _DESCRIPTION.format(gpu=target, bandwidth=int(target.bandwidth), optin=target.shared_memory - 1024)
-    return _described("cuda", topology_name="", topology="1x1x1", target_config=description)
+    return _described("cuda", topology_name="", topology=f"1x1x{number}", target_config=description)
 
 
-def _described(platform: str, **description: str) -> jax.Device:
+def _described(platform: str, **description: str) -> list[jax.Device]:
     try:
-        device: jax.Device = topologies.get_topology_desc(platform=platform, **description).devices[0]
+        devices = list(topologies.get_topology_desc(platform=platform, **description).devices)
     except Exception as error:  # of several types: the plugin's, JAX's, and XLA's
         remedy = "set JAX_PLATFORMS=cpu before JAX starts, and use the versions of JAX and its plugin that fit"
         raise RuntimeError(f"the compiler for {platform} cannot be used: {error}; {remedy}") from error
-    return device
+    return devices
 
 
 def memory(name: str) -> int:
@@ -113,20 +139,26 @@ def memory(name: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def compile_for(device: jax.Device, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
-    """Returns `function` compiled for a device that need not be there, a `jax.stages.Compiled`.
+def compile_for(
+    place: jax.Device | Mesh, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
+) -> Any:
+    """Returns `function` compiled for devices that need not be there, a `jax.stages.Compiled`.
 
     Args:
-      device: a result of `find`.
+      place: a result of `find`, or a mesh of results of `find_all`.
       function: traceable.
-      arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`.
+      arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`; for a mesh, with their shardings.
       donate: indices of the arguments whose memory the results take over.
     """
-    one = SingleDeviceSharding(device)
-    jitted = jax.jit(function, in_shardings=one, out_shardings=one, donate_argnums=donate)
+    if isinstance(place, Mesh):
+        device, mesh = place.devices.flat[0], place
+        jitted = jax.jit(function, donate_argnums=donate)
+    else:
+        # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
+        device, mesh, one = place, Mesh(np.array([place]), ("one",)), SingleDeviceSharding(place)
+        jitted = jax.jit(function, in_shardings=one, out_shardings=one, donate_argnums=donate)
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
-    # Pallas asks for the device in the mesh: kernels differ between generations of TPUs.
-    with jax.sharding.use_abstract_mesh(Mesh(np.array([device]), ("one",)).abstract_mesh):
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         lowered = jitted.trace(*arguments).lower(lowering_platforms=(platform,))
     if device in jax.local_devices():
         return lowered.compile()

@@ -264,7 +264,9 @@ def _layer(
     mixed = mixed.reshape(*hidden.shape[:2], -1)
     hidden += sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
     normed = rms_norm(hidden, layer.mlp_norm, c.rms_norm_eps)
-    gated = jax.nn.silu(linear(normed, layer.gate, layer.gate_bias)) * linear(normed, layer.up, layer.up_bias)
+    # Two inputs keep XLA for GPUs from making one product of two small ones: it would join their weights in each step.
+    again = jax.lax.optimization_barrier(normed) if axes else normed
+    gated = jax.nn.silu(linear(normed, layer.gate, layer.gate_bias)) * linear(again, layer.up, layer.up_bias)
     return hidden + sum_linear(gated, layer.down, layer.down_bias, axes), keys, values
 
 

@@ -1,0 +1,68 @@
+"""The programs of eight chips or GPUs, made by their own compilers without a device."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jlade
+from jlade import LookaheadConfig
+from jlade.conversion.tensors import param_shapes
+from tests.accelerators.needs import device
+from tests.accelerators.test_programs import LLAMA, QWEN, state_bytes
+
+OPTIMIZED = True
+
+SETTING = LookaheadConfig(15, 5, 15)
+ROWS = 1 + 15 + 4 * 15  # predictions of a step
+
+
+def inspect(name, config, **sizes):
+    found = jlade.inspect(
+        param_shapes(config, jnp.bfloat16),
+        name,
+        mesh=sizes,
+        lookahead=SETTING,
+        batch_size=sizes.get("data", 1),
+    )
+    assert found.failure is None
+    assert found.copies == []
+    assert found.step.host_loops == 0
+    assert found.step.vector_products == ()
+    return found
+
+
+def bytes_of(config):
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(param_shapes(config, jnp.bfloat16)))
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_lookahead_parallelism_exchanges_predictions_and_accepted_rows(name):
+    """Nothing else, and so nothing between the embedding and the output matrix."""
+    found = inspect(name, LLAMA, lookahead=8)
+    accepted_rows = LLAMA.num_layers * 2 * SETTING.max_accepted * LLAMA.num_kv_heads * LLAMA.head_dim * 2
+    assert sum(found.step.exchanges) == 4 * ROWS + accepted_rows
+    share = bytes_of(LLAMA) + state_bytes(LLAMA)
+    assert found.memory.needed < 1.1 * share
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_tensor_parallelism_sums_twice_in_a_layer(name):
+    """And once after the embedding. The maxima of logits, their places, and the pool's n-grams are small."""
+    found = inspect(name, LLAMA, model=8)
+    hidden = 120 * LLAMA.hidden_size * 2
+    large = [num_bytes for num_bytes in found.step.exchanges if num_bytes >= 1024]
+    assert large == [hidden] * (2 * LLAMA.num_layers + 1)
+    assert max(set(found.step.exchanges) - {hidden}) == 4 * ROWS
+    # Of all but the pool, which belongs to the vocabulary's slices too.
+    share = (bytes_of(LLAMA) + state_bytes(LLAMA)) / 8
+    assert found.memory.arguments < 1.01 * share
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [device("v5e"), device("v6e"), device("h100")])
+@pytest.mark.parametrize("sizes", [{"data": 2, "lookahead": 2, "model": 2}, {"lookahead": 2, "model": 4}])
+def test_all_axes(name, sizes):
+    few = dataclasses.replace(QWEN, num_kv_heads=2)
+    inspect(name, few, **sizes)
