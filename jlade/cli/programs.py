@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
 
 def _table(found: Inspection) -> Table:
     """Returns the facts as a table."""
-    memory, loops = found.memory, (found.step, found.plain_step, *(found.chunks or ()))
+    memory = found.memory
     rows = {
         "device": f"{found.device_kind}, {decimal(memory.limit)}",
         "programs": f"{found.batch_size} x {found.capacity:,} tokens, "

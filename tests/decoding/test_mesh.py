@@ -8,10 +8,8 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.config import PLAIN
-from jlade.decoding import loop
 from jlade.models import sharding
-from jlade.models.llama import quantize
+from jlade.models.llama import Llama, quantize
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 MESHES = [(1, 8, 1), (1, 3, 1), (1, 1, 8), (2, 2, 2), (8, 1, 1), (1, 2, 4)]
@@ -62,3 +60,82 @@ def test_small_models(params, name):
     first = list(SETTINGS).index(name) + (params.config.vocab_size == 16)
     for sizes in (MESHES[first % len(MESHES)], MESHES[(first + 3) % len(MESHES)]):
         assert_same(jlade.generate(params, PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 8, 1)])
+def test_all_that_a_call_may_bring(sizes):
+    """int8, stop strings, streams, turns of a conversation, saved pools and statistics."""
+    params = quantize(tiny_llama(num_heads=8, num_kv_heads=4, intermediate_size=32))
+    mesh = jlade.make_mesh(*sizes)
+    placed = sharding.put(params, sharding.mesh_for(params.config, mesh))
+    options = {
+        "lookahead": LookaheadConfig(4, 4, 3),
+        "tokenizer": tiny_tokenizer(),
+        "stop": ["aab"],
+        "max_new_tokens": 16,
+    }
+    kept = {"keep_state": True, "with_statistics": True}
+    first, second = (jlade.generate(p, PROMPTS[0], **options, **kept) for p in (params, placed))
+    assert_same(second, first)
+    assert second.text == first.text
+    np.testing.assert_array_equal(second.statistics.ngrams, first.statistics.ngrams)
+    np.testing.assert_array_equal(second.state.pool.ngrams, first.state.pool.ngrams)
+    *_, last = jlade.stream(placed, PROMPTS[0], **options)
+    assert_same(last.generation, first)
+
+    turn = [*PROMPTS[0], *first.tokens[0, : first.lengths[0]].tolist(), 3, 1]
+    expected = jlade.generate(params, turn, state=first.state, **options)
+    assert_same(jlade.generate(placed, turn, state=second.state, **options), expected)
+    with_pool = jlade.generate(params, turn, pool=first.state.pool, **options)
+    assert_same(jlade.generate(placed, turn, pool=first.state.pool, **options), with_pool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A decoder that is not jlade's own, though it is made of one."""
+
+    llama: Llama
+
+    def __getattr__(self, name):
+        return getattr(self.llama, name)
+
+
+def test_a_model_of_another_kind_needs_model_1():
+    params = tiny_llama()
+    other = Other(params.decoder)
+    expected = jlade.generate(params, PROMPTS[:2], max_new_tokens=8, lookahead=LookaheadConfig(4, 4, 3))
+    options = {"max_new_tokens": 8, "lookahead": LookaheadConfig(4, 4, 3), "decoder": other}
+    assert_same(jlade.generate(params, PROMPTS[:2], mesh=jlade.make_mesh(2, 3), **options), expected)
+    with pytest.raises(ValueError, match="mesh has model=2, and only jlade's own models can be divided, not Other"):
+        jlade.generate(params, [1], mesh=jlade.make_mesh(model=2), **options)
+
+
+def test_a_batch_that_data_does_not_divide():
+    with pytest.raises(ValueError, match=r"data=4, which does not divide a batch of 6: .* or data one of 1, 2, 3, 6"):
+        jlade.generate(tiny_llama(), PROMPTS[:6], max_new_tokens=2, mesh=jlade.make_mesh(4))
+    with pytest.raises(ValueError, match="data=2, which does not divide a batch of 1"):
+        jlade.stream(tiny_llama(), PROMPTS[0], max_new_tokens=2, mesh=jlade.make_mesh(2))
+
+
+def test_compiled_once():
+    """Another prompt, length, limit, seed and temperature compile nothing, nor do the steps of a stream."""
+    params = tiny_llama(num_heads=8, intermediate_size=32)
+    mesh = jlade.make_mesh(1, 2, 4)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **others: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    )
+
+    def generate(prompt, seed, temperature, max_new_tokens, lookahead):
+        options = {"sampling": SamplingConfig(temperature=temperature), "key": jax.random.key(seed), "mesh": mesh}
+        options |= {"max_new_tokens": max_new_tokens, "lookahead": lookahead}
+        jlade.generate(params, prompt, **options)
+        list(jlade.stream(params, prompt, **options))
+
+    generate(PROMPTS[0], 0, 0.7, 8, LookaheadConfig(4, 4, 3))
+    assert compiled
+    compiled.clear()
+    generate(PROMPTS[1], 1, 0.9, 12, LookaheadConfig(4, 4, 3))
+    assert compiled == []
+    jlade.generate(params, PROMPTS[1], max_new_tokens=9, mesh=mesh, lookahead=None)
+    assert compiled != []
