@@ -81,7 +81,8 @@ class Decoder(Protocol):
 
         Returns:
           The hidden states [B, T, E], floating, and the block's keys and values. Only `commit` reads the latter, so a
-          decoder with its own `commit` may return another pytree.
+          decoder with its own `commit` may return another pytree. On a mesh with an axis `lookahead` its arrays must
+          be [B, T, ...]: those of the accepted tokens are exchanged.
         """
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
