@@ -49,10 +49,30 @@ def divide(window_size: int, ngram_size: int, guess_set_size: int, number: int) 
     return Share(*(np.stack(arrays) for arrays in zip(*shares, strict=True)))
 
 
+def share_size(window_size: int, ngram_size: int, guess_set_size: int, number: int) -> tuple[int, int]:
+    """Returns T' and R', the tokens and outputs of each share of `divide`; of the whole block on one device."""
+    rows, most_tokens, most_outputs = ngram_size - 1, 0, 0
+    if number == 1:
+        size = max(1, rows * window_size) + rows * guess_set_size
+        return size, 1 + window_size + rows * guess_set_size
+    for index, (begin, end, first, last) in enumerate(balance(window_size, ngram_size, guess_set_size, number)):
+        columns, tried = end - begin, rows * (last - first)
+        outputs = columns + tried + (index == 0)
+        if (
+            rows == 1 and window_size
+        ):  # the first column's output is the current token's, which the first device delivers
+            outputs += (index == 0) - (begin == 0 < end)
+        most_tokens = max(most_tokens, max(1, end) + (rows - 1) * columns + tried)
+        most_outputs = max(most_outputs, outputs)
+    return most_tokens, most_outputs
+
+
+@functools.cache
 def balance(window_size: int, ngram_size: int, guess_set_size: int, number: int) -> list[tuple[int, int, int, int]]:
     """Returns columns and candidates of each device, (first, end, first, end), so that the largest share is small."""
     rows = ngram_size - 1
-    for most in range(1, 1 + rows * (window_size + guess_set_size) + 1):
+    tokens = rows * (window_size + guess_set_size)
+    for most in range(max(1, tokens // number), tokens + 2):
         columns, guesses, found = window_size, guess_set_size, []
         for _ in range(number):
             # `columns` of row 0, and the other rows of the last of them.
