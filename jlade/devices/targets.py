@@ -93,8 +93,12 @@ def _tpu(target: Tpu) -> jax.Device:
 def _gpu(target: Gpu) -> jax.Device:
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(f'the compiler for NVIDIA GPUs is not installed: pip install "jlade[{GPU_COMPILER}]"')
-    description = _DESCRIPTION.format(gpu=target, bandwidth=int(target.bandwidth), optin=target.shared_memory - 1024)
-    return _described("cuda", topology_name="", topology="1x1x1", target_config=description)
+    return _described("cuda", topology_name="", topology="1x1x1", target_config=description(target))
+
+
+def description(target: Gpu) -> str:
+    """Returns the description of a GPU that its compiler takes."""
+    return _DESCRIPTION.format(gpu=target, bandwidth=int(target.bandwidth), optin=target.shared_memory - 1024)
 
 
 def _described(platform: str, **description: str) -> jax.Device:

@@ -58,6 +58,11 @@ def step_launches(program, trips):
 
 def collectives(launched):
     """Returns the bytes of the operands of all-reduces, which are the only collectives."""
-    found = [launch for launch in launched if launch.instruction.opcode.startswith(COLLECTIVES)]
+    found = list(filter(is_collective, launched))
     assert {launch.instruction.opcode for launch in found} <= {"all-reduce", "all-reduce-start"}
     return sum(operand.num_bytes * launch.times for launch in found for operand in launch.operands)
+
+
+def is_collective(launch):
+    """Returns whether an instruction exchanges arrays between devices."""
+    return launch.instruction.opcode.startswith(COLLECTIVES)
