@@ -15,7 +15,7 @@ from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
 
 CHUNK = 512  # tokens of a prompt that are read at once
-PROGRAM = 500_000_000  # bytes of temporary memory of a compiled step, about: see docs/accelerators.md
+PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
 
 
@@ -64,7 +64,7 @@ class Shard(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Operations that run one after the other with all others."""
+    """Operations whose arithmetic overlaps their memory traffic."""
 
     flops: int  # multiplications and additions of matrix products
     num_bytes: int  # read from main memory: weights, cache, logits
