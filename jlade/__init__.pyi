@@ -7,6 +7,7 @@ from .decoding.state import DecodeState, Inputs, Program
 from .decoding.stopping import Stopping, StopStrings
 from .devices.inspection import Inspection, inspect
 from .devices.mesh import make_mesh
+from .devices.plan import Plan, plan
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
@@ -28,6 +29,7 @@ __all__ = [
     "LookaheadConfig",
     "NGramPool",
     "Piece",
+    "Plan",
     "Program",
     "Sampling",
     "SamplingConfig",
@@ -50,6 +52,7 @@ __all__ = [
     "lookahead",
     "make_mesh",
     "models",
+    "plan",
     "prefill",
     "prepare",
     "save_pool",

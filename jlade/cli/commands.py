@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.cli import chat, compare, convert, generate, inspection, program_cache, tune
+from jlade.cli import chat, compare, convert, generate, inspection, plan, program_cache, tune
 from jlade.cli import options as options_lib
 
 
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "chat": chat,
     "tune": tune,
     "inspect": inspection,
+    "plan": plan,
     "convert": convert,
 }
 OVERVIEW = """\
@@ -44,6 +45,7 @@ generate   complete files, or the lines of files
 chat       chat with a model
 tune       find the fastest W, N and G for a model on this device
 inspect    describe a checkpoint and the memory it needs
+plan       estimate decoding on many devices
 convert    write a checkpoint in another format or dtype
 help       show this text, or the options of a command"""
 

@@ -49,10 +49,27 @@ def divide(window_size: int, ngram_size: int, guess_set_size: int, number: int) 
     return Share(*(np.stack(arrays) for arrays in zip(*shares, strict=True)))
 
 
+def share_size(window_size: int, ngram_size: int, guess_set_size: int, number: int) -> tuple[int, int]:
+    """Returns T' and R', the tokens and outputs of each share of `divide`; of the whole block on one device."""
+    rows = ngram_size - 1
+    if number == 1:
+        return max(1, rows * window_size) + rows * guess_set_size, 1 + window_size + rows * guess_set_size
+    tokens, outputs = [], []
+    for index, (begin, end, first, last) in enumerate(balance(window_size, ngram_size, guess_set_size, number)):
+        columns, tried = end - begin, rows * (last - first)
+        tokens.append(max(1, end) + (rows - 1) * columns + tried)
+        outputs.append(columns + tried + (index == 0))
+        if rows == 1 and window_size:  # the first device delivers the current token, and it is the first column's too
+            outputs[-1] += (index == 0) - (begin == 0 < end)
+    return max(tokens), max(outputs)
+
+
+@functools.cache
 def balance(window_size: int, ngram_size: int, guess_set_size: int, number: int) -> list[tuple[int, int, int, int]]:
     """Returns columns and candidates of each device, (first, end, first, end), so that the largest share is small."""
     rows = ngram_size - 1
-    for most in range(1, 1 + rows * (window_size + guess_set_size) + 1):
+    tokens = rows * (window_size + guess_set_size)
+    for most in range(max(1, tokens // number), tokens + 2):
         columns, guesses, found = window_size, guess_set_size, []
         for _ in range(number):
             # `columns` of row 0, and the other rows of the last of them.

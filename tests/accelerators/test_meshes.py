@@ -9,13 +9,21 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
+from jlade.devices import work as work_lib
+from jlade.devices.work import Layout
+from jlade.models.attention import plain
 from tests.accelerators.needs import device
 from tests.accelerators.test_programs import LLAMA, QWEN, state_bytes
+from tests.devices import meshed
 
 OPTIMIZED = True
 
 SETTING = LookaheadConfig(15, 5, 15)
 ROWS = 1 + 15 + 4 * 15  # predictions of a step
+
+
+def thorough(case):
+    return pytest.param(*case.values, marks=[*case.marks, pytest.mark.thorough], id=case.id)
 
 
 def inspect(name, config, **sizes):
@@ -37,7 +45,7 @@ def bytes_of(config):
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(param_shapes(config, jnp.bfloat16)))
 
 
-@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+@pytest.mark.parametrize("name", [device("v5e"), thorough(device("h100"))])
 def test_lookahead_parallelism_exchanges_predictions_and_accepted_rows(name):
     """Nothing else, and so nothing between the embedding and the output matrix."""
     found = inspect(name, LLAMA, lookahead=8)
@@ -47,7 +55,7 @@ def test_lookahead_parallelism_exchanges_predictions_and_accepted_rows(name):
     assert found.memory.needed < 1.1 * share
 
 
-@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+@pytest.mark.parametrize("name", [thorough(device("v5e")), device("h100")])
 def test_tensor_parallelism_sums_twice_in_a_layer(name):
     """And once after the embedding. The maxima of logits, their places, and the pool's n-grams are small."""
     found = inspect(name, LLAMA, model=8)
@@ -66,3 +74,27 @@ def test_tensor_parallelism_sums_twice_in_a_layer(name):
 def test_all_axes(name, sizes):
     few = dataclasses.replace(QWEN, num_kv_heads=2)
     inspect(name, few, **sizes)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4), pytest.param((1, 8, 1), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", [device("v5e"), thorough(device("h100"))])
+def test_planned_work_is_that_of_compiled_programs(name, sizes):
+    config = dataclasses.replace(LLAMA, hidden_size=2048, intermediate_size=5504, num_heads=16, num_kv_heads=16)
+    program = meshed.compile_steps(name, sizes, config, SETTING, 1, 1024, jnp.bfloat16)
+    launched = meshed.step_launches(program, 1024 // plain.CHUNK)
+    layout = Layout(*sizes)
+    shard = work_lib.shard(param_shapes(config, jnp.bfloat16), layout.model)
+    work = work_lib.work(shard, layout, SETTING, 1, 1024)
+    memory = work_lib.memory(shard, layout, SETTING, 1, 1024)
+    found = meshed.collectives(launched)
+    expected = sum(each.num_bytes for each in work.collectives)
+    if name == "v5e" and layout.model > 1:  # it compares the highest logits in bfloat16, before their conversion
+        expected -= 2 * work_lib.share_size(SETTING, layout)[1]
+    assert found == expected
+    assert sum(each.times for each in work.collectives) == sum(map(meshed.is_collective, launched))
+    stats = program.memory_analysis()
+    assert stats.temp_size_in_bytes < memory.temporary
+    assert 0 <= stats.argument_size_in_bytes - (memory.weights + memory.cache + memory.pool) < 1e6
+    if name == "v5e":  # products of GPUs are calls of cuBLAS, or kernels
+        assert work.flops == pytest.approx(sum(x.flops * x.times for x in launched), rel=0.01)
+        assert work.num_bytes < sum(x.traffic * x.times for x in launched) < 1.15 * work.num_bytes

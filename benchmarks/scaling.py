@@ -1,0 +1,169 @@
+"""Estimated speed on many devices: which mesh for which model, and lookahead parallelism against tensor parallelism.
+
+    python benchmarks/scaling.py --json benchmarks/results/scaling.json
+    python benchmarks/scaling.py --table         # the recommended meshes for one stream, in Markdown
+    python benchmarks/scaling.py --batches       # the recommended meshes of eight devices for batches, in Markdown
+    python benchmarks/scaling.py --plot docs/scaling.svg
+
+All figures are estimates of `jlade.plan`, with bfloat16 weights and 4096 cache entries.
+"""
+
+import argparse
+import dataclasses
+import functools
+import math
+import pathlib
+import sys
+from typing import Any
+
+# Import from the repository, not from this folder: see compression.py.
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+
+import jlade
+from benchmarks import report
+from benchmarks.inflate import SHAPES
+from jlade import Plan
+from jlade.devices.work import Layout
+from jlade.models.llama import LlamaConfig
+from jlade.tuning.result import label
+
+EIGHT = dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)
+MODELS = {
+    "7b": SHAPES["7b"],
+    "8b": EIGHT,
+    "70b": dataclasses.replace(EIGHT, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64),
+    "405b": dataclasses.replace(EIGHT, hidden_size=16384, intermediate_size=53248, num_layers=126, num_heads=128),
+}  # LLaMA 2 and 3
+DEVICES = ["v5e", "v5p", "v6e", "h100", "h200"]
+COUNTS = [1, 2, 4, 8, 16, 32, 64]
+BATCHES = [1, 8, 32, 128]
+CAPACITY = 4096
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--batches", action="store_true")
+    parser.add_argument("--plot", metavar="IMAGE")
+    options = parser.parse_args()
+    if options.table:
+        print(streams())
+    if options.batches:
+        print(batches())
+    if options.json:
+        report.write(options.json, {"capacity": CAPACITY, "rows": rows(), "axes": axes()})
+    if options.plot:
+        plot(options.plot)
+
+
+@functools.cache
+def plan(model: str, device: str, count: int, batch_size: int = 1, is_plain: bool = False) -> Plan:
+    config: LlamaConfig = dataclasses.replace(MODELS[model], max_positions=CAPACITY)
+    lookahead: Any = None if is_plain else "auto"
+    return jlade.plan(config, device, count, batch_size=batch_size, capacity=CAPACITY, lookahead=lookahead)
+
+
+def streams() -> str:
+    """Returns a table of the recommended meshes for one stream."""
+    lines = ["| model, device | " + " | ".join(map(str, COUNTS)) + " |", "|---" * (1 + len(COUNTS)) + "|"]
+    for model in MODELS:
+        for device in DEVICES:
+            cells = (cell(plan(model, device, count)) for count in COUNTS)
+            lines.append(f"| {model}, {device} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def batches() -> str:
+    """Returns a table of the recommended meshes of eight devices for batches."""
+    lines = ["| model, device | " + " | ".join(map(str, BATCHES)) + " |", "|---" * (1 + len(BATCHES)) + "|"]
+    for model in ("8b", "70b"):
+        for device in DEVICES:
+            cells = (cell(plan(model, device, 8, batch_size), first=0) for batch_size in BATCHES)
+            lines.append(f"| {model}, {device} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(found: Plan, first: int = 1) -> str:
+    """Returns tokens per second, the mesh from its axis `first` on, and W and N."""
+    best = found.recommended
+    if best is None:
+        return "-"
+    mesh, setting = "x".join(map(str, best.layout[first:])), best.lookahead
+    sizes = "plain" if setting.block_size == 1 else f"{setting.window_size}, {setting.ngram_size}"
+    return f"{best.tokens_per_second:.0f} ({mesh}; {sizes})"
+
+
+def rows() -> list[dict[str, Any]]:
+    """Returns the recommended meshes for one stream, and their speed with plain decoding."""
+    found = []
+    for model in MODELS:
+        for device in DEVICES:
+            for count in COUNTS:
+                best = plan(model, device, count).facts()["recommended"]
+                slow = plan(model, device, count, is_plain=True).recommended
+                names = ("mesh", "lookahead", "compression", "step_ms", "tokens_per_second")
+                case = {"model": model, "device": device, "count": count, "plain": slow and slow.tokens_per_second}
+                found.append(case | {name: best and best[name] for name in names})
+    return found
+
+
+def axes() -> list[dict[str, Any]]:
+    """Returns tokens per second of one stream of the 7B model, by the axis that the devices are on."""
+    found = []
+    for device in ("v5e", "h100"):
+        for count in (1, 2, 4, 8):
+            options = {option.layout: option for option in plan("7b", device, count).options if option.fits}
+            slow = {option.layout: option for option in plan("7b", device, count, is_plain=True).options if option.fits}
+            both = [x for layout, x in options.items() if min(layout[1:]) > 1 and layout.num_devices == count]
+            model, lookahead = options[Layout(1, 1, count)], options[Layout(1, count, 1)]
+            found.append(
+                {
+                    "device": device,
+                    "count": count,
+                    "model, plain decoding": slow[Layout(1, 1, count)].tokens_per_second,
+                    "model": model.tokens_per_second,
+                    "lookahead": lookahead.tokens_per_second,
+                    "both": max((option.tokens_per_second for option in both), default=None),
+                    "settings": {"model": label(model.lookahead), "lookahead": label(lookahead.lookahead)},
+                    "microseconds_of_equal_speed": equal_speed(model, lookahead) if count > 1 else None,
+                }
+            )
+    return found
+
+
+def equal_speed(model: Any, lookahead: Any) -> float:
+    """Returns the microseconds of a collective with which `model` would be as slow as `lookahead`."""
+    slower = model.compression / lookahead.tokens_per_second - model.step.total
+    collectives = sum(each.times for each in model.collectives)
+    return 1e6 * (model.step.collective + slower) / collectives
+
+
+def plot(file: str) -> None:
+    """Draws tokens per second of one stream of the 7B model against the number of devices."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jlade"})
+    lines = {
+        "model": ("tensor parallelism, lookahead decoding", "C0o-"),
+        "both": ("both axes, lookahead decoding", "C2s-"),
+        "lookahead": ("lookahead parallelism", "C1^-"),
+        "model, plain decoding": ("tensor parallelism, plain decoding", "k.--"),
+    }
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    found = axes()
+    for device, part in zip(("v5e", "h100"), figure.subplots(1, 2), strict=True):
+        ours = [row for row in found if row["device"] == device]
+        for name, (text, style) in lines.items():
+            points = [(math.log2(row["count"]), row[name]) for row in ours if row[name] is not None]
+            part.plot(*zip(*points, strict=True), style, label=text)
+        part.set(title=f"7B, one stream, {device}", xlabel="devices", ylabel="tokens/s, estimated", ylim=(0, None))
+        part.set_xticks(range(4), ["1", "2", "4", "8"])
+        part.grid(alpha=0.3)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+    figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""`jlade plan`: estimates decoding on many devices, and recommends a mesh with W, N and G."""
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+from rich.console import Console, Group
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+import jlade
+from jlade.cli import options as options_lib
+from jlade.devices.plan import DTYPES, Option, Plan
+from jlade.devices.targets import TARGETS
+from jlade.tuning.result import label
+
+ROWS = 12  # of the table
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    result = options_lib.Parser(
+        prog="jlade plan",
+        description="Estimate memory and speed of decoding on many devices, for every mesh that the model can be "
+        "divided among, and recommend one with W, N and G. The estimates come from shapes and data sheets: nothing is "
+        "compiled, and weights are not read.",
+    )
+    result.add_argument("--model", required=True, metavar="DIR", help="directory with a config.json")
+    result.add_argument("--device", required=True, choices=tuple(TARGETS), help="the kind of the devices")
+    result.add_argument("--count", type=int, default=1, metavar="D", help="number of devices (default: %(default)s)")
+    result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
+    result.add_argument(
+        "--length", type=int, default=1024, metavar="L", help="tokens of prompt and text (default: %(default)s)"
+    )
+    result.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
+    result.add_argument("--int8", action="store_true", help="matrices in int8")
+    result.add_argument("--lookahead", metavar="W,N,G", help="plan for this setting (default: the fastest)")
+    result.add_argument(
+        "--compression",
+        default="paper",
+        metavar="X",
+        help="tokens per step: paper, a formula fitted to LLaMA-2-7B-Chat; demo, measured with the demo model; or a "
+        "number, for --lookahead (default: %(default)s)",
+    )
+    result.add_argument("--json", action="store_true", help="print one JSON object, with all meshes, instead of tables")
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    directory = pathlib.Path(options.model)
+    if not directory.is_dir():
+        raise ValueError(f"--model must be a directory with a config.json, got {directory}")
+    lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
+    found = jlade.plan(
+        directory,
+        options.device,
+        options.count,
+        dtype=options.dtype,
+        int8=options.int8,
+        lookahead=lookahead,
+        batch_size=options.batch_size,
+        capacity=options.length,
+        compression=_compression(options.compression),
+    )
+    if options.json:
+        print(json.dumps(found.facts()))
+    else:
+        Console(highlight=False).print(Group(_table(found), Text(_recommendation(found))))
+
+
+def _compression(text: str) -> Any:
+    if text in ("paper", "demo"):
+        return text
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"--compression must be paper, demo or a number, got {text!r}") from error
+
+
+def _table(found: Plan) -> Table:
+    """Returns the fastest meshes."""
+    result = Table(title=f"Estimates for up to {found.count} {found.device}, {decimal(found.memory)} each")
+    for name in ("data, lookahead, model", "W, N, G", "tokens per step", "memory", "floor", "step", "tokens/s"):
+        result.add_column(name, justify="left" if name in ("data, lookahead, model", "W, N, G") else "right")
+    for option in found.options[:ROWS]:
+        result.add_row(
+            ", ".join(map(str, option.layout)),
+            label(option.lookahead),
+            f"{option.compression:.2f}",
+            decimal(option.memory.total),
+            _milliseconds(option.step.floor),
+            _milliseconds(option.step.total),
+            f"{option.tokens_per_second:,.0f}" if option.fits else "does not fit",
+        )
+    return result
+
+
+def _recommendation(found: Plan) -> str:
+    """Returns the recommended mesh in words, or the remedies if none fits."""
+    best, hidden = found.recommended, len(found.options) - ROWS
+    more = f"\n--json has {hidden} more meshes." if hidden > 0 else ""
+    if best is None:
+        least = min(option.memory.total for option in found.options)
+        return (
+            f"No mesh fits: a device needs at least {decimal(least)} and has {decimal(found.memory)}. Take more "
+            f"devices, --int8, a shorter --length or fewer texts.{more}"
+        )
+    return f"Recommended: {_call(best)}, {_setting(best)}.\n{_parts(best)}{more}"
+
+
+def _call(option: Option) -> str:
+    sizes = ", ".join(f"{name}={size}" for name, size in option.layout._asdict().items())
+    return f"jlade.make_mesh({sizes})"
+
+
+def _setting(option: Option) -> str:
+    setting = label(option.lookahead)
+    return "plain decoding" if setting == "plain" else f"W, N, G = {setting}"
+
+
+def _parts(option: Option) -> str:
+    """Returns the memory and the time of a step."""
+    memory, step = option.memory, option.step
+    collectives = sum(each.times for each in option.collectives)
+    return (
+        f"Memory of a device: {decimal(memory.weights)} of weights, {decimal(memory.cache)} of cache, "
+        f"{decimal(memory.pool)} of pool, about {decimal(memory.temporary)} temporary.\n"
+        f"Step: arithmetic {_milliseconds(step.arithmetic)}, memory {_milliseconds(step.memory)}, small operations "
+        f"{_milliseconds(step.small)}, {collectives} collectives {_milliseconds(step.collective)}."
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
