@@ -22,6 +22,7 @@ from jlade import files
 from jlade.config import LookaheadConfig
 from jlade.devices import estimate, sheet
 from jlade.devices import mesh as mesh_lib
+from jlade.devices.mesh import DATA, LOOKAHEAD
 
 FORMAT = 1
 
@@ -102,9 +103,15 @@ def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = No
     stored = find(params, decoder, batch_size, mesh)
     if stored is not None:
         return stored.lookahead
+    return estimated(params, batch_size, mesh)
+
+
+def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:
+    """Returns the estimate for the devices. Arguments are those of `choose`."""
     device, _ = sheet.device_of(params)
-    each = batch_size // mesh_lib.size(mesh, mesh_lib.DATA)
-    return estimate.estimate(device.platform, device.device_kind, each, estimate.bytes_of_weight(params))
+    each, lookahead = batch_size // mesh_lib.size(mesh, DATA), mesh_lib.size(mesh, LOOKAHEAD)
+    weight_bytes = estimate.bytes_of_weight(params)
+    return estimate.estimate(device.platform, device.device_kind, each, weight_bytes, lookahead)
 
 
 def find(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Stored | None:
@@ -126,13 +133,12 @@ def log_if_slow(
 ) -> None:
     """Logs once for each setting, at INFO, that tuning or the estimate shows it to be slower than plain decoding.
 
-    An adaptive setting is not, as it falls back to plain steps.
+    An adaptive setting is not, as it falls back to plain steps. With lookahead parallelism nothing is logged.
     """
-    if lookahead.step_cost is None and lookahead.block_size > 1:
+    if lookahead.step_cost is None and lookahead.block_size > 1 and mesh_lib.size(mesh, LOOKAHEAD) == 1:
         device, _ = sheet.device_of(params)
-        step_times = estimate.step_times(
-            device.platform, device.device_kind, batch_size, estimate.bytes_of_weight(params)
-        )
+        each, weight_bytes = batch_size // mesh_lib.size(mesh, DATA), estimate.bytes_of_weight(params)
+        step_times = estimate.step_times(device.platform, device.device_kind, each, weight_bytes)
         stored = find(params, decoder, batch_size, mesh)
         _log_if_slow(lookahead, stored, device.device_kind, batch_size, tuple(step_times.items()))
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
 from jlade.devices.sheet import sheet
+from jlade.lookahead import division
 
 # Shares of the data sheet's rates that programs reach: on an H200 a matrix product ran at 790 of 989 TFLOP/s, a copy at
 # 4.3 of 4.8 TB/s.
@@ -24,6 +25,8 @@ SETTINGS = (
     LookaheadConfig(5, 4, 5),
     SMALL_BLOCK,
 )
+# With lookahead parallelism, before these.
+WIDE_SETTINGS = (LookaheadConfig(60, 5, 60), LookaheadConfig(30, 5, 30))
 
 
 class Rates(NamedTuple):
@@ -95,7 +98,9 @@ def step_time(rates: Rates, block_size: int, batch_size: int = 1, weight_bytes: 
     return time(rates._replace(kernel=0.0), 2.0 * block_size * batch_size, weight_bytes)
 
 
-def estimate(platform: str, device_kind: str, batch_size: int = 1, weight_bytes: float = 2.0) -> LookaheadConfig:
+def estimate(
+    platform: str, device_kind: str, batch_size: int = 1, weight_bytes: float = 2.0, lookahead: int = 1
+) -> LookaheadConfig:
     """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
 
     Args:
@@ -104,16 +109,19 @@ def estimate(platform: str, device_kind: str, batch_size: int = 1, weight_bytes:
       batch_size: B.
       weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half
         the rate.
+      lookahead: devices that share the tokens of a step. With more than one, `WIDE_SETTINGS` are considered too.
     """
     if platform == "cpu":
         return SMALL_BLOCK
     device = rates(platform, device_kind)
 
     def is_free(setting: LookaheadConfig) -> bool:
-        step = step_time(device, setting.block_size, batch_size, min(weight_bytes, 2.0))
+        sizes = setting.window_size, setting.ngram_size, setting.guess_set_size
+        tokens, _ = division.share_size(*sizes, lookahead)
+        step = step_time(device, tokens, batch_size, min(weight_bytes, 2.0))
         return step.arithmetic <= step.memory
 
-    return next(filter(is_free, SETTINGS), PLAIN)
+    return next(filter(is_free, (*WIDE_SETTINGS, *SETTINGS) if lookahead > 1 else SETTINGS), PLAIN)
 
 
 def bytes_of_weight(params: Any) -> float:

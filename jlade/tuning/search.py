@@ -13,8 +13,7 @@ import numpy as np
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.decoding import sharding
 from jlade.devices import choice
-from jlade.devices.estimate import SLACK, estimate, speed_limit
-from jlade.devices.sheet import device_of
+from jlade.devices.estimate import SLACK, speed_limit
 from jlade.generation import request
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Options, TextOptions
@@ -83,15 +82,15 @@ def tune(
     for setting in settings:
         if not isinstance(setting, LookaheadConfig):
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
-    device, _ = device_of(params)
-    default = estimate(device.platform, device.device_kind, batch_size)  # TODO mesh
-    settings = [setting for setting in (default, *settings) if setting != PLAIN]  # plain decoding is tried anyway
     request.check_names(options, TextOptions)
-    least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
-    max_new_tokens = check_int("max_new_tokens", options.setdefault("max_new_tokens", 128), least)
+    options.setdefault("max_new_tokens", 128)
     checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}))
     mesh = checked.program.mesh
     request.check_batch(batch_size, mesh)
+    default = choice.estimated(params, batch_size, mesh)
+    settings = [setting for setting in (default, *settings) if setting != PLAIN]  # plain decoding is tried anyway
+    least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
+    max_new_tokens = check_int("max_new_tokens", options["max_new_tokens"], least)
     key = choice.key(params, checked.program.decoder, batch_size, mesh)
     params = sharding.put_params(params, checked.program)
     amount = {"prompts": len(checked.inputs.lengths), "tokens": max_new_tokens, "repeat": repeat}
