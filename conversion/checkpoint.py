@@ -1,20 +1,22 @@
 """jlade's own checkpoints: config.json as in Hugging Face's, and the arrays in Orbax's format.
 
-Unlike with safetensors files, each process and device writes and restores its own part.
+Each process writes and restores the parts of its devices.
 """
 
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jlade.conversion.hf_config import read_config, write_configs
+from jlade.conversion.parts import Shape, quantize
 from jlade.conversion.tensors import (
     SCALE,
-    Shape,
     Sharding,
     array_shapes,
     build_params,
@@ -22,15 +24,19 @@ from jlade.conversion.tensors import (
     device_of,
     expected_tensors,
     first_few,
+    is_quantized,
     named_arrays,
     place_of,
+    sharding_for,
 )
 from jlade.devices.sheet import default_device
 from jlade.files import written_whole
-from jlade.models.llama import LlamaConfig, LlamaParams, quantize
+from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import Int8Matrix
 
 ARRAYS = "params"  # the subdirectory of Orbax's files
+CHUNK_BYTES = 2**20  # of an array's chunks, which are read as a whole
+BATCH_BYTES = 2**26  # of the arrays restored at once, or those of the largest array
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -55,7 +61,9 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
         directory.mkdir()
         write_configs(params.config, params.norm.dtype.name, directory)
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save((directory / ARRAYS).absolute(), named_arrays(params))
+            arrays = named_arrays(params)
+            save_args = {name: ocp.SaveArgs(chunk_byte_size=chunk_bytes(array.shape)) for name, array in arrays.items()}
+            checkpointer.save((directory / ARRAYS).absolute(), arrays, save_args=save_args)
         if progress is not None:
             for array in jax.tree.leaves(params):
                 progress(array.nbytes)
@@ -68,27 +76,28 @@ def load(
     progress: Callable[[int], None] | None = None,
     int8: bool = False,
     strict: bool = False,
+    mesh: Mesh | None = None,
 ) -> LlamaParams:
     """Returns the parameters of a checkpoint that `save` wrote.
 
+    Arrays are restored and moved to their devices some at a time, together no larger than the largest or 64 MiB.
     The arguments are those of `load_hf`, except that:
 
-    * `progress` is called when all arrays are read.
     * A function `sharding` is also called for the scales of int8 matrices, whose names end with "_scale".
-    * `int8` quantizes after all arrays are read. A checkpoint in int8 stays in int8 without it.
+    * A checkpoint in int8 stays in int8 without `int8`.
 
     Raises:
-      ValueError: names the directory, and the config key or the array, that is missing, broken or not supported.
+      ValueError: names the directory, and the config key or the array, that is missing, broken or not supported; the
+        model cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
       UserWarning: names the unknown keys of config.json.
     """
-    import orbax.checkpoint as ocp
-
     directory = pathlib.Path(path)
     if not is_checkpoint(directory):
         raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
     config = read_config(directory, strict)
+    sharding = sharding_for(config, sharding, mesh)
     dtypes = stored_dtypes(directory, config)
     target = check_dtype(dtype, floating_dtypes(dtypes), directory, device_of(sharding, config))
     default = jax.sharding.SingleDeviceSharding(default_device())
@@ -96,22 +105,51 @@ def load(
         name: array.update(sharding=place_of(sharding, name, array.shape) or default)
         for name, array in array_shapes(config, target, "int8" in dtypes.values()).items()
     }
-    arrays = (directory / ARRAYS).absolute()
-    with ocp.StandardCheckpointer() as checkpointer:
-        try:
-            restored = checkpointer.restore(arrays, targets)
-        except Exception as error:  # Orbax and TensorStore share no class of errors
-            raise ValueError(f"{arrays} cannot be restored: {error}") from error
-    if progress is not None:
-        for name, array in targets.items():
-            progress(array.size * np.dtype(dtypes[name]).itemsize)
+    arrays: dict[str, Any] = {}
+    for restored in _restore(directory, targets):
+        while restored:
+            name, array = restored.popitem()  # so that each array in floating point is freed when it is quantized
+            in_int8 = int8 and array.dtype != jnp.int8 and is_quantized(name, array.shape, config)
+            arrays[name] = jax.block_until_ready(quantize(array) if in_int8 else array)
+            if progress is not None:
+                progress(array.size * np.dtype(dtypes[name]).itemsize)
 
     def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:
-        array: jax.Array = restored[name]
-        return Int8Matrix(array, restored[name + SCALE]) if array.dtype == jnp.int8 else array
+        return Int8Matrix(arrays[name], arrays[name + SCALE]) if name + SCALE in arrays else arrays[name]
 
-    params = build_params(config, read)
-    return quantize(params) if int8 else params
+    return build_params(config, read)
+
+
+def _restore(directory: pathlib.Path, targets: dict[str, jax.ShapeDtypeStruct]) -> Iterator[dict[str, jax.Array]]:
+    """Yields some arrays at a time, by name: the host holds those that Orbax restores at once."""
+    import orbax.checkpoint as ocp
+
+    arrays = (directory / ARRAYS).absolute()
+    sizes = {name: target.size * target.dtype.itemsize for name, target in targets.items()}
+    most = max(BATCH_BYTES, *sizes.values())
+    batches: list[dict[str, jax.ShapeDtypeStruct]] = [{}]
+    for name, target in targets.items():
+        if sum(map(sizes.__getitem__, batches[-1])) + sizes[name] > most:
+            batches.append({})
+        batches[-1][name] = target
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        for batch in batches:
+            how = ocp.checkpoint_utils.construct_restore_args(batch)
+            try:
+                restored = checkpointer.restore(
+                    arrays, ocp.args.PyTreeRestore(item=batch, restore_args=how, partial_restore=True)
+                )
+            except Exception as error:  # Orbax and TensorStore share no class of errors
+                raise ValueError(f"{arrays} cannot be restored: {error}") from error
+            yield restored
+
+
+def chunk_bytes(shape: Shape) -> int | None:
+    """Returns the largest size of an array's chunks, None for one chunk for each part on a device.
+
+    Orbax divides only by divisors of the dimensions. One without small divisors would give thousands of tiny chunks.
+    """
+    return CHUNK_BYTES if len(shape) == 2 and not any(size % 64 for size in shape) else None
 
 
 def floating_dtypes(dtypes: Mapping[str, str]) -> set[str]:

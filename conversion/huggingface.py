@@ -3,25 +3,27 @@
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from jlade.conversion.hf_config import read_config, write_configs
 from jlade.conversion.json_files import write_json
+from jlade.conversion.parts import Part, Shape, place, quantize
 from jlade.conversion.tensors import (
-    EMBEDDING,
-    Shape,
     Sharding,
     build_params,
     check_dtype,
     device_of,
     expected_tensors,
     first_few,
+    is_quantized,
     named_arrays,
     place_of,
+    sharding_for,
 )
 from jlade.conversion.weight_files import (
     DTYPES,
@@ -33,7 +35,7 @@ from jlade.conversion.weight_files import (
 )
 from jlade.files import written_whole
 from jlade.models.llama import LlamaParams
-from jlade.models.quantization import Int8Matrix, is_int8, quantize_matrix
+from jlade.models.quantization import Int8Matrix, is_int8
 
 MAX_FILE_BYTES = 5 * 10**9
 
@@ -45,10 +47,12 @@ def load_hf(
     progress: Callable[[int], None] | None = None,
     int8: bool = False,
     strict: bool = False,
+    mesh: Mesh | None = None,
 ) -> LlamaParams:
     """Returns the parameters of a checkpoint in Hugging Face format.
 
     All names, shapes and types are checked first. Then the tensors are read and moved to their devices one at a time.
+    A process reads only the parts that its devices hold.
 
     Args:
       path: a directory with config.json and either model.safetensors, or model.safetensors.index.json and the files it
@@ -62,9 +66,12 @@ def load_hf(
         is held in floating point.
       strict: whether to refuse keys of config.json that jlade does not know, rather than to ignore them with a warning.
         Keys that are known to change the model's output in a way that is not supported are always refused.
+      mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
+        placed as `jlade.models.sharding.put` places them.
 
     Raises:
-      ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
+      ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
+        cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
       UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values.
@@ -73,6 +80,7 @@ def load_hf(
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
     config = read_config(directory, strict)
+    sharding = sharding_for(config, sharding, mesh)
     tensors = stored_tensors(directory)
     check_tensors(tensors, config, directory)
     dtypes = {DTYPES[tensors[name].dtype] for name in expected_tensors(config)}
@@ -80,15 +88,17 @@ def load_hf(
     broken: list[str] = []
 
     def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:
-        array, is_finite = tensors[name].read(name, target)
-        if not is_finite:
-            broken.append(name)
+        def read_parts(parts: Sequence[Part]) -> list[np.ndarray]:
+            arrays, is_finite = tensors[name].read(name, target, parts)
+            if not is_finite:
+                broken.append(name)
+            return arrays
+
+        array = place(shape, target, place_of(sharding, name, shape), read_parts)
+        placed = quantize(array) if int8 and is_quantized(name, shape, config) else array
+        jax.block_until_ready(placed)  # so that the host holds one tensor at a time
         if progress is not None:
             progress(tensors[name].num_bytes)
-        placed: jax.Array | Int8Matrix = jax.device_put(array, place_of(sharding, name, shape))
-        if int8 and len(shape) == 2 and (name != EMBEDDING or config.tie_embeddings):
-            placed = quantize_matrix(placed)
-        jax.block_until_ready(placed)  # so that the host holds one tensor at a time
         return placed
 
     params = build_params(config, read)

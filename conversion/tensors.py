@@ -7,15 +7,17 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from jlade.conversion.parts import Shape
 from jlade.devices.sheet import default_device
+from jlade.models import sharding as model_sharding
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8
 
 EMBEDDING = "model.embed_tokens.weight"
 SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
 
-Shape = tuple[int, ...]
 Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
 
 
@@ -93,6 +95,26 @@ def param_shapes(config: LlamaConfig, dtype: jax.typing.DTypeLike, int8: bool = 
     """Returns parameters with a `jax.ShapeDtypeStruct` in the place of each array, with matrices in int8 if `int8`."""
     params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
     return jax.eval_shape(quantize, params) if int8 else params
+
+
+def is_quantized(name: str, shape: Shape, config: LlamaConfig) -> bool:
+    """Whether `jlade.models.llama.quantize` puts a tensor in int8."""
+    return len(shape) == 2 and (name != EMBEDDING or config.tie_embeddings)
+
+
+def sharding_for(config: LlamaConfig, sharding: Sharding | None, mesh: Mesh | None) -> Sharding | None:
+    """Returns `sharding`, or the sharding of each array by its name in `named_arrays` when a model is put on `mesh`.
+
+    Raises:
+      TypeError, ValueError: both are given, or the model cannot be divided among the devices of `mesh`.
+    """
+    if mesh is None:
+        return sharding
+    if sharding is not None:
+        raise ValueError(f"sharding must be None with a mesh, which places the parameters, got {sharding!r}: give one")
+    divided = model_sharding.mesh_for(config, mesh)
+    specs = named_arrays(model_sharding.specs(param_shapes(config, np.float32, int8=True), divided))
+    return lambda name, shape: jax.sharding.NamedSharding(divided, cast(Any, specs[name]))
 
 
 def place_of(sharding: Sharding | None, name: str, shape: Shape) -> jax.sharding.Sharding | None:

@@ -1,17 +1,19 @@
 """The safetensors files of Hugging Face checkpoints: headers and tensors, read without torch."""
 
 import dataclasses
+import io
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jlade.conversion.json_files import read_json
-from jlade.conversion.tensors import Shape, expected_tensors, first_few
+from jlade.conversion.parts import Part, Shape, runs
+from jlade.conversion.tensors import expected_tensors, first_few
 from jlade.models.llama import LlamaConfig
 
 SINGLE_FILE = "model.safetensors"
@@ -40,33 +42,48 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
 
-    def read(self, name: str, dtype: np.dtype) -> tuple[np.ndarray, bool]:
-        """Returns the tensor as `dtype`, and whether all elements are finite.
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
+        """Returns distinct parts of the tensor as `dtype`, and whether all their elements are finite.
 
-        The elements are converted in chunks into the memory that the parameters keep: no second large buffer is needed.
+        Only the bytes of the parts are read, each once. The elements are converted in chunks into the memory that the
+        parameters keep: no second large buffer is needed.
 
         Raises:
           ValueError: names the file, and the tensor `name`, if the file cannot be read.
         """
-        result = _aligned(self.shape, dtype)
-        flat, is_finite = result.reshape(-1), True
-        stored = np.dtype(DTYPES[self.dtype])
-        buffer = np.empty(0 if stored == dtype else min(CHUNK, flat.size), stored)
+        arrays = {part: _aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
+        is_finite = True
         try:
-            with open(self.file, "rb") as stream:
-                stream.seek(self.offset)
-                for begin in range(0, flat.size, CHUNK):
-                    chunk = flat[begin : begin + CHUNK]
-                    read = chunk if stored == dtype else buffer[: chunk.size]
-                    if stream.readinto(read.view(np.uint8).data) != read.nbytes:
-                        raise ValueError(f"{self.file} changed while it was read: {name} is cut short")
-                    if read is not chunk:
-                        with np.errstate(over="ignore"):  # is_finite reports it
-                            chunk[:] = read
-                    is_finite &= _is_finite(min(read, chunk, key=lambda array: array.itemsize))
+            with open(self.file, "rb", buffering=0) as stream:  # a buffer would read more than a narrow row
+                for run in runs(parts):
+                    is_finite &= self._read_run(stream, name, {part: arrays[part] for part in run})
         except OSError as error:
             raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
-        return result, is_finite
+        return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], is_finite
+
+    def _read_run(self, stream: io.FileIO, name: str, arrays: Mapping[Part, np.ndarray]) -> bool:
+        """Fills the arrays of parts with equal rows and adjacent columns; returns whether all elements are finite."""
+        parts, stored = list(arrays), np.dtype(DTYPES[self.dtype])
+        rows, first, end = parts[0].rows, parts[0].columns.start, parts[-1].columns.stop
+        width, height = math.prod(self.shape[1:]), max(1, CHUNK // (end - first))
+        in_place = len(parts) == 1 and arrays[parts[0]].dtype == stored
+        buffer = np.empty((0 if in_place else min(height, len(rows)), end - first), stored)
+        is_finite = True
+        for begin in range(0, len(rows), height):
+            chunks = [array[begin : begin + height] for array in arrays.values()]
+            read = chunks[0] if in_place else buffer[: len(chunks[0])]
+            pieces = [read] if end - first == width else read  # whole rows are contiguous in the file
+            for i, piece in enumerate(pieces):
+                offset = (rows.start + begin + i) * width + first
+                if not _fill(stream, self.offset + offset * stored.itemsize, piece):
+                    raise ValueError(f"{self.file} changed while it was read: {name} is cut short")
+            for part, chunk in zip(parts, chunks, strict=True):
+                source = read[:, part.columns.start - first : part.columns.stop - first]
+                if not in_place:
+                    with np.errstate(over="ignore"):  # is_finite reports it
+                        chunk[:] = source
+                is_finite &= _is_finite(min(source, chunk, key=lambda array: array.itemsize))
+        return is_finite
 
 
 def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
@@ -165,6 +182,15 @@ def _stamp(file: pathlib.Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _fill(stream: io.FileIO, offset: int, array: np.ndarray) -> bool:
+    """Reads a contiguous array; returns whether the file is long enough."""
+    stream.seek(offset)
+    view = array.reshape(-1).view(np.uint8).data
+    while count := stream.readinto(view):
+        view = view[count:]
+    return not view
 
 
 def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:

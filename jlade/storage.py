@@ -6,6 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
@@ -28,6 +29,7 @@ def load(
     dtype: jax.typing.DTypeLike | None = None,
     *,
     sharding: Sharding | None = None,
+    mesh: Mesh | None = None,
     revision: str | None = None,
     int8: bool = False,
     strict: bool = False,
@@ -38,6 +40,8 @@ def load(
       path: a Hugging Face directory, a directory written by `jlade.conversion.save`, or an id of the Hugging Face Hub.
         Code in it is never run.
       dtype, sharding: see `jlade.conversion.load_hf`.
+      mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`. `jlade.generate` then
+        runs on them. Each device, and the host, reads and holds only its part.
       revision: branch, tag or commit of a Hub id.
       int8: whether to hold the matrices in int8, which halves memory and reads per step relative to bfloat16. `dtype`
         then applies to the other arrays and to the computation. See `jlade.models.quantization`.
@@ -45,14 +49,15 @@ def load(
         Keys that are known to change the model's output in a way that is not supported are always refused.
 
     Raises:
-      ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported.
+      ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
+        cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
       UserWarning: names the unknown keys of config.json.
     """
     directory = hub.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
-    return read(directory, dtype, sharding, int8=int8, strict=strict), load_tokenizer(directory)
+    return read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh), load_tokenizer(directory)
 
 
 def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) -> SamplingConfig:
@@ -83,9 +88,9 @@ def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) 
         raise ValueError(f"{file}: {error}") from error
 
 
-def demo(dtype: jax.typing.DTypeLike | None = None) -> tuple[LlamaParams, Tokenizer]:
+def demo(dtype: jax.typing.DTypeLike | None = None, *, mesh: Mesh | None = None) -> tuple[LlamaParams, Tokenizer]:
     """Returns the parameters and the tokenizer of the small checkpoint inside the package (jlade/demo/README.md)."""
-    params, tokenizer = load(pathlib.Path(__file__).parent / "demo", dtype)
+    params, tokenizer = load(pathlib.Path(__file__).parent / "demo", dtype, mesh=mesh)
     assert tokenizer is not None
     return params, tokenizer
 

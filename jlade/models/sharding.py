@@ -22,8 +22,7 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
       TypeError, ValueError: it is no mesh, or the model cannot be divided among its devices; the message names sizes
         that work.
     """
-    divided = mesh_lib.split(mesh, config.num_kv_heads)
-    shards = mesh_lib.size(divided, *MODEL)
+    shards = mesh_lib.size(mesh_lib.split(mesh, None), *MODEL)
     if not can_divide(config, shards):
         accepted = [n for n in range(1, config.num_heads + 1) if can_divide(config, n)]
         raise ValueError(
@@ -31,7 +30,7 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
             f"{config.intermediate_size} MLP columns, which divide among {', '.join(map(str, accepted))} devices: "
             "choose one of these, and use the other devices for data or lookahead"
         )
-    return divided
+    return mesh_lib.split(mesh, config.num_kv_heads)
 
 
 def can_divide(config: LlamaConfig, shards: int) -> bool:

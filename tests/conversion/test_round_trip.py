@@ -199,10 +199,10 @@ def test_a_file_that_changes_while_it_is_read_is_refused(kind, tmp_path, monkeyp
     }
     read = StoredTensor.read
 
-    def meanwhile(stored, name, dtype):
+    def meanwhile(stored, name, dtype, parts):
         if name == "model.norm.weight":
             changes[kind]()
-        return read(stored, name, dtype)
+        return read(stored, name, dtype, parts)
 
     monkeypatch.setattr(StoredTensor, "read", meanwhile)
     with pytest.raises(
