@@ -12,6 +12,7 @@ import jlade
 # The suite is for the CPU. The compilers of accelerators, if installed, would look for a device.
 os.environ["JAX_PLATFORMS"] = "cpu"
 jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Processes share compiled programs, also with the next run in the same clone: the cache's key holds the program, the
