@@ -1,11 +1,12 @@
 """`jlade generate --distributed`: processes, on one host or several, that decode the same prompts together."""
 
 import argparse
+import atexit
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -55,8 +56,11 @@ def joined(options: argparse.Namespace) -> Iterator[None]:
     _reserve_standard_output()
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if "gloo" in str(error).lower():  # it connects CPUs
+    except BaseException as error:
+        if jax.distributed.is_initialized():
+            # An orderly exit would wait for processes that wait for this one, or have ended.
+            atexit.register(os._exit, 130 if isinstance(error, KeyboardInterrupt) else 1)
+        if isinstance(error, jax.errors.JaxRuntimeError) and "gloo" in str(error).lower():  # which connects CPUs
             raise RuntimeError(f"another process has ended or cannot be reached: {error}") from error
         raise
 
@@ -70,11 +74,9 @@ def agreed() -> Iterator[None]:
     except Exception as error:
         own = error
     messages = processes.gather(None if own is None else str(own))
-    if own is not None:
-        raise own
-    for index, message in enumerate(messages):
-        if message is not None:
-            raise ValueError(f"process {index} has ended: {message}")
+    failed = [f"process {index} has ended: {message}" for index, message in enumerate(messages) if message is not None]
+    if failed:
+        _raise(own or ValueError(failed[0]))
 
 
 def check_equal(name: str, value: Any) -> None:
@@ -82,7 +84,7 @@ def check_equal(name: str, value: Any) -> None:
     values = processes.gather(value)
     for index, other in enumerate(values):
         if other != values[0]:
-            raise ValueError(f"process {index} has other {name} than process 0: give all processes the same")
+            _raise(ValueError(f"process {index} has other {name} than process 0: give all processes the same"))
 
 
 def of_first(value: int) -> int:
@@ -94,6 +96,13 @@ def of_first(value: int) -> int:
 def is_first() -> bool:
     """Returns whether this is process 0, which writes the results."""
     return jax.process_index() == 0
+
+
+def _raise(error: Exception) -> NoReturn:
+    """Raises an error that all processes have: they can leave each other in order."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+    raise error
 
 
 def _parse(cluster: str) -> dict[str, Any]:
