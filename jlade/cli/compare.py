@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         ids = text.encode(tokenizer, options.prompt)
         shown = request["lookahead"] or PLAIN
         if shown == "auto":
-            shown = choice.choose(params, params.decoder, batch_size=1)
+            shown = choice.choose(params, params.decoder, 1, mesh_of(params))
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
         requests: list[Options] = [request | {"lookahead": setting} for setting in settings]
