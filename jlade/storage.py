@@ -16,6 +16,7 @@ from jlade.config import SamplingConfig
 from jlade.conversion import checkpoint, hub
 from jlade.conversion.json_files import Values, read_json
 from jlade.conversion.tensors import Sharding
+from jlade.devices import mesh as mesh_lib
 from jlade.files import written_whole
 from jlade.generation.text import load_tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
@@ -98,12 +99,13 @@ def demo(dtype: jax.typing.DTypeLike | None = None, *, mesh: Mesh | None = None)
 def save_pool(pool: NGramPool, path: str | os.PathLike[str]) -> None:
     """Writes a pool, [V, G, N-1] or of a batch [B, V, G, N-1], to a safetensors file.
 
-    A file at `path` is replaced, whole or not at all.
+    A file at `path` is replaced, whole or not at all. If the pool is divided among processes, each of them must make
+    the call, and each writes the whole pool.
     """
     if not isinstance(pool, NGramPool):
         raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
     with written_whole(path, replace=True) as file:
-        save_file({NGRAMS: np.ascontiguousarray(jax.device_get(pool.ngrams))}, file)
+        save_file({NGRAMS: np.ascontiguousarray(mesh_lib.fetch(pool.ngrams))}, file)
 
 
 def load_pool(path: str | os.PathLike[str]) -> NGramPool:

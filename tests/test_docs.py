@@ -13,11 +13,12 @@ import sys
 import tomllib
 from typing import NamedTuple
 
+import jax
 import pytest
 
 import jlade
 from jlade import cli
-from jlade.cli import inspection, options
+from jlade.cli import generate, inspection, options
 from jlade.conversion import save_hf
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -76,6 +77,7 @@ def checkpoint(tmp_path_factory):
 def workplace(tmp_path, monkeypatch, checkpoint):
     """A directory with the files that the examples name."""
     monkeypatch.setattr(options, "DEMO", checkpoint)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)  # one process runs the examples
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "hf-llama").symlink_to(checkpoint)
     (tmp_path / "prompts.txt").write_text("def f(\n\nThe library\n", encoding="utf-8")
@@ -100,9 +102,15 @@ def test_examples_run(page, monkeypatch, capsys):
 
 def run_line(words, place, monkeypatch, capsys):
     """Runs the line of a shell if it calls jlade, and else checks that it can run."""
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
     match words:
         case []:
             pass
+        case ["srun", "--nodes=2", "jlade", "generate", *arguments] | ["jlade", "generate", *arguments] if (
+            "--distributed" in arguments  # one process of several
+        ):
+            options.make_mesh(generate.parser().parse_args(arguments))
         case ["echo", text, "|", "jlade", *arguments]:
             run_command(arguments, f"{text}\n", place, monkeypatch, capsys)
         case ["jlade", "inspect", _, "--device", device, *_] if device != "cpu":  # its compiler may not be installed

@@ -17,6 +17,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
 from jlade.config import PLAIN
 from jlade.devices import choice
+from jlade.devices.mesh import mesh_of
 from jlade.devices.sheet import device_of
 from jlade.generation import difference, text
 from jlade.generation.request import Options
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         ids = text.encode(tokenizer, options.prompt)
         shown = request["lookahead"] or PLAIN
         if shown == "auto":
-            shown = choice.choose(params, params.decoder, batch_size=1)
+            shown = choice.choose(params, params.decoder, 1, mesh_of(params))
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
         requests: list[Options] = [request | {"lookahead": setting} for setting in settings]
@@ -146,9 +147,12 @@ _Runs = dict[jlade.LookaheadConfig, _Run]
 
 
 def _compile(params: LlamaParams, prompt: list[int], requests: list[Options]) -> None:
-    """Compiles all programs before the first is timed: the shared prefill, then those of each request in a thread."""
+    """Compiles all programs before the first is timed: the shared prefill, then those of each request in a thread.
+
+    On a mesh there is one thread: devices that wait for each other must run programs in the same order.
+    """
     jlade.prefill(params, *jlade.prepare(params, prompt, **requests[0]))
-    with futures.ThreadPoolExecutor() as threads:
+    with futures.ThreadPoolExecutor(None if mesh_of(params) is None else 1) as threads:
         list(threads.map(lambda request: next(jlade.stream(params, prompt, **request)), requests))
 
 

@@ -15,10 +15,11 @@ from rich import progress
 from rich.console import Console
 
 import jlade
+from jlade.cli import distributed, status
 from jlade.cli import options as options_lib
-from jlade.cli import status
 from jlade.cli.options import Prompt
 from jlade.config import check_int
+from jlade.devices import mesh
 from jlade.generation import text
 from jlade.generation.request import Options
 from jlade.models.llama import LlamaParams
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--skip-invalid", action="store_true", help="report a prompt that cannot be completed, and go on without it"
     )
+    distributed.add_arguments(result)
     options_lib.add_shared(result)
     return result
 
@@ -62,48 +64,71 @@ class _Item(NamedTuple):
     error: str | None
 
 
+class _Job(NamedTuple):
+    """The prompts to complete, the arguments for each call, and the place of the results."""
+
+    items: list[_Item]
+    params: LlamaParams
+    request: Options
+    batch_size: int
+    given: Record  # the options in the records of --output
+    file: TextIO
+
+
 def run(options: argparse.Namespace) -> None:
     """Runs the command. It checks all prompts before it decodes any."""
+    with distributed.joined(options), contextlib.ExitStack() as stack:
+        with distributed.agreed():
+            job, num_done = _prepare(options, stack)
+        same = vars(options) | {"distributed": None}
+        distributed.check_equal("prompts or options", (same, [item.prompt for item in job.items]))
+        num_done = distributed.of_first(num_done)
+        advance = stack.enter_context(_bar(len(job.items), num_done, hidden=job.file.isatty()))
+        try:
+            for number in _complete(job, num_done, options):
+                num_done += advance(number)
+        except KeyboardInterrupt:
+            print(f"{num_done} of {len(job.items)} prompts are completed", file=sys.stderr)
+            raise
+        if options.output:
+            print(f"{options.output}: {num_done} prompts")
+
+
+def _prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[_Job, int]:
+    """Returns the job, and the number of its prompts that the file of --output has."""
     batch_size = check_int("--batch-size", options.batch_size, 1)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs needs --json or --output: the text has no place for log-probabilities")
     request = options_lib.request(options)
-    as_records = options.json or options.output
-    given = _given(options) if options.output else {}
-    with status.show("loading"):
+    with status.show("loading") if distributed.is_first() else contextlib.nullcontext():
         prompts = [
             prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)
         ]
         params, tokenizer = options_lib.load(options)
-        request["tokenizer"] = tokenizer
-        job = [_check(params, prompt, number, request, options) for number, prompt in enumerate(prompts)]
-    batch_size = min(batch_size, len(job))
+        request |= {"tokenizer": tokenizer, "logprobs": options.logprobs}
+        items = [_check(params, prompt, number, request, options) for number, prompt in enumerate(prompts)]
+    groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
+    batch_size = min(batch_size, -(-len(items) // groups) * groups)
+    given = _given(options)
+    file, num_done = stack.enter_context(_opened(options.output, items, given))
+    return _Job(items, params, request, batch_size, given, file), num_done
 
-    with (
-        _opened(options.output, job, given) as (file, num_done),
-        _bar(len(job), num_done, hidden=file.isatty()) as advance,
-    ):
-        try:
-            if not as_records and batch_size == 1:
-                for item in job:
-                    _stream(params, item, request, file)
-                    num_done += advance(1)
-                return
-            request["logprobs"] = options.logprobs
-            for begin in range(num_done, len(job), batch_size):
-                batch = job[begin : begin + batch_size]
-                for record in _records(params, batch, batch_size, request):
-                    if as_records:
-                        record |= {"options": given} if options.output else {}
-                        print(json.dumps(record), file=file, flush=True)
-                    elif "text" in record:
-                        print(record["text"], file=file, flush=True)
-                num_done += advance(len(batch))
-        except KeyboardInterrupt:
-            print(f"{num_done} of {len(job)} prompts are completed", file=sys.stderr)
-            raise
-    if options.output:
-        print(f"{options.output}: {num_done} prompts")
+
+def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator[int]:
+    """Writes the results of the prompts that are not done, and yields the number of prompts of each batch."""
+    as_records = options.json or options.output
+    for begin in range(num_done, len(job.items), job.batch_size):
+        batch = job.items[begin : begin + job.batch_size]
+        if not as_records and job.batch_size == 1:
+            _stream(job, batch[0])
+        else:
+            for record in _records(job, batch):
+                if as_records:
+                    record |= {"options": job.given} if options.output else {}
+                    print(json.dumps(record), file=job.file, flush=True)
+                elif "text" in record:
+                    print(record["text"], file=job.file, flush=True)
+        yield len(batch)
 
 
 def _check(params: LlamaParams, prompt: Prompt, number: int, request: Options, options: argparse.Namespace) -> _Item:
@@ -116,7 +141,8 @@ def _check(params: LlamaParams, prompt: Prompt, number: int, request: Options, o
     except ValueError as error:
         if not options.skip_invalid:
             raise
-        print(f"skipped: {error}", file=sys.stderr)
+        if distributed.is_first():
+            print(f"skipped: {error}", file=sys.stderr)
         return _Item(prompt, number, [], str(error))
     return _Item(prompt, number, ids, None)
 
@@ -128,26 +154,26 @@ def _key(request: Options, item: _Item) -> jax.Array:
     return jax.random.fold_in(key, item.number) if item.number else key
 
 
-def _stream(params: LlamaParams, item: _Item, request: Options, file: TextIO) -> None:
+def _stream(job: _Job, item: _Item) -> None:
     """Prints the completion of a prompt as it is generated."""
     if item.error is not None:
         return
-    with status.show("compiling and reading") if file.isatty() else contextlib.nullcontext():
-        pieces = jlade.stream(params, item.ids, **(request | {"key": _key(request, item)}))
+    with status.show("compiling and reading") if job.file.isatty() else contextlib.nullcontext():
+        pieces = jlade.stream(job.params, item.ids, **(job.request | {"key": _key(job.request, item)}))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
-        print(piece.text, end="", file=file, flush=True)
-    print(file=file, flush=True)
+        print(piece.text, end="", file=job.file, flush=True)
+    print(file=job.file, flush=True)
 
 
-def _records(params: LlamaParams, batch: list[_Item], batch_size: int, request: Options) -> Iterator[Record]:
+def _records(job: _Job, batch: list[_Item]) -> Iterator[Record]:
     """Completes a batch and yields the records of its prompts, also of those that cannot be completed."""
     valid = [item for item in batch if item.error is None]
     if valid:
         # The first prompt fills up the batch, as programs are compiled for a batch size.
-        filled = valid + valid[:1] * (batch_size - len(valid))
-        keys = jnp.stack([_key(request, item) for item in filled])
-        out = jlade.generate(params, [item.ids for item in filled], **(request | {"key": keys}))
+        filled = valid + valid[:1] * (job.batch_size - len(valid))
+        keys = jnp.stack([_key(job.request, item) for item in filled])
+        out = jlade.generate(job.params, [item.ids for item in filled], **(job.request | {"key": keys}))
     sequence = itertools.count()
     for item in batch:
         result = {"error": item.error} if item.error is not None else _completion(out, next(sequence))
@@ -169,8 +195,11 @@ def _completion(out: jlade.Generation, i: int) -> Record:
 
 @contextlib.contextmanager
 def _opened(output: str | None, job: list[_Item], given: Record) -> Iterator[tuple[TextIO, int]]:
-    """Yields the file to write to, standard output by default, and the number of prompts that it has already."""
-    if output is None:
+    """Yields the file to write to, standard output by default, and the number of prompts that it has already.
+
+    Process 0 alone writes to the file of --output.
+    """
+    if output is None or not distributed.is_first():
         yield sys.stdout, 0
         return
     path = pathlib.Path(output)
@@ -201,7 +230,7 @@ def _is_record_of(prompt: Prompt, given: Record, line: bytes) -> bool:
 def _given(options: argparse.Namespace) -> Record:
     """Returns the options that decide the texts, if they are not the defaults."""
     defaults = vars(parser().parse_args([]))
-    others = ("files", "lines", "output", "skip_invalid", "batch_size", "json", "debug")
+    others = ("files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "distributed")
     given = {name: value for name, value in vars(options).items() if value != defaults[name]}
     return {name: value for name, value in given.items() if name not in others}
 

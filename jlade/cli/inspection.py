@@ -103,7 +103,15 @@ def run(options: argparse.Namespace) -> None:
         "device": device.device_kind,
         "lookahead": _sizes(lookahead),
         "source": "tuned" if choice.find(shapes, shapes.decoder, batch_size) else "estimated",
-        "tuned": [{"batch_size": t.key.batch_size, "date": t.date, "lookahead": _sizes(t.lookahead)} for t in tuned],
+        "tuned": [
+            {
+                "devices": found.key.devices,
+                "batch_size": found.key.batch_size,
+                "date": found.date,
+                "lookahead": _sizes(found.lookahead),
+            }
+            for found in tuned
+        ],
     }
     if options.json:
         print(json.dumps(facts))
@@ -237,7 +245,10 @@ def _table(facts: dict[str, Any]) -> Table:
     }
     for tuned in facts["tuned"]:
         found = f"{label(LookaheadConfig(**tuned['lookahead']))}, on {tuned['date'] or 'an unknown date'}"
-        rows[f"tuned for batch size {tuned['batch_size']}"] = found
+        number_or_mesh = tuned["devices"]
+        devices = f"{number_or_mesh} devices" if number_or_mesh.isdecimal() else number_or_mesh
+        where = "" if number_or_mesh == "1" else f" on {devices}"
+        rows[f"tuned for batch size {tuned['batch_size']}{where}"] = found
     result = Table(show_header=False)
     for name, value in rows.items():
         result.add_row(name, Text(value))

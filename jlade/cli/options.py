@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
+from jax.sharding import Mesh
 
 import jlade
 from jlade.config import check_int
 from jlade.devices import estimate
+from jlade.devices import mesh as mesh_lib
 from jlade.devices.sheet import default_device
 from jlade.generation.request import Options
 from jlade.generation.text import Tokenizer
@@ -64,6 +66,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--int8", action="store_true", help="hold the weights in int8, half the memory of bfloat16; the text may differ"
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="NAME=SIZE,...",
+        help="devices to use, for example lookahead=4,model=2: data divides the prompts of a batch, lookahead the "
+        "tokens of a step, model the weights (default: one device)",
     )
 
 
@@ -182,14 +190,51 @@ def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:
     return changed
 
 
-def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
-    """Loads the model's parameters and its tokenizer.
+def mesh_sizes(sizes: str) -> dict[str, int]:
+    """Returns the sizes of a mesh that are written as data=2,lookahead=4.
 
     Raises:
-      ValueError: when there is no such model, or it has no tokenizer.
+      ValueError: names what is accepted.
     """
+    parts = [part.partition("=") for part in sizes.split(",")]
+    found = {name.strip(): size.strip() for name, _, size in parts}
+    if len(found) < len(parts) or not all(name in mesh_lib.AXES and size.isdecimal() for name, size in found.items()):
+        raise ValueError(
+            f"--mesh must be like data=2,lookahead=4, with the names {', '.join(mesh_lib.AXES)}, each at most once, "
+            f"got {sizes!r}"
+        )
+    return {name: int(size) for name, size in found.items()}
+
+
+def make_mesh(options: argparse.Namespace) -> Mesh | None:
+    """Returns the mesh of `--mesh`, None without it.
+
+    Raises:
+      ValueError: it is not made of names and sizes, there are fewer devices, or `data` does not divide the batches.
+    """
+    if options.mesh is None:
+        return None
+    mesh = jlade.make_mesh(**mesh_sizes(options.mesh))
+    groups, batch_size = mesh_lib.size(mesh, mesh_lib.DATA), getattr(options, "batch_size", None)
+    if groups > 1 and batch_size is None:
+        raise ValueError(
+            f"--mesh has data={groups}, but this command decodes one prompt at a time: use the devices for lookahead "
+            "or model"
+        )
+    if batch_size is not None and batch_size % groups:
+        raise ValueError(f"--batch-size must be a multiple of {groups}, the size of data in --mesh, got {batch_size}")
+    return mesh
+
+
+def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
+    """Loads the model's parameters, onto the devices of `--mesh` if it is given, and its tokenizer.
+
+    Raises:
+      ValueError: when there is no such model, it has no tokenizer, or `make_mesh` refuses `--mesh`.
+    """
+    mesh = make_mesh(options)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    params, tokenizer = jlade.load(options.model or DEMO, dtype, int8=options.int8)
+    params, tokenizer = jlade.load(options.model or DEMO, dtype, int8=options.int8, mesh=mesh)
     if tokenizer is None:
         raise ValueError(f"--model {options.model} has no tokenizer.json, which prompts need")
     return params, tokenizer

@@ -17,6 +17,7 @@ from rich.text import Text
 from jlade.cli import options as options_lib
 from jlade.devices.compiled import Loop
 from jlade.devices.inspection import Inspection, inspect
+from jlade.devices.mesh import AXES
 from jlade.devices.targets import TARGETS
 from jlade.models.attention import IMPLEMENTATIONS
 from jlade.tuning.result import label
@@ -36,11 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lookahead", metavar="W,N,G", help="setting to compile (default: that of the device)")
     group.add_argument("--attention", choices=IMPLEMENTATIONS, help="its implementation (default: auto)")
     group.add_argument("--int8", action="store_true", help="matrices in int8")
+    group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises a ValueError that names an option without effect, as there is no `--device`."""
-    for name in ("lookahead", "attention", "int8"):
+    for name in ("lookahead", "attention", "int8", "mesh"):
         if options.device is None and getattr(options, name):
             raise ValueError(f"--{name} has no effect without --device: leave it out, or name a device")
 
@@ -59,6 +61,7 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
         batch_size=options.batch_size,
         capacity=CAPACITY if options.length is None else options.length,
         attention=options.attention or "auto",
+        mesh=None if options.mesh is None else options_lib.mesh_sizes(options.mesh),
     )
     if options.json:
         print(json.dumps(found.facts()))
@@ -69,8 +72,9 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
 def _table(found: Inspection) -> Table:
     """Returns the facts as a table."""
     memory = found.memory
+    sizes = ", ".join(f"{name} {size}" for name, size in zip(AXES, found.mesh, strict=True) if size > 1)
     rows = {
-        "device": f"{found.device_kind}, {decimal(memory.limit)}",
+        "device": f"{found.device_kind}, {decimal(memory.limit)}" + (f"; each of {sizes}" if sizes else ""),
         "programs": f"{found.batch_size} x {found.capacity:,} tokens, "
         f"{'int8 and ' if found.int8 else ''}{found.dtype}, attention {found.attention}, "
         f"compiled in {found.compile_seconds:.0f} s",

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from jlade import files
 from jlade.config import LookaheadConfig
-from jlade.devices import estimate, sheet
+from jlade.devices import estimate, processes, sheet
 from jlade.devices import mesh as mesh_lib
 from jlade.devices.mesh import DATA, LOOKAHEAD
 
@@ -33,9 +33,19 @@ logger = logging.getLogger("jlade")
 class Key:
     """The circumstances that a setting was found for."""
 
-    device: str  # number, kind and platform
+    device: str  # number or mesh, kind and platform
     model: str  # a fingerprint of the decoder and of its parameters' shapes and dtypes, not of their values
     batch_size: int
+
+    @property
+    def devices(self) -> str:
+        """Their number, or the sizes of their mesh."""
+        return self.device.partition(" x ")[0]
+
+    @property
+    def kind(self) -> str:
+        """Their kind and platform."""
+        return self.device.partition(" x ")[2]
 
     @property
     def path(self) -> pathlib.Path:
@@ -115,17 +125,21 @@ def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> Lookahe
 
 
 def find(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Stored | None:
-    """Returns what is stored for a model, None when there is nothing. Arguments and caching are those of `choose`."""
+    """Returns what is stored for a model, None when there is nothing. Arguments and caching are those of `choose`.
+
+    On a mesh of several processes, which must run the same programs, it is what the first process has stored.
+    """
     circumstances = key(params, decoder, batch_size, mesh)
-    return _find(circumstances, circumstances.path)
+    mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
+    return _find(circumstances, circumstances.path, mesh is not None and mesh.is_multi_process)
 
 
 def find_all(params: Any, decoder: object) -> list[Stored]:
-    """Returns what is stored for a model on this device, the smallest batch first."""
-    model = key(params, decoder, 1)
-    stored = [found for path in model.path.parent.glob("*.json") if (found := _load(path)) is not None]
-    of_model = [found for found in stored if dataclasses.replace(found.key, batch_size=1) == model]
-    return sorted(of_model, key=lambda found: found.key.batch_size)
+    """Returns what is stored for a model on devices of this kind, by number or mesh, then batch size."""
+    here = key(params, decoder, 1)
+    stored = [found for path in here.path.parent.glob("*.json") if (found := _load(path)) is not None]
+    of_model = [found for found in stored if (found.key.kind, found.key.model) == (here.kind, here.model)]
+    return sorted(of_model, key=lambda found: (found.key.devices, found.key.batch_size))
 
 
 def log_if_slow(
@@ -173,9 +187,10 @@ def forget() -> None:
 
 
 @functools.cache
-def _find(key: Key, path: pathlib.Path) -> Stored | None:
+def _find(key: Key, path: pathlib.Path, shared: bool) -> Stored | None:
     """The key's `path` is an argument because it depends on the environment."""
-    return load(key)
+    stored: Stored | None = processes.gather(load(key))[0] if shared else load(key)
+    return stored
 
 
 def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Key:

@@ -4,6 +4,7 @@
 the heads, the columns of the MLPs and the vocabulary. A program on a mesh is a `jax.shard_map` over all axes.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -141,10 +142,15 @@ def local_size(array: Any) -> int:
 
 
 def fetch(tree: Any) -> Any:
-    """Returns the arrays of a pytree in NumPy, whole, also those that are divided among processes."""
-    shardings = [x.sharding for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and not x.is_fully_addressable]
-    if shardings:
-        assert isinstance(shardings[0], NamedSharding)
-        everywhere = NamedSharding(shardings[0].mesh, PartitionSpec())
-        tree = jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
+    """Returns the arrays of a pytree in NumPy, whole. All processes must call it if arrays are divided among them."""
+    arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
+    divided = next((x for x in arrays if not (x.is_fully_addressable or x.is_fully_replicated)), None)
+    if divided is not None:
+        assert isinstance(divided.sharding, NamedSharding)
+        tree = _whole(NamedSharding(divided.sharding.mesh, PartitionSpec()))(tree)
     return jax.device_get(tree)
+
+
+@functools.cache
+def _whole(everywhere: NamedSharding) -> Callable[[Any], Any]:
+    return jax.jit(lambda tree: tree, out_shardings=everywhere)

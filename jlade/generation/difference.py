@@ -7,10 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
-from jlade.decoding import prefill
+from jlade.decoding import prefill, sharding
+from jlade.decoding.state import Program
+from jlade.decoding.vocabulary import Vocabulary
+from jlade.devices import mesh
 from jlade.generation.request import prepare
-from jlade.models.base import Decoder, KVCache, Params
+from jlade.models.base import KVCache, Params
 
 
 class Difference(NamedTuple):
@@ -36,14 +40,24 @@ def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Seque
     text = [*prompt, *one[:position]]
     inputs, program = prepare(params, text, max_new_tokens=1, lookahead=None)
     cache = prefill.prefill(params, inputs, program)
-    first, second = jax.device_get(
-        _largest_two(params, cache, inputs.prompts[:, len(text) - 1 :][:, :1], program.decoder)
-    )
+    token = np.array([text[-1:]], np.int32)
+    first, second = mesh.fetch(_largest_two(params, cache, token, program))
     return Difference(position, float(first - second))
 
 
-@functools.partial(jax.jit, static_argnames="decoder")
-def _largest_two(params: Params, cache: KVCache, token: jax.Array, decoder: Decoder) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="program")
+def _largest_two(params: Params, cache: KVCache, token: jax.Array, program: Program) -> jax.Array:
     """Returns the two largest logits [2] after `token` [1, 1], which follows the tokens of the cache."""
+    largest = functools.partial(_largest_two_part, program=program)
+    if program.mesh is not None:
+        specs = sharding.param_specs(params, program), sharding.CACHE, PartitionSpec()
+        return mesh.shard(largest, program.mesh, specs, PartitionSpec())(params, cache, token)
+    return largest(params, cache, token)
+
+
+def _largest_two_part(params: Params, cache: KVCache, token: jax.Array, program: Program) -> jax.Array:
+    """`_largest_two` for a device."""
+    decoder = program.decoder
     hidden, _ = decoder.forward(params, token, cache.length[:, None], cache, np.ones((1, 1), bool))
-    return jax.lax.top_k(decoder.logits(params, hidden)[0, 0].astype(jnp.float32), 2)[0]
+    logits = Vocabulary.of(decoder.vocab_size, program.mesh).whole(decoder.logits(params, hidden))
+    return jax.lax.top_k(logits[0, 0].astype(jnp.float32), 2)[0]

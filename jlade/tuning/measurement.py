@@ -13,6 +13,7 @@ import numpy as np
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Inputs, Program
+from jlade.devices import mesh, processes
 from jlade.models.base import Params
 from jlade.tuning.result import Trial
 
@@ -97,12 +98,16 @@ class Measurement:
             started = time.perf_counter()
             state = jax.block_until_ready(loop.run(self.params, state, program))
             end = time.perf_counter()
-            tokens += int(np.sum(state.num_tokens - state.constants.prompt_lengths))
-            steps += int(np.sum(state.num_steps))
+            ends, lengths, num_steps = mesh.fetch((state.num_tokens, state.constants.prompt_lengths, state.num_steps))
+            tokens += int(np.sum(ends - lengths))
+            steps += int(np.sum(num_steps))
             seconds += end - begin
-            loop_steps += int(np.max(state.num_steps))
+            loop_steps += int(np.max(num_steps))
             loop_seconds += end - started
-        return Decoded(tokens, steps, seconds, loop_steps, loop_seconds)
+        decoded = Decoded(tokens, steps, seconds, loop_steps, loop_seconds)
+        if program.mesh is not None and program.mesh.is_multi_process:  # all take the same decisions
+            decoded = processes.gather(decoded)[0]
+        return decoded
 
 
 def _step_seconds(runs: Sequence[Decoded]) -> float:

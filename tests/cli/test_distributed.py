@@ -1,0 +1,86 @@
+"""`jlade generate --distributed`: processes that decode one job together."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from jlade import cli
+from jlade.conversion import save_hf
+from tests.processes import finish, free_address, started
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+JOB = ["--lines", "--temperature", "1", "--max-new-tokens", "8", "--window", "3", "--ngram", "3", "--guesses", "2"]
+MESH = ["--mesh", "data=2,model=2"]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A directory with a small model and its prompts, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    save_hf(tiny_llama(num_layers=1), tmp_path / "model")
+    tiny_tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "prompts").write_text("a\nab\nc\nb\nab\n")
+    return tmp_path
+
+
+def commands(*arguments, number=2):
+    address = free_address()
+    words = ["-m", "jlade", "generate", "--model", "model", *JOB, *MESH, *arguments, "--distributed"]
+    return [[*words, f"{address},{number},{index}"] for index in range(number)]
+
+
+def test_results_are_those_of_one_process_written_once(workplace, capsys):
+    arguments = ["--model", "model", *JOB, "--batch-size", "2", "--output", "out"]
+    assert cli.main(["generate", "prompts", *arguments]) == 0
+    expected = (workplace / "out").read_text()
+    (workplace / "out").write_text(expected.partition("\n")[0] + "\n")  # as an interrupted job leaves it
+    with started(commands("prompts", "--batch-size", "2", "--output", "out"), 2) as running:
+        (first, output, errors), (second, nothing, others) = finish(running)
+    assert (first, second) == (0, 0), errors + others
+    assert (workplace / "out").read_text() == expected
+    assert (output, nothing) == ("out: 5 prompts\n", "")
+
+
+def test_an_error_of_one_process_ends_all(workplace):
+    one, other = commands("prompts", "--batch-size", "2")
+    other[other.index("prompts")] = "nowhere"
+    with started([one, other], 2) as running:
+        (first, _, errors), (second, _, others) = finish(running, timeout=30)
+    assert (first, second) == (2, 2)
+    assert "jlade generate: error: process 1 has ended: nowhere cannot be read" in errors
+    assert "jlade generate: error: nowhere cannot be read" in others
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_killed_process_ends_the_others(victim, workplace):
+    (workplace / "prompts").write_text("a\nab\nc\nb\n" * 5000)
+    with started(commands("prompts", "--batch-size", "2", "--output", "out"), 2) as running:
+        end = time.monotonic() + 60
+        while not (workplace / "out").exists() or not (workplace / "out").read_text():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        running[victim].send_signal(signal.SIGKILL)
+        _, errors = running[1 - victim].communicate(timeout=30)
+        assert running[1 - victim].returncode != 0
+    assert "another process has ended or cannot be reached" in errors or "another task died" in errors
+    *lines, _ = (workplace / "out").read_text().split("\n")
+    assert all("text" in json.loads(line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("notes.py", "--distributed must be like 10.0.0.1:1234,2,0"),
+        ("here:x,2,0", "--distributed must be like 10.0.0.1:1234,2,0"),
+        ("here:1,2,2", "the index in --distributed must be below the number of processes, 2, got 2"),
+        ("here:1,0,0", "the number of processes in --distributed must be at least 1, got 0"),
+    ],
+)
+def test_a_wrong_cluster_is_refused(value, message, refused):
+    assert message in refused(["generate", "--mesh", "model=2", "--distributed", value])
+
+
+def test_a_mesh_is_needed(refused):
+    assert "--distributed needs --mesh" in refused(["generate", "--distributed", "here:1,2,0"])
