@@ -11,6 +11,7 @@ All figures are estimates of `jlade.plan`, with bfloat16 weights and 4096 cache 
 import argparse
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 import sys
@@ -38,6 +39,7 @@ DEVICES = ["v5e", "v5p", "v6e", "h100", "h200"]
 COUNTS = [1, 2, 4, 8, 16, 32, 64]
 BATCHES = [1, 8, 32, 128]
 CAPACITY = 4096
+SOURCES = {"paper": "tokens per step of the paper", "demo": "tokens per step of the demo model"}
 
 
 def main() -> None:
@@ -52,16 +54,20 @@ def main() -> None:
     if options.batches:
         print(batches())
     if options.json:
-        report.write(options.json, {"capacity": CAPACITY, "rows": rows(), "axes": axes()})
+        report.write(
+            options.json,
+            {"capacity": CAPACITY, "rows": rows(), "axes": [row for source in SOURCES for row in axes(source)]},
+        )
     if options.plot:
         plot(options.plot)
 
 
 @functools.cache
-def plan(model: str, device: str, count: int, batch_size: int = 1, is_plain: bool = False) -> Plan:
+def plan(model: str, device: str, count: int, batch_size: int = 1, source: str | None = "paper") -> Plan:
+    """Returns a plan with the tokens per step of `source`, or with plain decoding for None."""
     config: LlamaConfig = dataclasses.replace(MODELS[model], max_positions=CAPACITY)
-    lookahead: Any = None if is_plain else "auto"
-    return jlade.plan(config, device, count, batch_size=batch_size, capacity=CAPACITY, lookahead=lookahead)
+    options: Any = {"lookahead": None} if source is None else {"compression": source}
+    return jlade.plan(config, device, count, batch_size=batch_size, capacity=CAPACITY, **options)
 
 
 def streams() -> str:
@@ -101,24 +107,29 @@ def rows() -> list[dict[str, Any]]:
         for device in DEVICES:
             for count in COUNTS:
                 best = plan(model, device, count).facts()["recommended"]
-                slow = plan(model, device, count, is_plain=True).recommended
+                slow = plan(model, device, count, source=None).recommended
                 names = ("mesh", "lookahead", "compression", "step_ms", "tokens_per_second")
                 case = {"model": model, "device": device, "count": count, "plain": slow and slow.tokens_per_second}
                 found.append(case | {name: best and best[name] for name in names})
     return found
 
 
-def axes() -> list[dict[str, Any]]:
-    """Returns tokens per second of one stream of the 7B model, by the axis that the devices are on."""
+def axes(source: str) -> list[dict[str, Any]]:
+    """Returns tokens per second of one stream of the 7B model, by the axis that the devices are on.
+
+    Args:
+      source: of the tokens per step; see `jlade.plan`.
+    """
     found = []
     for device in ("v5e", "h100"):
         for count in (1, 2, 4, 8):
-            options = {option.layout: option for option in plan("7b", device, count).options if option.fits}
-            slow = {option.layout: option for option in plan("7b", device, count, is_plain=True).options if option.fits}
+            options = {x.layout: x for x in plan("7b", device, count, source=source).options if x.fits}
+            slow = {x.layout: x for x in plan("7b", device, count, source=None).options if x.fits}
             both = [x for layout, x in options.items() if min(layout[1:]) > 1 and layout.num_devices == count]
             model, lookahead = options[Layout(1, 1, count)], options[Layout(1, count, 1)]
             found.append(
                 {
+                    "compression": source,
                     "device": device,
                     "count": count,
                     "model, plain decoding": slow[Layout(1, 1, count)].tokens_per_second,
@@ -151,14 +162,16 @@ def plot(file: str) -> None:
         "lookahead": ("lookahead parallelism", "C1^-"),
         "model, plain decoding": ("tensor parallelism, plain decoding", "k.--"),
     }
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    found = axes()
-    for device, part in zip(("v5e", "h100"), figure.subplots(1, 2), strict=True):
-        ours = [row for row in found if row["device"] == device]
-        for name, (text, style) in lines.items():
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    panels = itertools.product(SOURCES.items(), ("v5e", "h100"))
+    for ((source, text), device), part in zip(panels, figure.subplots(2, 2).flat, strict=True):
+        ours = [row for row in axes(source) if row["device"] == device]
+        title = f"{device}, {text}"
+        for name, (line, style) in lines.items():
             points = [(math.log2(row["count"]), row[name]) for row in ours if row[name] is not None]
-            part.plot(*zip(*points, strict=True), style, label=text)
-        part.set(title=f"7B, one stream, {device}", xlabel="devices", ylabel="tokens/s, estimated", ylim=(0, None))
+            part.plot(*zip(*points, strict=True), style, label=line)
+        part.set_title(title, fontsize="medium")
+        part.set(xlabel="devices", ylabel="tokens/s, estimated", ylim=(0, None))
         part.set_xticks(range(4), ["1", "2", "4", "8"])
         part.grid(alpha=0.3)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")

@@ -214,7 +214,7 @@ def make_mesh(options: argparse.Namespace) -> Mesh | None:
     """
     if options.mesh is None:
         return None
-    mesh = jlade.make_mesh(**mesh_sizes(options.mesh))
+    mesh = jlade.make_mesh(**mesh_sizes(options.mesh), devices=None)
     groups, batch_size = mesh_lib.size(mesh, mesh_lib.DATA), getattr(options, "batch_size", None)
     if groups > 1 and batch_size is None:
         raise ValueError(

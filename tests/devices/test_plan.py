@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -123,11 +124,13 @@ def test_compressions():
     one_guess = sum(0.425**i for i in range(5))  # E of one candidate: a geometric series
     assert compression.paper(LookaheadConfig(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
     assert compression.paper(PLAIN) == compression.demo(PLAIN) == 1
-    measured = json.loads((RESULTS / "compression_grid.json").read_text(encoding="utf-8"))
+    results = [
+        json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in ("wide_blocks", "compression_grid")
+    ]
     names = ("window_size", "ngram_size", "guess_set_size")
     found = {
         tuple(method["setting"][name] for name in names): method["tokens_per_step"]
-        for method in measured["methods"]
+        for method in itertools.chain.from_iterable(result["methods"] for result in results)
         if method["setting"] and method["setting"]["pool_from_prompt"]
     }
     assert all(math.isclose(found[sizes], value, abs_tol=0.005) for sizes, value in compression.DEMO.items())
