@@ -35,12 +35,31 @@ def assert_exact(params, cases, lookahead):
 
 @pytest.mark.parametrize("lookahead", [None, *ALL_PROMPTS], ids=str)
 def test_all_prompts(lookahead, demo, golden):
-    assert_exact(demo[0], golden.values(), lookahead)
+    """In two batches, which take less time than one prompt after the other."""
+    cases = list(golden.values())
+    for batch in (cases[::2], cases[1::2]):
+        prompts = [prompt["ids"] for prompt, _ in batch]
+        out = jlade.generate(demo[0], prompts, max_new_tokens=256, lookahead=lookahead, eos_ids=())
+        different = [
+            prompt["id"] for (prompt, ids), found in zip(batch, out.tokens.tolist(), strict=True) if found != ids
+        ]
+        assert different == []
 
 
 @pytest.mark.parametrize("lookahead", SOME_PROMPTS, ids=str)
 def test_some_prompts(lookahead, demo, golden):
     assert_exact(demo[0], list(golden.values())[::13], lookahead)
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 2, 2)])
+def test_on_eight_devices(sizes, demo, golden):
+    """The steps, too, are those of one device."""
+    cases = list(golden.values())[::13]
+    options = {"max_new_tokens": 32, "lookahead": LookaheadConfig(5, 4, 5), "eos_ids": ()}
+    prompts = [prompt["ids"] for prompt, _ in cases]
+    out = jlade.generate(demo[0], prompts, mesh=jlade.make_mesh(*sizes), **options)
+    assert out.tokens.tolist() == [expected[:32] for _, expected in cases]
+    np.testing.assert_array_equal(out.steps, jlade.generate(demo[0], prompts, **options).steps)
 
 
 def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golden):

@@ -1,1 +1,1 @@
-"""Devices: their data sheets, and the setting of W, N and G that suits them."""
+"""Devices: data sheets, meshes, compiled programs, and estimates of time and of the setting of W, N and G."""
