@@ -161,6 +161,11 @@ def _from_shares(own: jax.Array, place: np.ndarray | jax.Array) -> jax.Array:
     return jax.lax.psum(own.at[place].get(mode="fill", fill_value=0), LOOKAHEAD)
 
 
+def _outputs(own: jax.Array, share: Share | None, rows: slice | jax.Array = slice(None)) -> jax.Array:
+    """Returns some of the block's outputs [R, ...], given those of this device's share [R', ...]."""
+    return own[rows] if share is None else _from_shares(own, share.delivered_outputs[rows])
+
+
 def _predict(
     logits: jax.Array,
     candidates: jax.Array,
@@ -210,16 +215,14 @@ def _predict(
         noise = vocabulary.take(sampling_lib.noise_at(sequence.key, positions, vocab_size))
         drawn = vocabulary.argmax(sharpened + noise[offsets])
 
-    if share is not None:
-        drawn, greedy = (_from_shares(x, share.delivered_outputs) for x in (drawn, greedy))
-        if rejects:
-            sharpened = _from_shares(sharpened, share.delivered_outputs)
+    drawn, greedy = _outputs(drawn, share), _outputs(greedy, share)
     new = (greedy if level.window_draw == "greedy" else drawn)[1:window_end]
     if not rejects:
         verdict = verify_by_matching(candidates, drawn[0], drawn[window_end:].reshape(candidates.shape))
     else:
         # Acceptance must be independent of the noise with which the window was drawn.
         apart = jax.random.fold_in(sequence.key, NO_POSITION)
+        sharpened = _outputs(sharpened, share)
         after = sharpened[window_end:].reshape(*candidates.shape, vocab_size)
         key = jax.random.fold_in(apart, sequence.position)
         verdict = verify_by_rejection(key, candidates, sharpened[0], after)
@@ -227,10 +230,9 @@ def _predict(
         return new, verdict, None
     first = window_end + verdict.candidate * (level.ngram_size - 1)
     chosen = jnp.append(0, first + jnp.arange(level.max_accepted - 1, dtype=jnp.int32))
-    scored = [
-        x[chosen] if share is None else _from_shares(x, share.delivered_outputs[chosen]) for x in (logits, processed)
-    ]
-    model, after_processing = (sampling_lib.logprobs(x, verdict.tokens) for x in scored)
+    model, after_processing = (
+        sampling_lib.logprobs(_outputs(x, share, chosen), verdict.tokens) for x in (logits, processed)
+    )
     return new, verdict, LogProbs(model, after_processing)
 
 
