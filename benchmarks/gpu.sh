@@ -11,6 +11,7 @@
 #   int8          comparison of int8 weights with bfloat16                               (quantization.py)
 #   attention     comparison of the attention kernel with plain attention                (attention.py)
 #   overhead      share of a step outside the model, at a 1 B shape                      (step_overhead.py)
+#   meshes        texts, steps and times on meshes of all GPUs, if there are several     (meshes.py)
 #
 # It needs no network and installs nothing: it runs a copy of this checkout with the packages of PYTHON, and prints the
 # missing ones first. If a part fails or takes too long, the others still run, and the status is 1.
@@ -28,7 +29,7 @@ small=1b
 out=${OUT:-$root/benchmarks/results}
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(correctness attention estimate decode transformers int8 overhead)
+[[ $# -gt 0 ]] || parts=(correctness attention estimate decode transformers int8 overhead meshes)
 
 # Without installation, the package jlade.conversion must be in the directory of jlade, as a link.
 copy=$(mktemp -d)
@@ -85,8 +86,10 @@ for part in "${parts[@]}"; do
       run 6 benchmarks/step_overhead.py --shape "$small" --dtype bfloat16 --new-tokens 128 --minutes 5 \
         --json "$out/step_overhead_${small}_$name.json"
       ;;
+    meshes) run 9 benchmarks/meshes.py --json "$out/meshes_$name.json" ;;
     *)
-      echo "no such part: $part; accepted are correctness, attention, estimate, decode, transformers, int8 and overhead"
+      echo "no such part: $part; accepted are correctness, attention, estimate, decode, transformers, int8, overhead" \
+        "and meshes"
       exit 2
       ;;
   esac

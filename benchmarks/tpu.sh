@@ -7,5 +7,5 @@
 # The parts, the settings and the results are those of gpu.sh, without the comparison with transformers.
 set -euo pipefail
 
-[[ $# -gt 0 ]] || set -- correctness attention estimate decode int8 overhead
+[[ $# -gt 0 ]] || set -- correctness attention estimate decode int8 overhead meshes
 exec "$(dirname "${BASH_SOURCE[0]}")/gpu.sh" "$@"

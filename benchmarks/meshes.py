@@ -1,0 +1,108 @@
+"""Decoding on meshes of the attached devices against one of them: texts, steps, and the time of a step.
+
+    python benchmarks/meshes.py --json benchmarks/results/meshes.json      # on GPUs or TPUs
+    python benchmarks/meshes.py --cpu-devices 8                            # virtual devices: texts and steps count
+
+All prompts are decoded as one batch, filled up to a multiple of the largest `data`, greedily and sampled, in float32.
+On GPUs and TPUs a second call is timed.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+# Import from the repository, not from this folder: see compression.py.
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import jlade
+from benchmarks import report
+from jlade import Generation, LookaheadConfig, SamplingConfig
+
+PROMPTS = pathlib.Path(__file__).parent.parent / "tests" / "golden" / "prompts.jsonl"
+EIGHT = [(1, 8, 1), (1, 3, 1), (1, 1, 8), (2, 2, 2), (8, 1, 1), (1, 2, 4)]
+GREEDY, SAMPLED = SamplingConfig(), SamplingConfig(temperature=0.8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lookahead", default="15,5,15", metavar="W,N,G")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="M")
+    parser.add_argument("--prompts", type=int, metavar="P", help="decode the first P prompts only")
+    parser.add_argument("--cpu-devices", type=int, metavar="D", help="make D virtual devices of the CPU")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    if options.cpu_devices:
+        jax.config.update("jax_num_cpu_devices", options.cpu_devices)
+
+    count = len(jax.devices())
+    meshes = EIGHT if count >= 8 else list(dict.fromkeys([(1, count, 1), (1, 1, count)]))
+    lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: options.prompts]
+    prompts = [json.loads(line)["ids"] for line in lines]
+    prompts += prompts[: -len(prompts) % max(data for data, _, _ in meshes)]
+    window, ngram, guesses = map(int, options.lookahead.split(","))
+    common: dict[str, Any] = {
+        "max_new_tokens": options.max_new_tokens,
+        "lookahead": LookaheadConfig(window, ngram, guesses),
+        "eos_ids": (),
+    }
+    source = options.model or pathlib.Path(jlade.__file__).parent / "demo"
+    params, _ = jlade.load(source, options.dtype)
+    found = []
+    for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        request = common | {"sampling": sampling}
+        expected, seconds = _decode(params, prompts, request, timed=not options.cpu_devices)
+        found.append(_row(name, (1, 1, 1), expected, expected, seconds))
+        for sizes in meshes:
+            divided, _ = jlade.load(source, options.dtype, mesh=jlade.make_mesh(*sizes))
+            out, seconds = _decode(divided, prompts, request, timed=not options.cpu_devices)
+            found.append(_row(name, sizes, expected, out, seconds))
+    table = Table("", "data, lookahead, model", "equal texts", "equal steps", "steps", "ms a step")
+    for row in found:
+        equal = [f"{row[key]} of {len(prompts)}" for key in ("equal_texts", "equal_steps")]
+        time_of_step = f"{row['step_ms']:.1f}" if row["step_ms"] else "-"
+        table.add_row(row["name"], str(row["mesh"])[1:-1], *equal, str(row["steps"]), time_of_step)
+    Console().print(table)
+    if options.json:
+        facts = {"model": options.model or "demo", "dtype": options.dtype, "prompts": len(prompts)}
+        facts |= {"lookahead": options.lookahead, "max_new_tokens": options.max_new_tokens, "rows": found}
+        report.write(options.json, facts)
+
+
+def _decode(
+    params: Any, prompts: list[list[int]], request: dict[str, Any], timed: bool
+) -> tuple[Generation, float | None]:
+    """Returns the result and, if `timed`, the seconds of a second call, prefill included."""
+    out = jlade.generate(params, prompts, **request)
+    if not timed:  # virtual devices share the cores
+        return out, None
+    begin = time.perf_counter()
+    jlade.generate(params, prompts, **request)
+    return out, time.perf_counter() - begin
+
+
+def _row(
+    name: str, sizes: tuple[int, int, int], expected: Generation, out: Generation, seconds: float | None
+) -> dict[str, Any]:
+    steps = int(out.steps.max())
+    return {
+        "name": name,
+        "mesh": sizes,
+        "equal_texts": int(np.sum(np.all(out.tokens == expected.tokens, axis=1))),
+        "equal_steps": int(np.sum(out.steps == expected.steps)),
+        "steps": steps,
+        "step_ms": seconds and 1e3 * seconds / steps,
+    }
+
+
+if __name__ == "__main__":
+    main()
