@@ -27,7 +27,7 @@ from jlade.generation.text import Tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models import sharding
 from jlade.models.base import Decoder, Params
-from jlade.models.llama import Llama
+from jlade.models.llama import Llama, LlamaParams
 
 HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields of `Inputs` are declared as
 
@@ -209,6 +209,8 @@ def _round_up(number: int, smallest: int) -> int:
 
 def _check_decoder(params: Params, decoder: Decoder | None, mesh: Mesh | None) -> tuple[Decoder, Mesh | None]:
     """Returns the decoder for its devices, and the mesh with the axes of `MODEL`: that of the parameters by default."""
+    if decoder is None and isinstance(params, LlamaParams):
+        decoder = Llama(params.config)
     if decoder is None:
         if not hasattr(params, "decoder"):
             raise TypeError(

@@ -97,7 +97,7 @@ class LlamaParams:
     @property
     def decoder(self) -> "Llama":
         """The decoder that runs these parameters."""
-        return Llama(self.config).on(self)
+        return Llama(self.config).on(self, mesh_lib.mesh_of(self))
 
     def __repr__(self) -> str:
         """Names family, shape, number of parameters, dtypes and bytes, also of traced parameters or their shapes."""

@@ -8,7 +8,8 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.models import sharding
+from jlade.devices.mesh import MODEL
+from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from tests.tiny import tiny_llama, tiny_tokenizer
 
@@ -139,3 +140,22 @@ def test_compiled_once():
     assert compiled == []
     jlade.generate(params, PROMPTS[1], max_new_tokens=9, mesh=mesh, lookahead=None)
     assert compiled != []
+
+
+def test_attention_is_chosen_for_the_heads_of_a_device(monkeypatch):
+    """Of 8 heads and 2 KV heads, each of 4 devices has 2 and one."""
+    asked = []
+
+    def resolve(implementation, device, dtype, heads, kv_heads, head_dim, may_run):
+        asked.append((implementation, heads, kv_heads))
+        return "plain"
+
+    monkeypatch.setattr(attention, "AUTOMATIC", ("cpu",))
+    monkeypatch.setattr(attention, "resolve", resolve)
+    params = tiny_llama(num_heads=8, num_kv_heads=2, intermediate_size=32)
+    mesh = jlade.make_mesh(lookahead=2, model=4)
+    placed = sharding.put(params, sharding.mesh_for(params.config, mesh))
+    jlade.prepare(params, [1, 2], mesh=mesh)
+    jlade.prepare(placed, [1, 2])
+    assert placed.decoder.axes == MODEL
+    assert asked == [("auto", 2, 1)] * 3
