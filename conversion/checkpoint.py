@@ -1,6 +1,6 @@
 """jlade's own checkpoints: config.json as in Hugging Face's, and the arrays in Orbax's format.
 
-Each process writes and restores the parts of its devices.
+Each process restores the parts of its devices.
 """
 
 import os
@@ -57,6 +57,8 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
     """
     import orbax.checkpoint as ocp  # takes a second to import
 
+    if not all(array.is_fully_addressable for array in jax.tree.leaves(params)):
+        raise ValueError("params are divided among processes, which save cannot write: load them in one process")
     with written_whole(path) as directory:
         directory.mkdir()
         write_configs(params.config, params.norm.dtype.name, directory)

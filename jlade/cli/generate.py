@@ -79,7 +79,12 @@ def run(options: argparse.Namespace) -> None:
     """Runs the command. It checks all prompts before it decodes any."""
     with distributed.joined(options), contextlib.ExitStack() as stack:
         with distributed.agreed():
-            job, num_done = _prepare(options, stack)
+            request, prompts = _read(options)
+        # Loading may be an exchange itself. An error there ends this process, and JAX ends the others.
+        with status.show("loading") if distributed.is_first() else contextlib.nullcontext():
+            params, tokenizer = options_lib.load(options)
+        with distributed.agreed():
+            job, num_done = _prepare(params, request | {"tokenizer": tokenizer}, prompts, options, stack)
         same = vars(options) | {"distributed": None}
         distributed.check_equal("prompts or options", (same, [item.prompt for item in job.items]))
         num_done = distributed.of_first(num_done)
@@ -94,21 +99,28 @@ def run(options: argparse.Namespace) -> None:
             print(f"{options.output}: {num_done} prompts")
 
 
-def _prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[_Job, int]:
-    """Returns the job, and the number of its prompts that the file of --output has."""
-    batch_size = check_int("--batch-size", options.batch_size, 1)
+def _read(options: argparse.Namespace) -> tuple[Options, list[Prompt]]:
+    """Returns the arguments for each call, and the prompts."""
+    check_int("--batch-size", options.batch_size, 1)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs needs --json or --output: the text has no place for log-probabilities")
-    request = options_lib.request(options)
-    with status.show("loading") if distributed.is_first() else contextlib.nullcontext():
-        prompts = [
-            prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)
-        ]
-        params, tokenizer = options_lib.load(options)
-        request |= {"tokenizer": tokenizer, "logprobs": options.logprobs}
-        items = [_check(params, prompt, number, request, options) for number, prompt in enumerate(prompts)]
+    options_lib.make_mesh(options)  # checks --mesh
+    request = options_lib.request(options) | {"logprobs": options.logprobs}
+    prompts = [prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)]
+    return request, prompts
+
+
+def _prepare(
+    params: LlamaParams,
+    request: Options,
+    prompts: list[Prompt],
+    options: argparse.Namespace,
+    stack: contextlib.ExitStack,
+) -> tuple[_Job, int]:
+    """Returns the job, and the number of its prompts that the file of --output has."""
+    items = [_check(params, prompt, number, request, options) for number, prompt in enumerate(prompts)]
     groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
-    batch_size = min(batch_size, -(-len(items) // groups) * groups)
+    batch_size = min(options.batch_size, -(-len(items) // groups) * groups)
     given = _given(options)
     file, num_done = stack.enter_context(_opened(options.output, items, given))
     return _Job(items, params, request, batch_size, given, file), num_done

@@ -154,7 +154,9 @@ def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["
     if not given:
         return None if options.no_lookahead else "auto"
     device = default_device()  # the model is loaded later, onto this device
-    return dataclasses.replace(estimate.estimate(device.platform, device.device_kind), **given)
+    devices = 1 if options.mesh is None else mesh_sizes(options.mesh).get("lookahead", 1)
+    estimated = estimate.estimate(device.platform, device.device_kind, lookahead=devices)
+    return dataclasses.replace(estimated, **given)
 
 
 def setting(flag: str, sizes: str) -> jlade.LookaheadConfig:

@@ -32,7 +32,7 @@ def prefill(params: Params, inputs: Inputs, program: Program) -> KVCache:
       ValueError: when the capacity is too small; see `jlade.decode`.
     """
     check_capacity(inputs)
-    inputs = sharding.put(inputs, program)
+    params, inputs = sharding.put_params(params, program), sharding.put(inputs, program)
     program = dataclasses.replace(program, lookahead=PLAIN, logprobs=False)  # neither is part of this program
     return _read(params, inputs.prompts, inputs.lengths, inputs.cache, program)
 

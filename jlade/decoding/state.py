@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
+from jlade.devices.mesh import COPIES
 from jlade.lookahead.adaptive import Pace
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import Decoder, KVCache
@@ -63,7 +64,7 @@ class Program:
       mesh: the devices that the programs run on, a result of `jlade.devices.mesh.split`; None for those of the arrays.
 
     Raises:
-      ValueError: when `lookahead.step_cost` is set.
+      ValueError: when `lookahead.step_cost` is set, or `mesh` has not the axes of `split`.
     """
 
     decoder: Decoder
@@ -78,6 +79,8 @@ class Program:
                 f"lookahead.step_cost must be None in a Program, got {self.lookahead.step_cost}: pass it as "
                 "Inputs.step_cost"
             )
+        if self.mesh is not None and COPIES not in self.mesh.axis_names:
+            raise ValueError("mesh must be that of a Program made by jlade.prepare(..., mesh=...)")
 
 
 @flax.struct.dataclass

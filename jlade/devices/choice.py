@@ -118,16 +118,16 @@ def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = No
 
 def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:
     """Returns the estimate for the devices. Arguments are those of `choose`."""
-    device, _ = sheet.device_of(params)
+    device = mesh_lib.device_of(params, mesh)
     each, lookahead = batch_size // mesh_lib.size(mesh, DATA), mesh_lib.size(mesh, LOOKAHEAD)
     weight_bytes = estimate.bytes_of_weight(params)
     return estimate.estimate(device.platform, device.device_kind, each, weight_bytes, lookahead)
 
 
 def find(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Stored | None:
-    """Returns what is stored for a model, None when there is nothing. Arguments and caching are those of `choose`.
+    """Returns the stored setting of a model, None if there is none. Arguments and caching are those of `choose`.
 
-    On a mesh of several processes, which must run the same programs, it is what the first process has stored.
+    On a mesh of several processes, which must run the same programs, it is that of process 0.
     """
     circumstances = key(params, decoder, batch_size, mesh)
     mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
@@ -150,7 +150,7 @@ def log_if_slow(
     An adaptive setting is not, as it falls back to plain steps. With lookahead parallelism nothing is logged.
     """
     if lookahead.step_cost is None and lookahead.block_size > 1 and mesh_lib.size(mesh, LOOKAHEAD) == 1:
-        device, _ = sheet.device_of(params)
+        device = mesh_lib.device_of(params, mesh)
         each, weight_bytes = batch_size // mesh_lib.size(mesh, DATA), estimate.bytes_of_weight(params)
         step_times = estimate.step_times(device.platform, device.device_kind, each, weight_bytes)
         stored = find(params, decoder, batch_size, mesh)
@@ -195,9 +195,9 @@ def _find(key: Key, path: pathlib.Path, shared: bool) -> Stored | None:
 
 def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Key:
     """Returns the key of a model. For `params`, shapes alone (`jax.ShapeDtypeStruct`) suffice."""
-    device, number = sheet.device_of(params)
     mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
-    count = str(number) if mesh is None else mesh_lib.label(mesh)
+    device = mesh_lib.device_of(params, mesh)
+    count = str(sheet.device_of(params)[1]) if mesh is None else mesh_lib.label(mesh)
     leaves = jax.tree.leaves(params)
     shapes = tuple((getattr(leaf, "dtype", type(leaf)), getattr(leaf, "shape", ())) for leaf in leaves)
     # A home directory may be shared by machines with different processors.

@@ -187,6 +187,12 @@ def inspect(
     target, is_attached = targets.find(device)
     divided = None
     if mesh is not None:
+        for name, size in mesh.items():
+            if name not in mesh_lib.AXES:
+                raise ValueError(f"mesh must have the names {', '.join(mesh_lib.AXES)}, got {name!r}")
+            check_int(f"mesh[{name!r}]", size, 1)
+        if batch_size % mesh.get(DATA, 1):
+            raise ValueError(f"batch_size must be a multiple of data={mesh[DATA]} in mesh, got {batch_size}")
         devices = targets.find_all(device, math.prod(mesh.values()))
         target, is_attached = devices[0], is_attached and devices[0] in jax.devices()
         divided = sharding.mesh_for(config, mesh_lib.make_mesh(**mesh, devices=devices))

@@ -12,7 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jlade.config import check_int
+from jlade.devices import sheet
 
 DATA, LOOKAHEAD, HEADS = "data", "lookahead", "model"
 AXES = (DATA, LOOKAHEAD, HEADS)
@@ -38,14 +42,9 @@ def make_mesh(
       TypeError, ValueError: a size is no positive integer, or there are fewer devices than their product, or some
         process would have none.
     """
-    sizes = dict(zip(AXES, (data, lookahead, model), strict=True))
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name} must be an integer of at least 1, got {size!r}")
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+    sizes = {name: check_int(name, value, 1) for name, value in zip(AXES, (data, lookahead, model), strict=True)}
     all_devices = jax.devices() if devices is None else list(devices)
-    needed, asked = math.prod(sizes.values()), ", ".join(f"{name}={size}" for name, size in sizes.items())
+    needed, asked = math.prod(sizes.values()), ", ".join(f"{name}={value}" for name, value in sizes.items())
     if needed > len(all_devices):
         raise ValueError(
             f"{asked} needs {needed} devices, and there are {len(all_devices)}: the product of the sizes must be at "
@@ -58,7 +57,11 @@ def make_mesh(
             f"{asked} uses {needed} of {len(all_devices)} devices and leaves process {min(idle)} without any: make the "
             f"product of the sizes {len(all_devices)}"
         )
-    return jax.make_mesh(tuple(sizes.values()), AXES, devices=used, axis_types=(AxisType.Auto,) * len(AXES))
+    # Not `jax.make_mesh`: it refuses the GPUs of several hosts, and on some TPUs sizes that split a physical axis.
+    arranged = np.array(used).reshape(tuple(sizes.values()))
+    if used[0].platform == "tpu" and needed == len(all_devices) and len({d.slice_index for d in used}) == 1:
+        arranged = mesh_utils.create_device_mesh(arranged.shape, used, allow_split_physical_axes=True)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def split(mesh: Mesh, kv_heads: int | None) -> Mesh:
@@ -86,6 +89,11 @@ def split(mesh: Mesh, kv_heads: int | None) -> Mesh:
 def size(mesh: Mesh | None, *axes: str) -> int:
     """Returns the number of devices along the axes, 1 for absent ones and without a mesh."""
     return 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in axes)
+
+
+def device_of(params: Any, mesh: Mesh | None) -> jax.Device:
+    """Returns a device of `mesh`; without one, a device that holds `params`."""
+    return sheet.device_of(params)[0] if mesh is None else mesh.devices.flat[0]
 
 
 def label(mesh: Mesh) -> str:

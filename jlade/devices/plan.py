@@ -212,6 +212,8 @@ def _rates(device: str) -> Rates:
 
 def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     """Returns the tokens per step of the settings to try."""
+    if lookahead != "auto" and not isinstance(lookahead, LookaheadConfig | None):
+        raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
     if compression not in ("paper", "demo"):
         if isinstance(compression, bool) or not isinstance(compression, int | float):
             raise TypeError(f'compression must be "paper", "demo" or a number, got {compression!r}')

@@ -87,7 +87,8 @@ def find_all(name: str, number: int) -> list[jax.Device]:
       ValueError, RuntimeError: as `find`; or the CPU is asked to be more devices than JAX makes of it.
     """
     device, is_attached = find(name)
-    attached = [other for other in jax.devices(device.platform) if is_attached] if is_attached else []
+    attached = jax.local_devices(backend=device.platform) if is_attached else []
+    attached = [other for other in attached if other.device_kind == device.device_kind]
     if len(attached) >= number:
         return attached[:number]
     if name == "cpu":
@@ -111,7 +112,7 @@ def _tpu(target: Tpu, number: int = 1) -> list[jax.Device]:
     generation, _, sizes = target.topology.partition(":")
     grid = [int(size) for size in sizes.split("x")]
     while math.prod(grid) < number:
-        shortest = max(range(len(grid)), key=lambda axis: (-grid[axis], axis))
+        shortest = min(range(len(grid)), key=lambda axis: (grid[axis], -axis))
         grid[shortest] *= 2
     return _described("tpu", topology_name=f"{generation}:{'x'.join(map(str, grid))}")
 

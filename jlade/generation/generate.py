@@ -77,7 +77,6 @@ def generate(
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
     """
     request = request_lib.check(params, prompt, options)
-    request_lib.check_batch(len(request.inputs.lengths), request.program.mesh)
     params = sharding.put_params(params, request.program)
     if streamer is None:
         return results.gather(loop.decode(params, request.inputs, request.program), request)
@@ -93,7 +92,6 @@ def stream(params: Params, prompt: Prompts, **options: Unpack[Options]) -> Itera
     """
     request = request_lib.check(params, prompt, options)
     request_lib.check_single(request)
-    request_lib.check_batch(1, request.program.mesh)
     return _pieces(sharding.put_params(params, request.program), request)
 
 

@@ -19,7 +19,6 @@ from jlade.decoding.stopping import Stopping
 from jlade.devices import choice
 from jlade.devices import mesh as mesh_lib
 from jlade.devices.mesh import DATA, MODEL
-from jlade.devices.sheet import device_of
 from jlade.generation import continuation, stop_strings, text
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import Prompts
@@ -82,12 +81,15 @@ def prepare(params: Params, prompt: Prompts, **options: Unpack[Options]) -> tupl
       TypeError, ValueError: as `jlade.generate` does.
     """
     request = check(params, prompt, options)
-    check_batch(len(request.inputs.lengths), request.program.mesh)
     return request.inputs, request.program
 
 
-def check(params: Params, prompt: Prompts, options: Options) -> Request:
+def check(params: Params, prompt: Prompts, options: Options, batch_size: int | None = None) -> Request:
     """Checks the arguments of `jlade.generate`; absent options get their defaults here.
+
+    Args:
+      params, prompt, options: of `jlade.generate`.
+      batch_size: number of sequences that are decoded at once; by default all.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
@@ -100,6 +102,7 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
     parse_special = _check_bool("parse_special", options.get("parse_special", True))
     mask = options.get("attention_mask")
     prompts = prompts_lib.read(prompt, tokenizer, decoder.vocab_size, mask, parse_special)
+    _check_batch(len(prompts) if batch_size is None else batch_size, mesh)
     batch_size = len(prompts)
     state = options.get("state")
     # "auto" continues with the setting of the state, which may have one sequence for all prompts.
@@ -160,7 +163,7 @@ def check(params: Params, prompt: Prompts, options: Options) -> Request:
             decoder=decoder,
             lookahead=dataclasses.replace(lookahead, step_cost=None),
             logprobs=logprobs,
-            chunks=CHUNKS_ON_CPU if device_of(params)[0].platform == "cpu" else CHUNKS,
+            chunks=CHUNKS_ON_CPU if mesh_lib.device_of(params, mesh).platform == "cpu" else CHUNKS,
             mesh=mesh,
         ),
         tokenizer=tokenizer,
@@ -175,17 +178,6 @@ def check_names(options: Mapping[str, Any], accepted: type) -> None:
     for name in options:
         if name not in accepted.__annotations__:
             raise TypeError(f"{name} is not an argument; accepted are {', '.join(sorted(accepted.__annotations__))}")
-
-
-def check_batch(batch_size: int, mesh: Mesh | None) -> None:
-    """Raises a ValueError if the axis `data` of the mesh does not divide the batch."""
-    groups = mesh_lib.size(mesh, DATA)
-    if batch_size % groups:
-        accepted = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
-        raise ValueError(
-            f"mesh has data={groups}, which does not divide a batch of {batch_size}: make the batch a multiple of "
-            f"{groups}, or data one of {', '.join(map(str, accepted))}"
-        )
 
 
 def check_single(request: Request) -> None:
@@ -229,6 +221,17 @@ def _check_decoder(params: Params, decoder: Decoder | None, mesh: Mesh | None) -
             f"{type(decoder).__name__}: use these devices for data or lookahead"
         )
     return decoder, mesh
+
+
+def _check_batch(batch_size: int, mesh: Mesh | None) -> None:
+    """Raises a ValueError if the axis `data` of the mesh does not divide the batch."""
+    groups = mesh_lib.size(mesh, DATA)
+    if batch_size % groups:
+        accepted = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+        raise ValueError(
+            f"mesh has data={groups}, which does not divide a batch of {batch_size}: make the batch a multiple of "
+            f"{groups}, or data one of {', '.join(map(str, accepted))}"
+        )
 
 
 def _check_lookahead(

@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Unpack, cast
 
+import jax
 import numpy as np
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.decoding import sharding
-from jlade.devices import choice
+from jlade.devices import choice, processes
 from jlade.devices.estimate import SLACK, speed_limit
 from jlade.generation import request
 from jlade.generation.prompts import Prompts
@@ -84,9 +85,8 @@ def tune(
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
     request.check_names(options, TextOptions)
     options.setdefault("max_new_tokens", 128)
-    checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}))
+    checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}), batch_size)
     mesh = checked.program.mesh
-    request.check_batch(batch_size, mesh)
     default = choice.estimated(params, batch_size, mesh)
     settings = [setting for setting in (default, *settings) if setting != PLAIN]  # plain decoding is tried anyway
     least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
@@ -95,6 +95,9 @@ def tune(
     params = sharding.put_params(params, checked.program)
     amount = {"prompts": len(checked.inputs.lengths), "tokens": max_new_tokens, "repeat": repeat}
     store = store and (force or _replaces(amount, choice.load(key)))
+    shared = mesh is not None and mesh.is_multi_process
+    if shared:
+        store = processes.gather(store)[0]
     measure = Measurement.of(params, checked.inputs, checked.program, batch_size)
 
     step_times = _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), progress)
@@ -110,7 +113,7 @@ def tune(
             "nothing else runs",
             stacklevel=2,
         )
-    return _store(result, key, amount) if store else result
+    return _store(result, key, amount, shared) if store else result
 
 
 def search(
@@ -203,12 +206,15 @@ def _replaces(amount: dict[str, int], earlier: choice.Stored | None) -> bool:
     return False
 
 
-def _store(result: Tuning, key: choice.Key, amount: dict[str, int]) -> Tuning:
+def _store(result: Tuning, key: choice.Key, amount: dict[str, int], shared: bool) -> Tuning:
     facts = result.figures()
     try:
+        if shared and jax.process_index() > 0:  # `choice.find` takes what process 0 has stored
+            return result
         choice.save(key, result.lookahead, amount | {name: facts[name] for name in ("step_times", "trials", "pruned")})
     except OSError as error:
         warnings.warn(f'the result is not stored, so lookahead="auto" will not find it: {error}', stacklevel=3)
         return result
-    choice.forget()
+    finally:
+        choice.forget()  # in all processes, as the next `choice.find` is an exchange
     return dataclasses.replace(result, path=key.path)
