@@ -1,4 +1,4 @@
-"""Decoding on meshes of the attached devices against one of them: texts, steps, and the time of a step.
+"""Decoding on meshes of the attached devices against one of them: texts, steps, and the time of a call per step.
 
     python benchmarks/meshes.py --json benchmarks/results/meshes.json      # on GPUs or TPUs
     python benchmarks/meshes.py --cpu-devices 8                            # virtual devices: texts and steps count
@@ -66,7 +66,7 @@ def main() -> None:
             divided, _ = jlade.load(source, options.dtype, mesh=jlade.make_mesh(*sizes))
             out, seconds = _decode(divided, prompts, request, timed=not options.cpu_devices)
             found.append(_row(name, sizes, expected, out, seconds))
-    table = Table("", "data, lookahead, model", "equal texts", "equal steps", "steps", "ms a step")
+    table = Table("", "data, lookahead, model", "equal texts", "equal steps", "steps", "ms a step, with prefill")
     for row in found:
         equal = [f"{row[key]} of {len(prompts)}" for key in ("equal_texts", "equal_steps")]
         time_of_step = f"{row['step_ms']:.1f}" if row["step_ms"] else "-"

@@ -1,6 +1,7 @@
 """Decoding on eight virtual devices: tokens and step counts are those of one device."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -37,11 +38,11 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=[13, 16], ids=["whole vocabulary", "divided vocabulary"])
-def params(request):
-    """A model like Qwen3, with 2 KV heads."""
+@functools.cache
+def qwen(vocab_size):
+    """Returns a model like Qwen3, with 2 KV heads."""
     shape = {"num_heads": 8, "num_kv_heads": 2, "intermediate_size": 32, "qk_norm": True, "qkv_bias": True}
-    return tiny_llama(vocab_size=request.param, **shape)
+    return tiny_llama(vocab_size=vocab_size, **shape)
 
 
 def assert_same(found, expected):
@@ -54,13 +55,21 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_small_models(params, name):
+def test_settings(name):
     """Settings take turns with meshes; each setting is decoded on two of them."""
     options = {"max_new_tokens": 24, "lookahead": LookaheadConfig(4, 4, 3)} | SETTINGS[name]
-    expected = jlade.generate(params, PROMPTS, **options)
-    first = list(SETTINGS).index(name) + (params.config.vocab_size == 16)
+    expected = jlade.generate(qwen(16), PROMPTS, **options)
+    first = list(SETTINGS).index(name)
     for sizes in (MESHES[first % len(MESHES)], MESHES[(first + 3) % len(MESHES)]):
-        assert_same(jlade.generate(params, PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
+        assert_same(jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
+
+
+@pytest.mark.parametrize("name", ["penalties", "temperature"])
+def test_a_vocabulary_that_does_not_divide(name):
+    """It is whole on each device."""
+    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig(4, 4, 3)} | SETTINGS[name]
+    expected = jlade.generate(qwen(13), PROMPTS, **options)
+    assert_same(jlade.generate(qwen(13), PROMPTS, mesh=jlade.make_mesh(1, 2, 4), **options), expected)
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 8, 1)])
