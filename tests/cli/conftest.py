@@ -1,6 +1,16 @@
+import signal
+
 import pytest
 
 from jlade import cli
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Lets Ctrl-C interrupt; a process that a shell started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -19,14 +19,6 @@ from tests.cli.own_terminal import Terminal
 LIMIT = ["--max-new-tokens", "8"]
 
 
-@pytest.fixture(autouse=True)
-def interruptible():
-    """Lets Ctrl-C interrupt; a process that a shell started in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 def chat(monkeypatch, capsys):
     """Runs a chat with the given lines, and returns its stdout and stderr."""
