@@ -61,8 +61,8 @@ def generate(
         not depend on the rest of the batch either: it is that of the prompt alone with its key, be that given as a key
         or as an array of one. Greedy text is the same for every key, which then affects only the number of steps.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
-      mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. Parameters that
-        `jlade.load` did not load for this mesh are copied there by each call. In float32 the text is the same on any mesh.
+      mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. In float32 the text is
+        the same on any mesh. Parameters that `jlade.load` did not load for this mesh are copied there by each call.
       state: `Generation.state` of an earlier call. The prompt is still the whole text, of a conversation for example;
         the beginning that the state has read is not read again, and the state's pool is used further. The text is the
         same. A state of one sequence serves a whole batch: the common beginning is read once.
