@@ -59,7 +59,8 @@ def make_mesh(
         )
     # Not `jax.make_mesh`: it refuses the GPUs of several hosts, and on some TPUs sizes that split a physical axis.
     arranged = np.array(used).reshape(tuple(sizes.values()))
-    if used[0].platform == "tpu" and needed == len(all_devices) and len({d.slice_index for d in used}) == 1:
+    slices = {getattr(device, "slice_index", 0) for device in used}
+    if used[0].platform == "tpu" and needed == len(all_devices) and len(slices) == 1:
         arranged = mesh_utils.create_device_mesh(arranged.shape, used, allow_split_physical_axes=True)
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
