@@ -184,18 +184,16 @@ def inspect(
     config = model.config if isinstance(model, LlamaParams) else read_config(pathlib.Path(model))
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
-    target, is_attached = targets.find(device)
-    divided = None
-    if mesh is not None:
-        for name, size in mesh.items():
-            if name not in mesh_lib.AXES:
-                raise ValueError(f"mesh must have the names {', '.join(mesh_lib.AXES)}, got {name!r}")
-            check_int(f"mesh[{name!r}]", size, 1)
-        if batch_size % mesh.get(DATA, 1):
-            raise ValueError(f"batch_size must be a multiple of data={mesh[DATA]} in mesh, got {batch_size}")
-        devices = targets.find_all(device, math.prod(mesh.values()))
-        target, is_attached = devices[0], is_attached and devices[0] in jax.devices()
-        divided = sharding.mesh_for(config, mesh_lib.make_mesh(**mesh, devices=devices))
+    sizes = {} if mesh is None else mesh
+    for name, size in sizes.items():
+        if name not in mesh_lib.AXES:
+            raise ValueError(f"mesh must have the names {', '.join(mesh_lib.AXES)}, got {name!r}")
+        check_int(f"mesh[{name!r}]", size, 1)
+    if batch_size % sizes.get(DATA, 1):
+        raise ValueError(f"batch_size must be a multiple of data={sizes[DATA]} in mesh, got {batch_size}")
+    devices, is_attached = targets.find_all(device, math.prod(sizes.values()))
+    target = devices[0]
+    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
     if directory is not None:
         params = param_shapes(config, check_dtype(dtype, set(), directory, target), int8)
     else:

@@ -69,39 +69,37 @@ def find(name: str) -> tuple[jax.Device, bool]:
       ValueError: `name` is unknown, or its compiler is not installed.
       RuntimeError: the compiler cannot be used; the message names the remedy.
     """
-    if name == "cpu":
-        return jax.local_devices(backend="cpu")[0], True
-    if name not in TARGETS:
-        raise ValueError(f"device must be one of {', '.join(map(repr, ('cpu', *TARGETS)))}; got {name!r}")
-    target = TARGETS[name]
-    attached = default_device()
-    if attached.device_kind == target.device_kind:
-        return attached, True
-    return (_tpu(target) if isinstance(target, Tpu) else _gpu(target))[0], False
+    (device,), is_attached = find_all(name, 1)
+    return device, is_attached
 
 
-def find_all(name: str, number: int) -> list[jax.Device]:
-    """Returns `number` devices: those of this machine if they are of this kind and enough, or else described ones.
+def find_all(name: str, number: int) -> tuple[list[jax.Device], bool]:
+    """Returns `find` for several devices: attached ones if there are enough of this kind, or else described ones.
 
     Raises:
       ValueError, RuntimeError: as `find`; or the CPU is asked to be more devices than JAX makes of it.
     """
-    device, is_attached = find(name)
-    attached = jax.local_devices(backend=device.platform) if is_attached else []
-    attached = [other for other in attached if other.device_kind == device.device_kind]
-    if len(attached) >= number:
-        return attached[:number]
     if name == "cpu":
-        raise ValueError(
-            f"mesh needs {number} devices, and JAX makes {len(attached)} of this CPU: "
-            f'set jax.config.update("jax_num_cpu_devices", {number}) before JAX starts'
-        )
-    target = TARGETS[name]
-    devices = _tpu(target, number) if isinstance(target, Tpu) else _gpu(target, number)
-    return devices[:number]
+        devices = jax.local_devices(backend="cpu")
+        if len(devices) < number:
+            raise ValueError(
+                f"mesh needs {number} devices, and JAX makes {len(devices)} of this CPU: "
+                f'set jax.config.update("jax_num_cpu_devices", {number}) before JAX starts'
+            )
+        return devices[:number], True
+    if name not in TARGETS:
+        raise ValueError(f"device must be one of {', '.join(map(repr, ('cpu', *TARGETS)))}; got {name!r}")
+    target, default = TARGETS[name], default_device()
+    if default.device_kind == target.device_kind:
+        others = (device for device in jax.local_devices(backend=default.platform) if device != default)
+        attached = [default, *(device for device in others if device.device_kind == target.device_kind)]
+        if len(attached) >= number:
+            return attached[:number], True
+    described = _tpu(target, number) if isinstance(target, Tpu) else _gpu(target, number)
+    return described[:number], False
 
 
-def _tpu(target: Tpu, number: int = 1) -> list[jax.Device]:
+def _tpu(target: Tpu, number: int) -> list[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f'the compiler for TPUs is not installed: pip install "jlade[{TPU_COMPILER}]"')
     # libtpu otherwise looks for a TPU machine, complains that there is none, and lets one process use it at a time.
@@ -117,7 +115,7 @@ def _tpu(target: Tpu, number: int = 1) -> list[jax.Device]:
     return _described("tpu", topology_name=f"{generation}:{'x'.join(map(str, grid))}")
 
 
-def _gpu(target: Gpu, number: int = 1) -> list[jax.Device]:
+def _gpu(target: Gpu, number: int) -> list[jax.Device]:
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(f'the compiler for NVIDIA GPUs is not installed: pip install "jlade[{GPU_COMPILER}]"')
     description = _DESCRIPTION.format(gpu=target, bandwidth=int(target.bandwidth), optin=target.shared_memory - 1024)
