@@ -79,11 +79,9 @@ def _run(
 def _steps(params: Params, state: DecodeState, max_steps: jax.Array, program: Program) -> DecodeState:
     """Makes steps on the program's devices."""
     loop = functools.partial(_loop, program=program)
-    if program.mesh is not None:
-        specs = sharding.state_specs(state.constants.stopping, program)
-        in_specs = sharding.param_specs(params, program), specs, PartitionSpec()
-        return mesh_lib.shard(loop, program.mesh, in_specs, specs)(params, state, max_steps)
-    return loop(params, state, max_steps)
+    specs = sharding.state_specs(state.constants.stopping, program)
+    in_specs = sharding.param_specs(params, program), specs, PartitionSpec()
+    return mesh_lib.shard(loop, program.mesh, in_specs, specs)(params, state, max_steps)
 
 
 def _loop(params: Params, state: DecodeState, max_steps: jax.Array, program: Program) -> DecodeState:

@@ -54,11 +54,9 @@ def check_capacity(inputs: Inputs) -> None:
 @functools.partial(jax.jit, static_argnames="program")
 def _read(params: Params, prompts: jax.Array, lengths: jax.Array, cache: KVCache | None, program: Program) -> KVCache:
     read = functools.partial(_read_part, decoder=program.decoder, chunks=program.chunks, mesh=program.mesh)
-    if program.mesh is not None:
-        cache_specs = sharding.BATCH if cache is None else sharding.CACHE
-        specs = sharding.param_specs(params, program), sharding.BATCH, sharding.BATCH, cache_specs
-        return mesh_lib.shard(read, program.mesh, specs, sharding.CACHE)(params, prompts, lengths, cache)
-    return read(params, prompts, lengths, cache)
+    cache_specs = sharding.BATCH if cache is None else sharding.CACHE
+    specs = sharding.param_specs(params, program), sharding.BATCH, sharding.BATCH, cache_specs
+    return mesh_lib.shard(read, program.mesh, specs, sharding.CACHE)(params, prompts, lengths, cache)
 
 
 def _read_part(
@@ -138,11 +136,9 @@ def _draw(key: jax.Array, prompts: jax.Array, lengths: jax.Array, number: int) -
 @functools.partial(jax.jit, static_argnames="program")
 def _start(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
     start = functools.partial(_start_part, program=program)
-    if program.mesh is not None:
-        specs = sharding.CACHE, sharding.input_specs(inputs, program), sharding.BATCH, sharding.BATCH
-        out_specs = sharding.state_specs(inputs.stopping, program)
-        return mesh_lib.shard(start, program.mesh, specs, out_specs)(cache, inputs, keys, drawn)
-    return start(cache, inputs, keys, drawn)
+    specs = sharding.CACHE, sharding.input_specs(inputs, program), sharding.BATCH, sharding.BATCH
+    out_specs = sharding.state_specs(inputs.stopping, program)
+    return mesh_lib.shard(start, program.mesh, specs, out_specs)(cache, inputs, keys, drawn)
 
 
 def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:

@@ -19,7 +19,6 @@ CACHE = KVCache(keys=P(DATA, HEADS), values=P(DATA, HEADS), length=BATCH)  # typ
 
 def param_specs(params: Params, program: Program) -> Specs:
     """Returns the specs of the parameters; those of a model that is not jlade's are whole on each device."""
-    assert program.mesh is not None
     return model_sharding.specs(params, program.mesh) if isinstance(params, LlamaParams) else P()
 
 

@@ -111,8 +111,13 @@ def mesh_of(tree: Any) -> Mesh | None:
     return mesh if isinstance(mesh, Mesh) and COPIES in mesh.axis_names else None
 
 
-def shard(function: Callable[..., Any], mesh: Mesh, in_specs: Specs, out_specs: Specs) -> Callable[..., Any]:
-    """Returns `function` as a program for the devices of a mesh, each with its parts of the arrays."""
+def shard(function: Callable[..., Any], mesh: Mesh | None, in_specs: Specs, out_specs: Specs) -> Callable[..., Any]:
+    """Returns `function` as a program for the devices of a mesh, each with its parts of the arrays.
+
+    Without a mesh it is `function` itself.
+    """
+    if mesh is None:
+        return function
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 

@@ -49,10 +49,8 @@ def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Seque
 def _largest_two(params: Params, cache: KVCache, token: jax.Array, program: Program) -> jax.Array:
     """Returns the two largest logits [2] after `token` [1, 1], which follows the tokens of the cache."""
     largest = functools.partial(_largest_two_part, program=program)
-    if program.mesh is not None:
-        specs = sharding.param_specs(params, program), sharding.CACHE, PartitionSpec()
-        return mesh.shard(largest, program.mesh, specs, PartitionSpec())(params, cache, token)
-    return largest(params, cache, token)
+    specs = sharding.param_specs(params, program), sharding.CACHE, PartitionSpec()
+    return mesh.shard(largest, program.mesh, specs, PartitionSpec())(params, cache, token)
 
 
 def _largest_two_part(params: Params, cache: KVCache, token: jax.Array, program: Program) -> jax.Array:

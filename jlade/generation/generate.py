@@ -77,7 +77,6 @@ def generate(
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
     """
     request = request_lib.check(params, prompt, options)
-    params = sharding.put_params(params, request.program)
     if streamer is None:
         return results.gather(loop.decode(params, request.inputs, request.program), request)
     request_lib.check_streamer(streamer, request)
@@ -92,11 +91,12 @@ def stream(params: Params, prompt: Prompts, **options: Unpack[Options]) -> Itera
     """
     request = request_lib.check(params, prompt, options)
     request_lib.check_single(request)
-    return _pieces(sharding.put_params(params, request.program), request)
+    return _pieces(params, request)
 
 
 def _pieces(params: Params, request: Request) -> Iterator[Piece]:
     inputs, program = request.inputs, request.program
+    params = sharding.put_params(params, program)
     state = prefill.start(prefill.prefill(params, inputs, program), inputs, program)
     detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
     begin, done = int(inputs.lengths[0]), False

@@ -39,8 +39,8 @@ def can_divide(config: LlamaConfig, shards: int) -> bool:
     return groups and config.num_heads % shards == 0 and config.intermediate_size % shards == 0
 
 
-def specs(params: LlamaParams, mesh: Mesh) -> LlamaParams:
-    """Returns the `PartitionSpec` of each array, for arrays or their shapes and a result of `mesh_for`.
+def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
+    """Returns the `PartitionSpec` of each array, for arrays or their shapes and a result of `mesh_for` or None.
 
     A vocabulary that does not divide among the devices is whole on each of them.
     """
