@@ -172,7 +172,7 @@ def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
         ),
         info=Info(
             accepted=jnp.zeros_like(prompts),
-            steps_with_candidate=jnp.zeros(batch_size, jnp.int32),
+            num_candidates=jnp.zeros_like(prompts),
             logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if program.logprobs else None,
         ),
     )

@@ -107,7 +107,7 @@ class Info:
     """The part of the state that is only recorded: no step depends on it."""
 
     accepted: jax.Array  # [B, C] int32, tokens accepted in each step
-    steps_with_candidate: jax.Array  # [B] int32, steps for which the pool had an n-gram
+    num_candidates: jax.Array  # [B, C] int32, n-grams that the pool had for each step
     logprobs: LogProbs | None  # None when not asked for
 
 

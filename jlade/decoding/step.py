@@ -101,7 +101,13 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
     after = state.window  # a level without a window leaves it to the wide ones
     if level.window_size:
         after = jnp.where(state.done[:, None, None], level_window, jax.vmap(window.advance)(level_window, new))
-    has_candidate = jnp.any(candidates[:, :, 0] != NGramPool.EMPTY, axis=1)
+
+    # Record the step.
+    num_candidates = jnp.sum(candidates[:, :, 0] != NGramPool.EMPTY, axis=1, dtype=jnp.int32)
+
+    def record(recorded: jax.Array, new: jax.Array) -> jax.Array:
+        return recorded.at[sequence, state.num_steps].set(jnp.where(state.done, 0, new), mode="drop")
+
     return dataclasses.replace(
         state,
         tokens=text,
@@ -116,8 +122,8 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
         stop_state=stop_state,
         info=dataclasses.replace(
             state.info,
-            accepted=state.info.accepted.at[sequence, state.num_steps].set(num_accepted, mode="drop"),
-            steps_with_candidate=state.info.steps_with_candidate + (has_candidate & ~state.done).astype(jnp.int32),
+            accepted=record(state.info.accepted, num_accepted),
+            num_candidates=record(state.info.num_candidates, num_candidates),
             logprobs=jax.tree.map(keep, state.info.logprobs, logprobs),
         ),
     )

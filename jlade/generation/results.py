@@ -78,13 +78,18 @@ class Statistics:
 
     steps: np.ndarray
     accepted_histogram: np.ndarray  # [B, N] steps that accepted 1, 2, ... N tokens
-    steps_with_candidate: np.ndarray  # steps for which the pool had an n-gram
+    num_candidates: np.ndarray  # [B, max(steps)] n-grams that the pool had for each step, 0 after the last step
     steps_with_accepted: np.ndarray  # steps that accepted more than one token
     keys: np.ndarray
     ngrams: np.ndarray
     mean_fan_out: np.ndarray
     median_fan_out: np.ndarray
     max_fan_out: np.ndarray
+
+    @property
+    def steps_with_candidate(self) -> np.ndarray:
+        """[B] steps for which the pool had an n-gram."""
+        return (self.num_candidates > 0).sum(axis=1)
 
     @property
     def candidate_rate(self) -> np.ndarray:
@@ -100,15 +105,15 @@ class Statistics:
 def statistics(state: DecodeState) -> Statistics:
     """Returns the statistics of a decode that has ended."""
     fan_out = jnp.sum(state.pool.ngrams[..., 0] != NGramPool.EMPTY, axis=-1)  # [B, V]
-    fan_outs, accepted, steps, with_candidate = mesh.fetch(
-        (fan_out, state.info.accepted, state.num_steps, state.info.steps_with_candidate)
+    fan_outs, accepted, steps, num_candidates = mesh.fetch(
+        (fan_out, state.info.accepted, state.num_steps, state.info.num_candidates)
     )
     ngram_size = state.pool.ngram_size
     of_keys = [counts[counts > 0] if counts.any() else np.zeros(1, counts.dtype) for counts in fan_outs]
     return Statistics(
         steps=steps,
         accepted_histogram=np.stack([np.bincount(counts, minlength=ngram_size + 1)[1:] for counts in accepted]),
-        steps_with_candidate=with_candidate,
+        num_candidates=num_candidates[:, : steps.max()],
         steps_with_accepted=(accepted > 1).sum(axis=1),
         keys=(fan_outs > 0).sum(axis=1),
         ngrams=fan_outs.sum(axis=1),

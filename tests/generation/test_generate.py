@@ -175,24 +175,25 @@ def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
         assert statistics.median_fan_out[row] == np.median(fan_outs)
         assert statistics.max_fan_out[row] == max(fan_outs)
         if lookahead.window_size == 0:
-            assert statistics.steps_with_candidate[row] == steps_with_candidate(
-                prompt, out.tokens[row], accepted, lookahead
-            )
+            expected = num_candidates(prompt, out.tokens[row], accepted, lookahead)
+            assert statistics.num_candidates[row].tolist() == expected + [0] * (out.steps.max() - len(expected))
+    np.testing.assert_array_equal(statistics.steps_with_candidate, (statistics.num_candidates > 0).sum(axis=1))
     assert (statistics.steps_with_accepted <= statistics.steps_with_candidate).all()
     np.testing.assert_allclose(statistics.candidate_rate, statistics.steps_with_candidate / out.steps)
     np.testing.assert_allclose(statistics.accepted_rate, statistics.steps_with_accepted / out.steps)
     assert generate(tiny_llama(3), prompts, max_new_tokens=30, lookahead=lookahead).statistics is None
 
 
-def steps_with_candidate(prompt, tokens, accepted, lookahead):
-    pool, text, count = reference.Pool(lookahead.guess_set_size), [], 0
+def num_candidates(prompt, tokens, accepted, lookahead):
+    """Returns the number of candidates of each step, with a pool of the text alone in plain Python."""
+    pool, text, numbers = reference.Pool(lookahead.guess_set_size), [], []
     for new in (prompt, *np.split(tokens[: sum(accepted)], np.cumsum(accepted))):
         for token in [int(i) for i in new]:
             text.append(token)
             if len(text) >= lookahead.ngram_size:
                 pool.insert(text[-lookahead.ngram_size :])
-        count += bool(pool.lookup(text[-1])) and len(text) < len(prompt) + sum(accepted)
-    return count
+        numbers.append(len(pool.lookup(text[-1])))
+    return numbers[: len(accepted)]
 
 
 def test_a_stream_can_be_left_early_and_without_a_tokenizer():
