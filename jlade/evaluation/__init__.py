@@ -1,0 +1,1 @@
+"""Data sets, and measures of texts and of speed, for evaluations."""

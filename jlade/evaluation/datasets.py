@@ -1,0 +1,203 @@
+"""Data sets: questions in the formats in which their authors publish them, and samples that ship with the package."""
+
+import collections
+import dataclasses
+import functools
+import os
+import pathlib
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jlade.evaluation import records
+from jlade.evaluation.records import Record
+
+SAMPLES = pathlib.Path(__file__).parent / "samples"
+MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+SUMMARIZE = "Summarize the user's text in plain words. Use nothing but that text. Reply with the summary alone."
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeTests:
+    """Tests of a completion; see `jlade.evaluation.quality.pass_rate`."""
+
+    prompt: str  # code that the completion continues; "" where the completion is a whole program
+    code: str  # runs after prompt and completion, and raises if a test fails
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question of a data set: one prompt, or the user's turns of a conversation."""
+
+    id: str  # unique in its data set, such as "HumanEval/0" or "81"
+    task: str  # the row in tables by task, such as "translation" or "MT-Bench"; the data set's name without categories
+    category: str = ""  # the part of the task: MT-Bench's "writing", "math" and so on
+    turns: tuple[str, ...] = ()  # the user's messages, or one text to continue; () with `ids`
+    ids: tuple[int, ...] | None = None  # token ids of the prompt, in place of text
+    is_chat: bool = True  # whether the turns go through the model's chat template; otherwise the model continues them
+    system: str | None = None  # the system message
+    reference: str | None = None  # the summary that ROUGE compares with
+    tests: CodeTests | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """The questions of a file."""
+
+    name: str  # the published name, or that of the file
+    format: str  # a key of FORMATS
+    questions: tuple[Question, ...]
+
+
+def read(path: str | os.PathLike[str]) -> Dataset:
+    """Returns the questions of a file, whose first record decides the format, by its fields.
+
+    Args:
+      path: a file in one of the FORMATS: JSON lines or a JSON array, both maybe compressed by gzip, or Parquet.
+
+    Raises:
+      ValueError: names the file and the line, item or row, the value and what is accepted.
+    """
+    file = pathlib.Path(path)
+    found = records.read(file)
+    name = _format_of(found[0])
+    if name is None:
+        known = "; ".join(f"{key} ({', '.join(value.fields)})" for key, value in FORMATS.items())
+        raise ValueError(f"{found[0].place}: no known format has the fields {_fields(found[0])}. Accepted: {known}")
+    known_format = FORMATS[name]
+    title = known_format.title or file.name.split(".")[0]
+    if name == "mt_bench" and not all(record.values.get("category") in MT_BENCH for record in found):
+        title = "Spec-Bench"
+    questions: dict[str, Question] = {}
+    for i, record in enumerate(found):
+        if _format_of(record) != name:
+            raise ValueError(
+                f"{record.place}: the first question is in the format {name}, so this one must have the fields "
+                f"{', '.join(known_format.fields)} and be in the same format, got the fields {_fields(record)}"
+            )
+        question = known_format.question(record, title, f"{title}/{i}")
+        if question.id in questions:
+            raise ValueError(f"{record.place}: the id must be unique, got {question.id!r} again")
+        questions[question.id] = question
+    return Dataset(title, name, tuple(questions.values()))
+
+
+@functools.cache
+def samples() -> tuple[Dataset, ...]:
+    """Returns small data sets written for jlade: 64 questions of five tasks."""
+    return tuple(read(file) for file in sorted(SAMPLES.glob("*.jsonl")))
+
+
+def select(questions: Sequence[Question], limit: int, seed: int | None = None) -> tuple[Question, ...]:
+    """Returns at most `limit` questions, in their order, spread evenly over the tasks and over categories in a task.
+
+    Args:
+      questions: the questions to choose from.
+      limit: the number of questions. A task with too few leaves its share to the others.
+      seed: chooses at random; None chooses the first questions of each category.
+
+    Raises:
+      ValueError: if `limit` is less than 1.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    order = list(range(len(questions)))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    order = _in_turns(order, [(question.task, question.category) for question in questions])
+    order = _in_turns(order, [question.task for question in questions])
+    return tuple(questions[i] for i in sorted(order[:limit]))
+
+
+def _in_turns(order: Sequence[int], groups: Sequence[object]) -> list[int]:
+    """Returns `order` rearranged: the first of each group, the second of each, and so on."""
+    counts: collections.Counter[object] = collections.Counter()
+    rounds = {}
+    for i in order:
+        rounds[i] = counts[groups[i]]
+        counts[groups[i]] += 1
+    return sorted(order, key=rounds.__getitem__)
+
+
+def _format_of(record: Record) -> str | None:
+    return next((name for name, known in FORMATS.items() if record.values.keys() >= set(known.fields)), None)
+
+
+def _fields(record: Record) -> str:
+    return ", ".join(map(str, record.values)) or "(none)"
+
+
+def _mt_bench(record: Record, name: str, _: str) -> Question:
+    category = record.text("category")
+    task = "MT-Bench" if category in MT_BENCH else category
+    return Question(record.identifier("question_id"), task, category, record.texts("turns"))
+
+
+def _humaneval(record: Record, name: str, _: str) -> Question:
+    prompt, entry_point = record.text("prompt"), record.text("entry_point")
+    if not entry_point.isidentifier():
+        record.fail("entry_point", "the name of a function")
+    tests = CodeTests(prompt, f"{record.text('test')}\ncheck({entry_point})\n")
+    return Question(record.identifier("task_id"), name, turns=(prompt,), is_chat=False, tests=tests)
+
+
+def _mbpp(record: Record, name: str, _: str) -> Question:
+    problem = record.text("prompt" if "prompt" in record.values else "text")
+    tests = record.texts("test_list")
+    setup = [record.text("test_setup_code")] if record.values.get("test_setup_code") else []
+    setup.extend(record.texts("test_imports") if record.values.get("test_imports") else ())
+    shown = "\n".join(tests)
+    turn = f"{problem}\n\nUse Python. The code must pass these tests:\n\n```python\n{shown}\n```"
+    code = CodeTests("", "\n".join((*setup, *tests)))
+    return Question(record.identifier("task_id"), name, turns=(turn,), tests=code)
+
+
+def _gsm8k(record: Record, name: str, default_id: str) -> Question:
+    record.text("answer")
+    return Question(default_id, name, turns=(record.text("question"),))
+
+
+def _classeval(record: Record, name: str, _: str) -> Question:
+    skeleton = record.text("skeleton").rstrip()
+    turn = f"Complete the methods of the Python class {record.text('class_name')}:\n\n```python\n{skeleton}\n```"
+    return Question(record.identifier("task_id"), name, turns=(turn,))
+
+
+def _summary(text: str, summary: str, record: Record, name: str, _: str) -> Question:
+    turns, reference = (record.text(text),), record.text(summary)
+    return Question(record.identifier("id"), name, turns=turns, system=SUMMARIZE, reference=reference)
+
+
+def _prompt(record: Record, name: str, default_id: str) -> Question:
+    has_ids = "ids" in record.values
+    return Question(
+        record.identifier("id") if "id" in record.values else default_id,
+        next((record.text(field) for field in ("task", "kind") if field in record.values), name),
+        turns=() if has_ids else (record.text("prompt"),),
+        ids=record.token_ids("ids") if has_ids else None,
+        is_chat=False,
+    )
+
+
+class Format(NamedTuple):
+    """A format, recognised by its fields; others are ignored."""
+
+    title: str  # the data set's name; "" for the file's
+    fields: tuple[str, ...]
+    question: Callable[[Record, str, str], Question]  # from a record, the data set's name and an id for want of one
+
+
+# The first format that fits counts, so that of prompts, whose fields others have too, is last.
+FORMATS = {
+    "mt_bench": Format("MT-Bench", ("question_id", "category", "turns"), _mt_bench),
+    "humaneval": Format("HumanEval", ("task_id", "prompt", "entry_point", "test"), _humaneval),
+    "mbpp": Format("MBPP", ("task_id", "code", "test_list"), _mbpp),
+    "gsm8k": Format("GSM8K", ("question", "answer"), _gsm8k),
+    "classeval": Format("ClassEval", ("task_id", "skeleton", "class_name"), _classeval),
+    "cnn_dailymail": Format(
+        "CNN/DailyMail", ("id", "article", "highlights"), functools.partial(_summary, "article", "highlights")
+    ),
+    "xsum": Format("XSum", ("id", "document", "summary"), functools.partial(_summary, "document", "summary")),
+    "ids": Format("", ("ids",), _prompt),
+    "prompts": Format("", ("prompt",), _prompt),
+}

@@ -1,0 +1,130 @@
+"""Records of data files, each with its place for messages, and their values with checks."""
+
+import dataclasses
+import gzip
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A line, item or row of a file.
+
+    Each method checks one value and returns it.
+
+    Raises:
+      ValueError: names the place, the field, its value and what is accepted.
+    """
+
+    place: str  # the file, and the number of the line, item or row, from 1
+    values: Mapping[str, Any]
+
+    def text(self, field: str) -> str:
+        """Returns a text that is not blank."""
+        value: Any = self.values.get(field)
+        return value if _is_text(value) else self.fail(field, "Unicode text that is not blank")
+
+    def texts(self, field: str) -> tuple[str, ...]:
+        """Returns one or more texts, none of them blank."""
+        value: Any = self.values.get(field)
+        is_right = isinstance(value, list) and value and all(map(_is_text, value))
+        return tuple(value) if is_right else self.fail(field, "a list of one or more texts that are not blank")
+
+    def token_ids(self, field: str) -> tuple[int, ...]:
+        """Returns one or more token ids."""
+        value: Any = self.values.get(field)
+        is_right = isinstance(value, list) and value and all(type(one) is int and one >= 0 for one in value)
+        return tuple(value) if is_right else self.fail(field, "a list of one or more token ids")
+
+    def identifier(self, field: str) -> str:
+        """Returns an integer or a text, as text."""
+        value: Any = self.values.get(field)
+        is_right = type(value) is int or _is_text(value)
+        return str(value) if is_right else self.fail(field, "an integer or text that is not blank")
+
+    def fail(self, field: str, accepted: str) -> NoReturn:
+        """Raises a ValueError about a field."""
+        shown = repr(self.values.get(field))
+        raise ValueError(f"{self.place}: {field} must be {accepted}, got {shown[:80]}{'...' * (len(shown) > 80)}")
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str) or not value.strip():
+        return False
+    try:
+        value.encode()  # JSON can escape half a surrogate pair, which no tokenizer takes
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read(path: str | os.PathLike[str]) -> list[Record]:
+    """Returns the records of a file: JSON lines or a JSON array, both maybe compressed by gzip, or Parquet.
+
+    Raises:
+      ValueError: names the file and the line, item or row that is not readable or is no object; or the file that has
+        another suffix or no records; or says how to install pyarrow.
+    """
+    file = pathlib.Path(path)
+    if not file.name.endswith(SUFFIXES):
+        raise ValueError(f"path must end in one of {', '.join(SUFFIXES)}, got {os.fspath(path)!r}")
+    try:
+        records = _read_parquet(file) if file.suffix == ".parquet" else _read_json(file)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
+    if not records:
+        raise ValueError(f"{file} is empty: it must hold one or more questions")
+    for record in records:
+        if not isinstance(record.values, dict):
+            raise ValueError(f"{record.place}: must be a JSON object, got {type(record.values).__name__}")
+    return records
+
+
+def _read_json(file: pathlib.Path) -> list[Record]:
+    lines = _read_lines(file)
+    first = next((line for line in lines if line.strip()), "")
+    if first.lstrip().startswith("["):
+        items = _parse("".join(lines), str(file))
+        return [Record(f"{file}, item {i}", item) for i, item in enumerate(items, start=1)]
+    places = [(f"{file}, line {i}", line) for i, line in enumerate(lines, start=1) if line.strip()]
+    return [Record(place, _parse(line, place)) for place, line in places]
+
+
+def _read_lines(file: pathlib.Path) -> list[str]:
+    lines: list[str] = []
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        try:
+            for line in stream:
+                lines.append(line.decode())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}, line {len(lines) + 1}: not UTF-8: {error}") from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{file}, line {len(lines) + 1}: not readable as gzip: {error}") from error
+    return lines
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: not readable as JSON: {error}") from error
+
+
+def _read_parquet(file: pathlib.Path) -> list[Record]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError('Parquet files need pyarrow: pip install "jlade[evaluation]"') from error
+    with file.open("rb") as stream:
+        try:
+            rows = pyarrow.parquet.read_table(stream).to_pylist()
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"{file} is not readable as Parquet: {error}") from error
+    return [Record(f"{file}, row {i}", row) for i, row in enumerate(rows, start=1)]
