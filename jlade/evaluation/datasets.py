@@ -84,8 +84,14 @@ def read(path: str | os.PathLike[str]) -> Dataset:
 
 @functools.cache
 def samples() -> tuple[Dataset, ...]:
-    """Returns small data sets written for jlade: 64 questions of five tasks."""
-    return tuple(read(file) for file in sorted(SAMPLES.glob("*.jsonl")))
+    """Returns small data sets written for jlade, 64 questions of five tasks, whose names end in "sample"."""
+    return tuple(_sample(read(file)) for file in sorted(SAMPLES.glob("*.jsonl")))
+
+
+def _sample(dataset: Dataset) -> Dataset:
+    """Returns the data set under another name: its figures are not those of the published one."""
+    questions = [dataclasses.replace(question, task=f"{question.task} sample") for question in dataset.questions]
+    return Dataset(f"{dataset.name} sample", dataset.format, tuple(questions))
 
 
 def select(questions: Sequence[Question], limit: int, seed: int | None = None) -> tuple[Question, ...]:
