@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
+from jlade.evaluation.provenance import provenance
 
 Figures = dict[str, Any]
 SECONDS = "seconds of this part"
@@ -91,6 +92,6 @@ class Parts:
         if not self.options.json or not Path(self.options.json).exists():
             return {}
         stored = json.loads(Path(self.options.json).read_text(encoding="utf-8"))
-        same = {name: value for name, value in report.provenance().items() if name not in ("date", "command")}
+        same = {name: value for name, value in provenance().items() if name not in ("date", "command")}
         is_same = all(stored.get(name) == value for name, value in (same | self.settings).items())
         return stored.get("parts", {}) if is_same else {}

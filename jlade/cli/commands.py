@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.cli import chat, compare, convert, generate, inspection, plan, program_cache, tune
+from jlade.cli import bench, chat, compare, convert, generate, inspection, plan, program_cache, tune
 from jlade.cli import options as options_lib
 
 
@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "generate": generate,
     "chat": chat,
     "tune": tune,
+    "bench": bench,
     "inspect": inspection,
     "plan": plan,
     "convert": convert,
@@ -44,6 +45,7 @@ complete   complete a prompt, and compare with plain decoding
 generate   complete files, or the lines of files
 chat       chat with a model
 tune       find the fastest W, N and G for a model on this device
+bench      compare ways to decode on a model and data; the paper's tables and figures
 inspect    describe a checkpoint and the memory it needs
 plan       estimate decoding on many devices
 convert    write a checkpoint in another format or dtype

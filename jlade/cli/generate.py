@@ -6,16 +6,14 @@ import itertools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
-from rich import progress
-from rich.console import Console
 
 import jlade
-from jlade.cli import distributed, status
+from jlade.cli import distributed, progress, status
 from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
 from jlade.config import check_int
@@ -88,7 +86,8 @@ def run(options: argparse.Namespace) -> None:
         same = vars(options) | {"distributed": None}
         distributed.check_equal("prompts or options", (same, [item.prompt for item in job.items]))
         num_done = distributed.of_first(num_done)
-        advance = stack.enter_context(_bar(len(job.items), num_done, hidden=job.file.isatty()))
+        hidden = job.file.isatty()  # the completions are there to see
+        advance = stack.enter_context(progress.bar(len(job.items), num_done, "prompts", hidden))
         try:
             for number in _complete(job, num_done, options):
                 num_done += advance(number)
@@ -245,26 +244,3 @@ def _given(options: argparse.Namespace) -> Record:
     others = ("files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "distributed")
     given = {name: value for name, value in vars(options).items() if value != defaults[name]}
     return {name: value for name, value in given.items() if name not in others}
-
-
-@contextlib.contextmanager
-def _bar(total: int, num_done: int, hidden: bool) -> Iterator[Callable[[int], int]]:
-    """Yields a function that advances a progress bar on stderr, if that is a terminal, and returns its argument."""
-    console = Console(stderr=True)
-    columns = (
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("prompts"),
-        progress.BarColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("left:"),
-        progress.TimeRemainingColumn(),
-    )
-    hidden = hidden or not console.is_terminal
-    with progress.Progress(*columns, console=console, disable=hidden, redirect_stdout=False) as bar:
-        task = bar.add_task("", total=total, completed=num_done)
-
-        def advance(number: int) -> int:
-            bar.advance(task, number)
-            return number
-
-        yield advance

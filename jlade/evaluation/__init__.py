@@ -1,1 +1,1 @@
-"""Data sets, and measures of texts and of speed, for evaluations."""
+"""Evaluation on any model and data: data sets, methods, measures, and the tables and figures of the paper."""

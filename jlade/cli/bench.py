@@ -1,0 +1,180 @@
+"""`jlade bench`: compares ways to decode on a model and data, and makes the paper's tables and figures of them."""
+
+import argparse
+import functools
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import jax
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from jlade.cli import conversation, progress, status
+from jlade.cli import options as options_lib
+from jlade.config import check_int
+from jlade.devices.sheet import default_device
+from jlade.evaluation import datasets, experiments, methods, provenance, report, runs
+from jlade.evaluation.answers import Model
+from jlade.evaluation.datasets import Dataset
+from jlade.evaluation.tables import Table
+from jlade.generation import text
+from jlade.generation.text import Tokenizer
+from jlade.models.llama import LlamaParams
+
+RUN = "run.jsonl"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    every = "\n".join(f"{name:<10} {each.summary}" for name, each in experiments.EXPERIMENTS.items())
+    result = options_lib.Parser(
+        prog="jlade bench",
+        description="Decode the questions of data sets by several methods, in turns, and write tables, figures and a\n"
+        "report of the results. A run that was interrupted goes on where it stopped.",
+        epilog=f"experiments:\n{every}\nall        all of these\n\nA method is {methods.SYNTAX}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    result.add_argument(
+        "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
+    )
+    options_lib.add_model(result)
+    result.add_argument(
+        "--data",
+        nargs="+",
+        metavar="FILE",
+        help="questions: Spec-Bench, MT-Bench, HumanEval, MBPP, GSM8K, ClassEval, CNN/DailyMail, XSum, or JSON lines "
+        "with a field prompt or ids (default: 64 samples)",
+    )
+    result.add_argument("--methods", nargs="+", metavar="METHOD", help="what the experiment methods compares")
+    result.add_argument("--limit", type=int, metavar="Q", help="most questions of each experiment, spread over tasks")
+    result.add_argument(
+        "--seed", type=int, metavar="S", help="choose the questions at random, and draw sampled texts, by this seed"
+    )
+    result.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens of an answer (default: %(default)s)"
+    )
+    result.add_argument("--output", default="bench", metavar="DIR", help="directory of the results (default: bench)")
+    result.add_argument(
+        "--report",
+        nargs="+",
+        metavar="DIR",
+        help="decode nothing; make the report of the results in one or more directories, such as of several models",
+    )
+    result.add_argument(
+        "--run-code",
+        action="store_true",
+        help="run the code that the model writes for questions with tests, in a subprocess with limits, which is no "
+        "sandbox",
+    )
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    names = _experiments(options.experiments)
+    output = pathlib.Path(options.output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output must be a directory, got {output}")
+    if options.report:
+        found = [runs.read(pathlib.Path(directory) / RUN) for directory in options.report]
+    else:
+        _check(options)
+        found = [_run(names, options, output / RUN)]
+    sections = experiments.present(names, found)
+    if not sections:
+        raise ValueError(f"the results have nothing for {', '.join(names)}")
+    console = Console(highlight=False)
+    for items in sections.values():
+        for item in items:
+            if isinstance(item, Table):
+                console.print(_table(item))
+    with status.show("drawing"):
+        page = report.write(output, sections, found)
+    print(f"{page}: tables and figures")
+
+
+def _experiments(given: Sequence[str]) -> list[str]:
+    known = experiments.EXPERIMENTS
+    for name in given:
+        if name not in known and name != "all":
+            raise ValueError(f"there is no experiment {name!r}; there are {', '.join(known)} and all")
+    return (
+        list(known)
+        if "all" in given
+        else [name for name in known if name in given or (not given and name == "methods")]
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises a ValueError that names an option with a wrong value, before anything is loaded."""
+    check_int("--max-new-tokens", options.max_new_tokens, 1)
+    if options.limit is not None:
+        check_int("--limit", options.limit, 1)
+    for name in options.methods or ():
+        methods.parse(name)
+
+
+def _run(names: Sequence[str], options: argparse.Namespace, file: pathlib.Path) -> runs.Run:
+    """Decodes what the file does not have, and returns the run."""
+    sets = _read(options.data)
+    dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
+    cells = experiments.cells(names, sets, dtype, options.methods, options.limit, options.seed)
+    with status.show("loading"):
+        params, tokenizer = options_lib.load(options)
+        encode = _chat(pathlib.Path(options.model or options_lib.DEMO), tokenizer)
+
+    def load(other: str) -> LlamaParams:
+        if other == dtype:
+            return params
+        return options_lib.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
+
+    model = Model(load, dtype, tokenizer, options.max_new_tokens)
+    about = provenance.provenance() | {
+        "model": options.model or "demo",
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "dtype": dtype,
+        "mesh": options.mesh,
+        "int8": options.int8,
+        "data": [dataset.name for dataset in sets],
+        "max_new_tokens": options.max_new_tokens,
+        "seed": options.seed,
+        "run_code": options.run_code,
+    }
+    num_done = runs.done_cells(file, cells)
+    with progress.bar(len(cells), num_done, "answers") as advance:
+        try:
+            for _ in runs.execute(cells, model, encode, file, about, options.seed or 0, options.run_code):
+                num_done += advance(1)
+        except KeyboardInterrupt:
+            print(f"{num_done} of {len(cells)} answers are in {file}; the same command goes on", file=sys.stderr)
+            raise
+    return runs.read(file)
+
+
+def _read(data: Sequence[str] | None) -> Sequence[Dataset]:
+    if data is None:
+        return datasets.samples()
+    sets = [datasets.read(file) for file in data]
+    names = [dataset.name for dataset in sets]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"--data names two data sets called {min(twice)!r}: join the files, or rename one")
+    return sets
+
+
+def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
+    """Returns a function that applies the model's chat template; a model without one continues the plain messages."""
+    of_transformers = conversation.load_tokenizer(directory)
+    if of_transformers.chat_template is None:
+        return lambda messages: text.encode(tokenizer, "\n\n".join(message["content"] for message in messages))
+    return functools.partial(conversation.encode, of_transformers)
+
+
+def _table(table: Table) -> RichTable:
+    shown = RichTable(*(column.name for column in table.columns), title=table.title, caption=table.note or None)
+    shown.title_justify = shown.caption_justify = "left"
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.texts():
+        shown.add_row(*row)
+    return shown

@@ -1,0 +1,215 @@
+"""Answers: a prompt decoded by a method, with its steps and times."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade import conversion
+from jlade.config import PLAIN, SamplingConfig
+from jlade.decoding import loop, prefill
+from jlade.evaluation.methods import Method
+from jlade.generation import request as request_lib
+from jlade.generation import results, text
+from jlade.generation.request import Request
+from jlade.generation.text import Tokenizer
+from jlade.lookahead.ngram_pool import NGramPool
+from jlade.models.llama import LlamaParams
+
+GROWTH_STEPS = 8  # between two counts of the pool
+IDLE_SECONDS = 0.25  # torch's threads go on spinning for so long, and would slow the next decode
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """An answer to a prompt.
+
+    Attributes:
+      prompt_tokens: number of tokens of the prompt.
+      tokens: generated, an end token included.
+      text: of the tokens.
+      steps: forward passes that gave tokens: those of jlade without prefill, those of transformers with it, as its
+        prefill gives the first token.
+      accepted: tokens of each step; empty for transformers.
+      candidates: n-grams of the pool in each step; empty for transformers.
+      pool: n-grams and keys in the pool at the end; (0, 0) for transformers.
+      growth: tokens, n-grams and keys while the text grows, if the method shows them.
+      prefill_seconds: until the prompt is read.
+      first_seconds: until the first tokens, prefill included.
+      seconds: of all steps, prefill excluded.
+      timed_tokens: tokens generated in `seconds`.
+    """
+
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    text: str
+    steps: int
+    accepted: tuple[int, ...]
+    candidates: tuple[int, ...]
+    pool: tuple[int, int]
+    growth: tuple[tuple[int, int, int], ...]
+    prefill_seconds: float
+    first_seconds: float
+    seconds: float
+    timed_tokens: int
+
+
+@dataclasses.dataclass
+class Model:
+    """A model with its tokenizer, loaded in the dtypes that are used, and compiled before anything is timed.
+
+    Attributes:
+      load: returns the parameters in a dtype.
+      dtype: of methods that name none.
+      tokenizer: of the model.
+      max_new_tokens: of each answer.
+    """
+
+    load: Callable[[str], LlamaParams]
+    dtype: str
+    tokenizer: Tokenizer
+    max_new_tokens: int
+    _compiled: set[Any] = dataclasses.field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.params = functools.cache(self.load)
+        self.transformers = functools.cache(self._load_transformers)
+
+    def answer(
+        self, prompt: Sequence[int], method: Method, key: jax.Array, pool: NGramPool | None = None
+    ) -> tuple[Answer, NGramPool | None]:
+        """Decodes a prompt, and returns the answer with the pool after it (None for transformers).
+
+        Args:
+          prompt: token ids.
+          method: of decoding.
+          key: decides a sampled text.
+          pool: to begin with; None for an empty one.
+        """
+        if method.setting is None:
+            return self._answer_by_transformers(prompt, method), None
+        request = self._request(prompt, method, key, pool)
+        shapes = jax.tree.map(np.shape, request.inputs)
+        compiled = self._dtype(method), request.program, jax.tree.structure(request.inputs), str(shapes)
+        if compiled not in self._compiled:
+            self._decode(request, method)
+            self._compiled.add(compiled)
+        return self._decode(request, method)
+
+    def _dtype(self, method: Method) -> str:
+        return method.dtype or self.dtype
+
+    def _request(self, prompt: Sequence[int], method: Method, key: jax.Array, pool: NGramPool | None) -> Request:
+        params = self.params(self._dtype(method))
+        options: request_lib.Options = {
+            "max_new_tokens": self.max_new_tokens,
+            "lookahead": None if method.setting == PLAIN else method.setting,
+            "sampling": SamplingConfig(temperature=method.temperature),
+            "tokenizer": self.tokenizer,
+            "key": key,
+            "pool": pool,
+            "with_statistics": True,
+        }
+        return request_lib.check(params, list(prompt), options)
+
+    def _decode(self, request: Request, method: Method) -> tuple[Answer, NGramPool]:
+        params, inputs, program = self.params(self._dtype(method)), request.inputs, request.program
+        begin = time.perf_counter()
+        cache = jax.block_until_ready(prefill.prefill(params, inputs, program))
+        after_prefill = time.perf_counter()
+        state = prefill.start(cache, inputs, program)
+        state = jax.block_until_ready(loop.run(params, state, program, max_steps=1))
+        after_first = time.perf_counter()
+        growth = []
+        while method.shows_growth and not state.done[0]:
+            growth.append((int(state.num_tokens[0] - inputs.lengths[0]), *_pool_size(state.pool)))
+            state = loop.run(params, state, program, max_steps=GROWTH_STEPS)
+        state = jax.block_until_ready(loop.run(params, state, program))
+        end = time.perf_counter()
+
+        generation = results.gather(state, request)
+        steps, tokens = int(generation.steps[0]), int(generation.lengths[0])
+        size = _pool_size(state.pool)
+        return Answer(
+            prompt_tokens=int(inputs.lengths[0]),
+            tokens=tuple(generation.tokens[0, :tokens].tolist()),
+            text=generation.text[0],
+            steps=steps,
+            accepted=tuple(generation.accepted[0, :steps].tolist()),
+            candidates=tuple(generation.statistics.num_candidates[0, :steps].tolist()),
+            pool=size,
+            growth=(*growth, (tokens, *size)) if method.shows_growth else (),
+            prefill_seconds=after_prefill - begin,
+            first_seconds=after_first - begin,
+            seconds=end - after_prefill,
+            timed_tokens=tokens,
+        ), state.pool
+
+    def _load_transformers(self, dtype: str) -> Any:
+        """Returns transformers' model with the same weights."""
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise ValueError("the methods of transformers need torch: pip install torch transformers") from error
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = pathlib.Path(scratch) / "model"
+            conversion.save_hf(self.params(dtype), directory)
+            # In memory, not mapped: the directory is removed.
+            model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+        return model
+
+    def _answer_by_transformers(self, prompt: Sequence[int], method: Method) -> Answer:
+        import torch
+
+        model = self.transformers(self._dtype(method))
+        times: list[float] = []
+
+        def record(module: Any, arguments: Any, output: Any) -> None:
+            times.append(time.perf_counter())
+
+        ids = torch.tensor([list(prompt)])
+        eos_ids = list(self.params(self._dtype(method)).config.eos_ids)
+        settings: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        settings |= {"eos_token_id": eos_ids or None, "pad_token_id": (eos_ids or [0])[0]}
+        if method.lookup_tokens:
+            settings["prompt_lookup_num_tokens"] = method.lookup_tokens
+        hook = model.register_forward_hook(record)
+        try:
+            with torch.no_grad():
+                begin = time.perf_counter()
+                text_ids = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+                end = time.perf_counter()
+        finally:
+            hook.remove()
+        time.sleep(IDLE_SECONDS)
+        tokens = text_ids[0, len(prompt) :].tolist()
+        return Answer(
+            prompt_tokens=len(prompt),
+            tokens=tuple(tokens),
+            text=text.decode(self.tokenizer, tokens),
+            steps=len(times),
+            accepted=(),
+            candidates=(),
+            pool=(0, 0),
+            growth=(),
+            prefill_seconds=times[0] - begin,
+            first_seconds=times[0] - begin,
+            seconds=end - times[0],
+            timed_tokens=len(tokens) - 1,
+        )
+
+
+def _pool_size(pool: NGramPool) -> tuple[int, int]:
+    """Returns the numbers of n-grams and of keys in a pool [1, V, G, N-1]."""
+    fan_out = np.asarray(jnp.sum(pool.ngrams[0, ..., 0] != NGramPool.EMPTY, axis=-1))
+    return int(fan_out.sum()), int((fan_out > 0).sum())

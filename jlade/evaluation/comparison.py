@@ -1,0 +1,114 @@
+"""A comparison of methods: speed, steps, tasks, accepted tokens, tests passed."""
+
+from collections.abc import Sequence
+
+from jlade.evaluation import figures, measures, statistics
+from jlade.evaluation.figures import Figure
+from jlade.evaluation.methods import parse
+from jlade.evaluation.runs import Result, Run
+from jlade.evaluation.tables import Column, Row, Table
+
+Results = dict[str, list[Result]]  # by method
+
+
+def methods_table(run: Run, results: Results) -> Table:
+    """Returns tokens per step, speed and share of identical answers of each method."""
+    rows = []
+    for name, of_method in results.items():
+        speedup = statistics.summary(measures.speedups(of_method, results[str(parse(name).baseline)]))
+        is_greedy = not parse(name).temperature
+        rows.append(
+            (
+                parse(name).label,
+                measures.compression(of_method),
+                measures.speed(of_method),
+                measures.first_token(of_method),
+                speedup.mean,
+                speedup.median,
+                f"{speedup.low:.2f} to {speedup.high:.2f}",
+                measures.identical(of_method) if is_greedy else None,
+            )
+        )
+    columns = (
+        Column("method (W, N, G)"),
+        Column("tokens/step", ".2f"),
+        Column("tokens/s", ".1f"),
+        Column("first token, s", ".2f"),
+        Column("speedup", ".2f x"),
+        Column("median", ".2f x"),
+        Column("95% interval"),
+        Column("identical", ".0%"),
+    )
+    number = len(next(iter(results.values())))
+    note = (
+        f"{number} questions, up to {run.about['max_new_tokens']} new tokens for each turn. Tokens per step counts "
+        "every forward pass that gives tokens. Tokens per second excludes prefill; the median time to the first token "
+        "includes it. Speedup is the mean over the questions, relative to plain decoding by jlade, with a bootstrap "
+        "interval. Identical is the share of the answers that equal those of plain decoding in float32."
+    )
+    return Table("methods", "Methods", columns, tuple(rows), note)
+
+
+def tasks_table(results: Results) -> Table:
+    """Returns tokens per step by task, as Spec-Bench (arXiv 2401.07851) arranges methods and tasks."""
+    tasks = _names(results, "task")
+    rows: list[Row] = [
+        (
+            parse(name).label,
+            *(measures.compression([one for one in of_method if one.task == task]) for task in tasks),
+            measures.compression(of_method),
+        )
+        for name, of_method in results.items()
+    ]
+    columns = (Column("tokens/step"), *(Column(task, ".2f") for task in [*tasks, "all"]))
+    return Table("tasks", "Tokens per step by task", columns, tuple(rows))
+
+
+def throughput_table(results: Results) -> Table:
+    """Returns tokens per second by data set, the numbers of `throughput_figure`."""
+    datasets = _names(results, "dataset")
+    columns = (Column("tokens/s"), *(Column(name, ".1f") for name in datasets))
+    rows = tuple((parse(name).label, *_speeds(of_method, datasets)) for name, of_method in results.items())
+    return Table("throughput", "Throughput by data set", columns, rows)
+
+
+def throughput_figure(run: Run, results: Results) -> Figure:
+    """Returns Figures 5 to 7 of arXiv 2402.02057 for this model and its devices: tokens per second by data set."""
+    datasets = _names(results, "dataset")
+    series = {parse(name).label: _speeds(of_method, datasets) for name, of_method in results.items()}
+    title = f"Throughput by data set: {run.about['model']} on {run.about['mesh'] or run.about['device']}"
+    note = "As Figures 5 to 7 of the paper, for the devices of this run. Prefill is excluded."
+    return Figure("throughput", title, figures.bars(datasets, dict(series), "tokens/s"), note)
+
+
+def accepted_table(results: Results) -> Table:
+    """Returns the share of the steps that accepted each number of tokens."""
+    shares = {name: measures.accepted_shares(of_method) for name, of_method in results.items() if _has_steps(name)}
+    most = max(map(len, shares.values()))
+    rows = tuple((parse(name).label, *each, *[None] * (most - len(each))) for name, each in shares.items())
+    columns = (Column("share of steps that accept"), *(Column(str(i + 1), ".0%") for i in range(most)))
+    return Table("accepted", "Accepted tokens of a step", columns, rows)
+
+
+def tests_table(results: Results) -> Table | None:
+    """Returns the share of the questions whose tests the answers pass (pass@1), None if no tests were run."""
+    rows = []
+    for name, of_method in results.items():
+        passed = [result.passed for result in of_method if result.passed is not None]
+        if passed:
+            rows.append((parse(name).label, sum(passed) / len(passed), len(passed)))
+    columns = (Column("method"), Column("pass@1", ".1%"), Column("problems", "d"))
+    return Table("tests", "Problems whose tests pass", columns, tuple(rows)) if rows else None
+
+
+def _names(results: Results, field: str) -> list[str]:
+    """Returns the values of a field of the results, each once."""
+    return list(dict.fromkeys(getattr(result, field) for result in next(iter(results.values()))))
+
+
+def _speeds(results: Sequence[Result], datasets: Sequence[str]) -> list[float | None]:
+    return [measures.speed([result for result in results if result.dataset == name]) for name in datasets]
+
+
+def _has_steps(name: str) -> bool:
+    return parse(name).setting is not None

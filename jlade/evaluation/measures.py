@@ -1,0 +1,81 @@
+"""Measures of results: tokens per step, speed, time to the first token, pool hits."""
+
+import collections
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jlade.evaluation.answers import Answer
+from jlade.evaluation.runs import Result
+
+
+def by_method(results: Iterable[Result], methods: Iterable[str]) -> dict[str, list[Result]]:
+    """Returns the results of some methods: those to the questions that all of them answered, in the same order."""
+    names = list(methods)
+    found: dict[tuple[str, str], dict[str, Result]] = collections.defaultdict(dict)
+    for result in results:
+        if result.method in names and result.error is None:
+            found[result.dataset, result.question][result.method] = result
+    complete = [of_question for of_question in found.values() if len(of_question) == len(set(names))]
+    return {name: [of_question[name] for of_question in complete] for name in names}
+
+
+def answers(results: Iterable[Result]) -> list[Answer]:
+    """Returns the answers to all turns."""
+    return [answer for result in results for answer in result.answers]
+
+
+def compression(results: Iterable[Result]) -> float:
+    """Returns the tokens per step, over all answers (S of arXiv 2402.02057, Equation 6)."""
+    given = answers(results)
+    return sum(len(answer.tokens) for answer in given) / sum(answer.steps for answer in given)
+
+
+def speed(results: Iterable[Result]) -> float:
+    """Returns the tokens per second, over all answers and without prefill."""
+    given = answers(results)
+    return sum(answer.timed_tokens for answer in given) / sum(answer.seconds for answer in given)
+
+
+def speedups(results: Sequence[Result], baselines: Sequence[Result]) -> list[float]:
+    """Returns the speed relative to that of the baseline, for each question."""
+    return [speed([one]) / speed([other]) for one, other in zip(results, baselines, strict=True)]
+
+
+def first_token(results: Iterable[Result]) -> float:
+    """Returns the median of the seconds until the first tokens of an answer."""
+    return float(np.median([answer.first_seconds for answer in answers(results)]))
+
+
+def identical(results: Sequence[Result]) -> float:
+    """Returns the share of the answers that equal those of plain decoding in float32."""
+    differences = [difference for result in results for difference in result.differences]
+    return sum(difference is None for difference in differences) / len(differences)
+
+
+def accepted_shares(results: Iterable[Result]) -> list[float]:
+    """Returns the share of the steps that accepted 1, 2, ... tokens."""
+    counts = np.bincount([number for answer in answers(results) for number in answer.accepted])[1:]
+    return (counts / counts.sum()).tolist()
+
+
+def hit_rates(results: Iterable[Result], size: int) -> list[tuple[int, float]]:
+    """Returns how often the pool had a candidate, over time.
+
+    Args:
+      results: of one method.
+      size: steps that are taken together.
+
+    Returns:
+      Pairs of the last step of each group, from 1, and the share of its steps, over all answers, with a candidate.
+      Groups that fewer than half of the answers reach are left out.
+    """
+    given = [answer.candidates for answer in answers(results)]
+    rates = []
+    for begin in range(0, max(map(len, given), default=0), size):
+        parts = [hits[begin : begin + size] for hits in given if len(hits) > begin]
+        if 2 * len(parts) < len(given):
+            break
+        steps = [number > 0 for part in parts for number in part]
+        rates.append((begin + size, sum(steps) / len(steps)))
+    return rates

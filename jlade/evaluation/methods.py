@@ -1,0 +1,133 @@
+"""Ways to decode that an evaluation compares, and their names."""
+
+import dataclasses
+import functools
+from typing import Literal
+
+from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig
+from jlade.tuning.result import label
+
+DTYPES = ("float32", "bfloat16", "float16")
+LOOKUP_TOKENS = 10  # of transformers' prompt lookup, as in Table 3 of arXiv 2402.02057
+
+# Settings with names of their own.
+JACOBI = LookaheadConfig(window_size=10, ngram_size=2, guess_set_size=10, pool_from_prompt=False)
+SETTINGS: dict[str, LookaheadConfig | Literal["auto"]] = {
+    "plain": PLAIN,
+    "jacobi": JACOBI,
+    "prompt-lookup": SMALL_BLOCK,
+    "auto": "auto",
+}
+TRANSFORMERS = {"transformers": 0, "transformers-lookup": LOOKUP_TOKENS}
+SYNTAX = (
+    f"{', '.join([*SETTINGS, *TRANSFORMERS])} or W,N,G, with any of :no-prompt, :warm, :growth, :t=TEMPERATURE and "
+    f"{', '.join(f':{dtype}' for dtype in DTYPES)}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to decode. `str` gives its name, which `parse` reads.
+
+    Attributes:
+      setting: of jlade: W, N and G, or "auto"; None for transformers.
+      lookup_tokens: most tokens of transformers' prompt lookup; 0 for plain decoding.
+      dtype: of weights and computation; None for that of the run.
+      temperature: 0 for greedy decoding.
+      is_warm: whether the pool of a question is that after the question before; otherwise every pool starts empty.
+      shows_growth: whether decoding pauses to count the n-grams of the pool, so that its times mean nothing.
+    """
+
+    setting: LookaheadConfig | Literal["auto"] | None = PLAIN
+    lookup_tokens: int = 0
+    dtype: str | None = None
+    temperature: float = 0.0
+    is_warm: bool = False
+    shows_growth: bool = False
+
+    def __str__(self) -> str:
+        flags = []
+        if self.setting is None:
+            base = next(name for name, number in TRANSFORMERS.items() if number == self.lookup_tokens)
+        elif self.setting in SETTINGS.values():
+            base = next(name for name, setting in SETTINGS.items() if setting == self.setting)
+        else:
+            assert isinstance(self.setting, LookaheadConfig)
+            base = label(self.setting).replace(" ", "")
+            flags += [] if self.setting.pool_from_prompt else ["no-prompt"]
+        flags += ["warm"] if self.is_warm else []
+        flags += ["growth"] if self.shows_growth else []
+        flags += [self.dtype] if self.dtype else []
+        flags += [f"t={self.temperature:g}"] if self.temperature else []
+        return ":".join([base, *flags])
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        if self.setting is None:
+            parts = ["transformers, prompt lookup" if self.lookup_tokens else "transformers"]
+        elif isinstance(self.setting, str):
+            parts = ["jlade's choice"]
+        elif self.setting == PLAIN:
+            parts = ["plain"]
+        else:
+            kind = "prompt lookup " if self.setting.window_size == 0 else ""
+            kind = "Jacobi " if self.setting.ngram_size == 2 else kind
+            parts = [kind + label(self.setting)]
+            parts += [] if self.setting.pool_from_prompt or self.setting == JACOBI else ["without the prompt"]
+        parts += ["warm pool"] if self.is_warm else []
+        parts += [self.dtype] if self.dtype else []
+        parts += [f"temperature {self.temperature:g}"] if self.temperature else []
+        return ", ".join(parts)
+
+    @property
+    def baseline(self) -> "Method":
+        """Plain decoding with the same dtype and temperature."""
+        return Method(dtype=self.dtype, temperature=self.temperature)
+
+
+@functools.cache
+def parse(name: str, dtype: str | None = None) -> Method:
+    """Returns the method of a name such as "plain", "15,5,15:no-prompt" or "prompt-lookup:bfloat16:t=0.7".
+
+    Args:
+      name: see `SYNTAX`.
+      dtype: of the run; a method in this dtype has the dtype None, so that its name is always the same.
+
+    Raises:
+      ValueError: names the method and what is accepted.
+    """
+    base, *flags = (part.strip() for part in name.split(":"))
+    try:
+        if base in TRANSFORMERS:
+            method = Method(setting=None, lookup_tokens=TRANSFORMERS[base])
+        elif base in SETTINGS:
+            method = Method(setting=SETTINGS[base])
+        else:
+            window_size, ngram_size, guess_set_size = map(int, base.split(","))
+            method = Method(LookaheadConfig(window_size, ngram_size, guess_set_size))
+        for flag in flags:
+            method = _with_flag(method, flag)
+    except ValueError as error:
+        raise ValueError(f"a method is {SYNTAX}; got {name!r}: {error}") from error
+    return dataclasses.replace(method, dtype=None) if method.dtype == dtype else method
+
+
+def _with_flag(method: Method, flag: str) -> Method:
+    name, _, value = flag.partition("=")
+    if flag in DTYPES:
+        return dataclasses.replace(method, dtype=flag)
+    if name == "t" and float(value) >= 0:
+        return dataclasses.replace(method, temperature=float(value))
+    has_pool = isinstance(method.setting, LookaheadConfig) and method.setting.guess_set_size > 0
+    if flag in ("no-prompt", "warm", "growth") and not has_pool:
+        raise ValueError(f":{flag} needs W, N and G with a pool")
+    match flag:
+        case "no-prompt":
+            assert isinstance(method.setting, LookaheadConfig)
+            return dataclasses.replace(method, setting=dataclasses.replace(method.setting, pool_from_prompt=False))
+        case "warm":
+            return dataclasses.replace(method, is_warm=True)
+        case "growth":
+            return dataclasses.replace(method, shows_growth=True)
+    raise ValueError(f"{flag!r} is not known")

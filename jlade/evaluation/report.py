@@ -1,0 +1,82 @@
+"""Reports: tables and figures as files, and one HTML page with all of them that needs no network."""
+
+import base64
+import html
+import json
+import pathlib
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jlade.evaluation.experiments import EXPERIMENTS, Item
+from jlade.evaluation.figures import Figure
+from jlade.evaluation.runs import Run
+from jlade.files import written_whole
+
+PAGE = pathlib.Path(__file__).parent / "report.html"
+
+
+def write(directory: pathlib.Path, sections: Mapping[str, Sequence[Item]], runs: Sequence[Run]) -> pathlib.Path:
+    """Writes each table as Markdown and JSON, each figure as PNG, and all of them as report.html, which it returns.
+
+    Args:
+      directory: of the files; those of the same names are replaced.
+      sections: tables and figures, by experiment.
+      runs: their results.
+
+    Raises:
+      ValueError: when matplotlib is missing and there are figures.
+    """
+    about = [run.about for run in runs]
+    parts = []
+    for name, items in sections.items():
+        shown = []
+        for item in items:
+            if isinstance(item, Figure):
+                picture = item.png()
+                _write(directory / f"{item.name}.png", picture)
+                shown.append(_figure(item, picture))
+            else:
+                _write(directory / f"{item.name}.md", item.markdown().encode())
+                _write(directory / f"{item.name}.json", _json(item.facts() | {"runs": about}))
+                shown.append(f"<h3>{html.escape(item.title)}</h3>{item.html()}")
+        summary = html.escape(EXPERIMENTS[name].summary)
+        parts.append(f'<section id="{name}"><h2>{name}</h2><p>{summary}</p>{"".join(shown)}</section>')
+    links = "".join(f'<a href="#{name}">{name}</a>' for name in sections)
+    page = string.Template(PAGE.read_text(encoding="utf-8")).substitute(
+        title=html.escape(", ".join(dict.fromkeys(str(each["model"]) for each in about))),
+        links=links,
+        about="".join(map(_about, about)),
+        sections="\n".join(parts),
+    )
+    _write(directory / "report.html", page.encode())
+    return directory / "report.html"
+
+
+def _figure(figure: Figure, picture: bytes) -> str:
+    data = base64.b64encode(picture).decode()
+    title, note = html.escape(figure.title), html.escape(figure.note)
+    caption = f"<figcaption>{note}</figcaption>" if note else ""
+    return f'<h3>{title}</h3><figure><img alt="{title}" src="data:image/png;base64,{data}">{caption}</figure>'
+
+
+def _about(about: Mapping[str, Any]) -> str:
+    facts = "".join(
+        f"<dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(_text(value))}</dd>"
+        for name, value in about.items()
+        if value not in (None, "", [])
+    )
+    return f"<dl>{facts}</dl>"
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _write(file: pathlib.Path, content: bytes) -> None:
+    with written_whole(file, replace=True) as partial:
+        partial.write_bytes(content)

@@ -1,0 +1,306 @@
+"""Runs: the answers of several methods to the same questions, in a file that an interrupted run goes on with."""
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jlade import storage
+from jlade.evaluation import quality
+from jlade.evaluation.answers import Answer, Model
+from jlade.evaluation.datasets import Question
+from jlade.evaluation.methods import Method, parse
+from jlade.generation import difference, text
+from jlade.generation.difference import Difference
+from jlade.lookahead.ngram_pool import NGramPool
+
+Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]  # token ids of the messages of a conversation
+TIMES = ("prefill_seconds", "first_seconds", "seconds")
+VARYING = ("date", "command")  # facts about a run that may differ when it goes on
+
+
+class Cell(NamedTuple):
+    """A question to be answered by a method."""
+
+    dataset: str
+    question: Question
+    method: Method
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.dataset, self.question.id, str(self.method)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The answers of a method to the turns of a question.
+
+    Attributes:
+      dataset, question, task, category: see `jlade.evaluation.datasets`; `question` is the id.
+      method: see `jlade.evaluation.methods.parse`.
+      answers: one for each turn; none after an error.
+      differences: where each answer parts from that of plain decoding in float32; None for equal ones, and for answers
+        at a temperature above 0.
+      reference: the summary to compare with by ROUGE.
+      passed: whether the answer passes the question's tests; None where they were not run.
+      error: the reason why the question could not be answered, such as a prompt that is too long.
+    """
+
+    dataset: str
+    question: str
+    task: str
+    category: str
+    method: str
+    answers: tuple[Answer, ...]
+    differences: tuple[Difference | None, ...]
+    reference: str | None = None
+    passed: bool | None = None
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.dataset, self.question, self.method
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Results, and facts about their model, machine and settings."""
+
+    about: dict[str, Any]
+    results: tuple[Result, ...]
+
+
+def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str) -> list[Cell]:
+    """Returns the cells of a question and methods, in a run in `dtype`.
+
+    First comes plain decoding in float32, with which all texts are compared, and whose answers the later turns of all
+    methods contain; then the baselines of the methods' speed, and the methods.
+    """
+    baselines = [method.baseline for method in methods if method.setting is not None]
+    order = dict.fromkeys([reference(dtype), *baselines, *methods])
+    return [Cell(dataset, question, method) for method in order]
+
+
+def reference(dtype: str) -> Method:
+    """Returns plain decoding in float32, of a run in `dtype`."""
+    return parse("plain:float32", dtype)
+
+
+def read(file: str | os.PathLike[str]) -> Run:
+    """Returns the run in a file.
+
+    Raises:
+      ValueError: names the file and the line that is not one of a run.
+    """
+    path = pathlib.Path(file)
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file with the results of `jlade bench`")
+    about: dict[str, Any] = {}
+    results = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            content = json.loads(line)
+            if number == 1:
+                about = dict(content["run"])
+            else:
+                results.append(_result(content))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}:{number} is not a line of a run: {error!r}") from error
+    if not about:
+        raise ValueError(f"{path} is empty; accepted is a file written by `jlade bench`")
+    return Run(about, tuple(results))
+
+
+def execute(
+    cells: Sequence[Cell],
+    model: Model,
+    encode: Encode,
+    file: str | os.PathLike[str],
+    about: Mapping[str, Any],
+    seed: int = 0,
+    run_code: bool = False,
+) -> Iterator[Result]:
+    """Answers the cells that the file does not have, writes each result when it is there, and yields it.
+
+    A run that was interrupted goes on: its file becomes that of an uninterrupted one, times aside. The pools of methods
+    with a warm pool lie in a directory next to the file.
+
+    Args:
+      cells: the questions and methods, in the order of `plan`.
+      model: answers.
+      encode: applies the chat template.
+      file: JSON lines; the first one is `about`, the others are results.
+      about: facts about the run. Those of an existing file must be the same, except for date and command.
+      seed: of sampled texts.
+      run_code: whether to run the tests of answers in code; see `jlade.evaluation.quality.passed`.
+
+    Raises:
+      ValueError: the file is of another run.
+    """
+    path = pathlib.Path(file)
+    done = _prepare(path, about)
+    counts = collections.Counter(result.method for result in done.values())
+    runner = _Runner(model, encode, _Pools(path.with_suffix(".pools"), counts), jax.random.key(seed), run_code, done)
+    with path.open("a", encoding="utf-8") as stream:
+        for cell in cells:
+            if cell.key not in done:
+                result = runner.answer(cell)
+                print(json.dumps(dataclasses.asdict(result)), file=stream, flush=True)
+                done[cell.key] = result
+                runner.pools.written(cell.method)
+                yield result
+
+
+def done_cells(file: str | os.PathLike[str], cells: Sequence[Cell]) -> int:
+    """Returns the number of the cells that the file has."""
+    path = pathlib.Path(file)
+    done = {result.key for result in read(path).results} if path.exists() else set()
+    return sum(cell.key in done for cell in cells)
+
+
+def _prepare(path: pathlib.Path, about: Mapping[str, Any]) -> dict[tuple[str, str, str], Result]:
+    """Returns the results in the file after cutting off a line that an interruption left; writes a new file's head."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = _whole_lines(path) if path.exists() else []
+    if not lines:
+        path.write_text(json.dumps({"run": dict(about)}) + "\n", encoding="utf-8")
+        return {}
+    run = read(path)
+    for name in sorted(about.keys() | run.about.keys()):
+        if name not in VARYING and run.about.get(name) != json.loads(json.dumps(about.get(name))):
+            raise ValueError(
+                f"{path} holds a run with {name}={run.about.get(name)!r}, and this one has {about.get(name)!r}: name "
+                "another --output, or remove the file"
+            )
+    os.truncate(path, sum(map(len, lines)))
+    return {result.key: result for result in run.results}
+
+
+def _whole_lines(path: pathlib.Path) -> list[bytes]:
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _result(content: dict[str, Any]) -> Result:
+    answers = [Answer(**_tuples(answer)) for answer in content.pop("answers")]
+    differences = [each and Difference(*each) for each in content.pop("differences")]
+    return Result(**content, answers=tuple(answers), differences=tuple(differences))
+
+
+def _tuples(value: Any) -> Any:
+    """Returns a value of JSON with tuples in the place of lists."""
+    if isinstance(value, dict):
+        return {name: _tuples(each) for name, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Runner:
+    model: Model
+    encode: Encode
+    pools: "_Pools"
+    key: jax.Array
+    run_code: bool
+    done: Mapping[tuple[str, str, str], Result]
+
+    def answer(self, cell: Cell) -> Result:
+        """Returns the answers to a question, whose random key is the same for all methods."""
+        dataset, question, method = cell
+        plain = reference(self.model.dtype)
+        baseline = self.done.get((dataset, question.id, str(plain)))
+        told = () if baseline is None or method == plain else baseline.answers
+        key = jax.random.fold_in(self.key, zlib.crc32(f"{dataset}/{question.id}".encode()))
+        pool = self.pools.before(method)
+        answers: list[Answer] = []
+        differences: list[Difference | None] = []
+        passed = error = None
+        try:
+            for turn in range(max(1, len(question.turns))):
+                before = [answer.text for answer in (told or answers)[:turn]]
+                prompt = self._prompt(question, turn, before)
+                answer, pool = self.model.answer(prompt, method, key, pool if method.is_warm else None)
+                answers.append(answer)
+                differences.append(self._difference(prompt, told[turn] if told else None, answer, method))
+            if self.run_code and question.tests is not None:
+                (passed,) = quality.passed([answers[-1].text], [question.tests])
+        except ValueError as refused:
+            answers, differences, error = [], [], str(refused)
+        self.pools.after(method, pool)
+        facts = dataset, question.id, question.task, question.category, str(method)
+        return Result(*facts, tuple(answers), tuple(differences), question.reference, passed, error)
+
+    def _prompt(self, question: Question, turn: int, answers: Sequence[str]) -> Sequence[int]:
+        """Returns the token ids of a turn, with the answers before it."""
+        if question.ids is not None:
+            return question.ids
+        if not question.is_chat:
+            return text.encode(self.model.tokenizer, question.turns[0], parse_special=False)
+        messages = [{"role": "system", "content": question.system}] if question.system else []
+        for asked, answered in zip(question.turns, [*answers, None], strict=False):
+            messages.append({"role": "user", "content": asked})
+            if answered is not None:
+                messages.append({"role": "assistant", "content": answered})
+        return self.encode(messages)
+
+    def _difference(
+        self, prompt: Sequence[int], expected: Answer | None, answer: Answer, method: Method
+    ) -> Difference | None:
+        if expected is None or method.temperature:
+            return None
+        params = self.model.params("float32")
+        return difference.find(params, list(prompt), expected.tokens, answer.tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pools:
+    """The warm pool of each method, in a file that is replaced after each question.
+
+    A pool is written before the result and has its number in the name; the one before it is removed after the result.
+    So the number of results in the file always finds its pool.
+
+    Attributes:
+      directory: of the files.
+      num_results: of each method, in the file of results.
+    """
+
+    directory: pathlib.Path
+    num_results: Mapping[str, int]
+    _held: dict[Method, tuple[int, NGramPool | None]] = dataclasses.field(default_factory=dict)
+
+    def before(self, method: Method) -> NGramPool | None:
+        """Returns the pool after the last question, None for a cold one."""
+        if not method.is_warm:
+            return None
+        if method not in self._held:
+            number = self.num_results.get(str(method), 0)
+            file = self._files(method).get(number)
+            self._held[method] = number, None if file is None else storage.load_pool(file)
+        return self._held[method][1]
+
+    def after(self, method: Method, pool: NGramPool | None) -> None:
+        """Writes the pool after a question."""
+        if method.is_warm:
+            number = self._held[method][0] + 1
+            self._held[method] = number, pool
+            if pool is not None:
+                storage.save_pool(pool, self.directory / f"{_slug(method)}.{number}.safetensors")
+
+    def written(self, method: Method) -> None:
+        """Removes the pools before the newest one."""
+        for number, file in self._files(method).items():
+            if number < self._held[method][0]:
+                file.unlink()
+
+    def _files(self, method: Method) -> dict[int, pathlib.Path]:
+        files = self.directory.glob(f"{_slug(method)}.*.safetensors") if method.is_warm else ()
+        return {int(file.name.split(".")[-2]): file for file in files}
+
+
+def _slug(method: Method) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", str(method))

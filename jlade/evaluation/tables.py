@@ -1,0 +1,78 @@
+"""Tables: numbers with columns and a title, as Markdown, JSON and HTML."""
+
+import dataclasses
+import html
+from collections.abc import Sequence
+from typing import Any
+
+Value = str | float | int | None
+Row = Sequence[Value]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+      name: in the head.
+      form: how numbers are written, in the language of `format`, with text after a space: ".2f x".
+    """
+
+    name: str
+    form: str = ""
+
+    def text(self, value: Value) -> str:
+        """Returns a value as it stands in the table; a missing one is a dash."""
+        if value is None:
+            return "-"
+        if isinstance(value, str):
+            return value
+        form, _, unit = self.form.partition(" ")
+        return format(value, form) + unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+      name: of its files.
+      title: one line.
+      columns: of which the first names the rows.
+      rows: a value for each column.
+      note: what the numbers are, and what was measured.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """Returns the table in Markdown, with title and note."""
+        head = [column.name for column in self.columns]
+        rule = ["---", *("---:" for _ in self.columns[1:])]
+        lines = [f"| {' | '.join(cells)} |" for cells in [head, rule, *self.texts()]]
+        return "\n".join([f"**{self.title}**", "", *lines, *(["", self.note] if self.note else [])]) + "\n"
+
+    def facts(self) -> dict[str, Any]:
+        """Returns JSON-like values."""
+        columns = [column.name for column in self.columns]
+        rows = [dict(zip(columns, row, strict=True)) for row in self.rows]
+        return {"name": self.name, "title": self.title, "note": self.note, "rows": rows}
+
+    def html(self) -> str:
+        """Returns the table in HTML, without its title."""
+
+        def line(tag: str, cells: Sequence[str]) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        head = line("th", [column.name for column in self.columns])
+        body = "\n".join(line("td", row) for row in self.texts())
+        note = f"<p class=note>{html.escape(self.note)}</p>" if self.note else ""
+        return f"<div class=wide><table><thead>{head}</thead>\n<tbody>{body}</tbody></table></div>{note}"
+
+    def texts(self) -> list[list[str]]:
+        """Returns the values as they stand in the table."""
+        return [[c.text(value) for c, value in zip(self.columns, row, strict=True)] for row in self.rows]
