@@ -77,10 +77,11 @@ def run(options: argparse.Namespace) -> None:
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output must be a directory, got {output}")
     if options.report:
-        found = [runs.read(pathlib.Path(directory) / RUN) for directory in options.report]
+        directories = [pathlib.Path(directory) for directory in options.report]
+        found = [(runs.read(directory / RUN), experiments.load(directory)) for directory in directories]
     else:
         _check(options)
-        found = [_run(names, options, output / RUN)]
+        found = [_run(names, options, output)]
     sections = experiments.present(names, found)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
             if isinstance(item, Table):
                 console.print(_table(item))
     with status.show("drawing"):
-        page = report.write(output, sections, found)
+        page = report.write(output, sections, [run for run, _ in found])
     print(f"{page}: tables and figures")
 
 
@@ -115,11 +116,14 @@ def _check(options: argparse.Namespace) -> None:
         methods.parse(name)
 
 
-def _run(names: Sequence[str], options: argparse.Namespace, file: pathlib.Path) -> runs.Run:
-    """Decodes what the file does not have, and returns the run."""
+def _run(
+    names: Sequence[str], options: argparse.Namespace, directory: pathlib.Path
+) -> tuple[runs.Run, dict[str, experiments.Selection]]:
+    """Decodes what the directory does not have, and returns the run with the selections of its experiments."""
     sets = _read(options.data)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    cells = experiments.cells(names, sets, dtype, options.methods, options.limit, options.seed)
+    selections = experiments.select(names, sets, dtype, options.methods, options.limit, options.seed)
+    cells = experiments.cells(selections.values(), sets, dtype)
     with status.show("loading"):
         params, tokenizer = options_lib.load(options)
         encode = _chat(pathlib.Path(options.model or options_lib.DEMO), tokenizer)
@@ -141,6 +145,7 @@ def _run(names: Sequence[str], options: argparse.Namespace, file: pathlib.Path) 
         "seed": options.seed,
         "run_code": options.run_code,
     }
+    file = directory / RUN
     num_done = runs.done_cells(file, cells)
     with progress.bar(len(cells), num_done, "answers") as advance:
         try:
@@ -149,7 +154,7 @@ def _run(names: Sequence[str], options: argparse.Namespace, file: pathlib.Path) 
         except KeyboardInterrupt:
             print(f"{num_done} of {len(cells)} answers are in {file}; the same command goes on", file=sys.stderr)
             raise
-    return runs.read(file)
+    return runs.read(file), experiments.store(directory, selections)
 
 
 def _read(data: Sequence[str] | None) -> Sequence[Dataset]:

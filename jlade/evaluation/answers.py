@@ -95,12 +95,18 @@ class Model:
           pool: to begin with; None for an empty one.
         """
         if method.setting is None:
+            if method not in self._compiled:
+                self._answer_by_transformers(prompt, method)  # the first call takes longer
+                self._compiled.add(method)
             return self._answer_by_transformers(prompt, method), None
         request = self._request(prompt, method, key, pool)
+        params = self.params(self._dtype(method))
         shapes = jax.tree.map(np.shape, request.inputs)
         compiled = self._dtype(method), request.program, jax.tree.structure(request.inputs), str(shapes)
         if compiled not in self._compiled:
-            self._decode(request, method)
+            inputs, program = request.inputs, request.program
+            state = prefill.start(prefill.prefill(params, inputs, program), inputs, program)
+            jax.block_until_ready(loop.run(params, state, program, max_steps=1))
             self._compiled.add(compiled)
         return self._decode(request, method)
 

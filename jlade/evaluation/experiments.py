@@ -1,7 +1,9 @@
 """Experiments: which questions and methods each table and figure needs, and how it is made from a run."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jlade.config import LookaheadConfig
@@ -12,15 +14,29 @@ from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Cell, Run, plan
 from jlade.evaluation.tables import Table
+from jlade.files import written_whole
 
 USUAL = ("plain", "prompt-lookup", "15,5,15", "transformers", "transformers-lookup")
 FEW = 8  # questions of the experiments that need many methods
+SELECTIONS = "experiments.json"
 
 Item = Table | Figure
 Questions = list[tuple[str, Question]]  # with the name of the data set
 
 
 Present = Callable[[Sequence[tuple[Run, Results]]], list[Item | None]]
+
+
+class Selection(NamedTuple):
+    """The part of a run that an experiment needs.
+
+    Attributes:
+      methods: their names.
+      questions: data set and id of each.
+    """
+
+    methods: tuple[str, ...]
+    questions: tuple[tuple[str, str], ...]
 
 
 class Experiment(NamedTuple):
@@ -81,7 +97,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "table3": Experiment(
         "window, candidates and prompt, each left out, on chat questions",
         _names(paper.ablation_methods()),
-        lambda question: question.task == "MT-Bench",
+        lambda question: question.task.startswith("MT-Bench"),
         _each(lambda run, results: [paper.ablation_table(results)]),
     ),
     "figure4": Experiment(
@@ -111,15 +127,15 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def cells(
+def select(
     names: Sequence[str],
     sets: Sequence[Dataset],
     dtype: str,
     methods: Sequence[str] | None = None,
     limit: int | None = None,
     seed: int | None = None,
-) -> list[Cell]:
-    """Returns the questions and methods that experiments need, question by question.
+) -> dict[str, Selection]:
+    """Returns the questions and methods of each experiment.
 
     Args:
       names: of the experiments.
@@ -130,59 +146,74 @@ def cells(
       seed: chooses the questions at random; None chooses the first ones.
 
     Raises:
-      ValueError: an experiment has no question, or the name of a method is wrong.
+      ValueError: the only experiment has no question, or the name of a method is wrong.
     """
     questions = [(dataset.name, question) for dataset in sets for question in dataset.questions]
-    asked: dict[tuple[str, str], list[Method]] = {}
+    selections = {}
     for name in names:
         experiment = EXPERIMENTS[name]
         chosen = [pair for pair in questions if experiment.chooses(pair[1])]
         if not chosen and len(names) == 1:
             raise ValueError(f"no question of the data is of use for {name}: {experiment.summary}")
         most = limit or experiment.limit
-        selected = set(datasets.select([question for _, question in chosen], most, seed)) if most and chosen else None
-        of_experiment = methods if name == "methods" and methods is not None else experiment.methods
-        for dataset, question in chosen:
-            if selected is None or question in selected:
-                asked.setdefault((dataset, question.id), []).extend(parse(each, dtype) for each in of_experiment)
+        if most and chosen:
+            kept = set(datasets.select([question for _, question in chosen], most, seed))
+            chosen = [pair for pair in chosen if pair[1] in kept]
+        given = methods if name == "methods" and methods is not None else experiment.methods
+        possible = [str(method) for method in (parse(each, dtype) for each in given) if _is_possible(method)]
+        selections[name] = Selection(tuple(possible), tuple((dataset, question.id) for dataset, question in chosen))
+    return selections
+
+
+def cells(selections: Iterable[Selection], sets: Sequence[Dataset], dtype: str) -> list[Cell]:
+    """Returns all that experiments need, question by question."""
+    methods: dict[tuple[str, str], list[Method]] = {}
+    for selection in selections:
+        for key in selection.questions:
+            methods.setdefault(key, []).extend(map(parse, selection.methods))
     return [
         cell
-        for dataset, question in questions
-        if (dataset, question.id) in asked
-        for cell in plan(dataset, question, _possible(asked[dataset, question.id]), dtype)
+        for dataset in sets
+        for question in dataset.questions
+        for cell in plan(dataset.name, question, methods.get((dataset.name, question.id), ()), dtype)
     ]
 
 
-def present(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Item]]:
+def store(directory: pathlib.Path, selections: Mapping[str, Selection]) -> dict[str, Selection]:
+    """Writes the selections to a directory, beside those of experiments that were made before, and returns all."""
+    known = load(directory) | dict(selections)
+    with written_whole(directory / SELECTIONS, replace=True) as file:
+        file.write_text(json.dumps({name: each._asdict() for name, each in known.items()}), encoding="utf-8")
+    return known
+
+
+def load(directory: pathlib.Path) -> dict[str, Selection]:
+    """Returns the selections in a directory, {} if there are none."""
+    file = directory / SELECTIONS
+    content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {
+        name: Selection(tuple(each["methods"]), tuple(map(tuple, each["questions"]))) for name, each in content.items()
+    }
+
+
+def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selection]]]) -> dict[str, list[Item]]:
     """Returns the tables and figures of each experiment that the runs have results for."""
     presented = {}
     for name in names:
-        experiment = EXPERIMENTS[name]
-        found = [(run, _results(name, run)) for run in runs]
+        found = [(run, _results(run, selections[name])) for run, selections in runs if name in selections]
         found = [(run, results) for run, results in found if any(results.values())]
         if found:
-            presented[name] = [item for item in experiment.present(found) if item is not None]
+            presented[name] = [item for item in EXPERIMENTS[name].present(found) if item is not None]
     return presented
 
 
-def _results(name: str, run: Run) -> Results:
-    """Returns the results of an experiment's methods, those of the comparison being all that answered everything."""
-    answered = [result for result in run.results if result.error is None]
-    counts: dict[str, int] = {}
-    for result in answered:
-        counts[result.method] = counts.get(result.method, 0) + 1
-    if name == "methods":
-        methods = [method for method, count in counts.items() if count == max(counts.values())]
-        methods = [method for method in methods if not parse(method).shows_growth]
-    else:
-        names = [str(parse(method, run.about["dtype"])) for method in EXPERIMENTS[name].methods]
-        methods = [method for method in names if method in counts]
-        if len(methods) < min(2, len(EXPERIMENTS[name].methods)):
-            return {}
-    return measures.by_method(answered, methods)
+def _results(run: Run, selection: Selection) -> Results:
+    questions = set(selection.questions)
+    of_selection = [result for result in run.results if (result.dataset, result.question) in questions]
+    answered = {result.method for result in of_selection}
+    return measures.by_method(of_selection, [method for method in selection.methods if method in answered])
 
 
-def _possible(methods: Sequence[Method]) -> list[Method]:
-    """Returns the methods without those of transformers if torch is missing."""
-    has_torch = importlib.util.find_spec("torch") is not None
-    return [method for method in methods if method.setting is not None or has_torch]
+def _is_possible(method: Method) -> bool:
+    """Whether the method can run here: those of transformers need torch."""
+    return method.setting is not None or importlib.util.find_spec("torch") is not None

@@ -84,7 +84,7 @@ def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str
     methods contain; then the baselines of the methods' speed, and the methods.
     """
     baselines = [method.baseline for method in methods if method.setting is not None]
-    order = dict.fromkeys([reference(dtype), *baselines, *methods])
+    order = dict.fromkeys([reference(dtype), *baselines, *methods]) if methods else {}
     return [Cell(dataset, question, method) for method in order]
 
 
