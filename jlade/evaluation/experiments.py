@@ -1,5 +1,6 @@
 """Experiments: which questions and methods each table and figure needs, and how it is made from a run."""
 
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -58,7 +59,19 @@ class Experiment(NamedTuple):
 
 
 def _each(present: Callable[[Run, Results], list[Item | None]]) -> Present:
-    return lambda runs: [item for run, results in runs for item in present(run, results)]
+    """Returns a function that presents each run; tables and figures of several runs have its number and model."""
+
+    def present_all(runs: Sequence[tuple[Run, Results]]) -> list[Item | None]:
+        items: list[Item | None] = []
+        for number, (run, results) in enumerate(runs, start=1):
+            for item in present(run, results):
+                if item is not None and len(runs) > 1:
+                    title = f"{item.title}: {run.about['model']}"
+                    item = dataclasses.replace(item, name=f"{item.name}-{number}", title=title)
+                items.append(item)
+        return items
+
+    return present_all
 
 
 def _names(methods: Sequence[Method]) -> tuple[str, ...]:
