@@ -1,0 +1,1 @@
+"""Evaluation: what a generation did, step by step."""
