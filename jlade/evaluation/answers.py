@@ -177,9 +177,9 @@ class Model:
         return model
 
     def _answer_by_transformers(self, prompt: Sequence[int], method: Method) -> Answer:
+        model = self.transformers(self._dtype(method))  # before the import, as it says when torch is missing
         import torch
 
-        model = self.transformers(self._dtype(method))
         times: list[float] = []
 
         def record(module: Any, arguments: Any, output: Any) -> None:
