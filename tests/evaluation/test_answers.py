@@ -128,28 +128,24 @@ def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
     assert (totals[1] == totals[0]) != method.is_warm, "only warm pools need another program for the second answer"
 
 
-class Demo:
-    """Two layers of the demo model, with prompts of code."""
-
-    def __init__(self, directory):
-        save_small_demo(directory / "demo")
-        self.params, self.tokenizer = jlade.load(directory / "demo", "float32")
-        self.model = Model(lambda dtype: self.params, "float32", self.tokenizer, 12)
-        self.prompts = [self.tokenizer.encode(text).ids for text in ("import os\nimport ", "def f(x):\n    return")]
-
-
 @pytest.fixture(scope="module")
 def demo_model(tmp_path_factory):
+    """Two layers of the demo model, and prompts of code."""
     pytest.importorskip("torch", reason="transformers needs torch to decode")
-    return Demo(tmp_path_factory.mktemp("model"))
+    directory = tmp_path_factory.mktemp("model") / "demo"
+    save_small_demo(directory)
+    params, tokenizer = jlade.load(directory, "float32")
+    prompts = [tokenizer.encode(text).ids for text in ("import os\nimport ", "def f(x):\n    return")]
+    return Model(lambda dtype: params, "float32", tokenizer, 12), prompts
 
 
 @pytest.mark.parametrize("name", ["transformers", "transformers-lookup"])
 def test_answers_of_transformers_are_those_of_jlade(name, demo_model, monkeypatch):
     monkeypatch.setattr(answers, "IDLE_SECONDS", 0.0)
-    for prompt in demo_model.prompts:
-        plain, _ = demo_model.model.answer(prompt, parse("plain"), KEY)
-        answer, pool = demo_model.model.answer(prompt, parse(name), KEY)
+    model, prompts = demo_model
+    for prompt in prompts:
+        plain, _ = model.answer(prompt, parse("plain"), KEY)
+        answer, pool = model.answer(prompt, parse(name), KEY)
         assert (answer.tokens, answer.text, answer.prompt_tokens) == (plain.tokens, plain.text, plain.prompt_tokens)
         assert pool is None
         assert (answer.accepted, answer.candidates, answer.pool, answer.growth) == ((), (), (0, 0), ())
@@ -164,11 +160,11 @@ def test_answers_of_transformers_are_those_of_jlade(name, demo_model, monkeypatc
 
 def test_every_pass_of_transformers_is_counted(demo_model, monkeypatch):
     monkeypatch.setattr(answers, "IDLE_SECONDS", 0.0)
-    of_transformers, passes = demo_model.model.transformers("float32"), []
-    hook = of_transformers.model.embed_tokens.register_forward_hook(lambda *_: passes.append(1))
-    demo_model.model.answer(demo_model.prompts[0], parse("transformers-lookup"), KEY)  # compiled
-    passes.clear()
-    answer, _ = demo_model.model.answer(demo_model.prompts[0], parse("transformers-lookup"), KEY)
+    (model, (prompt, _)), passes = demo_model, []
+    embedding = model.transformers("float32").get_input_embeddings()
+    model.answer(prompt, parse("transformers-lookup"), KEY)
+    hook = embedding.register_forward_hook(lambda *_: passes.append(1))
+    answer, _ = model.answer(prompt, parse("transformers-lookup"), KEY)
     hook.remove()
     assert answer.steps == len(passes)
 
