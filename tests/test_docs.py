@@ -1,14 +1,12 @@
 """Every example of README.md and docs/ runs, and every name, path and link in them exists."""
 
 import ast
-import dataclasses
 import importlib
 import io
 import os
 import pathlib
 import re
 import shlex
-import shutil
 import sys
 import tomllib
 from typing import NamedTuple
@@ -16,10 +14,9 @@ from typing import NamedTuple
 import jax
 import pytest
 
-import jlade
 from jlade import cli
 from jlade.cli import generate, inspection, options
-from jlade.conversion import save_hf
+from tests.tiny import save_small_demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -63,13 +60,8 @@ def inline_code(page):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """The first two layers of the demo model, whose programs compile in half the time."""
     directory = tmp_path_factory.mktemp("model") / "demo"
-    params, _ = jlade.demo(dtype="bfloat16")
-    config = dataclasses.replace(params.config, num_layers=2)
-    save_hf(dataclasses.replace(params, layers=params.layers[:2], config=config), directory)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(options.DEMO / name, directory / name)
+    save_small_demo(directory)
     return directory
 
 

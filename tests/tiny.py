@@ -1,11 +1,15 @@
-"""Random tiny LLaMA models and a tokenizer for them."""
+"""Random tiny LLaMA models and a tokenizer for them, and a small part of the demo model."""
 
 import dataclasses
 import functools
+import shutil
 
 import jax
 from tokenizers import Tokenizer, decoders, models
 
+import jlade
+from jlade.cli.options import DEMO
+from jlade.conversion import save_hf
 from jlade.models.llama import LlamaConfig, LlamaParams, init_params
 
 
@@ -46,3 +50,12 @@ def tiny_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
     return tokenizer
+
+
+def save_small_demo(directory, num_layers=2) -> None:
+    """Writes a checkpoint of the demo model's first layers, whose programs compile in half the time."""
+    params, _ = jlade.demo(dtype="bfloat16")
+    config = dataclasses.replace(params.config, num_layers=num_layers)
+    save_hf(dataclasses.replace(params, layers=params.layers[:num_layers], config=config), directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(DEMO / name, directory / name)

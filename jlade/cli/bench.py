@@ -9,10 +9,13 @@ from collections.abc import Sequence
 import jax
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from jlade.cli import conversation, progress, status
 from jlade.cli import options as options_lib
+from jlade.cli.conversation import Message
 from jlade.config import check_int
+from jlade.conversion import hub
 from jlade.devices.sheet import default_device
 from jlade.evaluation import datasets, experiments, methods, provenance, report, runs
 from jlade.evaluation.answers import Model
@@ -126,7 +129,7 @@ def _run(
     cells = experiments.cells(selections.values(), sets, dtype)
     with status.show("loading"):
         params, tokenizer = options_lib.load(options)
-        encode = _chat(pathlib.Path(options.model or options_lib.DEMO), tokenizer)
+        encode = _chat(hub.find(options.model or options_lib.DEMO), tokenizer)
 
     def load(other: str) -> LlamaParams:
         if other == dtype:
@@ -171,15 +174,18 @@ def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
     """Returns a function that applies the model's chat template; a model without one continues the plain messages."""
     of_transformers = conversation.load_tokenizer(directory)
     if of_transformers.chat_template is None:
-        return lambda messages: text.encode(tokenizer, "\n\n".join(message["content"] for message in messages))
+
+        def join(messages: Sequence[Message]) -> list[int]:
+            return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
+
+        return join
     return functools.partial(conversation.encode, of_transformers)
 
 
 def _table(table: Table) -> RichTable:
-    shown = RichTable(*(column.name for column in table.columns), title=table.title, caption=table.note or None)
-    shown.title_justify = shown.caption_justify = "left"
-    for column in shown.columns[1:]:
-        column.justify = "right"
+    shown = RichTable(title=Text(table.title), caption=Text(table.note), title_justify="left", caption_justify="left")
+    for column in table.columns:
+        shown.add_column(Text(column.name), justify="right" if column.form else "left", overflow="fold")
     for row in table.texts():
-        shown.add_row(*row)
+        shown.add_row(*map(Text, row))
     return shown

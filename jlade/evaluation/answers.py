@@ -170,14 +170,16 @@ class Model:
         with tempfile.TemporaryDirectory() as scratch:
             directory = pathlib.Path(scratch) / "model"
             conversion.save_hf(self.params(dtype), directory)
+            transformers.utils.logging.disable_progress_bar()
             # In memory, not mapped: the directory is removed.
             model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+            transformers.utils.logging.enable_progress_bar()
         return model
 
     def _answer_by_transformers(self, prompt: Sequence[int], method: Method) -> Answer:
+        model = self.transformers(self._dtype(method))  # before the import, as it says when torch is missing
         import torch
 
-        model = self.transformers(self._dtype(method))
         times: list[float] = []
 
         def record(module: Any, arguments: Any, output: Any) -> None:

@@ -59,17 +59,17 @@ class Experiment(NamedTuple):
 
 
 def _each(present: Callable[[Run, Results], list[Item | None]]) -> Present:
-    """Returns a function that presents each run; tables and figures of several runs have its number and model."""
+    """Returns a function that presents each run by itself; those of several have number and model."""
 
     def present_all(runs: Sequence[tuple[Run, Results]]) -> list[Item | None]:
-        items: list[Item | None] = []
-        for number, (run, results) in enumerate(runs, start=1):
-            for item in present(run, results):
-                if item is not None and len(runs) > 1:
-                    title = f"{item.title}: {run.about['model']}"
-                    item = dataclasses.replace(item, name=f"{item.name}-{number}", title=title)
-                items.append(item)
-        return items
+        if len(runs) == 1:
+            return present(*runs[0])
+        return [
+            item
+            and dataclasses.replace(item, name=f"{item.name}-{i}", title=f"{item.title}, run {i}: {run.about['model']}")
+            for i, (run, results) in enumerate(runs, start=1)
+            for item in present(run, results)
+        ]
 
     return present_all
 
@@ -154,13 +154,18 @@ def select(
       names: of the experiments.
       sets: data sets.
       dtype: of the run.
-      methods: names of those that the experiment "methods" compares; None for the usual ones.
+      methods: names of those that the experiment "methods" compares, besides their baselines; None for the usual ones.
+        Of these, and in the other experiments, the methods of transformers are left out where torch is missing.
       limit: most questions of each experiment, spread over data sets and tasks; None for the experiments' own.
       seed: chooses the questions at random; None chooses the first ones.
 
     Raises:
-      ValueError: the only experiment has no question, or the name of a method is wrong.
+      ValueError: the only experiment has no question; the name of a method is wrong; or one of `methods` needs torch.
     """
+    compared = None if methods is None else [parse(each, dtype) for each in methods]
+    for method in compared or ():
+        if not _is_possible(method):
+            raise ValueError(f"the method {method} needs torch: pip install torch transformers")
     questions = [(dataset.name, question) for dataset in sets for question in dataset.questions]
     selections = {}
     for name in names:
@@ -172,9 +177,12 @@ def select(
         if most and chosen:
             kept = set(datasets.select([question for _, question in chosen], most, seed))
             chosen = [pair for pair in chosen if pair[1] in kept]
-        given = methods if name == "methods" and methods is not None else experiment.methods
-        possible = [str(method) for method in (parse(each, dtype) for each in given) if _is_possible(method)]
-        selections[name] = Selection(tuple(possible), tuple((dataset, question.id) for dataset, question in chosen))
+        if name == "methods" and compared is not None:
+            given = [*(method.baseline for method in compared), *compared]
+        else:
+            given = [method for each in experiment.methods if _is_possible(method := parse(each, dtype))]
+        keys = tuple((dataset, question.id) for dataset, question in chosen)
+        selections[name] = Selection(tuple(dict.fromkeys(map(str, given))), keys)
     return selections
 
 
@@ -229,4 +237,4 @@ def _results(run: Run, selection: Selection) -> Results:
 
 def _is_possible(method: Method) -> bool:
     """Whether the method can run here: those of transformers need torch."""
-    return method.setting is not None or importlib.util.find_spec("torch") is not None
+    return method.setting is not None or all(map(importlib.util.find_spec, ("torch", "transformers")))

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Literal
 
-from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig
+from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig, SamplingConfig
 from jlade.tuning.result import label
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -58,7 +58,7 @@ class Method:
         flags += ["warm"] if self.is_warm else []
         flags += ["growth"] if self.shows_growth else []
         flags += [self.dtype] if self.dtype else []
-        flags += [f"t={self.temperature:g}"] if self.temperature else []
+        flags += [f"t={_exact(self.temperature)}"] if self.temperature else []
         return ":".join([base, *flags])
 
     @property
@@ -74,10 +74,11 @@ class Method:
             kind = "prompt lookup " if self.setting.window_size == 0 else ""
             kind = "Jacobi " if self.setting.ngram_size == 2 else kind
             parts = [kind + label(self.setting)]
-            parts += [] if self.setting.pool_from_prompt or self.setting == JACOBI else ["without the prompt"]
+            parts += [] if self.setting.pool_from_prompt else ["without the prompt"]
         parts += ["warm pool"] if self.is_warm else []
+        parts += ["counting the pool"] if self.shows_growth else []
         parts += [self.dtype] if self.dtype else []
-        parts += [f"temperature {self.temperature:g}"] if self.temperature else []
+        parts += [f"temperature {_exact(self.temperature)}"] if self.temperature else []
         return ", ".join(parts)
 
     @property
@@ -105,7 +106,8 @@ def parse(name: str, dtype: str | None = None) -> Method:
             method = Method(setting=SETTINGS[base])
         else:
             window_size, ngram_size, guess_set_size = map(int, base.split(","))
-            method = Method(LookaheadConfig(window_size, ngram_size, guess_set_size))
+            setting = LookaheadConfig(window_size, ngram_size, guess_set_size)
+            method = Method(setting if setting.block_size > 1 else PLAIN)
         for flag in flags:
             method = _with_flag(method, flag)
     except ValueError as error:
@@ -117,8 +119,10 @@ def _with_flag(method: Method, flag: str) -> Method:
     name, _, value = flag.partition("=")
     if flag in DTYPES:
         return dataclasses.replace(method, dtype=flag)
-    if name == "t" and float(value) >= 0:
-        return dataclasses.replace(method, temperature=float(value))
+    if name == "t":
+        if method.setting is None:
+            raise ValueError("transformers decodes greedily here")
+        return dataclasses.replace(method, temperature=SamplingConfig(temperature=float(value)).temperature)
     has_pool = isinstance(method.setting, LookaheadConfig) and method.setting.guess_set_size > 0
     if flag in ("no-prompt", "warm", "growth") and not has_pool:
         raise ValueError(f":{flag} needs W, N and G with a pool")
@@ -131,3 +135,8 @@ def _with_flag(method: Method, flag: str) -> Method:
         case "growth":
             return dataclasses.replace(method, shows_growth=True)
     raise ValueError(f"{flag!r} is not known")
+
+
+def _exact(number: float) -> str:
+    """Returns the shortest text that `float` reads as the same number."""
+    return repr(number).removesuffix(".0")

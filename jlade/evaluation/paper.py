@@ -1,5 +1,6 @@
 """Tables and figures of the paper (arXiv 2402.02057) and of guides to it, from the results of a run."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -230,7 +231,7 @@ def growth_table(results: Results) -> Table:
     (name,) = [name for name in results if parse(name).shows_growth]
     given = measures.answers(results[name])
     longest = max(len(answer.tokens) for answer in given)
-    marks = [mark for mark in (1, 16, 32, 64, 128, 256, 512) if mark <= longest]
+    marks = [*(mark for mark in (1, 16, 32, 64, 128, 256, 512) if mark < longest), longest]
     rows: list[Row] = []
     for low, high in itertools.pairwise([0, *marks]):
         found = [[each for each in answer.growth if low < each[0] <= high] for answer in given]
@@ -248,7 +249,8 @@ def growth_table(results: Results) -> Table:
         Column("steps with a candidate", ".0%"),
         Column("answers", "d"),
     )
-    note = f"At {parse(name).label}. The pool begins with the n-grams of the prompt."
+    setting = dataclasses.replace(parse(name), shows_growth=False).label
+    note = f"At {setting}. The pool begins with the n-grams of the prompt."
     return Table("growth", "Growth of the pool", columns, tuple(rows), note)
 
 

@@ -74,7 +74,7 @@ def _text(value: Any) -> str:
 
 
 def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
+    return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _write(file: pathlib.Path, content: bytes) -> None:

@@ -161,7 +161,7 @@ def execute(
 def done_cells(file: str | os.PathLike[str], cells: Sequence[Cell]) -> int:
     """Returns the number of the cells that the file has."""
     path = pathlib.Path(file)
-    done = {result.key for result in read(path).results} if path.exists() else set()
+    done = {result.key for result in read(path).results} if path.exists() and _whole_lines(path) else set()
     return sum(cell.key in done for cell in cells)
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import html
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +17,15 @@ class Column:
 
     Attributes:
       name: in the head.
-      form: how numbers are written, in the language of `format`, with text after a space: ".2f x".
+      form: how numbers are written, in the language of `format`, with text after a space: ".2f x"; "" for text.
     """
 
     name: str
     form: str = ""
 
     def text(self, value: Value) -> str:
-        """Returns a value as it stands in the table; a missing one is a dash."""
+        """Returns a value as it stands in the table; a missing one, or one that is not finite, is a dash."""
+        value = _finite(value)
         if value is None:
             return "-"
         if isinstance(value, str):
@@ -52,27 +55,41 @@ class Table:
     def markdown(self) -> str:
         """Returns the table in Markdown, with title and note."""
         head = [column.name for column in self.columns]
-        rule = ["---", *("---:" for _ in self.columns[1:])]
-        lines = [f"| {' | '.join(cells)} |" for cells in [head, rule, *self.texts()]]
+        rule = ["---:" if column.form else "---" for column in self.columns]
+        rows = [[" ".join(cell.replace("|", r"\|").split()) for cell in cells] for cells in [head, rule, *self.texts()]]
+        lines = [f"| {' | '.join(cells)} |" for cells in rows]
         return "\n".join([f"**{self.title}**", "", *lines, *(["", self.note] if self.note else [])]) + "\n"
 
     def facts(self) -> dict[str, Any]:
-        """Returns JSON-like values."""
+        """Returns JSON-like values; numbers that are not finite, which JSON cannot hold, are None."""
         columns = [column.name for column in self.columns]
-        rows = [dict(zip(columns, row, strict=True)) for row in self.rows]
+        rows = [dict(zip(columns, map(_finite, row), strict=True)) for row in self.rows]
         return {"name": self.name, "title": self.title, "note": self.note, "rows": rows}
 
     def html(self) -> str:
         """Returns the table in HTML, without its title."""
 
         def line(tag: str, cells: Sequence[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+            written = [
+                f"<{tag}{'' if column.form else ' class=text'}>{html.escape(cell)}</{tag}>"
+                for column, cell in zip(self.columns, cells, strict=True)
+            ]
+            return f"<tr>{''.join(written)}</tr>"
 
         head = line("th", [column.name for column in self.columns])
         body = "\n".join(line("td", row) for row in self.texts())
-        note = f"<p class=note>{html.escape(self.note)}</p>" if self.note else ""
+        note = f"<p class=note>{prose(self.note)}</p>" if self.note else ""
         return f"<div class=wide><table><thead>{head}</thead>\n<tbody>{body}</tbody></table></div>{note}"
 
     def texts(self) -> list[list[str]]:
         """Returns the values as they stand in the table."""
         return [[c.text(value) for c, value in zip(self.columns, row, strict=True)] for row in self.rows]
+
+
+def prose(text: str) -> str:
+    """Returns text in HTML, with `code` in it as such."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def _finite(value: Value) -> Value:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

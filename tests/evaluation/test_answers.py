@@ -1,0 +1,175 @@
+"""Answers against `jlade.generate` and transformers; nothing is compiled while the clock runs."""
+
+import logging
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import SamplingConfig
+from jlade.config import PLAIN
+from jlade.evaluation import answers
+from jlade.evaluation.answers import GROWTH_STEPS, Model
+from jlade.evaluation.methods import parse
+from tests.tiny import save_small_demo, tiny_llama, tiny_tokenizer
+
+PROMPT, KEY, NEW = [3, 1, 4, 1, 5], jax.random.key(7), 30
+PARAMS = tiny_llama(2, max_positions=128)
+# Programs are shared by the tests of this module.
+MODEL = Model(lambda dtype: PARAMS, "float32", tiny_tokenizer(), NEW)
+
+
+def generate(method, **options):
+    setting = None if method.setting == PLAIN else method.setting
+    sampling = SamplingConfig(temperature=method.temperature)
+    options = {"lookahead": setting, "sampling": sampling, "key": KEY, "max_new_tokens": NEW} | options
+    return jlade.generate(PARAMS, PROMPT, tokenizer=tiny_tokenizer(), with_statistics=True, keep_state=True, **options)
+
+
+def tokens(generation):
+    return generation.tokens[0, : generation.lengths[0]].tolist()
+
+
+@pytest.mark.parametrize("name", ["plain", "auto", "4,4,3", "4,4,3:no-prompt", "plain:t=1", "4,4,3:t=1"])
+def test_an_answer_is_that_of_generate(name):
+    method = parse(name)
+    answer, pool = MODEL.answer(PROMPT, method, KEY)
+    expected = generate(method)
+    assert list(answer.tokens) == tokens(expected)
+    assert (answer.text, answer.prompt_tokens) == (expected.text[0], len(PROMPT))
+    assert answer.steps == expected.steps[0] == len(answer.accepted) == len(answer.candidates)
+    assert answer.accepted == tuple(expected.accepted[0])
+    assert sum(answer.accepted) == len(answer.tokens) == answer.timed_tokens
+    assert answer.candidates == tuple(expected.statistics.num_candidates[0])
+    assert answer.pool == (expected.statistics.ngrams[0], expected.statistics.keys[0])
+    np.testing.assert_array_equal(pool.ngrams, expected.state.pool.ngrams)
+    assert answer.growth == ()
+
+
+def test_sampled_answers_depend_on_the_key():
+    method = parse("4,4,3:t=1")
+    one, other = (MODEL.answer(PROMPT, method, jax.random.key(seed))[0] for seed in (7, 8))
+    assert one.tokens != other.tokens
+
+
+def test_a_warm_pool_is_that_after_the_answer_before():
+    """It saves steps and changes no text."""
+    method = parse("4,4,3:warm")
+    cold, pool = MODEL.answer(PROMPT, method, KEY)
+    warm, after = MODEL.answer(PROMPT, method, KEY, pool)
+    expected = generate(method, pool=generate(method).state.pool)
+    assert warm.tokens == cold.tokens == tuple(tokens(expected))
+    assert warm.accepted == tuple(expected.accepted[0])
+    assert warm.steps < cold.steps
+    np.testing.assert_array_equal(after.ngrams, expected.state.pool.ngrams)
+
+
+def test_growth_is_counted_up_to_the_final_pool_and_changes_nothing_else():
+    plain, growing = (MODEL.answer(PROMPT, parse(name), KEY)[0] for name in ("2,3,1", "2,3,1:growth"))
+    assert (growing.tokens, growing.accepted, growing.pool) == (plain.tokens, plain.accepted, plain.pool)
+    assert growing.growth[-1] == (len(growing.tokens), *growing.pool)
+    assert [each[0] for each in growing.growth[:-1]] == [
+        sum(growing.accepted[:steps]) for steps in range(1, growing.steps, GROWTH_STEPS)
+    ]
+    assert len(growing.growth) > 2
+    ngrams = [each[1] for each in growing.growth]
+    assert ngrams == sorted(ngrams)
+    assert all(keys <= number for _, number, keys in growing.growth)
+
+
+def test_times_are_positive_and_those_of_the_clock(monkeypatch):
+    """On a clock that goes on by a second with each look."""
+    now = iter(range(100))
+    monkeypatch.setattr(answers, "time", types.SimpleNamespace(perf_counter=lambda: next(now)))
+    answer, _ = MODEL.answer(PROMPT, parse("4,4,3"), KEY)
+    assert (answer.prefill_seconds, answer.first_seconds, answer.seconds) == (1, 2, 2)
+    monkeypatch.undo()
+    answer, _ = MODEL.answer(PROMPT, parse("4,4,3"), KEY)
+    assert 0 < answer.prefill_seconds < answer.first_seconds < answer.prefill_seconds + answer.seconds
+
+
+@pytest.fixture
+def compiled(caplog):
+    """The names of the programs that were compiled, while `jax.log_compiles` tells them."""
+    names = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            if record.getMessage().startswith("Compiling"):
+                names.append(record.args[0])
+
+    logger, handler = logging.getLogger("jax._src.interpreters.pxla"), Handler()
+    logger.addHandler(handler)
+    with jax.log_compiles():
+        yield names
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("name", ["plain", "3,3,2", "3,3,2:warm", "3,3,2:t=1"])
+def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
+    looks = []
+    clock = types.SimpleNamespace(perf_counter=lambda: looks.append(len(compiled)) or len(looks))
+    monkeypatch.setattr(answers, "time", clock)
+    model, method, pool = Model(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12), parse(name), None
+    jax.clear_caches()
+    totals = []
+    for prompt in (PROMPT, PROMPT, [9, 2]):
+        looks.clear()
+        _, after = model.answer(prompt, method, KEY, pool)
+        pool = after if method.is_warm else None
+        assert len(looks) == 4
+        assert looks[0] == looks[-1]
+        totals.append(len(compiled))
+    assert totals[0] > 0
+    assert totals[2] == totals[1], "an answer by known programs compiles nothing"
+    assert (totals[1] == totals[0]) != method.is_warm, "only warm pools need another program for the second answer"
+
+
+@pytest.fixture(scope="module")
+def demo_model(tmp_path_factory):
+    """Two layers of the demo model, and prompts of code."""
+    pytest.importorskip("torch", reason="transformers needs torch to decode")
+    directory = tmp_path_factory.mktemp("model") / "demo"
+    save_small_demo(directory)
+    params, tokenizer = jlade.load(directory, "float32")
+    prompts = [tokenizer.encode(text).ids for text in ("import os\nimport ", "def f(x):\n    return")]
+    return Model(lambda dtype: params, "float32", tokenizer, 12), prompts
+
+
+@pytest.mark.parametrize("name", ["transformers", "transformers-lookup"])
+def test_answers_of_transformers_are_those_of_jlade(name, demo_model, monkeypatch):
+    monkeypatch.setattr(answers, "IDLE_SECONDS", 0.0)
+    model, prompts = demo_model
+    for prompt in prompts:
+        plain, _ = model.answer(prompt, parse("plain"), KEY)
+        answer, pool = model.answer(prompt, parse(name), KEY)
+        assert (answer.tokens, answer.text, answer.prompt_tokens) == (plain.tokens, plain.text, plain.prompt_tokens)
+        assert pool is None
+        assert (answer.accepted, answer.candidates, answer.pool, answer.growth) == ((), (), (0, 0), ())
+        assert 0 < answer.prefill_seconds == answer.first_seconds
+        assert answer.seconds > 0
+        assert answer.timed_tokens == len(answer.tokens) - 1, "prefill gives the first one"
+        if name == "transformers":
+            assert answer.steps == len(answer.tokens)
+        else:
+            assert answer.steps < len(answer.tokens)
+
+
+def test_every_pass_of_transformers_is_counted(demo_model, monkeypatch):
+    monkeypatch.setattr(answers, "IDLE_SECONDS", 0.0)
+    (model, (prompt, _)), passes = demo_model, []
+    embedding = model.transformers("float32").get_input_embeddings()
+    model.answer(prompt, parse("transformers-lookup"), KEY)
+    hook = embedding.register_forward_hook(lambda *_: passes.append(1))
+    answer, _ = model.answer(prompt, parse("transformers-lookup"), KEY)
+    hook.remove()
+    assert answer.steps == len(passes)
+
+
+def test_without_torch_the_methods_of_transformers_say_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ValueError, match="methods of transformers need torch: pip install torch"):
+        MODEL.answer(PROMPT, parse("transformers"), KEY)
