@@ -1,26 +1,19 @@
 """Checkpoints of the Hugging Face Hub, with the cache and the settings of huggingface_hub."""
 
-import os
 import pathlib
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")  # never code, never pickled weights
 
 
-def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
-    """Returns `path` if it is a directory, else the local directory of a Hub id like "owner/name".
+def download(name: str, revision: str | None = None) -> pathlib.Path:
+    """Returns the local directory of a Hub id like "owner/name".
 
     Missing files are downloaded. HF_HOME sets the cache, HF_TOKEN the token, and HF_HUB_OFFLINE forbids the network.
 
     Raises:
-      ValueError: if there is neither a directory nor a repository of that name, or the Hub cannot be reached.
+      ValueError: if there is no repository of that name, or the Hub cannot be reached.
     """
-    directory = pathlib.Path(path)
-    if directory.is_dir():
-        if revision is not None:
-            raise ValueError(f"revision={revision!r} is for ids of the Hub; {os.fspath(path)!r} is a directory")
-        return directory
-    name = os.fspath(path)
-    neither = f"path must be a directory or an id of the Hugging Face Hub like 'owner/name', got {name!r}"
+    neither = f"path must be a directory, a GGUF file or an id of the Hugging Face Hub like 'owner/name', got {name!r}"
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(neither)
     from huggingface_hub import errors, snapshot_download  # takes most of a second to import

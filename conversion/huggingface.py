@@ -3,13 +3,14 @@
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
+from jlade.conversion import gguf_weights
 from jlade.conversion.hf_config import read_config, write_configs
 from jlade.conversion.json_files import write_json
 from jlade.conversion.parts import Part, Shape, place, quantize
@@ -26,15 +27,15 @@ from jlade.conversion.tensors import (
     sharding_for,
 )
 from jlade.conversion.weight_files import (
-    DTYPES,
     INDEX_FILE,
     SINGLE_FILE,
+    Tensor,
     check_tensors,
     check_unchanged,
     stored_tensors,
 )
 from jlade.files import written_whole
-from jlade.models.llama import LlamaParams
+from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
 
 MAX_FILE_BYTES = 5 * 10**9
@@ -81,9 +82,8 @@ def load_hf(
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
     config = read_config(directory, strict)
     sharding = sharding_for(config, sharding, mesh)
-    tensors = stored_tensors(directory)
-    check_tensors(tensors, config, directory)
-    dtypes = {DTYPES[tensors[name].dtype] for name in expected_tensors(config)}
+    tensors = tensors_of(directory, config)
+    dtypes = {tensors[name].value_dtype for name in expected_tensors(config)}
     target = check_dtype(dtype, dtypes, directory, device_of(sharding, config))
     broken: list[str] = []
 
@@ -106,6 +106,19 @@ def load_hf(
     if broken:
         warnings.warn(f"{tensors[broken[0]].file}: NaN or infinite values in {first_few(broken)}", stacklevel=2)
     return params
+
+
+def tensors_of(directory: pathlib.Path, config: LlamaConfig) -> Mapping[str, Tensor]:
+    """Returns the tensors of a directory by name, all checked. Its weights may be in a GGUF file.
+
+    Raises:
+      ValueError: see `load_hf`.
+    """
+    if (directory / gguf_weights.INDEX).exists():
+        return gguf_weights.stored_tensors(directory)
+    tensors = stored_tensors(directory)
+    check_tensors(tensors, config, directory)
+    return tensors
 
 
 def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,22 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
 CHUNK = 2**20  # elements converted at once; they fit the processor's cache
+
+
+class Tensor(Protocol):
+    """A tensor in a file of any format; see `StoredTensor`."""
+
+    @property
+    def file(self) -> pathlib.Path: ...
+    @property
+    def stamp(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def value_dtype(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +56,13 @@ class StoredTensor:
     dtype: str
 
     @property
+    def value_dtype(self) -> str:
+        """The dtype of the values."""
+        return DTYPES[self.dtype]
+
+    @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+        return math.prod(self.shape) * np.dtype(self.value_dtype).itemsize
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
         """Returns distinct parts of the tensor as `dtype`, and whether all their elements are finite.
@@ -51,7 +73,7 @@ class StoredTensor:
         Raises:
           ValueError: names the file, and the tensor `name`, if the file cannot be read.
         """
-        arrays = {part: _aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
+        arrays = {part: aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
         is_finite = True
         try:
             with open(self.file, "rb", buffering=0) as stream:  # a buffer would read more than a narrow row
@@ -63,7 +85,7 @@ class StoredTensor:
 
     def _read_run(self, stream: io.FileIO, name: str, arrays: Mapping[Part, np.ndarray]) -> bool:
         """Fills the arrays of parts with equal rows and adjacent columns; returns whether all elements are finite."""
-        parts, stored = list(arrays), np.dtype(DTYPES[self.dtype])
+        parts, stored = list(arrays), np.dtype(self.value_dtype)
         rows, first, end = parts[0].rows, parts[0].columns.start, parts[-1].columns.stop
         width, height = math.prod(self.shape[1:]), max(1, CHUNK // (end - first))
         in_place = len(parts) == 1 and arrays[parts[0]].dtype == stored
@@ -82,7 +104,7 @@ class StoredTensor:
                 if not in_place:
                     with np.errstate(over="ignore"):  # is_finite reports it
                         chunk[:] = source
-                is_finite &= _is_finite(min(source, chunk, key=lambda array: array.itemsize))
+                is_finite &= all_finite(min(source, chunk, key=lambda array: array.itemsize))
         return is_finite
 
 
@@ -95,7 +117,7 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for file, expected in _weight_files(directory).items():
         try:
-            stamp = _stamp(file)
+            stamp = stamp_of(file)
             with safe_open(file, framework="numpy"):  # checks the header, but hides the offsets
                 pass
             with open(file, "rb") as stream:
@@ -135,10 +157,10 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: LlamaConfig, dire
             raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(DTYPES)}")
 
 
-def check_unchanged(tensors: Iterable[StoredTensor]) -> None:
+def check_unchanged(tensors: Iterable[Tensor]) -> None:
     """Raises a ValueError if a file was written to or replaced since its header was read."""
     for file, stamp in {stored.file: stored.stamp for stored in tensors}.items():
-        if _stamp(file) != stamp:
+        if stamp_of(file) != stamp:
             raise ValueError(f"{file} changed while it was read")
 
 
@@ -175,7 +197,7 @@ def _is_redundant(name: str, config: LlamaConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
 
 
-def _stamp(file: pathlib.Path) -> tuple[int, ...]:
+def stamp_of(file: pathlib.Path) -> tuple[int, ...]:
     """Returns numbers that change when a file is written to or replaced."""
     try:
         status = file.stat()
@@ -193,7 +215,7 @@ def _fill(stream: io.FileIO, offset: int, array: np.ndarray) -> bool:
     return not view
 
 
-def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
+def aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
     """Returns an uninitialized array that starts at a multiple of 64 bytes, as JAX on CPUs requires to share it."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
@@ -201,7 +223,7 @@ def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
     return raw[begin : begin + size].view(dtype).reshape(shape)
 
 
-def _is_finite(array: np.ndarray) -> bool:
+def all_finite(array: np.ndarray) -> bool:
     """Whether no element has all exponent bits set, as NaN and the infinities do."""
     info = ml_dtypes.finfo(array.dtype)
     bits = array.view(f"u{array.itemsize}")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from jlade import conversion
 from jlade.config import SamplingConfig
-from jlade.conversion import checkpoint, hub
+from jlade.conversion import checkpoint, location
 from jlade.conversion.json_files import Values, read_json
 from jlade.conversion.tensors import Sharding
 from jlade.devices import mesh as mesh_lib
@@ -35,11 +35,11 @@ def load(
     int8: bool = False,
     strict: bool = False,
 ) -> tuple[LlamaParams, Tokenizer | None]:
-    """Returns the parameters of a checkpoint and its tokenizer, None if there is no tokenizer.json.
+    """Returns the parameters of a checkpoint and its tokenizer, None if it has no tokenizer.
 
     Args:
-      path: a Hugging Face directory, a directory written by `jlade.conversion.save`, or an id of the Hugging Face Hub.
-        Code in it is never run.
+      path: a Hugging Face directory, a directory written by `jlade.conversion.save`, a GGUF file, or an id of the
+        Hugging Face Hub. Code in it is never run.
       dtype, sharding: see `jlade.conversion.load_hf`.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`. `jlade.generate` then
         runs on them. Each device, and the host, reads and holds only its part.
@@ -56,7 +56,7 @@ def load(
     Warns:
       UserWarning: names the unknown keys of config.json.
     """
-    directory = hub.find(path, revision)
+    directory = location.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
     return read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh), load_tokenizer(directory)
 
@@ -74,7 +74,7 @@ def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) 
     Raises:
       ValueError: names the file, and the key that is out of range.
     """
-    file = hub.find(path, revision) / "generation_config.json"
+    file = location.find(path, revision) / "generation_config.json"
     values = Values(file, read_json(file) if file.exists() else {})
     controls = {"repetition_penalty": values.get("repetition_penalty")}
     if values.boolean("do_sample"):

@@ -38,8 +38,12 @@ def decode(
     pool_from_prompt: bool,
     start: Sequence[Sequence[int]],
     eos_ids: Sequence[int] = (),
+    watch: Callable[[list[int], list[list[int]], list[int], Pool], None] = lambda *step: None,
 ) -> tuple[list[int], list[int]]:
-    """Returns the generated tokens and how many of them each step accepted; `start` is the first window."""
+    """Returns the generated tokens and how many of them each step accepted; `start` is the first window.
+
+    In each step `watch` is given the text and the window before it, the predicted row, and the pool before it.
+    """
     text = list(prompt)
     window = [list(row) for row in start]
     pool = Pool(guess_set_size)
@@ -55,6 +59,7 @@ def decode(
             next_token(text + window[0][1 : column + 1] + [row[column] for row in window[1:]])
             for column in range(window_size)
         ]
+        watch(text, window, new, pool)
 
         accepted: list[int] = []
         for candidate in pool.lookup(text[-1]):

@@ -16,6 +16,7 @@ import pytest
 
 from jlade import cli
 from jlade.cli import generate, inspection, options
+from tests.conversion.test_gguf_tokenizer import write_chat
 from tests.tiny import save_small_demo
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -72,6 +73,7 @@ def workplace(tmp_path, monkeypatch, checkpoint):
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)  # one process runs the examples
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "hf-llama").symlink_to(checkpoint)
+    write_chat(tmp_path / "path" / "to" / "model.gguf")
     (tmp_path / "prompts.txt").write_text("def f(\n\nThe library\n", encoding="utf-8")
     (tmp_path / "notes.py").write_text("def read_config(path):\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import pathlib
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from jlade.cli import display, status, terminal
 from jlade.cli import options as options_lib
 from jlade.cli.conversation import Conversation
 from jlade.cli.display import Tally
+from jlade.conversion import location
 
 HELP = f"""\
 /help              show this text
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     """Answers until the input ends."""
     options_lib.request(options)  # checks the arguments before anything is loaded
     template = None if options.template is None else options_lib.read(options.template)
-    directory = pathlib.Path(options.model or options_lib.DEMO)
+    directory = location.find(options.model or options_lib.DEMO)
     with status.show("loading"):
         params, _ = options_lib.load(options)
     chat = _Chat(options, Conversation(params, directory, template, options.system))

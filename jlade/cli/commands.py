@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.cli import bench, chat, compare, convert, generate, inspection, plan, program_cache, tune
+from jlade.cli import bench, chat, compare, convert, generate, inspection, plan, program_cache, trace, tune
 from jlade.cli import options as options_lib
 
 
@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "bench": bench,
     "inspect": inspection,
     "plan": plan,
+    "trace": trace,
     "convert": convert,
 }
 OVERVIEW = """\
@@ -48,6 +49,7 @@ tune       find the fastest W, N and G for a model on this device
 bench      compare ways to decode on a model and data; the paper's tables and figures
 inspect    describe a checkpoint and the memory it needs
 plan       estimate decoding on many devices
+trace      write a page that shows a generation step by step
 convert    write a checkpoint in another format or dtype
 help       show this text, or the options of a command"""
 

@@ -18,8 +18,7 @@ from jlade import conversion
 from jlade.cli import interrupts
 from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
-from jlade.conversion import hub
-from jlade.conversion.checkpoint import floating_dtypes
+from jlade.conversion import location
 from jlade.conversion.metadata import copy_metadata
 from jlade.conversion.tensors import check_dtype
 from jlade.files import written_whole
@@ -35,11 +34,14 @@ def parser() -> argparse.ArgumentParser:
         epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
     )
     result.add_argument(
-        "source", metavar="SRC", help="Hugging Face directory, id of the Hub, or jlade's own checkpoint"
+        "source", metavar="SRC", help="Hugging Face directory, id of the Hub, GGUF file, or jlade's own checkpoint"
     )
     result.add_argument("target", metavar="DST", help="the new directory")
     result.add_argument(
-        "--dtype", choices=DTYPE_CHOICES, default="auto", help="dtype of the new weights (default: auto, unchanged)"
+        "--dtype",
+        choices=DTYPE_CHOICES,
+        default="auto",
+        help="dtype of the new weights (default: auto, unchanged, or float32 for a GGUF file)",
     )
     result.add_argument("--int8", action="store_true", help="store the matrices in int8 (jlade's own format only)")
     result.add_argument(
@@ -60,10 +62,10 @@ def run(options: argparse.Namespace) -> None:
     target = pathlib.Path(options.target)
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
-    source = hub.find(options.source, options.revision)
+    source = location.find(options.source, options.revision)
     headers = read_headers(source, options.strict)
     cpu = jax.devices("cpu")[0]
-    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), source, cpu)
+    dtype = check_dtype(options.dtype, headers.dtypes, source, cpu)
     int8 = options.int8 or headers.is_int8
     if int8 and options.to == "hf":
         raise ValueError(f"--to hf writes floating point alone, and {'--int8' if options.int8 else source} is int8")

@@ -19,18 +19,19 @@ import jlade
 from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
-from jlade.conversion import checkpoint
+from jlade.conversion import checkpoint, gguf_weights, location
 from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.hf_config import read_config
+from jlade.conversion.huggingface import tensors_of
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
-from jlade.conversion.weight_files import DTYPES, check_tensors, stored_tensors
 from jlade.devices import choice
 from jlade.devices.sheet import default_device
 from jlade.generation import text
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.tuning.result import label
 
+FORMATS = {"huggingface": "in Hugging Face's format", "jlade": "in jlade's format", "gguf": "a GGUF file"}
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -41,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
         description="Describe a checkpoint, the memory it needs, and the W, N and G for it on this device; or, with "
         "--device, its programs on any device. Weights are not read; a checkpoint that jlade cannot load is an error.",
     )
-    result.add_argument("directory", metavar="DIR", help="Hugging Face directory, or one written by `jlade convert`")
+    result.add_argument(
+        "directory", metavar="DIR", help="Hugging Face directory, GGUF file, or directory written by `jlade convert`"
+    )
     result.add_argument(
         "--length",
         type=int,
@@ -63,9 +66,7 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     programs.check(options)
-    directory = pathlib.Path(options.directory)
-    if not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory")
+    directory = location.find_local("DIR", options.directory)
     if options.device is not None:
         programs.run(options, directory)
         return
@@ -76,14 +77,14 @@ def run(options: argparse.Namespace) -> None:
     if length > config.max_positions:
         raise ValueError(f"--length must be at most {config.max_positions}, the model's maximum, got {length}")
     device = default_device()
-    dtype = check_dtype(options.dtype, floating_dtypes(headers.dtypes), directory, device)
+    dtype = check_dtype(options.dtype, headers.dtypes, directory, device)
     weights_bytes = headers.bytes_in_memory(dtype)
     shapes = param_shapes(config, dtype, headers.is_int8)
     cache_bytes = _cache_bytes(shapes, batch_size, length)
     lookahead = choice.choose(shapes, shapes.decoder, batch_size)
     tuned = choice.find_all(shapes, shapes.decoder)
     facts = {
-        "path": str(directory),
+        "path": options.directory,
         "format": headers.format,
         "family": headers.family,
         "config": _config_facts(config),
@@ -124,33 +125,25 @@ class Headers:
     """Facts about a checkpoint that need no weights.
 
     Attributes:
-      format: "huggingface", or "jlade" for jlade's own.
-      dtypes: the stored dtype of each array.
+      format: "huggingface", "gguf", or "jlade" for jlade's own.
+      dtypes: of the values in floating point.
+      is_int8: whether the matrices are stored in int8.
+      bytes_by_dtype: bytes of the model's tensors by their stored type, in the spelling of the format for GGUF.
       num_files, file_bytes: number of weight files and their total size on disk.
     """
 
     config: LlamaConfig
     family: str
     format: str
-    dtypes: dict[str, str]
+    dtypes: set[str]
+    is_int8: bool
+    bytes_by_dtype: dict[str, int]
     num_files: int
     file_bytes: int
 
     @property
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
-
-    @property
-    def bytes_by_dtype(self) -> dict[str, int]:
-        """Returns the uncompressed bytes of the model's tensors, by stored dtype."""
-        result: dict[str, int] = collections.defaultdict(int)
-        for name, array in array_shapes(self.config, np.dtype("float32"), self.is_int8).items():
-            result[self.dtypes[name]] += array.size * np.dtype(self.dtypes[name]).itemsize
-        return dict(result)
-
-    @property
-    def is_int8(self) -> bool:
-        return "int8" in self.dtypes.values()
 
     def bytes_in_memory(self, dtype: np.dtype, int8: bool = False) -> int:
         """Returns the bytes of the parameters in `dtype`, with matrices in int8 if `int8` or if stored so."""
@@ -165,16 +158,23 @@ def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
       ValueError: if loading the checkpoint with `strict` would raise one.
     """
     config = read_config(directory, strict)
+    sizes: collections.Counter[str] = collections.Counter()
     if checkpoint.is_checkpoint(directory):
-        kind, dtypes = "jlade", checkpoint.stored_dtypes(directory, config)
+        kind, stored = "jlade", checkpoint.stored_dtypes(directory, config)
+        dtypes, is_int8 = floating_dtypes(stored), "int8" in stored.values()
+        for name, array in array_shapes(config, np.dtype("float32"), is_int8).items():
+            sizes[stored[name]] += array.size * np.dtype(stored[name]).itemsize
         files = {file for file in (directory / checkpoint.ARRAYS).rglob("*") if file.is_file()}
     else:
-        kind, tensors = "huggingface", stored_tensors(directory)
-        check_tensors(tensors, config, directory)
-        dtypes = {name: DTYPES[tensors[name].dtype] for name in expected_tensors(config)}
-        files = {tensor.file for tensor in tensors.values()}
+        kind, is_int8 = "gguf" if (directory / gguf_weights.INDEX).exists() else "huggingface", False
+        found = tensors_of(directory, config)
+        tensors = [found[name] for name in expected_tensors(config)]
+        dtypes, files = {tensor.value_dtype for tensor in tensors}, {tensor.file for tensor in found.values()}
+        for tensor in tensors:
+            sizes[tensor.dtype if kind == "gguf" else tensor.value_dtype] += tensor.num_bytes
     family = read_json(directory / "config.json")["model_type"]
-    return Headers(config, family, kind, dtypes, len(files), sum(file.stat().st_size for file in files))
+    num_bytes = sum(file.stat().st_size for file in files)
+    return Headers(config, family, kind, dtypes, is_int8, dict(sizes), len(files), num_bytes)
 
 
 def _cache_bytes(params: LlamaParams, batch_size: int, length: int) -> int:
@@ -218,7 +218,7 @@ def _table(facts: dict[str, Any]) -> Table:
         ", ".join(f"{decimal(dtypes[name])} of {name}" for name in dtypes) if len(dtypes) > 1 else next(iter(dtypes))
     )
     rows = {
-        "checkpoint": f"{facts['path']}, in {'jlade' if facts['format'] == 'jlade' else 'Hugging Face'}'s format",
+        "checkpoint": f"{facts['path']}, {FORMATS[facts['format']]}",
         "family": facts["family"],
         "parameters": f"{facts['parameters']:,}",
         "layers": f"{config['num_layers']}, of width {config['hidden_size']:,} and {config['intermediate_size']:,}",

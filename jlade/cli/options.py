@@ -58,7 +58,11 @@ class Parser(argparse.ArgumentParser):
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `load`."""
-    parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="directory of a LLaMA model, GGUF file, or id of the Hugging Face Hub (default: the demo model)",
+    )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -238,7 +242,7 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
     params, tokenizer = jlade.load(options.model or DEMO, dtype, int8=options.int8, mesh=mesh)
     if tokenizer is None:
-        raise ValueError(f"--model {options.model} has no tokenizer.json, which prompts need")
+        raise ValueError(f"--model {options.model} has no tokenizer, which prompts need")
     return params, tokenizer
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import pathlib
 from typing import Any
 
 from rich.console import Console, Group
@@ -12,6 +11,7 @@ from rich.text import Text
 
 import jlade
 from jlade.cli import options as options_lib
+from jlade.conversion import location
 from jlade.devices.plan import DTYPES, Option, Plan
 from jlade.devices.targets import TARGETS
 from jlade.tuning.result import label
@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
         "divided among, and recommend one with W, N and G. The estimates come from shapes and data sheets: nothing is "
         "compiled, and weights are not read.",
     )
-    result.add_argument("--model", required=True, metavar="DIR", help="directory with a config.json")
+    result.add_argument("--model", required=True, metavar="DIR", help="directory with a config.json, or a GGUF file")
     result.add_argument("--device", required=True, choices=tuple(TARGETS), help="the kind of the devices")
     result.add_argument("--count", type=int, default=1, metavar="D", help="number of devices (default: %(default)s)")
     result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
@@ -50,12 +50,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    directory = pathlib.Path(options.model)
-    if not directory.is_dir():
-        raise ValueError(f"--model must be a directory with a config.json, got {directory}")
     lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
     found = jlade.plan(
-        directory,
+        location.find_local("--model", options.model),
         options.device,
         options.count,
         dtype=options.dtype,

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.devices import choice, estimate, targets
@@ -160,7 +160,7 @@ def inspect(
     a 7B model took half a minute for a GPU and for a TPU.
 
     Args:
-      model: a directory with a `config.json`, or parameters, of which the shapes suffice.
+      model: a directory with a `config.json`, a GGUF file, or parameters, of which the shapes suffice.
       device: "cpu" for this machine, or "v4", "v5e", "v5p", "v6e", "a100", "l4", "h100" or "h200". A device that JAX
         uses here is measured too.
       dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
@@ -178,10 +178,13 @@ def inspect(
       RuntimeError: the compiler cannot be used; the message names the remedy.
     """
     check_int("batch_size", batch_size, 1)
-    directory = None if isinstance(model, LlamaParams) else pathlib.Path(model)
-    if directory is None and (dtype is not None or int8):
-        raise ValueError("dtype and int8 are for a directory; parameters have their own")
-    config = model.config if isinstance(model, LlamaParams) else read_config(pathlib.Path(model))
+    if isinstance(model, LlamaParams):
+        directory, config = None, model.config
+        if dtype is not None or int8:
+            raise ValueError("dtype and int8 are for a directory; parameters have their own")
+    else:
+        directory = location.find_local("model", model)
+        config = read_config(directory)
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     sizes = {} if mesh is None else mesh

@@ -3,11 +3,11 @@
 import dataclasses
 import math
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, LookaheadConfig, check_int
+from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
 from jlade.devices import compression as compression_lib
@@ -132,7 +132,7 @@ def plan(
     The estimates come from shapes and data sheets. Nothing is compiled, no weight is read, no device is needed.
 
     Args:
-      model: a directory with a `config.json`, or the configuration.
+      model: a directory with a `config.json`, a GGUF file, or the configuration.
       device: "v4", "v5e", "v5p", "v6e", "a100", "l4", "h100" or "h200".
       count: number of devices. Meshes of a divisor of it are considered too.
       dtype: of weights and cache: "bfloat16", "float16" or "float32".
@@ -152,7 +152,7 @@ def plan(
         raise ValueError(f"device must be one of {', '.join(map(repr, targets.TARGETS))}; got {device!r}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}; got {dtype!r}")
-    config = model if isinstance(model, LlamaConfig) else read_config(pathlib.Path(model))
+    config = model if isinstance(model, LlamaConfig) else read_config(location.find_local("model", model))
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     settings = _settings(lookahead, compression)

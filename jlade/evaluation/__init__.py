@@ -1,1 +1,1 @@
-"""Evaluation on any model and data: data sets, methods, measures, and the tables and figures of the paper."""
+"""Evaluation on any model and data: methods, measures, the paper's tables and figures, and the page of a trace."""

@@ -13,7 +13,7 @@ from jlade.evaluation.answers import Answer
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
-from jlade.evaluation.runs import Run
+from jlade.evaluation.runs import Result, Run
 from jlade.evaluation.tables import Column, Row, Table
 from jlade.models.llama import LlamaConfig
 
@@ -304,7 +304,26 @@ def exactness_table(run: Run, results: Results) -> Table:
         "Compared with plain decoding in float32. The gap is the difference of the two largest logits in float32 where "
         "the first different token was chosen: rounding decides between tokens whose logits are close."
     )
+    for name, of_method in results.items():
+        baseline = str(parse(name).baseline)
+        if name != baseline and baseline in results:
+            note += f" {_compare_differences(name, of_method, results[baseline])}"
     return Table("exactness", "Identical answers (Appendix E of the paper)", columns, tuple(rows), note)
+
+
+def _compare_differences(name: str, results: Sequence[Result], baselines: Sequence[Result]) -> str:
+    """Returns whether a method differs from float32 in more answers than plain decoding of the same dtype does."""
+    pairs = [
+        (one is None, other is None)
+        for result, baseline in zip(results, baselines, strict=True)
+        for one, other in zip(result.differences, baseline.differences, strict=True)
+    ]
+    only, only_plain = pairs.count((False, True)), pairs.count((True, False))
+    chance = statistics.sign_test(only_plain, only)
+    return (
+        f"{parse(name).label}: {only} answers differ that plain decoding of this dtype has right, and {only_plain} the "
+        f"other way round (one-sided sign test: p = {chance:.2g})."
+    )
 
 
 def divergences_table(results: Results) -> Table | None:

@@ -1,5 +1,6 @@
 """Statistics of evaluations: confidence intervals, and fits of the scaling law of arXiv 2402.02057."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,6 +52,12 @@ def summary(speedups: Sequence[float]) -> Summary:
     """Returns mean, median and the 95% interval of the mean; see `interval`."""
     low, high = interval(speedups)
     return Summary(float(np.mean(speedups)), float(np.median(speedups)), low, high)
+
+
+def sign_test(fewer: int, more: int) -> float:
+    """Returns the probability that at least `more` of `fewer + more` fair coins show heads, a one-sided sign test."""
+    number = fewer + more
+    return sum(math.comb(number, k) for k in range(more, number + 1)) / 2**number
 
 
 def expected_tokens(alpha: float | np.ndarray, window_size: np.ndarray, ngram_size: np.ndarray) -> np.ndarray:

@@ -92,6 +92,12 @@ def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     return Detokenizer(tokenizer).feed(list(ids), last=True)
 
 
+def token_name(tokenizer: Tokenizer, token_id: int) -> str:
+    r"""Returns a token's own text, with incomplete characters as \xc3; of a special token its name."""
+    own = token_bytes(tokenizer)[token_id].decode(errors="backslashreplace")
+    return own or _backend(tokenizer).id_to_token(token_id) or f"[{token_id}]"
+
+
 class TokenBytes:
     """The UTF-8 bytes that each token adds to a text; none for special and unknown tokens.
 

@@ -81,7 +81,7 @@ def test_the_name_of_a_command_can_be_completed_too(capsys):
         (["complete"], "the following arguments are required: prompt"),
         (["x", "--ngram", "1"], "ngram_size must be at least 2, got 1"),
         (["x", "--window", "many"], "--window: invalid int value: 'many'"),
-        (["x", "--model", "/nowhere"], "path must be a directory .* got '/nowhere'"),
+        (["x", "--model", "/nowhere"], "path must be a directory, .* got '/nowhere'"),
         (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
         (["x", "--top-p", "0.9"], "top_p has no effect at temperature 0: set a temperature above 0, or leave it out"),
         (["x", "--temperature", "0", "--min-p", "0.1"], "min_p has no effect at temperature 0"),

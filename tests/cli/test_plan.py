@@ -73,7 +73,10 @@ def test_nothing_fits(directory, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "/no/where", "--device", "v5e"], "--model must be a directory with a config.json, got /no/where"),
+        (
+            ["--model", "/no/where", "--device", "v5e"],
+            "--model must be a directory with a checkpoint or a GGUF file, got '/no/where'",
+        ),
         (["--model", DEMO], "the following arguments are required: --device"),
         (["--model", DEMO, "--device", "cpu"], "--device: invalid choice: 'cpu'"),
         (["--model", DEMO, "--device", "v5e", "--count", 0], "count must be at least 1, got 0"),

@@ -98,7 +98,7 @@ def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
         (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
         (["--plot", "plot.gold"], "must end in one of .*png"),
         (["/no/where"], "/no/where cannot be read"),
-        (["--model", "/no/where"], "path must be a directory"),
+        (["--model", "/no/where"], "path must be a directory, a GGUF file"),
     ],
 )
 def test_bad_arguments_exit_with_a_message(arguments, message, refused):

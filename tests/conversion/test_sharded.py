@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from safetensors.numpy import save_file
 
 import jlade
 from jlade import conversion
@@ -173,7 +174,7 @@ def test_a_process_reads_only_its_parts(shape, indices, dtype, chunk, counted, t
     monkeypatch.setattr(weight_files, "CHUNK", chunk)
     values = np.random.default_rng(0).normal(size=shape).astype(jnp.bfloat16)
     weight_files_of = {"first": np.ones(3, np.float32), "tensor": values, "last": np.ones(3, np.float32)}
-    jlade.storage.save_file(weight_files_of, tmp_path / "model.safetensors")
+    save_file(weight_files_of, tmp_path / "model.safetensors")
     parts = [Part.of(index if isinstance(index, tuple) else (index,), shape) for index in indices]
     arrays, is_finite = stored_tensors(tmp_path)["tensor"].read("tensor", np.dtype(dtype), parts)
     assert is_finite

@@ -112,3 +112,9 @@ def test_fit_log():
 def test_bad_arguments(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(*arguments)
+
+
+@pytest.mark.parametrize(("fewer", "more"), [(0, 0), (0, 5), (3, 4), (10, 2)])
+def test_the_sign_test_is_that_of_scipy(fewer, more):
+    expected = scipy.stats.binomtest(more, fewer + more, alternative="greater").pvalue if fewer + more else 1.0
+    assert statistics.sign_test(fewer, more) == pytest.approx(expected)

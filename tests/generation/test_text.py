@@ -52,6 +52,12 @@ def test_a_character_in_bytes_may_stay_unfinished():
     assert text.decode(tokenizer, [5, 2, 6, 7, 8, 9]) == "\ufffdb\ufffd数"
 
 
+def test_every_token_has_a_name():
+    tokenizer = sentencepiece_like(*FUSED)
+    names = [text.token_name(tokenizer, token) for token in (1, 4, 5, 11, 13, 99)]
+    assert names == [" a", " c ", "\\xc3", "<0x1>", "</s>", "[99]"]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_detokenized_pieces_joined_are_the_whole_and_split_no_character(demo, size):
     whole = "déjà vu: 数 → 𝄞, 👩‍🚀\n" * 2

@@ -1,0 +1,163 @@
+"""GGUF files: their metadata as a Hugging Face directory, made once, whose weights stay in the file."""
+
+import atexit
+import functools
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jlade.conversion.gguf_config import ROPE_FACTORS, read_config, unknown_keys
+from jlade.conversion.gguf_tokenizer import BOS, read_tokenizer, tokenizer_config
+from jlade.conversion.gguf_weights import GGUFTensor, check_tensors, write_index
+from jlade.conversion.hf_config import to_hf
+from jlade.conversion.huggingface import load_hf
+from jlade.conversion.json_files import Values, write_json
+from jlade.conversion.tensors import Sharding
+from jlade.conversion.weight_files import stamp_of
+from jlade.files import cache_directory, written_whole
+from jlade.models.llama import LlamaParams
+
+MOST_ELEMENTS = 2**21  # of an array in the metadata: each becomes an object, so a broken length takes all memory
+FORMAT = 1  # of the directories; another one makes them again
+
+
+def load_gguf(
+    path: str | os.PathLike[str],
+    dtype: jax.typing.DTypeLike | None = None,
+    sharding: Sharding | None = None,
+    progress: Callable[[int], None] | None = None,
+    int8: bool = False,
+    strict: bool = False,
+    mesh: Mesh | None = None,
+) -> LlamaParams:
+    """Returns the parameters of a GGUF file, whose tensors are dequantized one at a time.
+
+    The arguments are those of `load_hf`, except that:
+
+    * `dtype="auto"` is float32, which holds the values of every type.
+    * A function `sharding` is called with the names of tensors in Hugging Face's format.
+
+    Raises:
+      ValueError: names the file, and the key or the tensor, that is missing, broken or not supported; the package gguf
+        is missing; the model cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
+
+    Warns:
+      UserWarning: names the unknown keys; names the tensors with NaN or infinite values.
+    """
+    return load_hf(unfold(path), dtype, sharding, progress, int8, strict, mesh)
+
+
+def unfold(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a Hugging Face directory with the metadata of a GGUF file. Its weights are read from the file.
+
+    The directory is kept in `jlade/gguf` of the cache, since reading a vocabulary takes seconds. A file that has
+    changed gets another one. Where the cache cannot be written, the directory lasts as long as the process.
+
+    Raises:
+      ValueError: see `load_gguf`. Names, shapes and types of all tensors are checked.
+    """
+    file = pathlib.Path(os.path.abspath(path))
+    if not file.is_file():
+        raise ValueError(f"path must be a GGUF file, and there is no file {os.fspath(path)!r}")
+    return _unfold(file, stamp_of(file), cache_directory() / "gguf")
+
+
+@functools.cache
+def _unfold(file: pathlib.Path, stamp: tuple[int, ...], parent: pathlib.Path) -> pathlib.Path:
+    key = hashlib.sha256(repr((FORMAT, os.fspath(file), stamp)).encode()).hexdigest()[:16]
+    directory = parent / f"{file.stem}-{key}"
+    if directory.is_dir():
+        return directory
+    write = _read(file)
+    try:
+        with written_whole(directory) as partial:
+            write(partial)
+    except ValueError:  # another process was faster
+        if not directory.is_dir():
+            raise
+    except OSError:
+        directory = pathlib.Path(tempfile.mkdtemp(prefix="jlade-")) / directory.name
+        atexit.register(shutil.rmtree, directory.parent, ignore_errors=True)
+        write(directory)
+    return directory
+
+
+def _read(file: pathlib.Path) -> Callable[[pathlib.Path], None]:
+    """Reads and checks everything but the weights, and returns a function that writes the directory."""
+    metadata, tensors, rope_factors = _parse(file)
+    values = Values(file, metadata)
+    config = read_config(values, {name: tensor.shape for name, tensor in tensors.items()}, rope_factors)
+    index = check_tensors(tensors, config, metadata["general.architecture"], others=(ROPE_FACTORS,))
+    tokenizer = read_tokenizer(values, config.vocab_size)
+    # `read_config` of the directory warns of unknown keys, or refuses them.
+    content = to_hf(config, "float32") | {"bos_token_id": values.get(BOS)} | unknown_keys(values)
+
+    def write(directory: pathlib.Path) -> None:
+        directory.mkdir()
+        write_json(directory / "config.json", content)
+        write_json(directory / "generation_config.json", {"eos_token_id": content["eos_token_id"]})
+        write_index(index, directory)
+        if tokenizer is not None:
+            tokenizer.save(os.fspath(directory / "tokenizer.json"))
+            write_json(directory / "tokenizer_config.json", tokenizer_config(values))
+
+    return write
+
+
+def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], np.ndarray | None]:
+    """Returns the metadata, the tensors by their names in the file, and the divisors of the rotary frequencies."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError(f'{file}: GGUF files need the package gguf: pip install "jlade[gguf]"') from error
+
+    class Reader(gguf.GGUFReader):
+        """Refuses to read beyond the end of the file. Views of a plain array take a third of a memmap's time."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
+            content = np.asarray(self.data)
+            end = offset + np.dtype(dtype).itemsize * int(count)
+            if end > content.size:
+                raise ValueError(f"it has {content.size} bytes, and its header names {end}")
+            array = content[offset:end].view(dtype)
+            return array.view(array.dtype.newbyteorder(override_order or self.byte_order))
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == gguf.GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > MOST_ELEMENTS:
+                raise ValueError(f"it has an array of more than {MOST_ELEMENTS} elements")
+            return super()._get_field_parts(orig_offs, raw_type)
+
+    try:
+        reader = Reader(file)
+        if reader.byte_order != "I":
+            raise ValueError("its byte order is not this machine's")
+        metadata = {name: _plain(field.contents()) for name, field in reader.fields.items()}
+        tensors = {
+            tensor.name: GGUFTensor(
+                file=file,
+                stamp=stamp_of(file),
+                offset=tensor.data_offset,
+                shape=tuple(map(int, reversed(tensor.shape))),
+                dtype=tensor.tensor_type.name,
+                num_bytes=tensor.n_bytes,
+                name=tensor.name,
+            )
+            for tensor in reader.tensors
+        }
+        factors = [np.array(tensor.data) for tensor in reader.tensors if tensor.name == ROPE_FACTORS]
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(f"{file} is truncated or not a GGUF file: {error}") from error
+    return metadata, tensors, factors[0] if factors else None
+
+
+def _plain(value: Any) -> Any:
+    """Returns the shortest number that a float32 stands for, and any other value as it is."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -1,0 +1,191 @@
+"""The metadata of GGUF files, and `LlamaConfig`."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jlade.conversion.hf_rotary import DEFAULT_THETA
+from jlade.conversion.json_files import Values
+from jlade.conversion.parts import Shape
+from jlade.models.llama import LlamaConfig
+from jlade.models.rotary import LinearScaling, Llama3Scaling, Scaling, YarnScaling, inverse_frequencies
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral is of the first
+ROPE_FACTORS = "rope_freqs.weight"  # a tensor: divisors of the rotary frequencies
+
+# The keys below follow "llama.", or the name of another architecture.
+_READ = {
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",  # of old files
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+    "tensor_data_layout",
+    "vocab_size",
+}
+# Keys that change the output, with the one value that does not.
+_ONLY_VALUES: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.scale": 0.0,
+    "attention.sliding_window": 0,
+    "attn_logit_softcapping": 0.0,
+    "embedding_scale": 0.0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "final_logit_softcapping": 0.0,
+    "logit_scale": 0.0,
+    "residual_scale": 0.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "use_parallel_residual": False,
+}
+
+
+def read_config(values: Values, shapes: Mapping[str, Shape], rope_factors: np.ndarray | None) -> LlamaConfig:
+    """Returns the configuration in the metadata of a file.
+
+    Args:
+      values: the metadata.
+      shapes: of the tensors, by their names in the file.
+      rope_factors: the tensor `ROPE_FACTORS` if there is one.
+
+    Raises:
+      ValueError: names the file, the key and the supported values.
+    """
+    family = values.get("general.architecture")
+    if family not in ARCHITECTURES:
+        raise ValueError(f"{values.file}: general.architecture is {family!r}; supported are {', '.join(ARCHITECTURES)}")
+    if values.get("split.count", 1) not in (0, 1):
+        raise ValueError(
+            f"{values.file}: split.count is {values.get('split.count')}; files are read whole: join the parts with "
+            f"`llama-gguf-split --merge`"
+        )
+    prefix = f"{family}."
+    for key, supported in _ONLY_VALUES.items():
+        if (value := values.get(prefix + key, supported)) != supported:
+            raise ValueError(f"{values.file}: {prefix}{key} is {value!r}; supported is {supported!r}")
+    hidden_size, num_heads = values.size(f"{prefix}embedding_length"), values.size(f"{prefix}attention.head_count")
+    num_kv_heads = values.size(f"{prefix}attention.head_count_kv", num_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"{values.file}: {prefix}attention.head_count ({num_heads}) must be a multiple of "
+            f"{prefix}attention.head_count_kv ({num_kv_heads})"
+        )
+    head_dim = values.size(f"{prefix}attention.key_length", hidden_size // num_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (size := values.size(prefix + key, head_dim)) != head_dim or head_dim % 2:
+            raise ValueError(
+                f"{values.file}: {prefix}{key} must be the length of a head, an even number, got {size} for {head_dim}"
+            )
+    num_layers = values.size(f"{prefix}block_count")
+    if num_layers > len(shapes):
+        raise ValueError(f"{values.file}: {prefix}block_count is {num_layers}, but there are {len(shapes)} tensors")
+    # Files without the key have a token for each row of the embedding.
+    rows = shapes.get("token_embd.weight", (0,))[0] or None
+    max_positions = values.size(f"{prefix}context_length")
+    theta = values.number(f"{prefix}rope.freq_base", DEFAULT_THETA)
+    scaling = _read_scaling(values, prefix, max_positions)
+    if rope_factors is not None:
+        if scaling is not None:
+            raise ValueError(f"{values.file}: {ROPE_FACTORS} is not supported with {prefix}rope.scaling.type")
+        scaling = _scaling_of(values, rope_factors, head_dim, theta)
+    vocab_size = values.size(f"{prefix}vocab_size", rows)
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=values.size(f"{prefix}feed_forward_length"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=max_positions,
+        rms_norm_eps=values.number(f"{prefix}attention.layer_norm_rms_epsilon"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_embeddings="output.weight" not in shapes,
+        qkv_bias="blk.0.attn_q.bias" in shapes,
+        attention_output_bias="blk.0.attn_output.bias" in shapes,
+        mlp_bias="blk.0.ffn_gate.bias" in shapes,
+        qk_norm=prefix == "qwen3.",
+        eos_ids=_read_eos_ids(values, vocab_size),
+    )
+
+
+def unknown_keys(values: Values) -> dict[str, Any]:
+    """Returns the keys of the architecture that `read_config` does not know, with their values."""
+    prefix = f"{values.get('general.architecture')}."
+    known = {prefix + key for key in _READ | _ONLY_VALUES.keys()}
+    return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in known}
+
+
+def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
+    """Returns the tokens that end a text, a turn or a message."""
+    ids: dict[int, None] = {}
+    for name in ("eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        token_id = values.get(key)
+        if token_id is not None:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                raise ValueError(f"{values.file}: {key} must be a token id below {vocab_size}, got {token_id!r}")
+            ids[token_id] = None
+    return tuple(ids)
+
+
+def _read_scaling(values: Values, prefix: str, max_positions: int) -> Scaling | None:
+    """Returns the scaling that the keys describe, with llama.cpp's defaults."""
+    kind = values.get(f"{prefix}rope.scaling.type", "linear")
+    factor = values.get(f"{prefix}rope.scaling.factor") or values.get(f"{prefix}rope.scale_linear") or 1.0
+    factor = Values(values.file, {f"{prefix}rope.scaling.factor": factor}).number(f"{prefix}rope.scaling.factor")
+    attention_factor = values.number(f"{prefix}rope.scaling.attn_factor", 1.0)
+    attention_factor *= values.number(f"{prefix}rope.scaling.yarn_attn_factor", 1.0)
+    if kind == "yarn":
+        if (mix := values.get(f"{prefix}rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
+            raise ValueError(f"{values.file}: {prefix}rope.scaling.yarn_ext_factor is {mix!r}; supported is 1.0")
+        return YarnScaling(
+            factor=factor,
+            beta_fast=values.number(f"{prefix}rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=values.number(f"{prefix}rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=attention_factor * (1 + 0.1 * math.log(factor)),
+            original_max_positions=values.size(f"{prefix}rope.scaling.original_context_length", max_positions),
+        )
+    if kind not in ("none", "linear"):
+        raise ValueError(f"{values.file}: {prefix}rope.scaling.type is {kind!r}; supported are none, linear, yarn")
+    if attention_factor != 1.0:
+        raise ValueError(f"{values.file}: {prefix}rope.scaling.attn_factor is supported with the type yarn alone")
+    return LinearScaling(factor) if kind == "linear" and factor != 1.0 else None
+
+
+def _scaling_of(values: Values, factors: np.ndarray, head_dim: int, theta: float) -> Scaling | None:
+    """Returns the scaling that divides the rotary frequencies by `factors` [head_dim / 2].
+
+    Files of LLaMA 3.1 and later store the divisors that follow from the settings, which are found again here.
+    """
+    if factors.shape == (head_dim // 2,):
+        plain = inverse_frequencies(head_dim, theta)
+        if np.all(factors == 1):
+            return None
+        for exponent in range(5, 21):
+            scaling = Llama3Scaling(float(np.max(factors)), 1.0, 4.0, original_max_positions=2**exponent)
+            expected = plain / inverse_frequencies(head_dim, theta, scaling)
+            if np.allclose(factors, expected, rtol=1e-5, atol=0):
+                return scaling
+    raise ValueError(f"{values.file}: {ROPE_FACTORS} is not supported: it is not the scaling of LLaMA 3")

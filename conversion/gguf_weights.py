@@ -1,0 +1,146 @@
+"""The tensors of GGUF files, dequantized while they are read."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jlade.conversion.json_files import read_json, write_json
+from jlade.conversion.parts import Part, Shape, runs
+from jlade.conversion.tensors import expected_tensors, first_few
+from jlade.conversion.weight_files import CHUNK, aligned, all_finite
+from jlade.models.llama import LlamaConfig
+
+INDEX = "model.gguf.index.json"  # in an unfolded directory
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+FLOATING = TYPES[:3]  # those of vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFTensor:
+    """A tensor in a file, as described by the file's header.
+
+    Attributes:
+      stamp: changes with the file.
+      offset: of the first byte.
+      dtype: in GGUF's spelling.
+      name: in the file.
+      head_dim: of queries and keys whose rows are permuted, see `_stored_rows`; 0 if they are not.
+    """
+
+    file: pathlib.Path
+    stamp: tuple[int, ...]
+    offset: int
+    shape: Shape
+    dtype: str
+    num_bytes: int
+    name: str
+    head_dim: int = 0
+
+    @property
+    def value_dtype(self) -> str:
+        """The dtype that holds the values of every type."""
+        return "float32"
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
+        """Returns distinct parts of the tensor as `dtype`, and whether all their elements are finite.
+
+        Only the blocks of the parts are read, and dequantized in chunks into the memory that the parameters keep.
+
+        Raises:
+          ValueError: names the file and the tensor, if the file cannot be read.
+        """
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+        kind = GGMLQuantizationType[self.dtype]
+        block, size = GGML_QUANT_SIZES[kind]  # elements and bytes
+        height, width = (*self.shape, 1)[:2]
+        try:
+            stored = np.memmap(self.file, np.uint8, "r", self.offset, (height, width // block * size))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.file}: {self.name} cannot be read: {error}") from error
+        arrays = {part: aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
+        is_finite = True
+        for run in runs(parts):
+            rows, first, end = run[0].rows, run[0].columns.start // block, -(-run[-1].columns.stop // block)
+            step = max(1, CHUNK // ((end - first) * block))
+            for begin in range(0, len(rows), step):
+                blocks = stored[self._stored_rows(rows[begin : begin + step]), first * size : end * size]
+                with np.errstate(all="ignore"):  # is_finite reports it
+                    values = quants.dequantize(np.ascontiguousarray(blocks), kind)
+                    for part in run:
+                        source = values[:, part.columns.start - first * block : part.columns.stop - first * block]
+                        chunk = arrays[part][begin : begin + step]
+                        chunk[:] = source
+                        is_finite &= all_finite(min(source, chunk, key=lambda array: array.itemsize))
+        return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], is_finite
+
+    def _stored_rows(self, rows: range) -> slice | np.ndarray:
+        """Returns the places in the file of a model's rows.
+
+        Rotary embeddings of llama.cpp rotate neighbours, those of LLaMA in Hugging Face's format the halves of a head:
+        elements 2i and 2i + 1 of a head in the file are i and i + D/2 of the model.
+        """
+        if not self.head_dim:
+            return slice(rows.start, rows.stop)
+        head, place = np.divmod(np.arange(rows.start, rows.stop), self.head_dim)
+        half, pair = np.divmod(place, self.head_dim // 2)
+        return head * self.head_dim + 2 * pair + half
+
+
+def check_tensors(
+    tensors: Mapping[str, GGUFTensor], config: LlamaConfig, architecture: str, others: Sequence[str]
+) -> dict[str, GGUFTensor]:
+    """Returns the tensors of a model by their names in Hugging Face's format.
+
+    Args:
+      tensors: by their names in the file.
+      config: of the model.
+      architecture: in GGUF's spelling.
+      others: tensors that are not the model's.
+
+    Raises:
+      ValueError: names the file, and the tensor that is missing, not of the model, or of another shape or type.
+    """
+    import gguf
+
+    file = next(iter(tensors.values())).file
+    architectures = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[architecture], config.num_layers)
+    expected = expected_tensors(config)
+    stored = {name: str(names.get_name(name, (".weight", ".bias"))) for name in expected}
+    if missing := sorted(set(stored.values()) - tensors.keys()):
+        raise ValueError(f"{file}: {len(missing)} tensors are missing: {first_few(missing)}")
+    if unexpected := sorted(tensors.keys() - set(stored.values()) - set(others)):
+        raise ValueError(f"{file}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
+    found = {}
+    for name, shape in expected.items():
+        tensor = tensors[stored[name]]
+        accepted = TYPES if len(shape) == 2 else FLOATING
+        if tensor.shape != shape:
+            raise ValueError(f"{file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
+        if tensor.dtype not in accepted:
+            raise ValueError(f"{file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}")
+        is_permuted = architecture == "llama" and name.split(".")[-2] in ("q_proj", "k_proj")
+        found[name] = dataclasses.replace(tensor, head_dim=config.head_dim if is_permuted else 0)
+    return found
+
+
+def write_index(tensors: Mapping[str, GGUFTensor], directory: pathlib.Path) -> None:
+    """Writes the file that names the tensors of an unfolded directory."""
+    first = next(iter(tensors.values()))
+    shared = {"file": str(first.file), "stamp": first.stamp}
+    own = [{**dataclasses.asdict(tensor), **dict.fromkeys(shared)} for tensor in tensors.values()]
+    write_json(directory / INDEX, shared | {"tensors": dict(zip(tensors, own, strict=True))})
+
+
+def stored_tensors(directory: pathlib.Path) -> dict[str, GGUFTensor]:
+    """Returns the tensors of an unfolded directory by name."""
+    index: dict[str, Any] = read_json(directory / INDEX)
+    file, stamp = pathlib.Path(index["file"]), tuple(index["stamp"])
+    return {
+        name: GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": tuple(fields["shape"])})
+        for name, fields in index["tensors"].items()
+    }

@@ -1,0 +1,40 @@
+"""`jlade trace`: completes a prompt and writes a page that shows the generation step by step."""
+
+import argparse
+import pathlib
+
+from jlade.cli import options as options_lib
+from jlade.cli import status
+from jlade.evaluation import trace as trace_lib
+from jlade.files import written_whole
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    result = options_lib.Parser(
+        prog="jlade trace",
+        description="Complete a prompt, and write a page that shows each step: the window, the candidates, the tokens "
+        "that were accepted and the n-grams that entered the pool. A browser opens it without a network.",
+    )
+    result.add_argument("prompt", help="the text to complete")
+    result.add_argument(
+        "--output", default="trace.html", metavar="FILE", help="the page; it is replaced (default: %(default)s)"
+    )
+    options_lib.add_shared(result)
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    request = options_lib.request(options)
+    path = pathlib.Path(options.output)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--output must be a file, got {options.output}")
+    with status.show("loading") as line:
+        params, request["tokenizer"] = options_lib.load(options)
+        line.say("decoding")
+        trace = trace_lib.trace(params, options.prompt, **request)
+    with written_whole(path, replace=True) as file:
+        file.write_text(trace_lib.page(trace), encoding="utf-8")
+    tokens, steps = len(trace.tokens) - trace.prompt_length, len(trace.steps)
+    print(f"{path}: {tokens} tokens in {steps} steps, {tokens / steps:.2f} per step")

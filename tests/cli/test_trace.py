@@ -1,0 +1,66 @@
+import json
+import re
+
+import jax
+import pytest
+
+import jlade
+from jlade import cli
+from jlade.evaluation import trace as trace_lib
+
+SHORT = ["trace", "import os\n", "--max-new-tokens", "12", "--window", "2", "--ngram", "3", "--guesses", "2"]
+
+
+def test_the_page_is_that_of_the_trace(demo, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*SHORT, "--temperature", "0.5", "--seed", "3"]) == 0
+    params, tokenizer = demo
+    expected = trace_lib.trace(
+        params,
+        "import os\n",
+        tokenizer=tokenizer,
+        max_new_tokens=12,
+        lookahead=jlade.LookaheadConfig(2, 3, 2),
+        sampling=jlade.SamplingConfig(temperature=0.5),
+        key=jax.random.key(3),
+    )
+    assert (tmp_path / "trace.html").read_text(encoding="utf-8") == trace_lib.page(expected)
+    steps = len(expected.steps)
+    assert capsys.readouterr().out == f"trace.html: 12 tokens in {steps} steps, {12 / steps:.2f} per step\n"
+
+
+def test_a_page_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "new" / "page.html"
+    arguments = ["trace", "x", "--no-lookahead", "--max-new-tokens", "2", "--output", str(path)]
+    assert cli.main(arguments) == 0
+    first = path.read_text(encoding="utf-8")
+    assert cli.main([*arguments[:1], "y", *arguments[2:]]) == 0
+    second = path.read_text(encoding="utf-8")
+    data = re.search(r'id="data">(.*?)</script>', second)[1]
+    assert json.loads(data)["texts"][:2] == ["", "y"]
+    assert second != first
+
+    def page(trace):
+        raise RuntimeError("no page")
+
+    monkeypatch.setattr(trace_lib, "page", page)
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert "no page" in capsys.readouterr().err
+    assert [file.read_text(encoding="utf-8") for file in path.parent.iterdir()] == [second]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: prompt"),
+        (["x", "--ngram", "1"], "ngram_size must be at least 2, got 1"),
+        (["x", "--seed", "1"], "seed has no effect at temperature 0"),
+        (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
+        (["x", "--mesh", "data=2"], "--mesh has data=2, but this command decodes one prompt at a time"),
+        (["x", "--output", "."], "--output must be a file, got ."),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_loaded(arguments, message, monkeypatch, refused):
+    monkeypatch.setattr(jlade, "load", None)
+    assert message in refused(["trace", *arguments])

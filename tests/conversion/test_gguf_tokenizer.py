@@ -1,0 +1,254 @@
+"""Tokenizers of GGUF files against plain implementations of both kinds of BPE, and against transformers."""
+
+import functools
+import itertools
+import json
+import random
+import unicodedata
+
+import pytest
+import regex
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+import jlade
+from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED
+from jlade.generation import text
+from tests.conversion.gguf_files import write
+
+CORPUS = (
+    "Numbers like 2024, 12345 and 3.14 occur; so do contractions: I'm, they'll, DON'T, we've.\n\tdef f(x):\n"
+    "        return x**2  # squared\n\n\nNaïve café, “quoted” … 日本語のテキスト ½ ² ٣٤ 🙂 the the the then there   \n"
+)
+TEXTS = [
+    CORPUS,
+    "In 2024, 12345 people paid $1,299.99 + tax",
+    "I'm sure they'll've done it, DON'T you? I'LL see",
+    "naïve café — “quoted” … 日本語のテキスト 한국어 🙂👍🏽",
+    "def f(x):\n    return x**2\n\n\n\tif x:\r\n\t\tpass   \n ",
+    "  leading,  double\u00a0and trailing  ",
+    "x = {'a': [1, 22, 333]}; y=0xFF_camelCaseHTTPServer",
+    "e\u0301 \u00e9 Ⅷ ½ ² ٣٤",
+    "<end>a<end> b <user>  c<end><user>",
+    "",
+]
+BYTES = [chr(i) for i in text._PRINTABLE] + [chr(256 + i) for i in range(len(text._OTHERS))]
+OF_BYTE = {byte: character for character, byte in text._BYTE_OF.items()}
+
+
+def random_texts(number=150):
+    rng = random.Random(0)
+    parts = [*"abcXYZ 0123456789'\"\n\t.,!?-_()éß漢字🙂½٣", "'s", "'LL", " the", "  ", "<end>", "<user>", "\r\n"]
+    return ["".join(rng.choices(parts, k=rng.randrange(1, 40))) for _ in range(number)]
+
+
+@functools.cache
+def byte_level():
+    """Returns tokens, types and merges of a byte-level BPE."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
+    tokenizer.train_from_iterator([CORPUS * 3], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    special = {"<begin>": CONTROL, "<end>": CONTROL, "<user>": USER_DEFINED}
+    types = [special.get(token, NORMAL) for token in [*special, *tokens]]
+    return [*special, *tokens], types, [" ".join(merge) for merge in model["merges"]]
+
+
+def write_with_tokenizer(file, **changed):
+    """Writes a file with the vocabulary of `byte_level`; `changed` replaces keys of the tokenizer."""
+    tokens, types, merges = byte_level()
+    keys = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": types, "merges": merges}
+    keys |= {"bos_token_id": 0, "eos_token_id": 1} | changed
+    keys = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
+    return write(file, changed=keys, vocab=max(len(tokens), len(keys["tokenizer.ggml.tokens"])))
+
+
+def write_chat(file):
+    """Writes a model that chats: quantized, with a tokenizer, a chat template and room for long conversations."""
+    template = "{% for m in messages %}{{ '<user>' + m['content'] + '<end>\n' }}{% endfor %}"
+    tokens, types, merges = byte_level()
+    changed = {"tokens": tokens, "token_type": types, "merges": merges, "model": "gpt2", "pre": "smollm"}
+    changed = {f"tokenizer.ggml.{name}": value for name, value in changed.items()}
+    changed |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+    changed |= {"tokenizer.chat_template": template, "llama.context_length": 2048}
+    return write(file, kind="Q8_0", changed=changed, vocab=len(tokens))
+
+
+def tokenizer_of(tmp_path, **changed):
+    """Returns the tokenizer of such a file."""
+    return jlade.load(write_with_tokenizer(tmp_path / "model.gguf", **changed))[1]
+
+
+def divide(pieces, expression):
+    """Returns the pieces, divided at the matches of an expression."""
+    return [part for piece in pieces for part in regex.split(f"({expression})", piece) if part]
+
+
+def plain_bpe(word, ranks, tokens):
+    """Returns the tokens of a word: the pair with the lowest rank is joined first."""
+    symbols = list(word)
+    while True:
+        pairs = [(ranks[pair], i) for i, pair in enumerate(itertools.pairwise(symbols)) if pair in ranks]
+        if not pairs:
+            return [tokens.index(symbol) for symbol in symbols]
+        i = min(pairs)[1]
+        symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_byte_level_bpe_is_that_of_a_plain_implementation(pre, tmp_path):
+    tokens, types, merges = byte_level()
+    ranks = {tuple(merge.split(" ")): i for i, merge in enumerate(merges)}
+    tokenizer = tokenizer_of(tmp_path, pre=pre, add_bos_token=False)
+    whole_words = pre in ("llama-bpe", "llama3", "llama-v3", "tekken")
+    added = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != NORMAL}
+    for sample in [*TEXTS, *random_texts()]:
+        expected = []
+        for part in divide([sample], "|".join(added)):
+            if part in added:
+                expected.append(added[part])
+                continue
+            part = unicodedata.normalize("NFC", part) if pre in ("qwen2", "deepseek-r1-qwen") else part
+            for word in functools.reduce(divide, SPLITS[pre], [part]):
+                written = "".join(OF_BYTE[byte] for byte in word.encode())
+                is_token = whole_words and written in tokens
+                expected += [tokens.index(written)] if is_token else plain_bpe(written, ranks, tokens)
+        assert tokenizer.encode(sample).ids == expected, sample
+
+
+def test_pieces_of_the_pre_tokenizers(tmp_path):
+    """Facts about the tokenizers that models were trained with."""
+    pieces = {
+        pre: [piece for piece, _ in tokenizer_of(tmp_path, pre=pre).pre_tokenizer.pre_tokenize_str("DON'T a 12345\n b")]
+        for pre in ("smollm", "llama-bpe", "qwen2", "gpt-2")
+    }
+    assert pieces["smollm"] == ["DON", "'", "T", "Ġa", "Ġ", "1", "2", "3", "4", "5", "Ċ", "Ġb"]
+    assert pieces["llama-bpe"] == ["DON", "'T", "Ġa", "Ġ", "123", "45", "Ċ", "Ġb"]
+    assert pieces["qwen2"] == ["DON", "'T", "Ġa", "Ġ", "1", "2", "3", "4", "5", "Ċ", "Ġb"]
+    assert pieces["gpt-2"] == ["DON", "'", "T", "Ġa", "Ġ12345", "Ċ", "Ġb"]
+
+
+def test_smollm_is_the_tokenizer_that_the_model_was_trained_with(tmp_path):
+    expected = tokenizers.Tokenizer.from_str(tokenizer_of(tmp_path).to_str())
+    digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    expected.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    for sample in [*TEXTS, *random_texts()]:
+        assert tokenizer_of_cached(tmp_path).encode(sample).ids == expected.encode(sample).ids, sample
+
+
+@functools.cache
+def tokenizer_of_cached(tmp_path):
+    return tokenizer_of(tmp_path)
+
+
+@functools.cache
+def sentence_piece():
+    """Returns tokens, types and scores of a SentencePiece BPE with bytes."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.train_from_iterator(
+        [CORPUS.replace(" ", "▁") * 2], trainers.BpeTrainer(vocab_size=200, show_progress=False, max_token_length=6)
+    )
+    model = json.loads(tokenizer.to_str())["model"]
+    known = [p for p in model["vocab"] if p.replace("▁", " ").isascii()]  # other letters are written as bytes
+    pieces = sorted((p for p in known if len(p) > 1), key=model["vocab"].get)
+    letters = sorted(p for p in known if len(p) == 1)
+    control = ["<unk>", "<s>", "<end>", "<user>"]
+    raw = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*control, *raw, *pieces, *letters]
+    types = [UNKNOWN, CONTROL, CONTROL, USER_DEFINED, *[6] * 256, *[NORMAL] * (len(pieces) + len(letters))]
+    scores = [0.0] * 260 + [-float(i) for i in range(len(pieces) + len(letters))]
+    return tokens, types, scores
+
+
+def plain_sentence_piece(part, tokens, scores):
+    """Returns the ids of a text without special tokens: the leftmost pair of the highest score is joined first."""
+    symbols = list(part)
+    while True:
+        joined = ["".join(pair) for pair in itertools.pairwise(symbols)]
+        known = [(-scores[tokens.index(token)], i) for i, token in enumerate(joined) if token in tokens]
+        if not known:
+            break
+        i = min(known)[1]
+        symbols[i : i + 2] = [joined[i]]
+    ids = []
+    for symbol in symbols:
+        ids += [tokens.index(symbol)] if symbol in tokens else [4 + byte for byte in symbol.encode()]
+    return ids
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentence_piece_is_that_of_a_plain_implementation(prefix, tmp_path):
+    tokens, types, scores = sentence_piece()
+    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "pre": "default"}
+    keys |= {"bos_token_id": 1, "eos_token_id": 2, "merges": None} | ({} if prefix else {"add_space_prefix": False})
+    tokenizer = tokenizer_of(tmp_path, **keys)
+    for sample in [*TEXTS, *random_texts()]:
+        expected = [1]  # by default
+        for part in divide([sample], "<end>|<user>"):
+            if part in tokens[2:4]:
+                expected.append(tokens.index(part))
+            else:
+                written = f" {part}" if prefix else part
+                expected += plain_sentence_piece(written.replace(" ", "▁"), tokens, scores)
+        assert tokenizer.encode(sample).ids == expected, sample
+        if "<end>" not in sample and "<user>" not in sample:
+            assert text.decode(tokenizer, expected) == " " * prefix * bool(sample) + sample
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, []),
+        ({"add_bos_token": True}, [0]),
+        ({"pre": "llama-bpe"}, [0]),
+        ({"pre": "llama-bpe", "add_bos_token": False}, []),
+        ({"add_bos_token": True, "add_eos_token": True}, [0, 1]),
+    ],
+    ids=str,
+)
+def test_tokens_at_the_beginning_and_the_end(keys, expected, tmp_path):
+    assert tokenizer_of(tmp_path, **keys).encode("").ids == expected
+
+
+def test_streamed_text_is_that_of_the_tokenizer(tmp_path):
+    tokenizer = tokenizer_of(tmp_path)
+    for sample in TEXTS[:8]:
+        assert text.decode(tokenizer, tokenizer.encode(sample).ids) == sample
+    assert isinstance(tokenizer.decoder, decoders.ByteLevel)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "SentencePiece"])
+def test_transformers_reads_the_same_tokenizer(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    if kind == "byte-level":
+        tokenizer = tokenizer_of(tmp_path, pre="gpt-2")  # transformers ignores the key
+    else:
+        tokens, types, scores = sentence_piece()
+        keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
+        tokenizer = tokenizer_of(tmp_path, **keys, bos_token_id=1, eos_token_id=2, unknown_token_id=0)
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for sample in TEXTS[:5]:
+        assert other.encode(sample, add_special_tokens=False) == tokenizer.encode(sample, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pre": "viking"}, r"pre is 'viking'; supported are default, gpt-2, smollm, .* other tokens than the model"),
+        ({"pre": None}, r"pre is None; supported are"),
+        ({"merges": ["a b c"]}, r"merges must be pairs of tokens, got 'a b c'"),
+        ({"merges": None}, r"merges must be an array of strs"),
+        ({"merges": ["nowhere else"]}, r"has no valid tokenizer: .*Token `nowhere` out of vocabulary"),
+        ({"token_type": [1, 2]}, r"token_type has 2 elements for \d+ tokens"),
+        ({"tokens": ["a", "a"], "token_type": [1, 1]}, r"tokens must be up to \d+ different strings, got 2, 1 of them"),
+        ({"model": "llama"}, r"scores must be an array of floats"),
+        ({"add_bos_token": True, "bos_token_id": 5000}, r"bos_token_id must be a token id below \d+, got 5000"),
+        ({"add_bos_token": 1}, r"add_bos_token must be true or false, got 1"),
+    ],
+    ids=str,
+)
+def test_tokenizers_that_are_refused(keys, message, tmp_path):
+    with pytest.raises(ValueError, match=rf"model\.gguf.*{message}"):
+        tokenizer_of(tmp_path, **keys)

@@ -1,0 +1,203 @@
+"""The trace against the algorithm in plain Python, and the data in its page."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig
+from jlade.cli.display import STEP_STYLES
+from jlade.config import PLAIN
+from jlade.evaluation import trace as trace_lib
+from jlade.evaluation.trace import NGram
+from jlade.lookahead import adaptive, block
+from tests import reference
+from tests.decoding.test_decoding import first_window, next_token_of
+from tests.lookahead.test_adaptive import levels_of
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+SETTINGS = [
+    LookaheadConfig(4, 4, 3),
+    LookaheadConfig(3, 5, 6, pool_from_prompt=False),
+    LookaheadConfig(5, 2, 4),
+    LookaheadConfig(0, 3, 2),
+    LookaheadConfig(3, 3, 0),
+    PLAIN,
+]
+
+
+def traced(seed=0, prompt=PROMPT, **options):
+    options = {"max_new_tokens": 40, "tokenizer": tiny_tokenizer(), **options}
+    return trace_lib.trace(tiny_llama(seed), prompt, **options)
+
+
+def has(pool, ngram):
+    return tuple(ngram[1:]) in pool.lookup(ngram[0])
+
+
+def steps_of_reference(seed, lookahead, key):
+    """Returns the steps as the reference makes them, and the generated tokens."""
+    next_token, watched = next_token_of(seed), []
+    tokens, accepted = reference.decode(
+        next_token,
+        PROMPT,
+        40,
+        window_size=lookahead.window_size,
+        ngram_size=lookahead.ngram_size,
+        guess_set_size=lookahead.guess_set_size,
+        pool_from_prompt=lookahead.pool_from_prompt,
+        start=first_window(key, PROMPT, lookahead),
+        watch=lambda *step: watched.append(copy.deepcopy(step)),
+    )
+    steps = []
+    for (text, window, new, pool), number in zip(watched, accepted, strict=True):
+        own = tokens[len(text) - len(PROMPT) :][:number]
+        candidates = [list(ngram) for ngram in pool.lookup(text[-1])]
+        matched = []
+        for candidate in candidates:
+            wrong = [i for i, token in enumerate(candidate) if next_token(text + candidate[:i]) != token]
+            matched.append(min([*wrong, len(candidate), number]))
+        chosen = matched.index(max(matched)) if any(matched) else None
+        steps.append((window, new, candidates, matched, chosen, own))
+    return steps, watched, tokens
+
+
+@pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
+@pytest.mark.parametrize("seed", [0, 2])
+def test_equals_the_reference(seed, lookahead):
+    key = jax.random.key(7)
+    expected, watched, tokens = steps_of_reference(seed, lookahead, key)
+    found = traced(seed, lookahead=lookahead, eos_ids=(), key=key)
+    assert found.tokens == PROMPT + tokens
+    assert (found.prompt_length, found.finish_reason, found.levels) == (len(PROMPT), "length", (lookahead,))
+    steps = [(s.window, s.predicted, s.candidates, s.matched, s.chosen, s.accepted) for s in found.steps]
+    assert steps == expected
+
+    pools = [pool for *_, pool in watched]
+    for step, (text, window, new, before), after in zip(found.steps, watched, pools[1:], strict=False):
+        columns = [[*column, last] for *column, last in zip(*window, new, strict=True)]
+        whole = text + step.accepted
+        ends = range(max(len(text) + 1, lookahead.ngram_size), len(whole) + 1) if lookahead.pool_from_prompt else ()
+        ngrams = [(ngram, "window") for ngram in columns]
+        ngrams += [(whole[end - lookahead.ngram_size : end], "text") for end in ends]
+        assert step.ngrams == [NGram(ngram, origin, has(before, ngram), has(after, ngram)) for ngram, origin in ngrams]
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_sampled_tokens_are_those_of_generate(verification):
+    options = {
+        "lookahead": LookaheadConfig(4, 4, 3, verification=verification),
+        "sampling": jlade.SamplingConfig(temperature=0.3, repetition_penalty=0.9),
+        "key": jax.random.key(3),
+    }
+    found = traced(**options)
+    out = jlade.generate(tiny_llama(), PROMPT, max_new_tokens=40, **options)
+    assert sum((s.accepted for s in found.steps), PROMPT) == found.tokens == [*PROMPT, *out.tokens[0]]
+    assert [len(s.accepted) for s in found.steps] == out.accepted[0].tolist()
+    assert any(s.chosen is not None for s in found.steps)
+    for step in found.steps:
+        from_candidate = 0 if step.chosen is None else step.matched[step.chosen]
+        assert len(step.accepted) in (from_candidate, from_candidate + 1)
+
+
+def test_a_mesh_changes_nothing():
+    options = {"lookahead": LookaheadConfig(4, 4, 3), "max_new_tokens": 12}
+    assert traced(mesh=jlade.make_mesh(lookahead=2, model=2), **options) == traced(**options)
+
+
+def test_adaptive_steps_have_the_levels_of_their_pace():
+    lookahead = LookaheadConfig(3, 4, 3, step_cost=9.0)
+    params = tiny_llama(2, max_positions=300)
+    found = trace_lib.trace(params, [1, 2, 3], tokenizer=tiny_tokenizer(), max_new_tokens=120, lookahead=lookahead)
+    costs = adaptive.costs(adaptive.levels(lookahead), np.float32(9.0)).tolist()
+    assert [s.level for s in found.steps] == levels_of([len(s.accepted) for s in found.steps], costs)
+    assert {s.level for s in found.steps} == {0, 1, 2}
+    wide = [s for s in found.steps if s.level == 0]
+    for earlier, later in itertools.pairwise(wide):
+        rows = [*earlier.window[1:], earlier.predicted]
+        assert [later.window[0][1:], *later.window[1:]] == [rows[0][1:], *rows[1:]], "narrow steps leave the window"
+    for step in found.steps:
+        level = found.levels[step.level]
+        assert len(step.predicted) == level.window_size
+        assert len(step.candidates) <= level.guess_set_size
+
+
+def test_texts_and_names(demo):
+    """Characters of several tokens come with the last of them; the texts add up to that of `generate`."""
+    params, tokenizer = demo
+    prompt = 'name = "漢字é </s>"  # '
+    options = {"tokenizer": tokenizer, "max_new_tokens": 12, "lookahead": PLAIN}
+    found = trace_lib.trace(params, prompt, **options)
+    out = jlade.generate(params, prompt, **options)
+    assert "".join(found.texts[found.prompt_length :]) == out.text[0]
+    assert "".join(found.texts[: found.prompt_length]) == prompt.replace("</s>", "")
+    names = [found.names[token] for token in found.tokens[: found.prompt_length]]
+    assert {"<s>", "</s>"} <= set(names)
+    assert "\\xe6" in "".join(names)
+
+
+def test_a_stop_string_ends_the_trace():
+    out = jlade.generate(tiny_llama(), PROMPT, tokenizer=tiny_tokenizer(), max_new_tokens=40)
+    stop = re.search("[abc]{3}", out.text[0][4:])[0]
+    found = traced(stop=stop)
+    assert found.finish_reason == "stop"
+    assert stop in "".join(found.texts[found.prompt_length :])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tokenizer": None}, TypeError, "tokenizer must be given"),
+        ({"prompt": [[1, 2], [3]]}, ValueError, "prompt must be a single prompt, got a batch of 2"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
+    ],
+)
+def test_refusals(options, error, message):
+    with pytest.raises(error, match=message):
+        traced(**options)
+
+
+def data_of(page):
+    (embedded,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(embedded)
+
+
+def test_the_page_has_the_trace_and_the_masks():
+    lookahead = LookaheadConfig(4, 4, 3, step_cost=9.0)
+    found = traced(lookahead=lookahead)
+    data = data_of(trace_lib.page(found))
+    expected = json.loads(json.dumps(dataclasses.asdict(found)))
+    assert data.items() >= expected.items()
+    for level, built in zip(adaptive.levels(found.lookahead), data["blocks"], strict=True):
+        sizes = (level.window_size, level.ngram_size, level.guess_set_size)
+        mask = block.build(*sizes).mask
+        assert tuple(built["sizes"]) == sizes
+        for row, runs in zip(mask, built["seen"], strict=True):
+            seen = [k for begin, end in zip(runs[::2], runs[1::2], strict=True) for k in range(begin, end)]
+            assert seen == np.flatnonzero(row).tolist()
+
+
+def test_text_cannot_leave_the_data():
+    token = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> TRACE_DATA \u2028"
+    found = traced(max_new_tokens=1)
+    page = trace_lib.page(dataclasses.replace(found, texts=[token] * len(found.tokens)))
+    assert set(data_of(page)["texts"]) == {token}
+    assert page.count("<script") == page.count("</script>") == 2
+
+
+def test_settings_have_names():
+    names = [trace_lib.describe(lookahead)[0] for lookahead in SETTINGS]
+    assert names[:2] == ["Lookahead decoding"] * 2
+    assert names[2:] == ["Jacobi decoding", "Prompt lookup", "Decoding with a window alone", "Plain decoding"]
+
+
+def test_the_page_has_as_many_colours_as_the_command():
+    colours = re.findall(r"--step-(\d):", trace_lib.TEMPLATE.read_text(encoding="utf-8"))
+    assert [int(colour) for colour in colours] == 2 * list(range(len(STEP_STYLES)))
