@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 WIDTH, HEIGHT, DPI = 5.0, 3.6, 200  # inches; on a phone, where 5 inches shrink, the letters remain legible
-BAR = 0.16  # inches for a bar and its number
+BAR = 0.18  # inches for a bar and its number
 NAME = 14  # characters of a line in the name of a group
 
 
@@ -86,7 +86,7 @@ def bars(groups: list[str], series: dict[str, list[float]], label: str) -> Calla
         height = 1 / (len(series) + 1)
         for i, (name, lengths) in enumerate(series.items()):
             places = [group + (i - (len(series) - 1) / 2) * height for group in range(len(groups))]
-            axes.bar_label(axes.barh(places, lengths, height, label=name), fmt="%.1f", padding=2, fontsize="x-small")
+            axes.bar_label(axes.barh(places, lengths, height, label=name), fmt="%.1f", padding=2, fontsize="small")
         axes.set_yticks(range(len(groups)), labels=[textwrap.fill(group, NAME) for group in groups])
         axes.invert_yaxis()
         axes.margins(x=0.12, y=0.02)
