@@ -29,6 +29,9 @@ lint: $(VENV)/.lint
 	done
 	$(BIN)/mypy build/examples
 
+bench: $(VENV)/.evaluation $(VENV)/.chat
+	$(BIN)/jlade bench all --model smollm2 --max-new-tokens 32 --output build/bench $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 

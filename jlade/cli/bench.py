@@ -15,7 +15,7 @@ from jlade.cli import conversation, progress, status
 from jlade.cli import options as options_lib
 from jlade.cli.conversation import Message
 from jlade.config import check_int
-from jlade.conversion import hub
+from jlade.conversion import location
 from jlade.devices.sheet import default_device
 from jlade.evaluation import datasets, experiments, methods, provenance, report, runs
 from jlade.evaluation.answers import Model
@@ -133,7 +133,7 @@ def _run(
     cells = experiments.cells(selections.values(), sets, dtype)
     with status.show("loading"):
         params, tokenizer = options_lib.load(options)
-        encode = _chat(hub.find(options.model or options_lib.DEMO), tokenizer)
+        encode = _chat(location.find(options.model or options_lib.DEMO), tokenizer)
 
     def load(other: str) -> LlamaParams:
         if other == dtype:

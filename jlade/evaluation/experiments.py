@@ -18,7 +18,7 @@ from jlade.evaluation.tables import Table
 from jlade.files import written_whole
 
 USUAL = ("plain", "prompt-lookup", "15,5,15", "transformers", "transformers-lookup")
-FEW = 8  # questions of the experiments that need many methods
+FEW = 4  # questions of the experiments that need many methods
 SELECTIONS = "experiments.json"
 
 Item = Table | Figure

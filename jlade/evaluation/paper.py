@@ -29,7 +29,7 @@ ABLATION = (
 )
 # S by row of Table 3, for LLaMA-2-7B-Chat on MT-Bench; the first two rows are plain decoding and prompt lookup.
 PAPER_ABLATION = (1.00, 1.55, 1.45, 1.51, 1.12, 1.59, 1.79, 1.96, 2.05)
-WINDOWS, NGRAMS = (1, 3, 7, 15, 30), (3, 5, 7)  # W = G and N of Figure 4
+WINDOWS, NGRAMS = (1, 2, 4, 8, 16), (3, 5, 7)  # W = G and N of Figure 4
 HIT_STEPS = 8  # steps of a point in the figure of hit rates
 
 
