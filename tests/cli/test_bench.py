@@ -93,7 +93,7 @@ def test_its_tables_are_markdown_and_json_of_the_same_numbers(everything):
 
 def test_greedy_answers_are_identical_in_float32(everything):
     run = runs.read(everything[0] / "run.jsonl")
-    assert len(run.results) == len({result.key for result in run.results}) > 30
+    assert len(run.results) == len({result.key for result in run.results}) > 20
     assert {result.error for result in run.results} == {None}
     rows = json.loads((everything[0] / "exactness.json").read_text())["rows"]
     assert [row["share"] for row in rows if row["dtype"] == "float32"] == [1, 1]
@@ -103,7 +103,7 @@ def test_greedy_answers_are_identical_in_float32(everything):
 
 def test_the_report_needs_nothing_else(everything):
     page = (everything[0] / "report.html").read_text()
-    assert re.findall(r"(?:src|href)=\"?(?!data:|#)", page) == []
+    assert re.findall('(?:src|href)=(?!"data:|"#)', page) == []
     assert not re.search("url\\(|@import|<script", page)
     assert page.count("<img ") == len(FIGURES)
     for name in EXPERIMENTS:
