@@ -8,6 +8,7 @@ import pytest
 from jax._src import compiler
 
 import jlade
+from tests.evaluation import browser
 
 # The suite is for the CPU. The compilers of accelerators, if installed, would look for a device.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -89,3 +90,10 @@ def golden():
     prompts = [json.loads(line) for line in (GOLDEN / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
     greedy = json.loads((GOLDEN / "greedy.json").read_text(encoding="utf-8"))
     return {prompt["id"]: (prompt, greedy[prompt["id"]]) for prompt in prompts}
+
+
+@pytest.fixture(scope="module")
+def open_page():
+    """Returns `browser.open_page` for a browser that the tests of a module share."""
+    with browser.launched() as launched:
+        yield lambda path, width, **context: browser.open_page(launched, path, width, **context)

@@ -85,6 +85,8 @@ def run(options: argparse.Namespace) -> None:
     else:
         _check(options)
         found = [_run(names, options, output)]
+    for each, _ in found:
+        _show_missing(each)
     sections = experiments.present(names, found)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
@@ -115,6 +117,8 @@ def _check(options: argparse.Namespace) -> None:
     check_int("--max-new-tokens", options.max_new_tokens, 1)
     if options.limit is not None:
         check_int("--limit", options.limit, 1)
+    if options.seed is not None:
+        check_int("--seed", options.seed, 0)
     for name in options.methods or ():
         methods.parse(name)
 
@@ -158,6 +162,15 @@ def _run(
             print(f"{num_done} of {len(cells)} answers are in {file}; the same command goes on", file=sys.stderr)
             raise
     return runs.read(file), experiments.store(directory, selections)
+
+
+def _show_missing(run: runs.Run) -> None:
+    """Prints the number of answers that are missing, with the first reason."""
+    missing = [result for result in run.results if result.error is not None]
+    if missing:
+        first = missing[0]
+        answer = f"that of {first.method} to {first.question} of {first.dataset}: {first.error}"
+        print(f"{len(missing)} of {len(run.results)} answers are missing, such as {answer}", file=sys.stderr)
 
 
 def _read(data: Sequence[str] | None) -> Sequence[Dataset]:

@@ -78,7 +78,7 @@ def throughput_figure(run: Run, results: Results) -> Figure:
     series = {parse(name).label: _speeds(of_method, datasets) for name, of_method in results.items()}
     title = f"Throughput by data set: {run.about['model']} on {run.about['mesh'] or run.about['device']}"
     note = "As Figures 5 to 7 of the paper, for the devices of this run. Prefill is excluded."
-    return Figure("throughput", title, figures.bars(datasets, dict(series), "tokens/s"), note)
+    return Figure("throughput", title, figures.bars(datasets, series, "tokens/s"), note)
 
 
 def accepted_table(results: Results) -> Table:
@@ -106,7 +106,7 @@ def _names(results: Results, field: str) -> list[str]:
     return list(dict.fromkeys(getattr(result, field) for result in next(iter(results.values()))))
 
 
-def _speeds(results: Sequence[Result], datasets: Sequence[str]) -> list[float | None]:
+def _speeds(results: Sequence[Result], datasets: Sequence[str]) -> list[float]:
     return [measures.speed([result for result in results if result.dataset == name]) for name in datasets]
 
 

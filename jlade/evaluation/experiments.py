@@ -44,14 +44,18 @@ class Experiment(NamedTuple):
     """A table or figure, or several of the same results.
 
     Attributes:
-      summary: one line.
+      title: of its section in a report.
+      summary: one line of help.
+      explanation: for readers of a report.
       methods: their names.
       chooses: returns whether it asks a question.
       present: makes tables and figures of runs and their results by method.
       limit: questions by default; None for all.
     """
 
+    title: str
     summary: str
+    explanation: str
     methods: tuple[str, ...]
     chooses: Callable[[Question], bool]
     present: Present
@@ -85,7 +89,10 @@ def _any(question: Question) -> bool:
 LOOKAHEAD = str(Method(LookaheadConfig()))
 EXPERIMENTS: dict[str, Experiment] = {
     "methods": Experiment(
+        "Methods",
         "speed, tokens per step and accepted tokens of --methods, by task and data set (Figures 5 to 7, Spec-Bench)",
+        "Each method answers the same questions. More tokens per step mean fewer passes through the model; the speed "
+        "also depends on the time of a step.",
         USUAL,
         _any,
         _each(
@@ -101,38 +108,55 @@ EXPERIMENTS: dict[str, Experiment] = {
         limit=None,
     ),
     "table2": Experiment(
+        "Sampling (Table 2)",
         "sampling and ROUGE of summaries",
+        "Greedy and sampled summaries are compared with their references. Lookahead decoding changes the number of "
+        "steps, not the texts.",
         ("plain", LOOKAHEAD, "plain:t=1", f"{LOOKAHEAD}:t=1"),
         lambda question: question.reference is not None,
         _each(lambda run, results: [paper.sampling_table(results)]),
         limit=None,
     ),
     "table3": Experiment(
+        "Parts (Table 3)",
         "window, candidates and prompt, each left out, on chat questions",
+        "The window, the candidates and the n-grams of the prompt are reduced or left out, one at a time.",
         _names(paper.ablation_methods()),
         lambda question: question.task.startswith("MT-Bench"),
         _each(lambda run, results: [paper.ablation_table(results)]),
     ),
     "figure4": Experiment(
+        "Windows (Figure 4)",
         "tokens per step against W and N, with the fit of alpha and f",
+        "Tokens per step are measured at several windows W = G and lengths N of n-grams, and compared with the paper's "
+        "formula.",
         _names(paper.scaling_methods()),
         _any,
         _each(lambda run, results: [paper.scaling_table(results), *paper.scaling_figures(results)]),
     ),
     "table4": Experiment(
+        "Settings (Table 4)",
         "good W and N by model size",
+        "The fastest setting depends on model and device: it is measured here, and estimated for larger models on a "
+        "GPU.",
         ("plain", *_names(paper.scaling_methods())),
         _any,
         lambda runs: [paper.configurations_table(runs)],
     ),
     "pool": Experiment(
+        "Pool",
         "growth of the pool, and its hits with cold and warm pools",
+        "The pool collects n-grams while a text grows. A step can accept several tokens only if the pool has a "
+        "candidate.",
         (LOOKAHEAD, f"{LOOKAHEAD}:warm", f"{LOOKAHEAD}:growth"),
         _any,
         _each(lambda run, results: [paper.growth_table(results), paper.hits_figure(results)]),
     ),
     "exactness": Experiment(
+        "Exactness",
         "answers identical to plain decoding in float32, by dtype",
+        "Lookahead decoding gives the text of plain decoding. In low precision rounding can choose another token where "
+        "two are almost equally likely.",
         tuple(f"{name}:{dtype}" for dtype in ("float32", "bfloat16") for name in ("plain", LOOKAHEAD)),
         _any,
         _each(lambda run, results: [paper.exactness_table(run, results), paper.divergences_table(results)]),

@@ -2,10 +2,13 @@
 
 import dataclasses
 import io
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
-WIDTH, HEIGHT, DPI = 7.0, 4.2, 150  # inches; legible on a phone
+WIDTH, HEIGHT, DPI = 5.0, 3.6, 200  # inches; on a phone, where 5 inches shrink, the letters remain legible
+BAR = 0.18  # inches for a bar and its number
+NAME = 14  # characters of a line in the name of a group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Figure:
             from matplotlib.figure import Figure as Canvas
         except ImportError as error:
             raise ValueError('figures need matplotlib: pip install "jlade[evaluation]"') from error
-        canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
+        canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained", facecolor="white")
         self.draw(canvas)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="png", dpi=DPI)
@@ -63,31 +66,38 @@ def lines(
             axes.set_xticks(ticks, labels=[f"{x:g}" for x in ticks])
             axes.minorticks_off()
         axes.set(xlabel=x_label, ylabel=y_label)
-        axes.grid(color="0.9")
-        axes.legend(fontsize="small")
+        _finish(canvas, axes, axis="both")
 
     return draw
 
 
-def bars(groups: list[str], series: dict[str, list[float | None]], y_label: str) -> Callable[[Any], None]:
-    """Returns a function that draws groups of bars.
+def bars(groups: list[str], series: dict[str, list[float]], label: str) -> Callable[[Any], None]:
+    """Returns a function that draws groups of horizontal bars, from top to bottom, each with its number.
 
     Args:
       groups: names of the groups.
-      series: the heights of a series in each group, by name; None for no bar.
-      y_label: of the axis.
+      series: the lengths of a series in each group, by name.
+      label: of the axis.
     """
 
     def draw(canvas: Any) -> None:
+        canvas.set_size_inches(WIDTH, 1.2 + BAR * len(groups) * (len(series) + 1))
         axes = canvas.subplots()
-        width = 0.85 / len(series)
-        for i, (name, heights) in enumerate(series.items()):
-            places = [group + (i - (len(series) - 1) / 2) * width for group in range(len(groups))]
-            axes.bar(places, [height or 0.0 for height in heights], width, label=name)
-        axes.set_xticks(range(len(groups)), labels=groups)
-        axes.set(ylabel=y_label)
-        axes.grid(axis="y", color="0.9")
-        axes.set_axisbelow(True)
-        canvas.legend(loc="outside lower center", ncols=2, fontsize="small")
+        height = 1 / (len(series) + 1)
+        for i, (name, lengths) in enumerate(series.items()):
+            places = [group + (i - (len(series) - 1) / 2) * height for group in range(len(groups))]
+            axes.bar_label(axes.barh(places, lengths, height, label=name), fmt="%.1f", padding=2, fontsize="small")
+        axes.set_yticks(range(len(groups)), labels=[textwrap.fill(group, NAME) for group in groups])
+        axes.invert_yaxis()
+        axes.margins(x=0.12, y=0.02)
+        axes.set(xlabel=label)
+        _finish(canvas, axes, axis="x")
 
     return draw
+
+
+def _finish(canvas: Any, axes: Any, axis: str) -> None:
+    axes.grid(axis=axis, color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    canvas.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)

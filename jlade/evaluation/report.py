@@ -8,6 +8,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jlade.evaluation import tables
 from jlade.evaluation.experiments import EXPERIMENTS, Item
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.runs import Run
@@ -40,9 +41,9 @@ def write(directory: pathlib.Path, sections: Mapping[str, Sequence[Item]], runs:
                 _write(directory / f"{item.name}.md", item.markdown().encode())
                 _write(directory / f"{item.name}.json", _json(item.facts() | {"runs": about}))
                 shown.append(f"<h3>{html.escape(item.title)}</h3>{item.html()}")
-        summary = html.escape(EXPERIMENTS[name].summary)
-        parts.append(f'<section id="{name}"><h2>{name}</h2><p>{summary}</p>{"".join(shown)}</section>')
-    links = "".join(f'<a href="#{name}">{name}</a>' for name in sections)
+        title, explanation = html.escape(EXPERIMENTS[name].title), tables.prose(EXPERIMENTS[name].explanation)
+        parts.append(f'<section id="{name}"><h2>{title}</h2><p>{explanation}</p>{"".join(shown)}</section>')
+    links = "".join(f'<a href="#{name}">{html.escape(EXPERIMENTS[name].title)}</a>' for name in sections)
     page = string.Template(PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape(", ".join(dict.fromkeys(str(each["model"]) for each in about))),
         links=links,
@@ -55,22 +56,31 @@ def write(directory: pathlib.Path, sections: Mapping[str, Sequence[Item]], runs:
 
 def _figure(figure: Figure, picture: bytes) -> str:
     data = base64.b64encode(picture).decode()
-    title, note = html.escape(figure.title), html.escape(figure.note)
-    caption = f"<figcaption>{note}</figcaption>" if note else ""
+    title = html.escape(figure.title)
+    caption = f"<figcaption class=note>{tables.prose(figure.note)}</figcaption>" if figure.note else ""
     return f'<h3>{title}</h3><figure><img alt="{title}" src="data:image/png;base64,{data}">{caption}</figure>'
 
 
 def _about(about: Mapping[str, Any]) -> str:
+    """Returns a sentence about a run, and all facts, which a click shows."""
+    host = f"{about['processor']}, {about['cores']} cores"
+    device = host if about["device"] == "cpu" else f"{about['device']} ({host})"
+    mesh = f", divided as {about['mesh']}" if about["mesh"] else ""
+    model = f"{about['model']}, {about['parameters'] / 1e6:,.1f} M parameters in {about['dtype']}"
+    answers = f"answers of up to {about['max_new_tokens']} tokens"
+    sentence = html.escape(f"{model}, on {device}{mesh}; {answers}; {about['date']}.")
     facts = "".join(
         f"<dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(_text(value))}</dd>"
         for name, value in about.items()
-        if value not in (None, "", [])
+        if value not in (None, "", []) and value is not False
     )
-    return f"<dl>{facts}</dl>"
+    return f"<p>{sentence}</p><details><summary>Machine, versions and command</summary><dl>{facts}</dl></details>"
 
 
 def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _json(content: Any) -> bytes:

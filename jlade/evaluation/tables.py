@@ -71,7 +71,7 @@ class Table:
 
         def line(tag: str, cells: Sequence[str]) -> str:
             written = [
-                f"<{tag}{'' if column.form else ' class=text'}>{html.escape(cell)}</{tag}>"
+                f"<{tag}{'' if column.form else ' class=text'}>{_cell(cell)}</{tag}>"
                 for column, cell in zip(self.columns, cells, strict=True)
             ]
             return f"<tr>{''.join(written)}</tr>"
@@ -89,6 +89,10 @@ class Table:
 def prose(text: str) -> str:
     """Returns text in HTML, with `code` in it as such."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def _cell(text: str) -> str:
+    return html.escape(text).replace(" = ", "&nbsp;=&nbsp;")  # "W = 15" stays in one line
 
 
 def _finite(value: Value) -> Value:

@@ -1,0 +1,302 @@
+import contextlib
+import io
+import itertools
+import json
+import re
+import shutil
+
+import pytest
+
+from jlade import cli
+from jlade.cli import options
+from jlade.evaluation import datasets, experiments, paper, runs
+from jlade.evaluation.answers import Model
+from jlade.evaluation.experiments import EXPERIMENTS
+from tests.evaluation.made import answer
+from tests.tiny import save_small_demo
+
+SHORT = ["--limit", "1", "--max-new-tokens", "6"]
+TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "table4", "growth", "exactness"}
+FIGURES = {"throughput", "figure4a", "figure4b", "hits"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model") / "one layer"
+    save_small_demo(directory, num_layers=1)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def small_model(checkpoint, monkeypatch):
+    monkeypatch.setattr(options, "DEMO", checkpoint)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Answers that no model gives; returns the prompts' lengths and the methods."""
+    asked = []
+
+    def answered(self, prompt, method, key, pool=None):
+        asked.append((len(prompt), str(method)))
+        return answer([1, 2], text="made"), None
+
+    monkeypatch.setattr(Model, "answer", answered)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def everything(checkpoint, tmp_path_factory):
+    """The directory of all experiments, each on one question, those of Figure 4 with fewer settings; and the output."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("rouge_score")
+    directory = tmp_path_factory.mktemp("bench")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
+        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+        patch.setattr(options, "DEMO", checkpoint)
+        patch.setattr(paper, "WINDOWS", (1, 3))
+        patch.setattr(paper, "NGRAMS", (3, 5))
+        settings = tuple(map(str, paper.scaling_methods()))
+        patch.setitem(EXPERIMENTS, "figure4", EXPERIMENTS["figure4"]._replace(methods=settings))
+        patch.setitem(EXPERIMENTS, "table4", EXPERIMENTS["table4"]._replace(methods=("plain", *settings)))
+        assert cli.main(["bench", "all", *SHORT, "--output", str(directory / "new")]) == 0
+    return directory / "new", output.getvalue()
+
+
+def test_every_experiment_has_its_files(everything):
+    directory, output = everything
+    files = {f"{name}.{kind}" for name, kind in itertools.product(TABLES, ("md", "json"))}
+    files |= {f"{name}.png" for name in FIGURES} | {"run.jsonl", "run.pools", "experiments.json", "report.html"}
+    extra = {"divergences.md", "divergences.json"}
+    assert {path.name for path in directory.iterdir()} - extra == files
+    for name in FIGURES:
+        assert (directory / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert output.endswith(f"{directory / 'report.html'}: tables and figures\n")
+    assert "Window, candidates and prompt (Table 3 of the paper)" in output
+
+
+def test_its_tables_are_markdown_and_json_of_the_same_numbers(everything):
+    directory, _ = everything
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    for name in TABLES:
+        facts = json.loads((directory / f"{name}.json").read_text(), parse_constant=refuse)
+        (about,) = facts["runs"]
+        assert (about["model"], about["dtype"], about["max_new_tokens"]) == ("demo", "float32", 6)
+        lines = (directory / f"{name}.md").read_text().splitlines()
+        assert lines[0] == f"**{facts['title']}**"
+        assert len([line for line in lines if line.startswith("|")]) == len(facts["rows"]) + 2
+        assert facts["rows"]
+
+
+def test_greedy_answers_are_identical_in_float32(everything):
+    run = runs.read(everything[0] / "run.jsonl")
+    assert len(run.results) == len({result.key for result in run.results}) > 20
+    assert {result.error for result in run.results} == {None}
+    rows = json.loads((everything[0] / "exactness.json").read_text())["rows"]
+    assert [row["share"] for row in rows if row["dtype"] == "float32"] == [1, 1]
+    plain = next(row for row in json.loads((everything[0] / "methods.json").read_text())["rows"])
+    assert (plain["method (W, N, G)"], plain["tokens/step"], plain["speedup"]) == ("plain", 1, 1)
+
+
+def test_the_report_needs_nothing_else(everything):
+    page = (everything[0] / "report.html").read_text()
+    assert re.findall('(?:src|href)=(?!"data:|"#)', page) == []
+    assert not re.search("url\\(|@import|<script", page)
+    assert page.count("<img ") == len(FIGURES)
+    for name in EXPERIMENTS:
+        assert f'<section id="{name}">' in page
+        assert f'<a href="#{name}">' in page
+
+
+def test_the_report_can_be_read(everything, open_page):
+    for width, scheme in ((390, "light"), (1200, "dark")):
+        opened = open_page(everything[0] / "report.html", width, color_scheme=scheme)
+        assert opened.errors == []
+        assert len(opened.requests) == 1
+        assert not opened.overflows()
+        headings = opened.page.get_by_role("heading", level=2)
+        assert headings.all_inner_texts() == [each.title for each in EXPERIMENTS.values()]
+        assert all(heading.is_visible() for heading in headings.all())
+        tables = opened.page.locator("table")
+        assert tables.count() >= len(TABLES)
+        assert all(table.is_visible() for table in tables.all())
+        loaded = "images => images.every(image => image.complete && image.naturalWidth > 0)"
+        assert opened.page.locator("img").evaluate_all(loaded)
+        assert not opened.page.get_by_text("processor").is_visible()
+        opened.page.get_by_text("Machine, versions and command").click()
+        assert opened.page.get_by_text("processor", exact=True).is_visible()
+        opened.page.close()
+
+
+def test_the_first_column_stays_when_a_table_scrolls(everything, open_page):
+    opened = open_page(everything[0] / "report.html", 390)
+    cell = opened.page.locator("#methods tbody td").first
+    before = cell.bounding_box()["x"]
+    opened.page.locator("#methods .wide").first.evaluate("box => box.scrollLeft = 100")
+    assert opened.page.locator("#methods .wide").first.evaluate("box => box.scrollLeft") == 100
+    assert cell.bounding_box()["x"] == before
+
+
+def test_running_again_decodes_nothing_and_writes_the_same_tables(everything, tmp_path, monkeypatch, capsys):
+    directory = tmp_path / "again"
+    shutil.copytree(everything[0], directory)
+    monkeypatch.setattr(Model, "answer", None)
+    assert cli.main(["bench", "methods", "table3", *SHORT, "--output", str(directory)]) == 0
+    for name in ("methods", "tasks", "table3"):
+        written, expected = (json.loads((d / f"{name}.json").read_text()) for d in (directory, everything[0]))
+        assert written["rows"] == expected["rows"]
+    assert set(experiments.load(directory)) == set(EXPERIMENTS), "those of before are known too"
+
+
+def test_a_report_of_two_runs_names_the_run_of_each_table(everything, tmp_path, monkeypatch, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(everything[0], other)
+    (other / "run.jsonl").write_text(
+        (other / "run.jsonl").read_text().replace('"model": "demo"', '"model": "large"', 1)
+    )
+    monkeypatch.setattr(Model, "answer", None)
+    arguments = ["methods", "table4", "pool", "--report", str(everything[0]), str(other)]
+    assert cli.main(["bench", *arguments, "--output", str(tmp_path / "both")]) == 0
+    names = {path.name for path in (tmp_path / "both").iterdir()}
+    assert {"methods-1.md", "methods-2.md", "table4.md", "growth-1.json", "hits-2.png", "report.html"} <= names
+    assert "methods.md" not in names
+    page = (tmp_path / "both" / "report.html").read_text()
+    titles = re.findall("<h3>(.*?)</h3>", page)
+    assert len(titles) == len(set(titles))
+    assert any("large" in title for title in titles)
+    rows = json.loads((tmp_path / "both" / "table4.json").read_text())["rows"]
+    assert [row["model"].split(",")[0] for row in rows] == ["demo", "large", "7B", "13B", "34B"]
+    assert "large" in capsys.readouterr().out
+
+
+def test_methods_are_compared_with_their_baselines(made, tmp_path, capsys):
+    arguments = ["--methods", "4,4,3", "4,4,3:t=1", "4,4,3", *SHORT]
+    assert cli.main(["bench", *arguments, "--output", str(tmp_path)]) == 0
+    labels = [row["method (W, N, G)"] for row in json.loads((tmp_path / "methods.json").read_text())["rows"]]
+    assert labels == ["plain", "plain, temperature 1", "4, 4, 3", "4, 4, 3, temperature 1"]
+    output = capsys.readouterr().out
+    assert "2.00" not in output
+    assert "1.50" in output
+
+
+def test_data_and_seed_choose_the_questions(made, tmp_path, capsys):
+    lines = [{"id": i, "prompt": "x " * 10 * i, "task": "task [b]|</b>"} for i in range(1, 9)]
+    (tmp_path / "mine.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    arguments = ["--methods", "plain", "--data", str(tmp_path / "mine.jsonl"), "--max-new-tokens", "6", "--limit", "3"]
+    assert cli.main(["bench", *arguments, "--output", str(tmp_path / "a")]) == 0
+    assert [result.question for result in runs.read(tmp_path / "a" / "run.jsonl").results] == ["1", "2", "3"]
+    assert cli.main(["bench", *arguments, "--seed", "1", "--output", str(tmp_path / "b")]) == 0
+    chosen = datasets.select(datasets.read(tmp_path / "mine.jsonl").questions, 3, 1)
+    results = runs.read(tmp_path / "b" / "run.jsonl").results
+    assert [result.question for result in results] == [question.id for question in chosen] != ["1", "2", "3"]
+    assert "task [b]|</b>" in re.sub(r"\s*│\n│\s*", " ", capsys.readouterr().out), "names are no markup"
+
+
+def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    count = itertools.count(1)
+
+    def answered(self, prompt, method, key, pool=None):
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        return answer([1, 2], text="made"), None
+
+    monkeypatch.setattr(Model, "answer", answered)
+    arguments = ["bench", "--methods", "plain", "4,4,3", "--limit", "2", "--output", str(tmp_path)]
+    assert cli.main(arguments) == 130
+    captured = capsys.readouterr()
+    assert captured.err == f"2 of 4 answers are in {tmp_path / 'run.jsonl'}; the same command goes on\n"
+    assert captured.out == ""
+    assert cli.main(arguments) == 0
+    assert next(count) == 6, "three more than the two before the interruption"
+    assert len(runs.read(tmp_path / "run.jsonl").results) == 4
+
+
+def test_questions_without_an_answer_are_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "x " * 3000}) + "\n")
+    monkeypatch.setattr(Model, "answer", long_prompts_refused)
+    arguments = ["--methods", "plain", "4,4,3", "--data", str(tmp_path / "mine.jsonl"), "--output", str(tmp_path)]
+    assert cli.main(["bench", *arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "2 of 4 answers are missing, such as that of plain to mine/1 of mine: too long\n"
+    assert "1 question" in captured.out
+
+
+def long_prompts_refused(self, prompt, method, key, pool=None):
+    if len(prompt) > 1000:
+        raise ValueError("too long")
+    return answer([1, 2], text="made"), None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table5"], "there is no experiment 'table5'; there are methods, table2, .* and all"),
+        (["--methods", "plain", "medusa"], "a method is .* got 'medusa'"),
+        (["--methods", "transformers:t=1"], "transformers decodes greedily"),
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--output", "file"], "--output must be a directory, got file"),
+        (["--data", "one/a.jsonl", "two/a.jsonl"], "--data names two data sets called 'a': join the files, or rename"),
+        (["--data", "none.jsonl"], "none.jsonl cannot be read"),
+        (["table2", "--data", "one/a.jsonl"], "no question of the data is of use for table2"),
+        (["--report", "none"], "none/run.jsonl is not a file with the results"),
+        (["--report", "one"], "one/run.jsonl is not a file with the results"),
+    ],
+)
+def test_bad_arguments_are_refused_before_a_model_is_loaded(arguments, message, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "load", None)
+    (tmp_path / "file").touch()
+    for directory in ("one", "two"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "a.jsonl").write_text('{"prompt": "x"}\n')
+    assert re.search(message, refused(["bench", *arguments]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "one", "two"]
+
+
+def test_methods_that_need_torch_are_refused_by_name_and_else_left_out(refused, monkeypatch):
+    monkeypatch.setattr(experiments.importlib.util, "find_spec", lambda name: None)
+    message = refused(["bench", "--methods", "plain", "transformers"])
+    assert message == "jlade bench: error: the method transformers needs torch: pip install torch transformers\n"
+    selected = experiments.select(["methods", "table3"], datasets.samples(), "float32", limit=1)
+    assert selected["methods"].methods == ("plain", "prompt-lookup", "15,5,15")
+    assert "transformers-lookup" not in selected["table3"].methods
+
+
+def test_a_run_of_another_model_is_refused(made, refused, tmp_path, capsys):
+    arguments = ["bench", "--methods", "plain", "--limit", "1", "--output", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    capsys.readouterr()
+    error = refused([*arguments, "--max-new-tokens", "7"])
+    assert re.search("holds a run with max_new_tokens=128, and this one has 7: name another --output", error)
+
+
+def test_a_report_of_experiments_that_were_not_made(made, refused, tmp_path, capsys):
+    assert cli.main(["bench", "--methods", "plain", "--limit", "1", "--output", str(tmp_path)]) == 0
+    capsys.readouterr()
+    error = refused(["bench", "table3", "figure4", "--report", str(tmp_path), "--output", str(tmp_path / "new")])
+    assert error == "jlade bench: error: the results have nothing for table3, figure4\n"
+
+
+def test_a_model_without_a_chat_template_continues_the_messages(made, checkpoint, tmp_path, capsys):
+    bare = tmp_path / "bare"
+    shutil.copytree(checkpoint, bare)
+    (bare / "chat_template.jinja").unlink()
+    one = {"question_id": 1, "category": "talk", "turns": ["Hello </s> you", "And then?"]}
+    (tmp_path / "mt.jsonl").write_text(json.dumps(one) + "\n")
+    arguments = ["--methods", "plain", "--data", str(tmp_path / "mt.jsonl"), "--output", str(tmp_path / "out")]
+    assert cli.main(["bench", "--model", str(bare), *arguments]) == 0
+    _, tokenizer = options.load(options_of(bare))
+    texts = ["Hello </s> you", "Hello </s> you\n\nmade\n\nAnd then?"]
+    tokenizer.encode_special_tokens = True
+    assert [length for length, _ in made] == [len(tokenizer.encode(text).ids) for text in texts]
+
+
+def options_of(directory):
+    from jlade.cli import bench
+
+    return bench.parser().parse_args(["--model", str(directory)])

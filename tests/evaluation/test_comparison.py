@@ -1,0 +1,80 @@
+"""Tables that compare methods, of results made by hand."""
+
+import pytest
+
+from jlade.evaluation import comparison
+from tests.evaluation.made import answer, result, run
+
+PLAIN = answer([1] * 6, first_seconds=2.0)
+RESULTS = {
+    "plain": [result("plain", PLAIN), result("plain", PLAIN, PLAIN, dataset="chat", passed=False)],
+    "15,5,15": [
+        result("15,5,15", answer([3, 2, 1])),
+        result("15,5,15", answer([2, 4]), answer([6]), dataset="chat", differences=(None, (2, 0.1)), passed=True),
+    ],
+    "plain:t=1": [result("plain:t=1", PLAIN), result("plain:t=1", PLAIN, PLAIN, dataset="chat")],
+    "transformers": [
+        result("transformers", answer([1] * 6, timed_tokens=5, seconds=2.5)),
+        result("transformers", *[answer([1] * 6, timed_tokens=5, seconds=5)] * 2, dataset="chat"),
+    ],
+}
+
+
+def rows(table):
+    """Returns the texts of a table by the first of each row."""
+    return {row[0]: row[1:] for row in table.texts()}
+
+
+def test_methods():
+    table = comparison.methods_table(run(), RESULTS)
+    assert rows(table) == {
+        "plain": ["1.00", "10.0", "2.00", "1.00x", "1.00x", "1.00 to 1.00", "100%"],
+        "15, 5, 15": ["3.00", "30.0", "1.10", "3.00x", "3.00x", "2.00 to 4.00", "67%"],
+        "plain, temperature 1": ["1.00", "10.0", "2.00", "1.00x", "1.00x", "1.00 to 1.00", "-"],
+        "transformers": ["1.00", "1.2", "1.10", "0.15x", "0.15x", "0.10 to 0.20", "100%"],
+    }
+    assert "2 questions, up to 8 new tokens" in table.note
+
+
+def test_tasks():
+    table = comparison.tasks_table(RESULTS)
+    assert [column.name for column in table.columns] == ["tokens/step", "code", "chat", "all"]
+    assert rows(table)["15, 5, 15"] == ["2.00", "4.00", "3.00"]
+
+
+def test_throughput():
+    table = comparison.throughput_table(RESULTS)
+    assert [column.name for column in table.columns] == ["tokens/s", "code", "chat"]
+    assert rows(table)["15, 5, 15"] == ["20.0", "40.0"]
+    assert rows(table)["transformers"] == ["2.0", "1.0"]
+    figure = comparison.throughput_figure(run(), RESULTS)
+    assert figure.title == "Throughput by data set: tiny on cpu"
+    assert comparison.throughput_figure(run(mesh="model=2"), RESULTS).title.endswith("tiny on model=2")
+
+
+def test_accepted_tokens_of_the_methods_that_count_them():
+    table = comparison.accepted_table(RESULTS)
+    assert [column.name for column in table.columns[1:]] == ["1", "2", "3", "4", "5", "6"]
+    assert rows(table) == {
+        "plain": ["100%", "-", "-", "-", "-", "-"],
+        "15, 5, 15": ["17%", "33%", "17%", "17%", "0%", "17%"],
+        "plain, temperature 1": ["100%", "-", "-", "-", "-", "-"],
+    }
+
+
+def test_tests_that_were_run():
+    assert comparison.tests_table({"plain": RESULTS["plain:t=1"]}) is None
+    assert rows(comparison.tests_table(RESULTS)) == {"plain": ["0.0%", "1"], "15, 5, 15": ["100.0%", "1"]}
+
+
+def test_the_figure_has_a_bar_and_its_number_for_each_method_and_data_set():
+    from matplotlib.figure import Figure as Canvas
+
+    figure = comparison.throughput_figure(run(), RESULTS)
+    canvas = Canvas(layout="constrained")
+    figure.draw(canvas)
+    (axes,) = canvas.axes
+    widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
+    assert [width for each in widths for width in each] == pytest.approx([10, 10, 20, 40, 10, 10, 2, 1])
+    assert [text.get_text() for text in axes.texts] == ["10.0", "10.0", "20.0", "40.0", "10.0", "10.0", "2.0", "1.0"]
+    assert figure.png().startswith(b"\x89PNG")
