@@ -16,6 +16,7 @@ import pytest
 
 from jlade import cli
 from jlade.cli import generate, inspection, options
+from jlade.conversion import location
 from tests.conversion.test_gguf_tokenizer import write_chat
 from tests.tiny import save_small_demo
 
@@ -70,6 +71,7 @@ def checkpoint(tmp_path_factory):
 def workplace(tmp_path, monkeypatch, checkpoint):
     """A directory with the files that the examples name."""
     monkeypatch.setattr(options, "DEMO", checkpoint)
+    monkeypatch.setattr(location, "installed", lambda name: None)  # `make chat` may have installed a model
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)  # one process runs the examples
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "hf-llama").symlink_to(checkpoint)

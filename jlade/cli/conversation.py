@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 import jlade
+from jlade.devices import choice
 from jlade.generation.request import Options
 from jlade.models.llama import LlamaParams
 
@@ -64,10 +65,13 @@ class Conversation:
 
     def answer(self, prompt: list[int], request: Options) -> Iterator[jlade.Piece]:
         """Streams the answer. `request` has the key of the whole conversation, which gives each turn a key."""
-        key = request["key"]
+        key, lookahead = request["key"], request["lookahead"]
         assert key is not None
+        if lookahead == "auto":
+            lookahead = choice.choose_adaptive(self.params, self.params.decoder)
         options: Options = {
             **request,
+            "lookahead": lookahead,
             "key": jax.random.fold_in(key, len(self._turns) // 2),
             "tokenizer": self.tokenizer,
             "state": self._state,

@@ -3,19 +3,17 @@
 import argparse
 import contextlib
 import logging
-import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
 
 import jax
-from rich import progress
-from rich.console import Console
+import rich.progress
 from rich.filesize import decimal
 from safetensors import SafetensorError
 
 from jlade import conversion
-from jlade.cli import interrupts
+from jlade.cli import interrupts, progress
 from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import location
@@ -127,21 +125,15 @@ def _bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
 
     The function returns another one, which advances the bar. Bars are shown only on a terminal.
     """
-    console = Console(stderr=True)
     columns = (
-        progress.SpinnerColumn(),  # Orbax reports all bytes at the end
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
+        rich.progress.SpinnerColumn(),  # Orbax reports all bytes at the end
+        rich.progress.DownloadColumn(),
+        rich.progress.TextColumn("{task.description}"),
     )
-    hidden = not console.is_terminal
-    with progress.Progress(*columns, console=console, disable=hidden, speed_estimate_period=math.inf) as bars:
+    with progress.display(*columns, last=(rich.progress.TransferSpeedColumn(),)) as bars:
 
         def start(description: str, num_bytes: int) -> Callable[[int], None]:
-            task = bars.add_task(description, total=num_bytes)
-            bars.advance(task, 0)  # starts the measurement of the speed
+            task = progress.begin(bars, description, num_bytes)
             return lambda advance: bars.advance(task, advance)
 
         yield start

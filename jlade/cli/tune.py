@@ -1,17 +1,16 @@
 """`jlade tune`: finds the fastest W, N and G on this device, for a model and for texts like the given prompts."""
 
 import argparse
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
 import jlade
 from jlade.cli import options as options_lib
+from jlade.cli import progress
 from jlade.generation import text
 from jlade.tuning import result
-from jlade.tuning.search import USUAL
+from jlade.tuning.search import USUAL, Interrupted
 
 PROMPTS = (  # code and prose, when no prompts are given
     'def read_config(path):\n    """Reads name=value lines and returns them as a dictionary."""\n    config = {}\n',
@@ -80,33 +79,28 @@ def run(options: argparse.Namespace) -> None:
     for prompt, prompt_ids in zip(prompts, ids, strict=True):
         options_lib.check_positions(params, prompt.source, prompt_ids, options.max_new_tokens)
 
-    with _status() as progress:
-        tuning = jlade.tune(
-            params,
-            ids,
-            settings=settings,
-            batch_size=options.batch_size,
-            max_new_tokens=options.max_new_tokens,
-            sampling=sampling,
-            adaptive=not options.no_fallback,
-            store=not options.no_store,
-            force=options.force,
-            progress=progress,
-        )
+    try:
+        with progress.growing("measurements") as show:
+            tuning = jlade.tune(
+                params,
+                ids,
+                settings=settings,
+                batch_size=options.batch_size,
+                max_new_tokens=options.max_new_tokens,
+                sampling=sampling,
+                adaptive=not options.no_fallback,
+                store=not options.no_store,
+                force=options.force,
+                progress=show,
+            )
+    except Interrupted as interrupt:
+        if not options.json:
+            for table in result.measurements(interrupt.step_times, interrupt.trials):
+                Console(highlight=False, soft_wrap=True).print(table)
+        raise
     if options.plot is not None:
         tuning.plot(options.plot)
     if options.json:
         print(json.dumps(tuning.figures()))
     else:
         Console(highlight=False, soft_wrap=True).print(tuning)
-
-
-@contextlib.contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """Yields the `progress` of `jlade.tune`, which shows the current measurement if stderr is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda doing: None
-        return
-    with console.status("loading") as status:
-        yield lambda doing: status.update(f"measuring {doing}")

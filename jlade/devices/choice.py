@@ -25,6 +25,7 @@ from jlade.devices import mesh as mesh_lib
 from jlade.devices.mesh import DATA, LOOKAHEAD
 
 FORMAT = 1
+FREE = 1.05  # steps of up to this cost, in plain steps, need no narrower ones
 
 logger = logging.getLogger("jlade")
 
@@ -114,6 +115,20 @@ def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = No
     if stored is not None:
         return stored.lookahead
     return estimated(params, batch_size, mesh)
+
+
+def choose_adaptive(params: Any, decoder: object) -> LookaheadConfig:
+    """Returns `choose`'s setting for one sequence; on one device an estimate is adaptive where wide steps cost more.
+
+    The cost of a step is estimated from its products with the weights, so it is rather too low than too high.
+    """
+    setting, mesh = choose(params, decoder, 1), mesh_lib.mesh_of(params)
+    if mesh is not None or setting.block_size == 1 or find(params, decoder, 1) is not None:
+        return setting
+    device = mesh_lib.device_of(params, mesh)
+    times = estimate.step_times(device.platform, device.device_kind, 1, estimate.bytes_of_weight(params))
+    cost = round(times[setting.block_size] / times[1], 2)
+    return dataclasses.replace(setting, step_cost=cost) if cost > FREE else setting
 
 
 def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:

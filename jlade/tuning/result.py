@@ -4,6 +4,7 @@ import dataclasses
 import io
 import pathlib
 import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jlade.config import LookaheadConfig
@@ -106,13 +107,29 @@ def label(setting: LookaheadConfig) -> str:
 def _tables(tuning: Tuning) -> "RenderableType":
     """Returns the step times by block size, the settings that were tried, and the fastest."""
     from rich.console import Group
+
+    best = tuning.best
+    is_plain = best == tuning.trials[0]
+    found = (
+        "fastest: plain decoding" if is_plain else f"fastest: {label(best.lookahead)}, {best.speed:.2f}x plain decoding"
+    )
+    lines = [f"{tuning.device}, batch size {tuning.batch_size}", *measurements(tuning.step_times, tuning.trials, best)]
+    if tuning.pruned:
+        lines.append(f"not tried, because even N tokens in every step are too few: {len(tuning.pruned)} settings")
+    return Group(*lines, found)
+
+
+def measurements(
+    step_times: dict[int, float], trials: Sequence[Trial], best: Trial | None = None
+) -> "list[RenderableType]":
+    """Returns tables of step times by block size and of trials; of those that are not empty."""
     from rich.table import Table
 
     steps = Table("tokens a step", "ms", "of plain")
-    for size, seconds in tuning.step_times.items():
-        steps.add_row(str(size), f"{1000 * seconds:.2f}", f"{seconds / tuning.step_times[1]:.2f}")
+    for size, seconds in step_times.items():
+        steps.add_row(str(size), f"{1000 * seconds:.2f}", f"{seconds / step_times[1]:.2f}")
     settings = Table("W, N, G", "block", "tokens/step", "ms/step", "of plain", "tokens/s", "speed")
-    for trial in tuning.trials:
+    for trial in trials:
         figures = [
             str(trial.lookahead.block_size),
             f"{trial.tokens_per_step:.2f}",
@@ -121,18 +138,10 @@ def _tables(tuning: Tuning) -> "RenderableType":
             f"{trial.tokens_per_second:.0f}",
             f"{trial.speed:.2f}x",
         ]
-        settings.add_row(label(trial.lookahead), *figures, style="bold" if trial == tuning.best else None)
+        settings.add_row(label(trial.lookahead), *figures, style="bold" if trial == best else None)
     for column in (*steps.columns, *settings.columns[1:]):
         column.justify = "right"
-    best = tuning.best
-    is_plain = best == tuning.trials[0]
-    found = (
-        "fastest: plain decoding" if is_plain else f"fastest: {label(best.lookahead)}, {best.speed:.2f}x plain decoding"
-    )
-    lines: list[RenderableType] = [f"{tuning.device}, batch size {tuning.batch_size}", steps, settings]
-    if tuning.pruned:
-        lines.append(f"not tried, because even N tokens in every step are too few: {len(tuning.pruned)} settings")
-    return Group(*lines, found)
+    return [table for table in (steps, settings) if table.row_count]
 
 
 def check_image(file: str | pathlib.Path) -> None:

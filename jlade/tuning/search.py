@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Unpack, cast
@@ -38,6 +38,19 @@ TIE = 0.03  # settings within this share of the best speed are equally good
 BUSY = 0.1  # a median spread of repeated timings above this means that other work disturbs them
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `jlade.tune`.
+
+    Attributes:
+      step_times: seconds of one step by block size, of those that were timed.
+      trials: those that were measured.
+    """
+
+    def __init__(self, step_times: dict[int, float], trials: tuple[Trial, ...]):
+        super().__init__()
+        self.step_times, self.trials = step_times, trials
+
+
 def tune(
     params: Params,
     prompts: Prompts,
@@ -48,7 +61,7 @@ def tune(
     adaptive: bool = True,
     store: bool = True,
     force: bool = False,
-    progress: Callable[[str], None] = lambda doing: None,
+    progress: Callable[[str, int, int], None] = lambda doing, done, total: None,
     **options: Unpack[TextOptions],
 ) -> Tuning:
     """Finds the setting, plain decoding included, that decodes prompts like these fastest on this device.
@@ -71,13 +84,15 @@ def tune(
       store: whether to store the result for `lookahead="auto"`, in place of an earlier one. An earlier one that was
         measured with more tokens, by the product of prompts, tokens and repeats, stays; a warning says so.
       force: whether to replace that one, too.
-      progress: called with a description of the next measurement, for a setting with its number, the number of settings
-        that can still win, and from the second one on the time for these.
+      progress: called before each measurement with its description, the number of measurements that are done, and the
+        most that there will be in all, which falls as settings are excluded; and at the end with "done" and that number
+        twice. A setting is one measurement, like the time of a step and the last comparison.
       **options: the text options of `jlade.generate`: `max_new_tokens`, 128 by default, at least twice the largest N;
         `sampling`, as sampled texts give fewer tokens per step than greedy ones; `tokenizer` and so on.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
+      Interrupted: after Ctrl-C; a KeyboardInterrupt with the measurements until then. Nothing is stored.
     """
     repeat, batch_size = check_int("repeat", repeat, 1), check_int("batch_size", batch_size, 1)
     for setting in settings:
@@ -100,12 +115,25 @@ def tune(
         store = processes.gather(store)[0]
     measure = Measurement.of(params, checked.inputs, checked.program, batch_size)
 
-    step_times = _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), progress)
+    step_times: dict[int, float] = {}
+    found: dict[LookaheadConfig, Trial] = {}
+    num_done = itertools.count()
+
+    def announce(doing: str, num_left: int) -> None:
+        done = next(num_done)
+        progress(doing, done, done + num_left)
 
     def trials(settings: Sequence[LookaheadConfig], is_final: bool) -> list[Trial]:
-        return measure.trials(settings, repeat if is_final else (repeat + 1) // 2)
+        measured = measure.trials(settings, repeat if is_final else (repeat + 1) // 2)
+        found.update({trial.lookahead: trial for trial in measured})
+        return measured
 
-    best, tried, pruned = search(settings, step_times, trials, default, progress)
+    try:
+        _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce)
+        best, tried, pruned = search(settings, step_times, trials, default, announce)
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(dict(step_times), tuple(found.values())) from interrupt
+    announce("done", 0)
     result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size, adaptive)
     if result.spread > BUSY:
         warnings.warn(
@@ -121,7 +149,7 @@ def search(
     step_times: dict[int, float],
     measure: Callable[[Sequence[LookaheadConfig], bool], list[Trial]],
     default: LookaheadConfig | None = None,
-    progress: Callable[[str], None] = lambda doing: None,
+    announce: Callable[[str, int], None] = lambda doing, num_left: None,
 ) -> tuple[Trial, list[Trial], list[LookaheadConfig]]:
     """Tries settings, the most promising first, until none of the others can be faster than the best one.
 
@@ -131,7 +159,7 @@ def search(
       measure: returns the trials of plain decoding and of the given settings, in this order; its second argument is
         whether they are final.
       default: the setting that is tried in any case, and first.
-      progress: see `tune`.
+      announce: called before each measurement with its description and the most that are left.
 
     Returns:
       The best trial, by `pick`; all trials, plain decoding first, then fastest first; and the settings that were not
@@ -140,20 +168,16 @@ def search(
     promise = functools.partial(speed_limit, step_times=step_times)
     order = sorted(dict.fromkeys(settings), key=lambda setting: (setting == default, promise(setting)), reverse=True)
     tried: dict[LookaheadConfig, Trial] = {}
-    best, begin = 1.0, time.monotonic()
+    best = 1.0
     left = [setting for setting in order if setting == default or promise(setting) >= best]
     while left:
-        doing = f"{len(tried) + 1} of {len(tried) + len(left)}: {label(left[0])}"
-        if tried:
-            minutes = (time.monotonic() - begin) / len(tried) * len(left) / 60
-            doing += f" (about {math.ceil(minutes)} min for these)"
-        progress(doing)
+        announce(label(left[0]), len(left) + 1)
         _, tried[left[0]] = measure(left[:1], False)
         best = max(best, tried[left[0]].speed)
         left = [setting for setting in left[1:] if promise(setting) >= best]
     pruned = [setting for setting in order if setting not in tried]
     close = [setting for setting, trial in tried.items() if trial.speed >= (1 - CLOSE) * best]
-    progress(f"{'; '.join(map(label, close)) or label(PLAIN)} once more")
+    announce(f"{'; '.join(map(label, close)) or label(PLAIN)} once more", 1)
     plain, *final = measure(close, True)
     tried |= {trial.lookahead: trial for trial in final}
     fastest_first = sorted(tried.values(), key=lambda trial: trial.speed, reverse=True)
@@ -170,27 +194,31 @@ def pick(trials: Sequence[Trial]) -> Trial:
 def _time_blocks(
     settings: Sequence[LookaheadConfig],
     step_seconds: Callable[[Sequence[LookaheadConfig]], list[float]],
-    progress: Callable[[str], None],
-) -> dict[int, float]:
-    """Returns step times by block size, of plain decoding and of settings whose blocks at least double.
+    times: dict[int, float],
+    announce: Callable[[str, int], None],
+) -> None:
+    """Fills `times`, by block size, with those of a step, plain and of settings whose blocks at least double.
 
     It ends with a block whose cost no wider setting can repay. A disturbance only makes a step longer, so the least
     time counts: of all times of a plain step, and of a block and all larger ones.
     """
-    progress("a step of 1 token")
-    times = {PLAIN.block_size: step_seconds([PLAIN])[0]}
+    blocks = [PLAIN]
     for setting in sorted(settings, key=lambda setting: setting.block_size):
+        if setting.block_size >= 2 * blocks[-1].block_size:
+            blocks.append(setting)
+    num_others = len(set(settings)) + 1  # the settings, and the last comparison
+    announce("a step of 1 token", len(blocks) + num_others)
+    times[PLAIN.block_size] = step_seconds([PLAIN])[0]
+    for i, setting in enumerate(blocks[1:], start=1):
         size = setting.block_size
-        if size < 2 * max(times):
-            continue
-        progress(f"a step of {size} tokens")
+        announce(f"a step of {size} tokens", len(blocks) - i + num_others)
         plain, times[size] = step_seconds([PLAIN, setting])
         times[1] = min(times[1], plain)
         wider = [setting.max_accepted for setting in settings if setting.block_size > size]
         if SLACK * max(wider, default=0) * times[1] < times[size]:
             break
     least = np.minimum.accumulate(list(times.values())[::-1])[::-1]
-    return dict(zip(times, least.tolist(), strict=True))
+    times.update(zip(times, least.tolist(), strict=True))
 
 
 def _replaces(amount: dict[str, int], earlier: choice.Stored | None) -> bool:

@@ -13,6 +13,8 @@ import jlade
 from jlade import cli
 from jlade.cli.options import DEMO
 from jlade.config import SMALL_BLOCK
+from jlade.conversion import location
+from jlade.devices import choice
 from jlade.generation import text
 from tests.cli.own_terminal import Terminal
 
@@ -22,6 +24,8 @@ LIMIT = ["--max-new-tokens", "8"]
 @pytest.fixture
 def chat(monkeypatch, capsys):
     """Runs a chat with the given lines, and returns its stdout and stderr."""
+
+    monkeypatch.setattr(location, "installed", lambda name: None)  # `make chat` may have installed a model
 
     def run(lines, *arguments):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -62,7 +66,8 @@ def test_the_answers_are_those_to_the_whole_conversation_and_nothing_else_is_wri
     assert re.search(r"keys in the pool +│ +[1-9]", captured.err)
 
 
-def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed):
+def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed, demo):
+    setting = choice.choose_adaptive(demo[0], demo[0].decoder)
     captured = chat(
         ["a ", "b ", "/exit", "c "], "--system", "Begin. ", "--temperature", "1", "--seed", "5", "--stop", "x"
     )
@@ -71,7 +76,7 @@ def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed)
     assert [request.state for request in streamed] == [None, "state after one."]
     for turn, request in enumerate(streamed):
         assert request.key == jax.random.fold_in(jax.random.key(5), turn)
-        assert (request.lookahead, request.max_new_tokens, request.stop) == ("auto", 8, ["x"])
+        assert (request.lookahead, request.max_new_tokens, request.stop) == (setting, 8, ["x"])
         assert "eos_ids" not in request.__dict__, "all end tokens of the checkpoint end an answer"
 
 
@@ -233,9 +238,9 @@ def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
 
 
 def test_on_a_terminal_answers_are_coloured_and_can_be_stopped():
-    terminal = Terminal("chat", "--max-new-tokens", "1000")
+    terminal = Terminal("chat", "--model", str(DEMO), "--max-new-tokens", "1000")
     try:
-        assert "completes Python rather than converses" in terminal.wait_for("> $")
+        assert f"Chat with {DEMO}" in terminal.wait_for("> $")
         terminal.type("import os\n")
         terminal.wait_for(r"\x1b\[9\dm")
         terminal.type("\x03")

@@ -162,8 +162,8 @@ def test_a_terminal_shows_a_bar_of_the_bytes(run, monkeypatch, tmp_path):
         assert captured.out.count("\n") == 1
         written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", captured.err)
         for name, size in zip(("reading", "writing"), sizes, strict=True):
-            assert re.search(rf"{name} ━+ 0\.0/{size} MB", written)
-            assert re.search(rf"{name} ━+ {size}/{size} MB +[\d.]+ .?B/s", written)
+            assert re.search(rf"0\.0/{size} MB +{name} ━+ 0:00:00 left: -:--:--", written)
+            assert re.search(rf"{size}/{size} MB {name} ━+ 0:00:0\d left: 0:00:00 +[\d.]+ .?B/s", written)
 
 
 def test_weights_are_read_onto_the_cpu_tensor_by_tensor(run, monkeypatch, tmp_path):

@@ -1,7 +1,9 @@
 import json
 import re
+import signal
 
 import pytest
+from rich.progress import TimeRemainingColumn
 
 import jlade
 from jlade import cli
@@ -69,6 +71,50 @@ def test_without_prompts_it_takes_its_own(asked, capsys):
     (call,) = asked
     assert len(call["prompts"]) == len(PROMPTS)
     assert call["settings"] == USUAL
+
+
+def test_a_terminal_shows_a_bar_of_the_measurements(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich assume a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(TimeRemainingColumn, "max_refresh", None)  # of 0.5 s
+
+    def tune(*arguments, progress, **options):
+        for doing, num_done, total in (("a step of 1 token", 0, 9), ("0, 4, 1", 3, 7), ("done", 5, 5)):
+            progress(doing, num_done, total)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jlade, "tune", tune)
+    assert cli.main(["tune", *SHORT]) == 130
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(r"0/9 measurements ━+ 0:00:00 left: -:--:-- a step of 1 token", shown)
+    assert re.search(r"3/7 measurements ━+ 0:00:00 left: 0:00:0\d 0, 4, 1", shown), "a new total keeps the speed"
+    assert re.search(r"5/5 measurements ━+ 0:00:00 left: 0:00:00 done", shown)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_ctrl_c_prints_what_was_measured_and_stores_nothing(number, demo, monkeypatch, capsys):
+    tune = jlade.tune
+
+    def interrupted(*arguments, progress, **options):
+        def interrupt(doing, done, total):
+            progress(doing, done, total)
+            if done == number:
+                signal.raise_signal(signal.SIGINT)
+
+        return tune(*arguments, progress=interrupt, **options)
+
+    monkeypatch.setattr(jlade, "tune", interrupted)
+    assert cli.main(["tune", *SHORT]) == 130
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.out.splitlines() if "│" in line]
+    expected = {0: [], 1: [["1"]], 3: [["1"], ["4"], ["plain", "1"], ["0, 4, 1", "4"]]}[number]
+    assert [row[: len(cells)] for row, cells in zip(rows, expected, strict=True)] == expected
+    params, _ = demo
+    assert choice.load(choice.key(params, params.decoder, 1)) is None
+    assert cli.main(["tune", *SHORT, "--json"]) == 130
+    assert capsys.readouterr().out == "", "half a result is no JSON"
 
 
 def test_the_tuned_setting_is_the_default_of_the_commands(demo, capsys):

@@ -259,3 +259,15 @@ def test_a_setting_that_is_known_to_be_slow_is_logged_once(lookahead, facts, mes
 def test_other_values_are_refused(lookahead):
     with pytest.raises(TypeError, match='lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got'):
         jlade.generate(tiny_llama(3), [1], lookahead=lookahead)
+
+
+def test_a_conversation_falls_back_where_the_estimated_step_costs_more(monkeypatch):
+    params = tiny_llama(3)
+    setting = choice.choose_adaptive(params, params.decoder)
+    assert dataclasses.replace(setting, step_cost=None) == choice.choose(params, params.decoder, 1)
+    assert 1.05 < setting.step_cost < setting.block_size, (
+        "on a CPU every token costs time, and the weights are read once"
+    )
+    monkeypatch.setattr(choice, "estimated", lambda *_: LookaheadConfig(15, 5, 15))
+    monkeypatch.setattr(choice.estimate, "step_times", lambda *_: {1: 1.0, 120: 1.02})
+    assert choice.choose_adaptive(params, params.decoder) == LookaheadConfig(15, 5, 15), "where steps are free"

@@ -90,18 +90,11 @@ def test_the_default_is_tried_first_and_in_any_case():
     assert (best, pruned) == (trial(SMALL, 1.5), [LONG])
 
 
-def test_progress_counts_the_settings_that_can_still_win_and_estimates_their_time(monkeypatch):
-    slow, doing, now = LookaheadConfig(0, 2, 1), [], 0.0
+def test_the_settings_that_can_still_win_are_announced():
+    slow, announced = LookaheadConfig(0, 2, 1), []
     measure = Measured({LONG: 1.0, SMALL: 2.5, slow: 1.0})
-
-    def timed_measure(settings, is_final):
-        nonlocal now
-        now += 100.0
-        return measure(settings, is_final)
-
-    monkeypatch.setattr(search, "time", types.SimpleNamespace(monotonic=lambda: now))
-    search.search([slow, SMALL, LONG], STEP_TIMES, timed_measure, progress=doing.append)
-    assert doing == ["1 of 3: 0, 8, 1", "2 of 3: 0, 4, 1 (about 4 min for these)", "0, 4, 1 once more"]
+    search.search([slow, SMALL, LONG], STEP_TIMES, measure, announce=lambda *what: announced.append(what))
+    assert announced == [("0, 8, 1", 4), ("0, 4, 1", 3), ("0, 4, 1 once more", 1)]
 
 
 @given(st.data())
@@ -119,7 +112,8 @@ def test_pruning_never_costs_the_fastest_setting(data):
 
 def test_steps_are_timed_up_to_the_block_that_no_wider_setting_pays_for():
     def times(settings, cost):
-        result = search._time_blocks(settings, lambda timed: [cost(s.block_size) for s in timed], lambda doing: None)
+        result = {}
+        search._time_blocks(settings, lambda timed: [cost(s.block_size) for s in timed], result, lambda *what: None)
         assert list(result.items()) == [(size, cost(size)) for size in result]
         return list(result)
 
@@ -131,7 +125,8 @@ def test_steps_are_timed_up_to_the_block_that_no_wider_setting_pays_for():
 
 def test_disturbed_times_of_steps_do_not_count():
     disturbed = iter([[5.0], [1.0, 9.0], [3.0, 2.0], [2.0, 4.0]])  # plain, and blocks of 4, 8 and 120 tokens
-    times = search._time_blocks([SMALL, LONG, WIDE], lambda timed: next(disturbed), lambda doing: None)
+    times = {}
+    search._time_blocks([SMALL, LONG, WIDE], lambda timed: next(disturbed), times, lambda *what: None)
     assert times == {1: 1.0, 4: 2.0, 8: 2.0, 120: 4.0}
 
 
@@ -173,14 +168,23 @@ def test_what_is_measured(clock):
         max_new_tokens=24,
         batch_size=2,
         repeat=1,
-        progress=doing.append,
+        progress=lambda *what: doing.append(what),
     )
     assert result.step_times == pytest.approx({1: 1.25, 4: 2.0, 10: 3.5, 120: 31.0})
     assert result.pruned == (WIDE,)  # 5 tokens for 31 s
     assert result.batch_size == 2
-    assert doing[0] == "a step of 1 token"
-    assert "1 of 2: 0, 4, 1" in doing
-    assert doing[-1].endswith("once more")
+    assert doing[:5] == [
+        ("a step of 1 token", 0, 8),  # three steps more, SMALL, `other` and WIDE, and the last comparison
+        ("a step of 4 tokens", 1, 8),
+        ("a step of 10 tokens", 2, 8),
+        ("a step of 120 tokens", 3, 8),
+        ("0, 4, 1", 4, 7),  # without WIDE
+    ]
+    assert doing[-2][0].endswith("once more")
+    assert doing[-1] == ("done", len(doing) - 1, len(doing) - 1)
+    assert [done for _, done, _ in doing] == list(range(len(doing)))
+    totals = [total for *_, total in doing]
+    assert totals == sorted(totals, reverse=True)
 
     # The same from `generate`, one batch after the other.
     batches = [prompts[:2], [prompts[2], prompts[0]]]
@@ -199,6 +203,28 @@ def test_what_is_measured(clock):
         assert found.spread == 0
     assert result.best.lookahead == max(rates, key=rates.get)
     assert set(rates) == {PLAIN, SMALL, other}
+
+
+@pytest.mark.parametrize(
+    ("number", "sizes", "settings"), [(0, [], []), (2, [1, 4], []), (4, [1, 4, 10], [PLAIN, SMALL]), (5, None, None)]
+)
+def test_ctrl_c_gives_what_was_measured_and_stores_nothing(number, sizes, settings, clock):
+    other = LookaheadConfig(3, 3, 2)
+
+    def interrupt(doing, done, total):
+        if done == number:
+            raise KeyboardInterrupt
+
+    params = tiny_llama(3)
+    arguments = {"settings": [other], "max_new_tokens": 24, "repeat": 1, "progress": interrupt}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        jlade.tune(params, [1, 2, 3], **arguments)
+    interrupted = caught.value
+    if number == 5:
+        sizes, settings = [1, 4, 10], [PLAIN, SMALL, other]
+    assert list(interrupted.step_times) == sizes
+    assert [trial.lookahead for trial in interrupted.trials] == settings
+    assert choice.load(choice.key(params, params.decoder, 1)) is None
 
 
 def test_the_result_is_stored_for_auto(clock):
