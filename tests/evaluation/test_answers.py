@@ -1,6 +1,5 @@
 """Answers against `jlade.generate` and transformers; nothing is compiled while the clock runs."""
 
-import logging
 import sys
 import types
 
@@ -92,20 +91,17 @@ def test_times_are_positive_and_those_of_the_clock(monkeypatch):
 
 
 @pytest.fixture
-def compiled(caplog):
-    """The names of the programs that were compiled, while `jax.log_compiles` tells them."""
-    names = []
+def compiled():
+    """What JAX has traced, lowered and compiled."""
+    events = []
 
-    class Handler(logging.Handler):
-        def emit(self, record):
-            if record.getMessage().startswith("Compiling"):
-                names.append(record.args[0])
+    def listen(event, seconds, **facts):
+        if event.startswith("/jax/core/compile/"):
+            events.append(event)
 
-    logger, handler = logging.getLogger("jax._src.interpreters.pxla"), Handler()
-    logger.addHandler(handler)
-    with jax.log_compiles():
-        yield names
-    logger.removeHandler(handler)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("name", ["plain", "3,3,2", "3,3,2:warm", "3,3,2:t=1"])

@@ -170,6 +170,13 @@ def test_exactness_and_the_answers_that_differ():
         "plain": ["float32", "2", "2", "100%", "-"],
         "15, 5, 15, bfloat16": ["bfloat16", "3", "1", "33%", "0.5"],
     }
+    plain = [
+        result("plain:bfloat16", one, one, differences=(None, None)),
+        result("plain:bfloat16", one, question="2", differences=(None,)),
+    ]
+    note = paper.exactness_table(run(), results | {"plain:bfloat16": plain}).note
+    assert note.endswith("0 the other way round (one-sided sign test: p = 0.25).")
+    assert "15, 5, 15, bfloat16: 2 answers differ that plain decoding of this dtype has right" in note
     assert paper.divergences_table(results).texts() == [
         ["15, 5, 15, bfloat16", "code 1", "2", "7", "0.25"],
         ["15, 5, 15, bfloat16", "code 2", "1", "1", "0.5"],
