@@ -29,7 +29,7 @@ def bar(total: int, num_done: int, unit: str, hidden: bool = False) -> Iterator[
 
 
 @contextlib.contextmanager
-def growing(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+def changing(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     """Yields a function that shows work whose amount may change: it takes what is done now, the number done, and all.
 
     Args:

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
         options_lib.check_positions(params, prompt.source, prompt_ids, options.max_new_tokens)
 
     try:
-        with progress.growing("measurements") as show:
+        with progress.changing("measurements") as show:
             tuning = jlade.tune(
                 params,
                 ids,

@@ -47,7 +47,7 @@ def write(directory: pathlib.Path, sections: Mapping[str, Sequence[Item]], runs:
     page = string.Template(PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape(", ".join(dict.fromkeys(str(each["model"]) for each in about))),
         links=links,
-        about="".join(map(_about, about)),
+        about="".join(_about(each, f"Run {i}: " * (len(about) > 1)) for i, each in enumerate(about, start=1)),
         sections="\n".join(parts),
     )
     _write(directory / "report.html", page.encode())
@@ -61,14 +61,14 @@ def _figure(figure: Figure, picture: bytes) -> str:
     return f'<h3>{title}</h3><figure><img alt="{title}" src="data:image/png;base64,{data}">{caption}</figure>'
 
 
-def _about(about: Mapping[str, Any]) -> str:
+def _about(about: Mapping[str, Any], beginning: str) -> str:
     """Returns a sentence about a run, and all facts, which a click shows."""
     host = f"{about['processor']}, {about['cores']} cores"
     device = host if about["device"] == "cpu" else f"{about['device']} ({host})"
     mesh = f", divided as {about['mesh']}" if about["mesh"] else ""
     model = f"{about['model']}, {about['parameters'] / 1e6:,.1f} M parameters in {about['dtype']}"
     answers = f"answers of up to {about['max_new_tokens']} tokens"
-    sentence = html.escape(f"{model}, on {device}{mesh}; {answers}; {about['date']}.")
+    sentence = html.escape(f"{beginning}{model}, on {device}{mesh}; {answers}; {about['date']}.")
     facts = "".join(
         f"<dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(_text(value))}</dd>"
         for name, value in about.items()

@@ -167,6 +167,8 @@ def test_a_report_of_two_runs_names_the_run_of_each_table(everything, tmp_path, 
     titles = re.findall("<h3>(.*?)</h3>", page)
     assert len(titles) == len(set(titles))
     assert any("large" in title for title in titles)
+    assert "<p>Run 1: demo, " in page
+    assert "<p>Run 2: large, " in page
     rows = json.loads((tmp_path / "both" / "table4.json").read_text())["rows"]
     assert [row["model"].split(",")[0] for row in rows] == ["demo", "large", "7B", "13B", "34B"]
     assert "large" in capsys.readouterr().out
