@@ -14,7 +14,7 @@ chat: $(VENV)/.chat
 	$(BIN)/jlade chat
 
 bench: $(VENV)/.evaluation $(VENV)/.chat
-	$(BIN)/jlade bench all --model smollm2 --max-new-tokens 32 --output build/bench $(ARGS)
+	$(BIN)/jlade bench all --model smollm2 --lookahead 7,5,7 --max-new-tokens 24 --output build/bench $(ARGS)
 
 install: $(VENV)/.test
 

@@ -50,6 +50,12 @@ def parser() -> argparse.ArgumentParser:
         "with a field prompt or ids (default: 64 samples)",
     )
     result.add_argument("--methods", nargs="+", metavar="METHOD", help="what the experiment methods compares")
+    result.add_argument(
+        "--lookahead",
+        default="15,5,15",
+        metavar="W,N,G",
+        help="setting of the experiments that do not vary it (default: %(default)s)",
+    )
     result.add_argument("--limit", type=int, metavar="Q", help="most questions of each experiment, spread over tasks")
     result.add_argument(
         "--seed", type=int, metavar="S", help="choose the questions at random, and draw sampled texts, by this seed"
@@ -119,6 +125,7 @@ def _check(options: argparse.Namespace) -> None:
         check_int("--limit", options.limit, 1)
     if options.seed is not None:
         check_int("--seed", options.seed, 0)
+    options_lib.setting("--lookahead", options.lookahead)
     for name in options.methods or ():
         methods.parse(name)
 
@@ -129,7 +136,7 @@ def _run(
     """Decodes what the directory does not have, and returns the run with the selections of its experiments."""
     sets = _read(options.data)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    selections = experiments.select(names, sets, dtype, options.methods, options.limit, options.seed)
+    selections = experiments.select(names, sets, dtype, options.methods, options.limit, options.seed, options.lookahead)
     cells = experiments.cells(selections.values(), sets, dtype)
     with status.show("loading"):
         params, tokenizer = options_lib.load(options)

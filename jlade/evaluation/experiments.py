@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jlade.config import LookaheadConfig
 from jlade.evaluation import comparison, datasets, measures, paper
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
@@ -17,7 +16,8 @@ from jlade.evaluation.runs import Cell, Run, plan
 from jlade.evaluation.tables import Table
 from jlade.files import written_whole
 
-USUAL = ("plain", "prompt-lookup", "15,5,15", "transformers", "transformers-lookup")
+LOOKAHEAD = "lookahead"  # in the names of methods: the W, N and G of the run
+USUAL = ("plain", "prompt-lookup", LOOKAHEAD, "transformers", "transformers-lookup")
 FEW = 4  # questions of the experiments that need many methods
 SELECTIONS = "experiments.json"
 
@@ -86,7 +86,6 @@ def _any(question: Question) -> bool:
     return True
 
 
-LOOKAHEAD = str(Method(LookaheadConfig()))
 EXPERIMENTS: dict[str, Experiment] = {
     "methods": Experiment(
         "Methods",
@@ -171,6 +170,7 @@ def select(
     methods: Sequence[str] | None = None,
     limit: int | None = None,
     seed: int | None = None,
+    lookahead: str = "15,5,15",
 ) -> dict[str, Selection]:
     """Returns the questions and methods of each experiment.
 
@@ -182,6 +182,7 @@ def select(
         Of these, and in the other experiments, the methods of transformers are left out where torch is missing.
       limit: most questions of each experiment, spread over data sets and tasks; None for the experiments' own.
       seed: chooses the questions at random; None chooses the first ones.
+      lookahead: W, N and G of the experiments that do not vary them.
 
     Raises:
       ValueError: the only experiment has no question; the name of a method is wrong; or one of `methods` needs torch.
@@ -204,7 +205,8 @@ def select(
         if name == "methods" and compared is not None:
             given = [*(method.baseline for method in compared), *compared]
         else:
-            given = [method for each in experiment.methods if _is_possible(method := parse(each, dtype))]
+            names_of_methods = [_with_setting(each, lookahead) for each in experiment.methods]
+            given = [method for each in names_of_methods if _is_possible(method := parse(each, dtype))]
         keys = tuple((dataset, question.id) for dataset, question in chosen)
         selections[name] = Selection(tuple(dict.fromkeys(map(str, given))), keys)
     return selections
@@ -257,6 +259,12 @@ def _results(run: Run, selection: Selection) -> Results:
     of_selection = [result for result in run.results if (result.dataset, result.question) in questions]
     answered = {result.method for result in of_selection}
     return measures.by_method(of_selection, [method for method in selection.methods if method in answered])
+
+
+def _with_setting(name: str, lookahead: str) -> str:
+    """Returns the name of a method with W, N and G in the place of `LOOKAHEAD`."""
+    base, colon, flags = name.partition(":")
+    return f"{lookahead if base == LOOKAHEAD else base}{colon}{flags}"
 
 
 def _is_possible(method: Method) -> bool:
