@@ -91,7 +91,8 @@ def test_stepping(found, file, width, open_page):
 
 def test_playing(found, file, open_page):
     page = open_page(file, 1200).page
-    page.clock.install()
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)  # otherwise real time goes on too
     page.keyboard.press(" ")
     page.clock.run_for(2000)
     check_shows(page, found, 3)
