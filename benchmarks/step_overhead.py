@@ -106,7 +106,7 @@ def _run_model(
     """Runs the block `tokens` [1, T], changed after each step, and commits `accepted[i]` tokens in step i."""
     decoder, lookahead = program.decoder, program.lookahead
     block = blocks.build(lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
-    indices = jnp.asarray(block.accepted)[:1]
+    indices = jnp.append(0, jnp.asarray(block.candidates[:1]).reshape(-1))[None]  # the current token, a candidate
 
     def step(i: jax.Array, carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
         tokens, cache = carry

@@ -3,13 +3,16 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
+Source = Literal["pool", "suffix", "recycled"]
 
+SOURCES: tuple[Source, ...] = get_args(Source)
 MAX_BLOCK_SIZE = 4096
+SUFFIX_REACH, RECYCLED_REACH = 12, 6  # most tokens of a draft from these sources
 
 
 def check_int(name: str, value: Any, least: int) -> int:
@@ -47,6 +50,11 @@ class LookaheadConfig:
         while steps accept fewer tokens than that, narrower ones are made, and the full width is tried again from time
         to time (`jlade.lookahead.adaptive`). The sequences of a batch fall back together. The text is the same; with
         "rejection" it has the same distribution. None never falls back.
+      candidates: sources of drafts (`jlade.candidates`), which share a tree: "pool", its n-grams; "suffix", the text
+        after earlier occurrences of its last tokens; "recycled", the most probable tokens after each token as the model
+        last saw it. Without a tree there is only the pool.
+      tree_size: M, most tokens of the tree that a step verifies: the most promising drafts of all sources; 0 or more.
+        None verifies the G n-grams of the pool side by side, as in the paper.
 
     Raises:
       TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, or when the
@@ -60,6 +68,8 @@ class LookaheadConfig:
     verification: Verification = "coupled"
     window_draw: WindowDraw = "coupled"
     step_cost: float | None = None
+    candidates: tuple[Source, ...] = ("pool",)
+    tree_size: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
@@ -71,21 +81,53 @@ class LookaheadConfig:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
         if self.step_cost is not None:
             _check_number("step_cost", self.step_cost, "a number above 0, or None", lambda x: x > 0)
+        object.__setattr__(self, "candidates", _check_candidates(self.candidates))
+        if self.tree_size is not None:
+            object.__setattr__(self, "tree_size", check_int("tree_size", self.tree_size, 0))
+            if not self.reach:
+                raise ValueError("candidates=('pool',) needs guess_set_size of at least 1 for a tree, got 0")
+        elif self.candidates != ("pool",):
+            raise ValueError(f"candidates={self.candidates} need tree_size, the tokens of the tree that they share")
         if self.block_size > MAX_BLOCK_SIZE:
-            raise ValueError(
-                f"window_size={self.window_size}, ngram_size={self.ngram_size}, guess_set_size={self.guess_set_size} "
-                f"make a block of (N-1)(W+G) = {self.block_size} tokens a step; at most {MAX_BLOCK_SIZE} are accepted"
-            )
+            sizes = f"window_size={self.window_size}, ngram_size={self.ngram_size}, "
+            if self.tree_size is None:
+                sizes += f"guess_set_size={self.guess_set_size} make a block of (N-1)(W+G)"
+            else:
+                sizes += f"tree_size={self.tree_size} make a block of (N-1)W+M"
+            raise ValueError(f"{sizes} = {self.block_size} tokens a step; at most {MAX_BLOCK_SIZE} are accepted")
 
     @property
     def block_size(self) -> int:
         """T, tokens fed to the model in one step."""
-        return max(1, (self.ngram_size - 1) * self.window_size) + self.guess_set_size * (self.ngram_size - 1)
+        return max(1, (self.ngram_size - 1) * self.window_size) + self.num_drafted
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens verified in one step: those of the tree, or of G n-grams."""
+        return self.guess_set_size * (self.ngram_size - 1) if self.tree_size is None else self.tree_size
+
+    @property
+    def reach(self) -> dict[Source, int]:
+        """Most tokens of a draft, by source."""
+        longest: dict[Source, int] = {"suffix": SUFFIX_REACH, "recycled": RECYCLED_REACH}
+        if self.guess_set_size:
+            longest["pool"] = self.ngram_size - 1
+        return {source: longest[source] for source in self.candidates if source in longest}
 
     @property
     def max_accepted(self) -> int:
-        """Most tokens that one step can accept: a whole candidate and the token after it."""
-        return self.ngram_size if self.guess_set_size else 1
+        """Most tokens that one step can accept: a whole draft and the token after it."""
+        return min(max(self.reach.values(), default=0), self.num_drafted) + 1
+
+
+def _check_candidates(candidates: Any) -> tuple[Source, ...]:
+    """Returns the sources in the order of `SOURCES`."""
+    if isinstance(candidates, str) or not isinstance(candidates, Iterable):
+        raise TypeError(f"candidates must be a tuple of {', '.join(map(repr, SOURCES))}, got {candidates!r}")
+    given = tuple(candidates)
+    if not given or not set(given) <= set(SOURCES) or len(set(given)) < len(given):
+        raise ValueError(f"candidates must be one or more of {', '.join(map(repr, SOURCES))}, got {given}")
+    return tuple(source for source in SOURCES if source in given)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,13 @@
 Slow and obvious: every prediction is made from its full list of tokens, so there is no cache, no mask and no block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 NextToken = Callable[[list[int]], int]
+Path = tuple[int, ...]
+Kind = tuple[str, int]
 
 
 class Pool:
@@ -27,6 +31,99 @@ class Pool:
         del entries[self.size :]
 
 
+class Sources:
+    """A tree of drafts from several sources: the pool, matches of the text's end, and recycled logits.
+
+    Args:
+      size: tokens of the tree.
+      reach: most tokens of a draft, by source.
+      best: maps a text to its most probable next tokens.
+      odds: initial odds of each kind: a source and a number.
+      ranks: of the recycled drafts, in their order.
+      matches, longest: how many matches are read on, and the length from which on they count as equal.
+      slots: of the pool that are told apart.
+      prior, memory: judgements that the initial odds count for, and most judgements in a record.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        reach: Mapping[str, int],
+        best: Callable[[list[int]], list[int]],
+        odds: Mapping[Kind, float],
+        ranks: Sequence[Sequence[int]],
+        matches: int,
+        longest: int,
+        slots: int,
+        prior: float,
+        memory: float,
+    ):
+        self.size, self.reach, self.best, self.ranks = size, reach, best, ranks
+        self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
+        self.table: dict[int, list[int]] = {}
+        self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in odds.items()}
+        self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
+
+    def tree(self, text: list[int], ngrams: list[tuple[int, ...]]) -> list[Path]:
+        """Returns the paths to the tokens of the tree, the cheapest first, of equal ones the first proposed."""
+        self.proposals = list(self._propose(text, ngrams))
+        costs: dict[Path, int] = {}
+        for path, kinds in self.proposals:
+            cost = sum(self._cost(kind) for kind in kinds)
+            costs[path] = min(costs.get(path, cost), cost)
+        return sorted(costs, key=lambda path: costs[path])[: self.size]
+
+    def _cost(self, kind: Kind) -> int:
+        agreed, judged = self.record[kind]
+        return int(np.clip(np.round(-256 * np.log2(agreed / judged)), 1, 4096))
+
+    def _propose(self, text: list[int], ngrams: list[tuple[int, ...]]) -> Iterator[tuple[Path, list[Kind]]]:
+        if "pool" in self.reach:
+            for slot, ngram in enumerate(ngrams):
+                for end in range(1, len(ngram) + 1):
+                    yield ngram[:end], [("pool", min(slot, self.slots - 1))] * end
+        if "suffix" in self.reach:
+            found = []
+            for place in range(1, len(text)):
+                length = 0
+                while length < min(place, self.longest) and text[place - 1 - length] == text[-1 - length]:
+                    length += 1
+                if length:
+                    found.append((length, place))
+            for rank, (length, place) in enumerate(sorted(found, reverse=True)[: self.matches]):
+                span = text[place : place + self.reach["suffix"]]
+                lengths = [min(length + i, self.longest) for i in range(len(span))]
+                kinds = [("suffix", (each - 1) * self.matches + rank) for each in lengths]
+                for end in range(1, len(span) + 1):
+                    yield tuple(span[:end]), kinds[:end]
+        if "recycled" in self.reach:
+            for ranks in self.ranks:
+                path = [text[-1]]
+                for rank in ranks:
+                    if path[-1] not in self.table:
+                        break
+                    path.append(self.table[path[-1]][rank])
+                else:
+                    yield tuple(path[1:]), [("recycled", rank) for rank in ranks]
+
+    def learn(self, text: list[int], accepted: list[int], tree: list[Path], window: list[list[int]]) -> None:
+        """Learns from a step: every text that the model read in it is in the table, the accepted one last."""
+        counts = {kind: [0, 0] for kind in self.record}
+        for path, kinds in self.proposals:
+            if len(path) <= len(accepted) and list(path[:-1]) == accepted[: len(path) - 1]:
+                counts[kinds[-1]][0] += path[-1] == accepted[len(path) - 1]
+                counts[kinds[-1]][1] += 1
+        for kind, (agreed, judged) in self.record.items():
+            agreed, judged = agreed + np.float32(counts[kind][0]), judged + np.float32(counts[kind][1])
+            kept = min(np.float32(1), self.memory / judged)
+            self.record[kind] = agreed * kept, judged * kept
+        if "recycled" in self.reach:
+            read = [*window, *(text + list(path) for path in reversed(tree))]
+            read += [text + accepted[:end] for end in range(len(accepted))]
+            for context in read:
+                self.table[context[-1]] = self.best(context)
+
+
 def decode(
     next_token: NextToken,
     prompt: Sequence[int],
@@ -38,9 +135,12 @@ def decode(
     pool_from_prompt: bool,
     start: Sequence[Sequence[int]],
     eos_ids: Sequence[int] = (),
+    sources: Sources | None = None,
     watch: Callable[[list[int], list[list[int]], list[int], Pool], None] = lambda *step: None,
 ) -> tuple[list[int], list[int]]:
     """Returns the generated tokens and how many of them each step accepted; `start` is the first window.
+
+    With `sources` a step verifies the paths of their tree, otherwise the n-grams of the pool.
 
     In each step `watch` is given the text and the window before it, the predicted row, and the pool before it.
     """
@@ -55,14 +155,17 @@ def decode(
     while True:
         if window_size:
             window[0][0] = text[-1]
-        new = [
-            next_token(text + window[0][1 : column + 1] + [row[column] for row in window[1:]])
-            for column in range(window_size)
+        contexts = [
+            text + window[0][1 : column + 1] + [row[column] for row in window[1:]] for column in range(window_size)
         ]
+        new = [next_token(context) for context in contexts]
         watch(text, window, new, pool)
 
         accepted: list[int] = []
-        for candidate in pool.lookup(text[-1]):
+        candidates = pool.lookup(text[-1])
+        if sources is not None:
+            candidates = sources.tree(text, candidates)
+        for candidate in candidates:
             matching: list[int] = []
             while len(matching) < len(candidate) and next_token(text + matching) == candidate[len(matching)]:
                 matching.append(candidate[len(matching)])
@@ -75,6 +178,8 @@ def decode(
         if ends:
             accepted = accepted[: ends[0] + 1]
 
+        if sources is not None:
+            sources.learn(text, accepted, candidates, contexts)
         if len(accepted_per_step) >= ngram_size - 2:
             for column in range(window_size):
                 pool.insert([row[column] for row in window] + [new[column]])

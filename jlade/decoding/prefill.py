@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jlade.config import PLAIN, LookaheadConfig
+from jlade.candidates import sources
+from jlade.candidates.sources import Drafts
+from jlade.config import PLAIN, SOURCES, LookaheadConfig
 from jlade.decoding import sampling, sharding
 from jlade.decoding import vocabulary as vocabulary_lib
 from jlade.decoding.state import Chunks, Constants, DecodeState, Info, Inputs, LogProbs, Program
@@ -151,6 +153,7 @@ def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
     first_window = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
     sequence = jnp.arange(batch_size, dtype=jnp.int32)
     count = functools.partial(sampling.count_prompt, vocab_size=vocab_size)
+    candidates = vocabulary_lib.lookup(pool, prompts[sequence, lengths - 1], vocabulary)
     return DecodeState(
         tokens=prompts,
         num_tokens=lengths,
@@ -159,7 +162,8 @@ def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
         cache=cache,
         window=jax.vmap(first_window)(drawn),
         pool=pool,
-        candidates=vocabulary_lib.lookup(pool, prompts[sequence, lengths - 1], vocabulary),
+        candidates=candidates,
+        drafts=None if lookahead.tree_size is None else _drafts(inputs, candidates, program),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
         pace=None if inputs.step_cost is None else adaptive.start(),
@@ -173,9 +177,19 @@ def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
         info=Info(
             accepted=jnp.zeros_like(prompts),
             num_candidates=jnp.zeros_like(prompts),
+            contributed=jnp.zeros((batch_size, len(SOURCES)), jnp.int32),
             logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if program.logprobs else None,
         ),
     )
+
+
+def _drafts(inputs: Inputs, candidates: jax.Array, program: Program) -> Drafts:
+    """Returns the drafts [B, ...] for the first step."""
+    start = sources.start(program.lookahead, program.decoder.vocab_size)
+    batch_size = len(inputs.lengths)
+    record, table = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), start)
+    draft = functools.partial(sources.draft, lookahead=program.lookahead)
+    return jax.vmap(draft)(inputs.prompts, inputs.lengths, candidates, record, table)
 
 
 def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocabulary: Vocabulary) -> NGramPool:

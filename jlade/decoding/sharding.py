@@ -50,6 +50,7 @@ def state_specs(stopping: Stopping, program: Program) -> DecodeState:
         window=BATCH,
         pool=_pool_spec(program),
         candidates=BATCH,
+        drafts=BATCH,
         counts=BATCH,
         stop_state=BATCH,
         pace=P(),

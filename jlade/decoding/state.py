@@ -6,6 +6,7 @@ import flax.struct
 import jax
 from jax.sharding import Mesh
 
+from jlade.candidates.sources import Drafts
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
@@ -107,7 +108,8 @@ class Info:
     """The part of the state that is only recorded: no step depends on it."""
 
     accepted: jax.Array  # [B, C] int32, tokens accepted in each step
-    num_candidates: jax.Array  # [B, C] int32, n-grams that the pool had for each step
+    num_candidates: jax.Array  # [B, C] int32, n-grams that the pool had for each step, or tokens of the tree
+    contributed: jax.Array  # [B, S] int32, tokens accepted from each of `config.SOURCES`; counted for trees
     logprobs: LogProbs | None  # None when not asked for
 
 
@@ -126,6 +128,7 @@ class DecodeState:
     window: jax.Array  # [B, N-1, W] int32
     pool: NGramPool  # ngrams [B, V, G, N-1]
     candidates: jax.Array  # [B, G, N-1] int32, the pool's n-grams for the current token
+    drafts: Drafts | None  # None without a tree
     counts: TokenCounts | None  # fields [B, V], None when no control counts tokens
     stop_state: jax.Array | None  # [B] int32, None without stop strings
     pace: Pace | None  # None when every step has the full width

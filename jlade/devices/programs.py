@@ -57,10 +57,10 @@ class Programs(NamedTuple):
 
         state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
         if self.mesh is None:
-            return self.params, *_apart(state), steps
+            return self.params, *loop.apart(state), steps
         specs = sharding.state_specs(state.constants.stopping, self.program(lookahead))
         state, steps = mesh_lib.shapes((state, steps), self.mesh, (specs, PartitionSpec()))
-        return self.placed_params(), *_apart(state), steps
+        return self.placed_params(), *loop.apart(state), steps
 
     def placed_params(self) -> LlamaParams:
         """Returns the shapes of the parameters, with their shardings on a mesh."""
@@ -83,15 +83,17 @@ class Programs(NamedTuple):
     def decoding(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that makes steps."""
 
-        def decode(params: LlamaParams, state: DecodeState, cache: Any, pool: Any, max_steps: jax.Array) -> DecodeState:
-            whole = dataclasses.replace(state, cache=cache, pool=pool)
+        def decode(
+            params: LlamaParams, rest: DecodeState, cache: Any, pool: Any, drafts: Any, max_steps: jax.Array
+        ) -> DecodeState:
+            whole = dataclasses.replace(rest, cache=cache, pool=pool, drafts=drafts)
             return loop.run(params, whole, self.program(lookahead), max_steps)
 
-        return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2, 3))
+        return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2, 3, 4))
 
     def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
         """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
-        params, _, cache, pool, _ = self.arguments(lookahead)
+        params, _, cache, pool, *_ = self.arguments(lookahead)
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
         sizes = Sizes(frozenset(weights), *map(mesh_lib.local_size, (cache.keys[0], pool.rows)))
         trips = -(-self.capacity // plain.CHUNK)
@@ -118,11 +120,6 @@ class Programs(NamedTuple):
         for _ in range(REPEAT + 1):
             before = int(state.num_steps.max())
             began = time.perf_counter()
-            state = jax.block_until_ready(decode(params, *_apart(state), jnp.int32(STEPS)))
+            state = jax.block_until_ready(decode(params, *loop.apart(state), jnp.int32(STEPS)))
             seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
         return statistics.median(seconds[1:])  # the first call also loads the program
-
-
-def _apart(state: DecodeState) -> tuple[DecodeState, Any, Any]:
-    """Returns a state without cache and pool, and these: programs take over their memory."""
-    return dataclasses.replace(state, cache=None, pool=None), state.cache, state.pool  # type: ignore[arg-type]

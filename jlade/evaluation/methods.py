@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Literal
 
-from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig, SamplingConfig
+from jlade.config import PLAIN, SMALL_BLOCK, SOURCES, LookaheadConfig, SamplingConfig
 from jlade.tuning.result import label
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,7 +20,8 @@ SETTINGS: dict[str, LookaheadConfig | Literal["auto"]] = {
 }
 TRANSFORMERS = {"transformers": 0, "transformers-lookup": LOOKUP_TOKENS}
 SYNTAX = (
-    f"{', '.join([*SETTINGS, *TRANSFORMERS])} or W,N,G, with any of :no-prompt, :warm, :growth, :t=TEMPERATURE and "
+    f"{', '.join([*SETTINGS, *TRANSFORMERS])}, W,N,G, with any of :tree=M, "
+    f"{', '.join(f':no-{source}' for source in SOURCES)}, :no-prompt, :warm, :growth, :t=TEMPERATURE and "
     f"{', '.join(f':{dtype}' for dtype in DTYPES)}"
 )
 
@@ -30,7 +31,7 @@ class Method:
     """A way to decode. `str` gives its name, which `parse` reads.
 
     Attributes:
-      setting: of jlade: W, N and G, or "auto"; None for transformers.
+      setting: of jlade: W, N and G, perhaps with a tree, or "auto"; None for transformers.
       lookup_tokens: most tokens of transformers' prompt lookup; 0 for plain decoding.
       dtype: of weights and computation; None for that of the run.
       temperature: 0 for greedy decoding.
@@ -53,7 +54,10 @@ class Method:
             base = next(name for name, setting in SETTINGS.items() if setting == self.setting)
         else:
             assert isinstance(self.setting, LookaheadConfig)
-            base = label(self.setting).replace(" ", "")
+            base = ",".join(map(str, _sizes(self.setting)))
+            if self.setting.tree_size is not None:
+                flags += [f"tree={self.setting.tree_size}"]
+                flags += [f"no-{source}" for source in SOURCES if source not in self.setting.candidates]
             flags += [] if self.setting.pool_from_prompt else ["no-prompt"]
         flags += ["warm"] if self.is_warm else []
         flags += ["growth"] if self.shows_growth else []
@@ -73,7 +77,10 @@ class Method:
         else:
             kind = "prompt lookup " if self.setting.window_size == 0 else ""
             kind = "Jacobi " if self.setting.ngram_size == 2 else kind
-            parts = [kind + label(self.setting)]
+            has_tree = self.setting.tree_size is not None
+            parts = [label(self.setting) if has_tree else kind + label(self.setting)]
+            if has_tree:
+                parts += [f"without {source}" for source in SOURCES if source not in self.setting.candidates]
             parts += [] if self.setting.pool_from_prompt else ["without the prompt"]
         parts += ["warm pool"] if self.is_warm else []
         parts += ["counting the pool"] if self.shows_growth else []
@@ -106,10 +113,11 @@ def parse(name: str, dtype: str | None = None) -> Method:
             method = Method(setting=SETTINGS[base])
         else:
             window_size, ngram_size, guess_set_size = map(int, base.split(","))
-            setting = LookaheadConfig(window_size, ngram_size, guess_set_size)
-            method = Method(setting if setting.block_size > 1 else PLAIN)
-        for flag in flags:
+            method = Method(LookaheadConfig(window_size, ngram_size, guess_set_size))
+        for flag in sorted(flags, key=lambda flag: not flag.startswith("tree=")):  # the tree, then what it lacks
             method = _with_flag(method, flag)
+        if isinstance(method.setting, LookaheadConfig) and method.setting.block_size == 1:
+            method = dataclasses.replace(method, setting=PLAIN)
     except ValueError as error:
         raise ValueError(f"a method is {SYNTAX}; got {name!r}: {error}") from error
     return dataclasses.replace(method, dtype=None) if method.dtype == dtype else method
@@ -123,6 +131,15 @@ def _with_flag(method: Method, flag: str) -> Method:
         if method.setting is None:
             raise ValueError("transformers decodes greedily here")
         return dataclasses.replace(method, temperature=SamplingConfig(temperature=float(value)).temperature)
+    if name == "tree" or flag in [f"no-{source}" for source in SOURCES]:
+        if not isinstance(method.setting, LookaheadConfig):
+            raise ValueError(f":{flag} needs W, N and G")
+        if name == "tree":
+            return dataclasses.replace(
+                method, setting=dataclasses.replace(method.setting, candidates=SOURCES, tree_size=int(value))
+            )
+        others = tuple(source for source in method.setting.candidates if flag != f"no-{source}")
+        return dataclasses.replace(method, setting=dataclasses.replace(method.setting, candidates=others))
     has_pool = isinstance(method.setting, LookaheadConfig) and method.setting.guess_set_size > 0
     if flag in ("no-prompt", "warm", "growth") and not has_pool:
         raise ValueError(f":{flag} needs W, N and G with a pool")
@@ -135,6 +152,10 @@ def _with_flag(method: Method, flag: str) -> Method:
         case "growth":
             return dataclasses.replace(method, shows_growth=True)
     raise ValueError(f"{flag!r} is not known")
+
+
+def _sizes(setting: LookaheadConfig) -> tuple[int, int, int]:
+    return setting.window_size, setting.ngram_size, setting.guess_set_size
 
 
 def _exact(number: float) -> str:

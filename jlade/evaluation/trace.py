@@ -77,6 +77,11 @@ def trace(params: Params, prompt: Prompt, **options: Unpack[Options]) -> Trace:
     if tokenizer is None:
         raise TypeError("tokenizer must be given: the trace shows the text of tokens")
     inputs, program = request.inputs, request.program
+    if program.lookahead.tree_size is not None:
+        raise ValueError(
+            f"lookahead has tree_size={program.lookahead.tree_size}; a trace shows candidates side by side: use "
+            "tree_size=None"
+        )
     levels = (program.lookahead,) if inputs.step_cost is None else adaptive.levels(program.lookahead)
     params = sharding.put_params(params, program)
 

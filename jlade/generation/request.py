@@ -18,7 +18,7 @@ from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Pro
 from jlade.decoding.stopping import Stopping
 from jlade.devices import choice
 from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import DATA, MODEL
+from jlade.devices.mesh import DATA, LOOKAHEAD, MODEL
 from jlade.generation import continuation, stop_strings, text
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import Prompts
@@ -108,6 +108,11 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     # "auto" continues with the setting of the state, which may have one sequence for all prompts.
     num_sequences = state.tokens.shape[0] if isinstance(state, DecodeState) else batch_size
     lookahead = _check_lookahead(options.get("lookahead", "auto"), params, decoder, num_sequences, mesh)
+    if lookahead.tree_size is not None and mesh_lib.size(mesh, LOOKAHEAD) > 1:
+        raise ValueError(
+            f"lookahead has tree_size={lookahead.tree_size}, and a tree is not divided among the devices of the mesh's "
+            f"lookahead={mesh_lib.size(mesh, LOOKAHEAD)}: use these devices for data or model, or tree_size=None"
+        )
     lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
     limits = _check_limits(options.get("max_new_tokens"), lengths, decoder.max_positions)
     fewest = _check_ints("min_new_tokens", options.get("min_new_tokens", 0), 0, batch_size)

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.config import SOURCES, LookaheadConfig, Source
 from jlade.decoding.state import DecodeState
 from jlade.devices import mesh
 from jlade.generation.request import Request
@@ -70,15 +71,17 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Counts of steps and of the final pool, as NumPy arrays [B]. Steps are forward passes; prefill is not counted.
+    """Counts of steps, accepted tokens and the final pool, as NumPy arrays [B]. A step is a forward pass after prefill.
 
     The fan-out of a key, a first token, is the number of its n-grams in the pool. Its mean, median and maximum are over
     the keys that have one, 0 in an empty pool.
     """
 
     steps: np.ndarray
-    accepted_histogram: np.ndarray  # [B, N] steps that accepted 1, 2, ... N tokens
-    num_candidates: np.ndarray  # [B, max(steps)] n-grams that the pool had for each step, 0 after the last step
+    accepted_histogram: np.ndarray  # [B, A] steps that accepted 1, 2, ... A tokens, the most that a step can accept
+    # [B, max(steps)] n-grams that the pool had for each step, or tokens of the tree; 0 after the last step
+    num_candidates: np.ndarray
+    contributed: dict[Source, np.ndarray] | None  # tokens accepted from each source [B]; None without a tree
     steps_with_accepted: np.ndarray  # steps that accepted more than one token
     keys: np.ndarray
     ngrams: np.ndarray
@@ -88,12 +91,12 @@ class Statistics:
 
     @property
     def steps_with_candidate(self) -> np.ndarray:
-        """[B] steps for which the pool had an n-gram."""
+        """[B] steps for which there was a draft."""
         return (self.num_candidates > 0).sum(axis=1)
 
     @property
     def candidate_rate(self) -> np.ndarray:
-        """[B] share of the steps for which the pool had an n-gram."""
+        """[B] share of the steps for which there was a draft."""
         return self.steps_with_candidate / self.steps
 
     @property
@@ -102,18 +105,19 @@ class Statistics:
         return self.steps_with_accepted / self.steps
 
 
-def statistics(state: DecodeState) -> Statistics:
-    """Returns the statistics of a decode that has ended."""
+def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
+    """Returns the statistics of a decode that has ended, and of its setting."""
     fan_out = jnp.sum(state.pool.ngrams[..., 0] != NGramPool.EMPTY, axis=-1)  # [B, V]
-    fan_outs, accepted, steps, num_candidates = mesh.fetch(
-        (fan_out, state.info.accepted, state.num_steps, state.info.num_candidates)
+    info, most = state.info, lookahead.max_accepted
+    fan_outs, accepted, steps, num_candidates, contributed = mesh.fetch(
+        (fan_out, info.accepted, state.num_steps, info.num_candidates, info.contributed)
     )
-    ngram_size = state.pool.ngram_size
     of_keys = [counts[counts > 0] if counts.any() else np.zeros(1, counts.dtype) for counts in fan_outs]
     return Statistics(
         steps=steps,
-        accepted_histogram=np.stack([np.bincount(counts, minlength=ngram_size + 1)[1:] for counts in accepted]),
+        accepted_histogram=np.stack([np.bincount(counts, minlength=most + 1)[1:] for counts in accepted]),
         num_candidates=num_candidates[:, : steps.max()],
+        contributed=None if lookahead.tree_size is None else dict(zip(SOURCES, contributed.T, strict=True)),
         steps_with_accepted=(accepted > 1).sum(axis=1),
         keys=(fan_outs > 0).sum(axis=1),
         ngrams=fan_outs.sum(axis=1),
@@ -148,7 +152,7 @@ def gather(state: DecodeState, request: Request) -> Generation:
         text=None if request.tokenizer is None else tuple(text or "" for _, text in endings),
         logprobs=None if logprobs is None else generated(logprobs.model, np.nan),
         processed_logprobs=None if logprobs is None else generated(logprobs.processed, np.nan),
-        statistics=statistics(state) if request.with_statistics else None,
+        statistics=statistics(state, request.program.lookahead) if request.with_statistics else None,
         state=state if request.keep_state else None,
     )
 

@@ -15,6 +15,7 @@ from jlade.config import LookaheadConfig
 
 TRIAL = 16  # steps at a level before it is judged
 MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately
+NARROW = 7  # tokens of a narrow tree
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
@@ -29,7 +30,13 @@ class Pace:
 
 
 def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
-    """Returns the settings of an adaptive decode, widest first: the full one, one candidate without a window, plain."""
+    """Returns the settings of an adaptive decode, widest first: the full one, a few drafts without a window, plain."""
+    if lookahead.tree_size is not None:
+        trees = ((lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0))
+        return tuple(
+            dataclasses.replace(lookahead, window_size=window_size, tree_size=size)
+            for window_size, size in dict.fromkeys(trees)
+        )
     sizes = (
         (lookahead.window_size, lookahead.guess_set_size),
         (0, min(1, lookahead.guess_set_size)),

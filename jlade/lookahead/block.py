@@ -35,11 +35,9 @@ class Block(NamedTuple):
         return np.concatenate([np.zeros(1, np.int32), self.newest_row, self.candidates.reshape(-1)])
 
     @property
-    def accepted(self) -> np.ndarray:
-        """[G, N] indices of the tokens to commit with each candidate, the current token first; [[0]] for G = 0."""
-        if len(self.candidates) == 0:
-            return np.zeros((1, 1), self.candidates.dtype)
-        return np.pad(self.candidates, ((0, 0), (1, 0)))  # the current token has index 0
+    def drafted(self) -> int:
+        """Index of the first drafted token: of a candidate, or of the tree that takes the place of the candidates."""
+        return len(self.positions) - self.candidates.size
 
 
 @functools.cache
@@ -69,6 +67,22 @@ def build(window_size: int, ngram_size: int, guess_set_size: int) -> Block:
     return Block(positions, mask, window[-1], candidates)
 
 
-def tokens(current: jax.Array, window: jax.Array, candidates: jax.Array) -> jax.Array:
-    """Returns a block's tokens [T] from the current token [], the window [N-1, W] and the candidates [G, N-1]."""
-    return jnp.concatenate([current[None], window.reshape(-1)[1:], candidates.reshape(-1)])
+def tokens(current: jax.Array, window: jax.Array, drafted: jax.Array) -> jax.Array:
+    """Returns a block's tokens [T] from the current token [], the window [N-1, W] and the drafted tokens [..., ]."""
+    return jnp.concatenate([current[None], window.reshape(-1)[1:], drafted.reshape(-1)])
+
+
+def with_tree(block: Block, depths: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns positions [T] and mask [T, T] of a block without candidates, followed by a tree.
+
+    Args:
+      block: the window alone.
+      depths: [M] int32, positions of the tree's tokens relative to the current token.
+      mask: [M, M] bool, of the tree.
+    """
+    size = len(depths)
+    positions = jnp.concatenate([block.positions, depths])
+    of_window = np.pad(block.mask, ((0, size), (0, 0)))
+    of_window[:, 0] = True  # all see the current token
+    of_tree = jnp.pad(mask, ((len(block.positions), 0), (0, 0)))
+    return positions, jnp.concatenate([of_window, of_tree], axis=1)

@@ -99,9 +99,11 @@ class Tuning:
 
 
 def label(setting: LookaheadConfig) -> str:
-    """Returns the setting in a form for people: "W, N, G", or "plain"."""
-    is_plain = setting.block_size == 1
-    return "plain" if is_plain else f"{setting.window_size}, {setting.ngram_size}, {setting.guess_set_size}"
+    """Returns the setting in a form for people: "W, N, G", with "tree of M" where it has one, or "plain"."""
+    if setting.block_size == 1:
+        return "plain"
+    sizes = f"{setting.window_size}, {setting.ngram_size}, {setting.guess_set_size}"
+    return sizes if setting.tree_size is None else f"{sizes}, tree of {setting.tree_size}"
 
 
 def _tables(tuning: Tuning) -> "RenderableType":

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.config import PLAIN
+from jlade.candidates import record, recycling, sources, suffix
+from jlade.config import PLAIN, SOURCES
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.lookahead import adaptive, window
@@ -30,6 +31,10 @@ SETTINGS = [
     LookaheadConfig(0, 4, 2, pool_from_prompt=False),
     LookaheadConfig(3, 3, 0),
     LookaheadConfig(5, 6, 1),
+    LookaheadConfig(3, 4, 3, candidates=SOURCES, tree_size=12),
+    LookaheadConfig(2, 3, 9, candidates=("pool",), tree_size=6),
+    LookaheadConfig(0, 2, 0, candidates=("suffix",), tree_size=9),
+    LookaheadConfig(0, 2, 0, candidates=("recycled",), tree_size=20),
     PLAIN,
 ]
 
@@ -44,6 +49,29 @@ def logits_of(seed):
 
 def next_token_of(seed):
     return lambda text: int(np.argmax(logits_of(seed)(text)))
+
+
+def sources_of(seed, lookahead):
+    """Returns the sources of the reference with jlade's constants, None without a tree."""
+    if lookahead.tree_size is None:
+        return None
+    template, _, size = sources.plan(lookahead)
+    ranks: list[list[int]] = []
+    for parent, rank in zip(template.shape.parents, template.ranks, strict=True) if template else ():
+        ranks.append([*(ranks[parent] if parent >= 0 else []), rank])
+    kinds = [(source, number) for source, count in sources.KINDS.items() for number in range(count)]
+    return reference.Sources(
+        size,
+        lookahead.reach,
+        lambda text: np.argsort(-logits_of(seed)(text), kind="stable")[: recycling.RANKS].tolist(),
+        dict(zip(kinds, sources.ODDS, strict=True)),
+        ranks,
+        sources.MATCHES,
+        suffix.LONGEST,
+        sources.SLOTS,
+        record.PRIOR,
+        record.MEMORY,
+    )
 
 
 def first_window(key, prompt, lookahead):
@@ -64,6 +92,7 @@ def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids):
         pool_from_prompt=lookahead.pool_from_prompt,
         start=first_window(key, prompt, lookahead),
         eos_ids=eos_ids,
+        sources=sources_of(seed, lookahead),
     )
 
 
@@ -91,7 +120,12 @@ def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_
 
 @settings(max_examples=8, phases=NO_SHRINKING)
 @given(
-    lookahead=st.builds(LookaheadConfig, st.integers(0, 8), st.integers(2, 6), st.integers(0, 8), st.booleans()),
+    lookahead=st.builds(LookaheadConfig, st.integers(0, 8), st.integers(2, 6), st.integers(0, 8), st.booleans())
+    | st.builds(
+        functools.partial(LookaheadConfig, candidates=SOURCES),
+        *(st.integers(0, 3), st.integers(2, 4), st.integers(0, 3), st.booleans()),
+        tree_size=st.integers(0, 30),
+    ),
     seed=st.sampled_from([0, 2, 3, 4]),
     prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
 )
@@ -119,6 +153,20 @@ def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(looka
     assert levels.count(0) > adaptive.TRIAL, "the full width should be tried again"
     assert all(accepted[np.array(levels) == max(levels)] == 1), "the narrowest level is plain decoding"
     np.testing.assert_array_equal(accepted[: adaptive.TRIAL], wide.accepted[0, : adaptive.TRIAL])
+
+
+def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
+    generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
+    lookahead = LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=20)
+    plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
+    slow, free = (generate(lookahead=dataclasses.replace(lookahead, step_cost=cost)) for cost in (40.0, 0.1))
+    for out in (wide, slow, free):
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+    np.testing.assert_array_equal(free.accepted, wide.accepted)
+    of_narrow = 2 * adaptive.TRIAL  # steps at full width and with the narrow tree
+    np.testing.assert_array_equal(slow.accepted[0, : adaptive.TRIAL], wide.accepted[0, : adaptive.TRIAL])
+    assert all(slow.accepted[0, of_narrow : of_narrow + adaptive.FIRST_WAIT] == 1), "then plain decoding"
+    assert slow.steps > wide.steps
 
 
 @pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), ((8, 2), (2, 0))], ids=str)
@@ -153,7 +201,7 @@ def test_a_small_cache_has_fewer_chunks():
     assert prefill.fitting(CHUNKS, 2048) == CHUNKS
 
 
-@pytest.mark.parametrize("lookahead", [*SETTINGS[::2], PLAIN], ids=str)
+@pytest.mark.parametrize("lookahead", [*SETTINGS[::2], SETTINGS[-2], PLAIN], ids=str)
 def test_sequences_of_a_ragged_batch_get_what_they_get_alone(lookahead):
     params, rng = tiny_llama(2), np.random.default_rng(3)
     prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11, 3, 16, 5)]
@@ -250,7 +298,7 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
 
 
 def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
-    """Twenty prompts, limits, seeds and sets of end tokens, three settings, and two values of the cost of a step."""
+    """Twenty prompts, limits, seeds and sets of end tokens, four settings, and several values of the cost of a step."""
     params = tiny_llama(max_positions=1024)
     jax.clear_caches()
     sizes = []
@@ -261,10 +309,15 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
         return original(self, params, tokens, *rest)
 
     monkeypatch.setattr(type(params.decoder), "forward", forward)
-    settings = [None, LookaheadConfig(3, 3, 3), LookaheadConfig(0, 5, 1, step_cost=1.5)]
+    settings = [
+        None,
+        LookaheadConfig(3, 3, 3),
+        LookaheadConfig(0, 5, 1, step_cost=1.5),
+        LookaheadConfig(2, 3, 2, candidates=SOURCES, tree_size=9),
+    ]
     rng = np.random.default_rng(0)
     for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
-        setting = settings[i % 3]
+        setting = settings[i % 4]
         if setting is not None and setting.step_cost is not None:
             setting = dataclasses.replace(setting, step_cost=1.5 + i)
         jlade.generate(
@@ -277,7 +330,7 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
         )
     jax.clear_caches()
     chunks = [chunk for chunk, _ in CHUNKS_ON_CPU]
-    assert sizes == [*chunks, 1, 12, 5, 1]  # the adaptive program has a loop for its width and one for plain steps
+    assert sizes == [*chunks, 1, 12, 5, 1, 13]  # the adaptive program has a loop for its width and one for plain steps
 
 
 def test_a_program_holds_no_step_cost():

@@ -9,6 +9,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.config import SOURCES
 from jlade.devices.mesh import MODEL
 from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
@@ -70,6 +71,30 @@ def test_a_vocabulary_that_does_not_divide(name):
     options = {"max_new_tokens": 24, "lookahead": LookaheadConfig(4, 4, 3)} | SETTINGS[name]
     expected = jlade.generate(qwen(13), PROMPTS, **options)
     assert_same(jlade.generate(qwen(13), PROMPTS, mesh=jlade.make_mesh(1, 2, 4), **options), expected)
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 2), (2, 1, 4)])
+def test_a_tree(sizes):
+    """Its table of recycled logits is whole on each device, of logits that are divided."""
+    options = {
+        "max_new_tokens": 24,
+        "lookahead": LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=16),
+        "sampling": SamplingConfig(temperature=0.5),
+        "with_statistics": True,
+    }
+    expected = jlade.generate(qwen(16), PROMPTS, **options)
+    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
+    assert_same(found, expected)
+    assert expected.statistics.contributed.keys() == set(SOURCES)
+    for source, counts in expected.statistics.contributed.items():
+        assert counts.sum() > 0, source
+        np.testing.assert_array_equal(found.statistics.contributed[source], counts)
+
+
+def test_a_tree_is_not_divided():
+    lookahead = LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=16)
+    with pytest.raises(ValueError, match=r"tree_size=16, and a tree is not divided .* lookahead=2: use these devices"):
+        jlade.generate(tiny_llama(), [1], mesh=jlade.make_mesh(lookahead=2), lookahead=lookahead)
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 8, 1)])

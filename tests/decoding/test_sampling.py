@@ -13,6 +13,7 @@ import scipy.stats
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.config import SOURCES
 from jlade.decoding import sampling
 from jlade.decoding import step as step_module
 from jlade.decoding.stopping import Stopping
@@ -51,6 +52,7 @@ LOOKAHEADS = [
     LookaheadConfig(0, 3, 2),
     LookaheadConfig(5, 6, 1, window_draw="greedy"),
     LookaheadConfig(3, 3, 0),
+    LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=14),
 ]
 
 
@@ -198,7 +200,11 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone()
     prompts = [rng.integers(0, VOCAB, length).tolist() for length in (1, 7, 20, 2, 11, 5, 3, 9)]
     keys = jax.random.split(jax.random.key(5), 8)
     generate = functools.partial(jlade.generate, tiny_llama(2), max_new_tokens=30, eos_ids=[4])
-    for lookahead in (LOOKAHEADS[0], LookaheadConfig(4, 4, 3, verification="rejection")):
+    for lookahead in (
+        LOOKAHEADS[0],
+        LookaheadConfig(4, 4, 3, verification="rejection"),
+        LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=14, verification="rejection"),
+    ):
         batch = generate(prompts, sampling=configs, key=keys, lookahead=lookahead)
         for row, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
             for key in (keys[row], keys[row : row + 1]):
@@ -208,7 +214,9 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone()
 
 
 @pytest.mark.parametrize(
-    "lookahead", [None, LOOKAHEADS[0], LookaheadConfig(4, 4, 3, verification="rejection")], ids=str
+    "lookahead",
+    [None, LOOKAHEADS[0], LOOKAHEADS[-1], LookaheadConfig(4, 4, 3, verification="rejection")],
+    ids=str,
 )
 def test_logprobs_are_those_of_the_model_before_and_after_processing(lookahead):
     """Sequences with each control alone, all together and greedy, with a minimum length that bans a token at first."""
@@ -335,6 +343,13 @@ def p_value(params, expected, lookahead):
 @pytest.mark.parametrize("window_draw", ["coupled", "greedy"])
 def test_texts_follow_the_models_distribution(verification, window_draw, small_model, expected_counts):
     lookahead = LookaheadConfig(2, 3, 4, verification=verification, window_draw=window_draw)
+    assert p_value(small_model, expected_counts, lookahead) > RIGHT
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_texts_of_a_tree_follow_the_models_distribution(verification, small_model, expected_counts):
+    """After a first step without drafts, all sources have some."""
+    lookahead = LookaheadConfig(2, 3, 4, candidates=SOURCES, tree_size=9, verification=verification)
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 

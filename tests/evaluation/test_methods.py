@@ -14,6 +14,9 @@ def names(draw):
     if base == "W,N,G":
         base = f"{draw(st.integers(0, 40))},{draw(st.integers(2, 12))},{draw(st.integers(1, 40))}"
         flags += draw(st.lists(st.sampled_from(["no-prompt", "warm", "growth"]), unique=True))
+        flags += draw(
+            st.sampled_from([[], ["tree=9"], ["tree=0"], ["tree=9", "no-suffix"], ["no-recycled", "tree=20"]])
+        )
     if base not in TRANSFORMERS:
         temperatures = st.floats(0, 10) | st.just(1.0)
         flags += [f"t={draw(temperatures)}" for _ in range(draw(st.integers(0, 1)))]
@@ -43,6 +46,9 @@ def test_what_names_mean():
     assert parse("auto").setting == "auto"
     assert parse("transformers") == Method(None)
     assert parse("transformers-lookup:bfloat16") == Method(None, lookup_tokens=10, dtype="bfloat16")
+    tree = LookaheadConfig(0, 2, 0, candidates=("suffix", "recycled"), tree_size=63)
+    assert parse("0,2,0:tree=63:no-pool") == Method(tree)
+    assert str(Method(tree)) == "0,2,0:tree=63:no-pool"
     everything = Method(LookaheadConfig(7, 5, 3, pool_from_prompt=False), 0, "float16", 0.7, True, True)
     assert parse("7,5,3:t=0.7:warm:float16:growth:no-prompt") == everything
 
@@ -57,6 +63,8 @@ def test_what_names_mean():
         ("15,5,15:warm:t=0.25", "15, 5, 15, warm pool, temperature 0.25"),
         ("15,5,15:no-prompt:growth", "15, 5, 15, without the prompt, counting the pool"),
         ("0,4,1", "prompt lookup 0, 4, 1"),
+        ("4,5,3:tree=20", "4, 5, 3, tree of 20"),
+        ("0,2,0:tree=63:no-suffix", "0, 2, 0, tree of 63, without suffix"),
         ("jacobi", "Jacobi 10, 2, 10, without the prompt"),
         ("transformers", "transformers"),
         ("transformers-lookup:float16", "transformers, prompt lookup, float16"),

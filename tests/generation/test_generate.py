@@ -164,7 +164,7 @@ def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
     np.testing.assert_array_equal(statistics.steps, out.steps)
     for row, prompt in enumerate(prompts):
         accepted = out.accepted[row, : out.steps[row]].tolist()
-        histogram = [accepted.count(number) for number in range(1, lookahead.ngram_size + 1)]
+        histogram = [accepted.count(number) for number in range(1, lookahead.max_accepted + 1)]
         assert statistics.accepted_histogram[row].tolist() == histogram
         assert statistics.steps_with_accepted[row] == sum(number > 1 for number in accepted)
         fan_outs = [sum(ngram[0] >= 0 for ngram in ngrams) for ngrams in out.state.pool.ngrams[row].tolist()]

@@ -54,7 +54,7 @@ def test_sizes(setting):
     else:
         assert config.block_size == 1 + guess_set_size * (ngram_size - 1)
     assert len(block.outputs) == 1 + window_size + guess_set_size * (ngram_size - 1)
-    assert block.accepted.shape == (max(1, guess_set_size), config.max_accepted)
+    assert block.drafted + config.num_drafted == len(block.positions)
 
 
 def test_tokens_are_laid_out_in_the_order_of_the_table():
@@ -65,7 +65,7 @@ def test_tokens_are_laid_out_in_the_order_of_the_table():
     block = blocks.build(3, 4, 2)
     assert laid_out[block.newest_row].tolist() == [30, 31, 32]
     assert laid_out[block.candidates].tolist() == candidates.tolist()
-    assert laid_out[block.accepted].tolist() == [[7, 40, 41, 42], [7, 50, 51, 52]]
+    assert laid_out[block.drafted :].tolist() == [40, 41, 42, 50, 51, 52]
 
 
 def test_a_cached_block_cannot_be_changed():

@@ -43,14 +43,14 @@ def test_accepts_what_the_walk_accepts(case):
     verdict = jax.jit(verify_by_matching)(candidates, jnp.int32(next_token), predicted)
     accepted = walk(candidates, next_token, predicted)
     assert verdict.tokens[: verdict.num_accepted].tolist() == accepted
-    kept = candidates[int(verdict.candidate)][: len(accepted) - 1].tolist()
+    kept = candidates.reshape(-1)[verdict.drafted[: len(accepted) - 1]].tolist()
     assert kept == accepted[:-1]
 
 
 def test_ties_go_to_the_first_candidate():
     candidates = jnp.array([[9, 9], [1, 8], [1, 7]])
     verdict = verify_by_matching(candidates, jnp.int32(1), jnp.array([[0, 0], [2, 0], [2, 0]]))
-    assert (int(verdict.candidate), int(verdict.num_accepted)) == (1, 2)
+    assert (verdict.drafted.tolist(), int(verdict.num_accepted)) == ([2, 3], 2)
 
 
 def test_a_whole_candidate_and_the_token_after_it_are_accepted():

@@ -1,0 +1,142 @@
+"""The sources of drafts together: what they propose for a text, and the tree of the best of it, for one sequence."""
+
+import functools
+from typing import NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.candidates import record as record_lib
+from jlade.candidates import recycling, suffix
+from jlade.candidates import tree as tree_lib
+from jlade.candidates.record import Record
+from jlade.candidates.recycling import Template
+from jlade.candidates.tree import Proposals, Shape, Tree
+from jlade.config import SOURCES, LookaheadConfig
+
+MATCHES = 4  # matches of the text's end that are read on
+SPARE = 2.5  # drafts from recycled logits, relative to the size of the tree: those that others propose too make room
+
+# Kinds of proposals: slots of the pool, the last one for all others; matches by length and rank; ranks in the table.
+SLOTS = 8
+KINDS = {"pool": SLOTS, "suffix": suffix.LONGEST * MATCHES, "recycled": recycling.RANKS}
+FIRST = dict(zip(KINDS, np.cumsum([0, *KINDS.values()]).tolist(), strict=False))
+SOURCE_OF_KIND = np.repeat([SOURCES.index(source) for source in KINDS], list(KINDS.values()))  # [K]
+# Initial odds, measured with SmolLM2: of the first match by length, and of the others relative to it.
+_BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
+_BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
+ODDS = np.concatenate(
+    [
+        np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1]),
+        (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1),
+        np.array(recycling.ODDS),
+    ]
+)
+
+
+@flax.struct.dataclass
+class Drafts:
+    """The drafts for the next step and the state of their sources, of one sequence; [B, ...] for a batch."""
+
+    tree: Tree  # of M tokens
+    proposals: Proposals  # that the tree was made of
+    record: Record
+    table: jax.Array | None  # [V, k] int32 of recycled logits, None without that source
+
+
+class Plan(NamedTuple):
+    """The static part: the sources and the shape of their proposals."""
+
+    template: Template | None  # None without recycled logits
+    shape: Shape
+    size: int  # M
+
+
+@functools.cache
+def plan(lookahead: LookaheadConfig) -> Plan:
+    """Returns the plan of a setting with a tree."""
+    size = lookahead.num_drafted
+    shapes: list[Shape] = []
+    template = None
+    reach = lookahead.reach
+    if "pool" in reach:
+        shapes += [suffix.shape(lookahead.guess_set_size, reach["pool"])]
+    if "suffix" in reach:
+        shapes += [suffix.shape(MATCHES, reach["suffix"])]
+    if "recycled" in reach:
+        template = recycling.template(max(recycling.RANKS, round(SPARE * size)), reach["recycled"])
+        shapes += [template.shape]
+    shape = Shape.join(shapes)
+    return Plan(template, shape, min(size, len(shape.parents)))
+
+
+def start(lookahead: LookaheadConfig, vocab_size: int) -> tuple[Record, jax.Array | None]:
+    """Returns the record and the table of a sequence before its first step."""
+    return record_lib.start(ODDS), recycling.empty(vocab_size) if "recycled" in lookahead.candidates else None
+
+
+def draft(
+    text: jax.Array,
+    length: jax.Array,
+    ngrams: jax.Array,
+    record: Record,
+    table: jax.Array | None,
+    lookahead: LookaheadConfig,
+) -> Drafts:
+    """Returns the drafts for the step after a text.
+
+    Args:
+      text: [C] int32.
+      length: [] int32, tokens of the text; the last one is the current token.
+      ngrams: [G, N-1] int32, of the pool for the current token.
+      record: what the model agreed with so far.
+      table: of recycled logits.
+      lookahead: the setting.
+    """
+    template, shape, size = plan(lookahead)
+    tokens, kinds = [], []
+    if "pool" in lookahead.reach:
+        slot = np.minimum(np.arange(len(ngrams)), SLOTS - 1) + FIRST["pool"]
+        tokens.append(ngrams.reshape(-1))
+        kinds.append(jnp.asarray(np.repeat(slot, ngrams.shape[1]), jnp.int32))
+    if "suffix" in lookahead.reach:
+        places, lengths = suffix.find(text, length, MATCHES)
+        reach = jnp.arange(lookahead.reach["suffix"], dtype=jnp.int32)
+        spans = suffix.read(text, length, places, len(reach))
+        matched = jnp.minimum(lengths[:, None] + reach[None, :], suffix.LONGEST)
+        rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
+        tokens.append(jnp.where(lengths[:, None] > 0, spans, tree_lib.NONE).reshape(-1))
+        kinds.append((FIRST["suffix"] + (jnp.maximum(matched, 1) - 1) * MATCHES + rank).reshape(-1))
+    if template is not None:
+        assert table is not None
+        tokens.append(recycling.draft(table, text[length - 1], template))
+        kinds.append(FIRST["recycled"] + jnp.array(template.ranks, jnp.int32))
+    proposals = Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds))
+    tree = tree_lib.merge(proposals, record.costs[proposals.kinds], shape, size)
+    return Drafts(tree, proposals, record, table)
+
+
+def learn(
+    drafts: Drafts,
+    keys: jax.Array,
+    best: jax.Array | None,
+    order: jax.Array,
+    accepted: jax.Array,
+    num_accepted: jax.Array,
+    lookahead: LookaheadConfig,
+) -> tuple[Record, jax.Array | None]:
+    """Returns the record and the table after a step.
+
+    Args:
+      drafts: of the step.
+      keys, best, order: see `recycling.update`.
+      accepted: [A] int32, the tokens after the current one.
+      num_accepted: [] int32, how many of these were accepted.
+      lookahead: the setting.
+    """
+    record = record_lib.update(drafts.record, drafts.proposals, plan(lookahead).shape, accepted, num_accepted)
+    if drafts.table is None or best is None:
+        return record, drafts.table
+    return record, recycling.update(drafts.table, keys, best, order)

@@ -1,0 +1,44 @@
+"""Suffix matches: the text after earlier occurrences of its last tokens.
+
+As in SAM decoding (arXiv 2411.10666) the longest match comes first. A comparison of the whole text with its last tokens
+takes the place of a suffix automaton, which has no static shape.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jlade.candidates.tree import NONE, Shape
+
+LONGEST = 8  # tokens of a match; longer ones count as this long
+
+
+def shape(number: int, length: int) -> Shape:
+    """Returns the shape of `number` spans of `length` tokens each, one after the other."""
+    return Shape.join([Shape(tuple(range(-1, length - 1)))] * number)
+
+
+def find(text: jax.Array, length: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the places after the longest matches of the last tokens, and their lengths; of equal ones the latest.
+
+    Args:
+      text: [C] int32.
+      length: [] int32, tokens of the text.
+      number: R, at most C.
+
+    Returns:
+      Places [R] int32 in the text, and lengths [R] int32 up to `LONGEST`, 0 where there are fewer matches.
+    """
+    place = jnp.arange(len(text), dtype=jnp.int32)
+    last = text[jnp.maximum(length - 1 - jnp.arange(LONGEST, dtype=jnp.int32), 0)]
+    before = jnp.stack([jnp.pad(text, (i + 1, 0), constant_values=NONE)[: len(text)] for i in range(LONGEST)])
+    is_equal = (before == last[:, None]) & (jnp.arange(LONGEST, dtype=jnp.int32) < length)[:, None]
+    matching = jnp.sum(jnp.cumprod(is_equal, axis=0, dtype=jnp.int32), axis=0, dtype=jnp.int32)
+    matching = jnp.where(place < length, matching, 0)
+    ranks, places = jax.lax.top_k(jnp.where(matching > 0, matching * len(text) + place, 0), number)
+    return places.astype(jnp.int32), ranks // len(text)
+
+
+def read(text: jax.Array, length: jax.Array, places: jax.Array, span: int) -> jax.Array:
+    """Returns the tokens [R, span] from `places` [R] on, `NONE` past the end of the text."""
+    at = places[:, None] + jnp.arange(span, dtype=jnp.int32)[None, :]
+    return jnp.where(at < length, text.at[at].get(mode="clip"), NONE)

@@ -1,0 +1,135 @@
+"""The sources of drafts, each against its definition in plain Python."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jlade import LookaheadConfig
+from jlade.candidates import record, recycling, sources, suffix
+from jlade.candidates.tree import NONE, Proposals, Shape
+from jlade.decoding.vocabulary import Vocabulary
+
+CAPACITY = 24
+
+
+def padded(text):
+    return jnp.array(text + [text[-1]] * (CAPACITY - len(text)), jnp.int32), jnp.int32(len(text))
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY), st.integers(1, 4))
+def test_the_longest_matches_are_found_and_read_on(text, number):
+    found = []
+    for place in range(1, len(text)):
+        length = 0
+        while length < min(place, suffix.LONGEST) and text[place - 1 - length] == text[-1 - length]:
+            length += 1
+        found += [(length, place)] if length else []
+    expected = sorted(found, reverse=True)[:number]
+    places, lengths = suffix.find(*padded(text), number)
+    assert [pair for pair in zip(lengths.tolist(), places.tolist(), strict=True) if pair[0]] == expected
+    spans = suffix.read(*padded(text), places, 5)
+    for span, (_, place) in zip(spans.tolist(), expected, strict=False):
+        rest = text[place : place + 5]
+        assert span == rest + [NONE] * (5 - len(rest))
+
+
+def test_a_template_narrows_with_rank_and_depth():
+    template = recycling.template(40, 3)
+    assert len(set(zip(template.shape.parents, template.ranks, strict=True))) == 40
+    odds: list[float] = []
+    for parent, rank in zip(template.shape.parents, template.ranks, strict=True):
+        odds.append(recycling.ODDS[rank] * (odds[parent] if parent >= 0 else 1))
+    np.testing.assert_allclose(odds, sorted(odds, reverse=True))
+    assert template.shape.depths.max() == 3
+    assert recycling.template(5, 1).ranks == (0, 1, 2, 3, 4)
+
+
+def test_drafts_follow_the_table():
+    table = np.full((6, recycling.RANKS), NONE, np.int32)
+    table[1], table[2], table[3] = [2, 3, *range(6)], [3, 1, *range(6)], [5, 4, *range(6)]
+    template = recycling.template(12, 3)
+    drafted = recycling.draft(jnp.array(table), jnp.int32(1), template).tolist()
+    for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
+        before = 1 if parent < 0 else drafted[parent]
+        assert drafted[place] == (NONE if before == NONE else table[before, rank])
+    assert {2, 3, 5, NONE} <= set(drafted)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.permutations(range(-2, 6)))
+def test_the_last_row_of_a_token_is_kept(tokens, order):
+    rows = list(zip(tokens, order, strict=False))
+    best = jnp.arange(len(rows) * recycling.RANKS, dtype=jnp.int32).reshape(len(rows), -1)
+    expected = np.array(recycling.empty(5))
+    for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
+        if rows[i][1] >= 0:
+            expected[rows[i][0]] = best[i]
+    keys, order = jnp.array(rows, jnp.int32).T
+    np.testing.assert_array_equal(recycling.update(recycling.empty(5), keys, best, order), expected)
+
+
+@pytest.mark.parametrize("size", [13, 96, 1000])
+def test_the_highest_logits_are_found(size):
+    logits = jax.random.normal(jax.random.key(0), (2, 5, size))
+    found = Vocabulary(size).top(logits, 8)
+    np.testing.assert_array_equal(found, np.argsort(-logits, axis=-1)[..., :8])
+    assert found.dtype == jnp.int32
+    assert Vocabulary(3).top(jnp.array([[5.0, 7.0, 6.0]]), 5).tolist() == [[1, 2, 0, -1, -1]]
+
+
+def test_the_record_judges_proposals_whose_predecessors_were_accepted():
+    shape = Shape((-1, 0, 1, -1, 3))
+    proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]))
+    before = record.start(np.array([0.5, 0.5, 0.5]))
+    after = record.update(before, proposals, shape, jnp.array([1, 9, 7]), jnp.int32(2))
+    np.testing.assert_allclose(after.agreed, [6, 5, 5])
+    np.testing.assert_allclose(after.judged, [12, 11, 10])  # the last proposal does not exist
+    assert after.costs[0] == before.costs[0] == 256
+    assert after.costs[1] > before.costs[1]
+    unchanged = record.update(before, proposals, shape, jnp.array([1, 9, 7]), jnp.int32(0))
+    np.testing.assert_allclose(unchanged.judged, before.judged)
+
+
+def test_the_record_forgets():
+    shape, proposals = Shape((-1,)), Proposals(jnp.array([1]), jnp.array([0]))
+    update = jax.jit(lambda state, token: record.update(state, proposals, shape, token[None], jnp.int32(1)))
+    state = record.start(np.array([0.5]))
+    for token in [1] * 300 + [2] * 100:
+        state = update(state, jnp.int32(token))
+    assert state.judged[0] == pytest.approx(record.MEMORY)
+    assert state.agreed[0] / state.judged[0] < 0.2
+
+
+def test_every_source_has_its_kinds():
+    assert len(sources.ODDS) == len(sources.SOURCE_OF_KIND) == sum(sources.KINDS.values())
+    for source, first in sources.FIRST.items():
+        if source in sources.KINDS:
+            assert sources.SOURCE_OF_KIND[first] == list(sources.KINDS).index(source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"candidates": ("suffix",)}, ValueError, "need tree_size"),
+        ({"candidates": ("trie",), "tree_size": 9}, ValueError, "candidates must be one or more of 'pool', 'suffix'"),
+        ({"candidates": (), "tree_size": 9}, ValueError, "candidates must be one or more"),
+        ({"candidates": ("suffix", "suffix"), "tree_size": 9}, ValueError, "candidates must be one or more"),
+        ({"candidates": "suffix", "tree_size": 9}, TypeError, "candidates must be a tuple of"),
+        ({"tree_size": -1}, ValueError, "tree_size must be at least 0, got -1"),
+        ({"tree_size": 2.5}, TypeError, "tree_size must be an integer"),
+        ({"tree_size": 8, "guess_set_size": 0}, ValueError, "needs guess_set_size of at least 1"),
+        ({"tree_size": 5000}, ValueError, r"tree_size=5000 make a block of \(N-1\)W\+M = 5060 tokens"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LookaheadConfig(**arguments)
+
+
+def test_sizes_of_a_setting_with_a_tree():
+    setting = LookaheadConfig(4, 5, 3, candidates=("recycled", "pool"), tree_size=20)
+    assert setting.candidates == ("pool", "recycled"), "in the order of SOURCES"
+    assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 7)
+    assert setting.reach == {"pool": 4, "recycled": 6}
