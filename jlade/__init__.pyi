@@ -3,7 +3,7 @@ from .config import LookaheadConfig, SamplingConfig
 from .decoding.loop import decode, step
 from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
-from .decoding.state import DecodeState, Inputs, Program
+from .decoding.state import DecodeState, Inputs, Prefix, Program
 from .decoding.stopping import Stopping, StopStrings
 from .devices.inspection import Inspection, inspect
 from .devices.mesh import make_mesh
@@ -30,6 +30,7 @@ __all__ = [
     "NGramPool",
     "Piece",
     "Plan",
+    "Prefix",
     "Program",
     "Sampling",
     "SamplingConfig",

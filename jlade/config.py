@@ -200,5 +200,8 @@ def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
 PLAIN = LookaheadConfig(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)
 """Plain decoding, one token a step; the meaning of `lookahead=None`."""
 
+RECYCLING = LookaheadConfig(0, 2, 0, pool_from_prompt=False, candidates=("recycled",), tree_size=0)
+"""Plain decoding that keeps a table of recycled logits, as prompts are read for settings with that source."""
+
 SMALL_BLOCK = LookaheadConfig(window_size=0, ngram_size=4, guess_set_size=1)
 """The fastest setting measured on CPUs, where the cost of a step grows with its block: 4 tokens."""

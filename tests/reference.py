@@ -106,6 +106,12 @@ class Sources:
                 else:
                     yield tuple(path[1:]), [("recycled", rank) for rank in ranks]
 
+    def read(self, prompt: list[int]) -> None:
+        """Learns from the prompt, but for its last token, which the first step reads."""
+        if "recycled" in self.reach:
+            for end in range(1, len(prompt)):
+                self.table[prompt[end - 1]] = self.best(prompt[:end])
+
     def learn(self, text: list[int], accepted: list[int], tree: list[Path], window: list[list[int]]) -> None:
         """Learns from a step: every text that the model read in it is in the table, the accepted one last."""
         counts = {kind: [0, 0] for kind in self.record}
@@ -150,6 +156,8 @@ def decode(
     if pool_from_prompt:
         for end in range(ngram_size, len(text) + 1):
             pool.insert(text[end - ngram_size : end])
+    if sources is not None:
+        sources.read(text)
     accepted_per_step: list[int] = []
 
     while True:

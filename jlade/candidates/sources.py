@@ -72,9 +72,14 @@ def plan(lookahead: LookaheadConfig) -> Plan:
     return Plan(template, shape, min(size, len(shape.parents)))
 
 
-def start(lookahead: LookaheadConfig, vocab_size: int) -> tuple[Record, jax.Array | None]:
-    """Returns the record and the table of a sequence before its first step."""
-    return record_lib.start(ODDS), recycling.empty(vocab_size) if "recycled" in lookahead.candidates else None
+def start() -> Record:
+    """Returns the record of a sequence before its first step."""
+    return record_lib.start(ODDS)
+
+
+def empty_table(batch_size: int, vocab_size: int) -> jax.Array:
+    """Returns tables [B, V, k] without any token."""
+    return jnp.broadcast_to(recycling.empty(vocab_size), (batch_size, vocab_size, recycling.RANKS))
 
 
 def draft(

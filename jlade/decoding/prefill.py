@@ -2,18 +2,18 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from jlade.candidates import sources
+from jlade.candidates import recycling, sources
 from jlade.candidates.sources import Drafts
-from jlade.config import PLAIN, SOURCES, LookaheadConfig
+from jlade.config import PLAIN, RECYCLING, SOURCES, LookaheadConfig
 from jlade.decoding import sampling, sharding
 from jlade.decoding import vocabulary as vocabulary_lib
-from jlade.decoding.state import Chunks, Constants, DecodeState, Info, Inputs, LogProbs, Program
+from jlade.decoding.state import Chunks, Constants, DecodeState, Info, Inputs, LogProbs, Prefix, Program
 from jlade.decoding.vocabulary import Vocabulary
 from jlade.devices import mesh as mesh_lib
 from jlade.devices.mesh import DATA
@@ -22,21 +22,24 @@ from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import Decoder, KVCache, Params
 
 NGRAMS = 32  # n-grams of a prompt that are inserted at once; the work for each grows with their number
+ROWS = 64  # tokens of a prompt whose logits are computed at once, for each sequence
 DRAWN = 64  # tokens drawn for the first window, or a multiple for larger windows
 
 
-def prefill(params: Params, inputs: Inputs, program: Program) -> KVCache:
+def prefill(params: Params, inputs: Inputs, program: Program) -> Prefix:
     """Returns the cache of the prompts, all but their last tokens, which the first step reads.
 
-    It is compiled for the decoder, the chunks, the batch size and the capacity alone.
+    It is compiled for the decoder, the chunks, the batch size and the capacity alone, and with recycled logits or
+    without.
 
     Raises:
       ValueError: when the capacity is too small; see `jlade.decode`.
     """
     check_capacity(inputs)
     params, inputs = sharding.put_params(params, program), sharding.put(inputs, program)
-    program = dataclasses.replace(program, lookahead=PLAIN, logprobs=False)  # neither is part of this program
-    return _read(params, inputs.prompts, inputs.lengths, inputs.cache, program)
+    recycles = "recycled" in program.lookahead.reach
+    program = dataclasses.replace(program, lookahead=RECYCLING if recycles else PLAIN, logprobs=False)
+    return _read(params, inputs.prompts, inputs.lengths, inputs.cache, inputs.recycled if recycles else None, program)
 
 
 def check_capacity(inputs: Inputs) -> None:
@@ -54,11 +57,18 @@ def check_capacity(inputs: Inputs) -> None:
 
 
 @functools.partial(jax.jit, static_argnames="program")
-def _read(params: Params, prompts: jax.Array, lengths: jax.Array, cache: KVCache | None, program: Program) -> KVCache:
-    read = functools.partial(_read_part, decoder=program.decoder, chunks=program.chunks, mesh=program.mesh)
+def _read(
+    params: Params,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    cache: KVCache | None,
+    table: jax.Array | None,
+    program: Program,
+) -> Prefix:
+    read = functools.partial(_read_part, program=program)
     cache_specs = sharding.BATCH if cache is None else sharding.CACHE
-    specs = sharding.param_specs(params, program), sharding.BATCH, sharding.BATCH, cache_specs
-    return mesh_lib.shard(read, program.mesh, specs, sharding.CACHE)(params, prompts, lengths, cache)
+    specs = sharding.param_specs(params, program), sharding.BATCH, sharding.BATCH, cache_specs, sharding.BATCH
+    return mesh_lib.shard(read, program.mesh, specs, sharding.PREFIX)(params, prompts, lengths, cache, table)
 
 
 def _read_part(
@@ -66,26 +76,29 @@ def _read_part(
     prompts: jax.Array,
     lengths: jax.Array,
     cache: KVCache | None,
+    table: jax.Array | None,
     *,
-    decoder: Decoder,
-    chunks: Chunks,
-    mesh: Mesh | None,
-) -> KVCache:
+    program: Program,
+) -> Prefix:
     """`_read` for the sequences of a device."""
+    decoder, mesh, recycles = program.decoder, program.mesh, "recycled" in program.lookahead.reach
+    vocabulary = Vocabulary.of(decoder.vocab_size, mesh)
     batch_size, capacity = prompts.shape
     if cache is None:
         cache = decoder.init_cache(params, batch_size, capacity)
+    if recycles and table is None:
+        table = sources.empty_table(batch_size, decoder.vocab_size)
     to_read = lengths - 1
 
     # The loops run until the longest sequence is read, be it on another device: all leave them together.
     left = jnp.max(to_read - cache.length)
     left = left if mesh is None else jax.lax.pmax(left, DATA)
 
-    def has_more_than(least: int, carry: tuple[KVCache, jax.Array]) -> jax.Array:
+    def has_more_than(least: int, carry: tuple[Prefix, jax.Array]) -> jax.Array:
         return carry[1] > least
 
-    def read_chunk(chunk: int, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
-        cache, left = carry
+    def read_chunk(chunk: int, carry: tuple[Prefix, jax.Array]) -> tuple[Prefix, jax.Array]:
+        (cache, table), left = (carry[0].cache, carry[0].recycled), carry[1]
         index = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
         positions = cache.length[:, None] + index
         tokens = jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
@@ -93,12 +106,26 @@ def _read_part(
         # An upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the cache is
         # written after the last layer has read it, and so in place; otherwise compilers copy the cache.
         after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
-        return decoder.commit(cache, block_kv, index, jnp.clip(to_read - cache.length, 0, after_pass)), left - chunk
+        num_read = jnp.clip(to_read - cache.length, 0, after_pass)
+        if table is not None:
+            best = _best(params, hidden, decoder, vocabulary)
+            table = jax.vmap(recycling.update)(table, tokens, best, jnp.where(index < num_read[:, None], index, -1))
+        return Prefix(decoder.commit(cache, block_kv, index, num_read), table), left - chunk
 
-    for chunk, least in fitting(chunks, capacity):
+    prefix = Prefix(cache, table)
+    for chunk, least in fitting(program.chunks, capacity):
         condition, body = functools.partial(has_more_than, least), functools.partial(read_chunk, chunk)
-        cache, left = jax.lax.while_loop(condition, body, (cache, left))
-    return cache
+        prefix, left = jax.lax.while_loop(condition, body, (prefix, left))
+    return prefix
+
+
+def _best(params: Params, hidden: jax.Array, decoder: Decoder, vocabulary: Vocabulary) -> jax.Array:
+    """Returns the tokens of the highest logits [B, T, k] of hidden states [B, T, E], a few at a time to save memory."""
+    batch_size, size, width = hidden.shape
+    together = math.gcd(size, ROWS)
+    groups = jnp.swapaxes(hidden.reshape(batch_size, size // together, together, width), 0, 1)
+    best = jax.lax.map(lambda group: vocabulary.top(decoder.logits(params, group), recycling.RANKS), groups)
+    return jnp.swapaxes(best, 0, 1).reshape(batch_size, size, recycling.RANKS)
 
 
 def fitting(chunks: Chunks, capacity: int) -> Chunks:
@@ -107,8 +134,8 @@ def fitting(chunks: Chunks, capacity: int) -> Chunks:
     return (*(pair for pair in larger if 4 * pair[0] <= capacity), (min(smallest, capacity), least))
 
 
-def start(cache: KVCache, inputs: Inputs, program: Program) -> DecodeState:
-    """Returns the state before the first step, for the cache that `prefill` returned.
+def start(prefix: Prefix, inputs: Inputs, program: Program) -> DecodeState:
+    """Returns the state before the first step, for the result of `prefill`.
 
     Raises:
       ValueError: when the capacity is too small; see `jlade.decode`.
@@ -117,7 +144,7 @@ def start(cache: KVCache, inputs: Inputs, program: Program) -> DecodeState:
     inputs = sharding.put(inputs, program)
     window_tokens = program.lookahead.window_size * (program.lookahead.ngram_size - 1)
     number = DRAWN * max(1, -(-window_tokens // DRAWN))
-    return _start(cache, inputs, *_draw(inputs.key, inputs.prompts, inputs.lengths, number), program)
+    return _start(prefix, inputs, *_draw(inputs.key, inputs.prompts, inputs.lengths, number), program)
 
 
 @functools.partial(jax.jit, static_argnames="number")
@@ -136,14 +163,14 @@ def _draw(key: jax.Array, prompts: jax.Array, lengths: jax.Array, number: int) -
 
 
 @functools.partial(jax.jit, static_argnames="program")
-def _start(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
+def _start(prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
     start = functools.partial(_start_part, program=program)
-    specs = sharding.CACHE, sharding.input_specs(inputs, program), sharding.BATCH, sharding.BATCH
+    specs = sharding.PREFIX, sharding.input_specs(inputs, program), sharding.BATCH, sharding.BATCH
     out_specs = sharding.state_specs(inputs.stopping, program)
-    return mesh_lib.shard(start, program.mesh, specs, out_specs)(cache, inputs, keys, drawn)
+    return mesh_lib.shard(start, program.mesh, specs, out_specs)(prefix, inputs, keys, drawn)
 
 
-def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
+def _start_part(prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
     """`_start` for the sequences of a device."""
     lookahead, vocab_size = program.lookahead, program.decoder.vocab_size
     prompts, lengths = inputs.prompts, inputs.lengths
@@ -159,11 +186,11 @@ def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
         num_tokens=lengths,
         num_steps=jnp.zeros(batch_size, jnp.int32),
         done=jnp.zeros(batch_size, bool),
-        cache=cache,
+        cache=prefix.cache,
         window=jax.vmap(first_window)(drawn),
         pool=pool,
         candidates=candidates,
-        drafts=None if lookahead.tree_size is None else _drafts(inputs, candidates, program),
+        drafts=None if lookahead.tree_size is None else _drafts(prefix, inputs, candidates, program),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
         pace=None if inputs.step_cost is None else adaptive.start(),
@@ -183,11 +210,12 @@ def _start_part(cache: KVCache, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
     )
 
 
-def _drafts(inputs: Inputs, candidates: jax.Array, program: Program) -> Drafts:
+def _drafts(prefix: Prefix, inputs: Inputs, candidates: jax.Array, program: Program) -> Drafts:
     """Returns the drafts [B, ...] for the first step."""
-    start = sources.start(program.lookahead, program.decoder.vocab_size)
-    batch_size = len(inputs.lengths)
-    record, table = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), start)
+    batch_size, table = len(inputs.lengths), prefix.recycled
+    if table is None and "recycled" in program.lookahead.reach:
+        table = sources.empty_table(batch_size, program.decoder.vocab_size)
+    record = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), sources.start())
     draft = functools.partial(sources.draft, lookahead=program.lookahead)
     return jax.vmap(draft)(inputs.prompts, inputs.lengths, candidates, record, table)
 

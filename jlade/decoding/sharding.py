@@ -4,7 +4,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from jlade.decoding.state import Constants, DecodeState, Inputs, Program
+from jlade.decoding.state import Constants, DecodeState, Inputs, Prefix, Program
 from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.decoding.vocabulary import Vocabulary
 from jlade.devices import mesh as mesh_lib
@@ -15,6 +15,8 @@ from jlade.models.llama import LlamaParams
 
 BATCH = P(DATA)
 CACHE = KVCache(keys=P(DATA, HEADS), values=P(DATA, HEADS), length=BATCH)  # type: ignore[arg-type]  # specs of arrays
+
+PREFIX = Prefix(cache=CACHE, recycled=BATCH)  # type: ignore[arg-type]
 
 
 def param_specs(params: Params, program: Program) -> Specs:
@@ -34,6 +36,7 @@ def input_specs(inputs: Inputs, program: Program) -> Inputs:
         step_cost=P(),
         cache=P() if inputs.cache is None else CACHE,
         pool=_pool_spec(program),
+        recycled=BATCH,
     )
 
 

@@ -40,6 +40,7 @@ class Inputs:
       cache: C entries for each sequence, of which the first `cache.length` hold the beginning of its prompt and are not
         computed again; at most all but the last token. None for an empty cache.
       pool: the initial n-grams [B, V, G, N-1]; with `cache`, the pool that was made with it. None for an empty pool.
+      recycled: the initial table of recycled logits [B, V, k]; None for an empty one.
     """
 
     prompts: jax.Array
@@ -50,6 +51,15 @@ class Inputs:
     step_cost: jax.Array | None = None
     cache: KVCache | None = None
     pool: NGramPool | None = None
+    recycled: jax.Array | None = None
+
+
+@flax.struct.dataclass
+class Prefix:
+    """What `jlade.prefill` knows of the prompts, all but their last tokens."""
+
+    cache: KVCache
+    recycled: jax.Array | None = None  # [B, V, k] int32, see `jlade.candidates`; None without recycled logits
 
 
 @dataclasses.dataclass(frozen=True)

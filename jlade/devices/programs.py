@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding import loop, prefill, sharding
-from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Prefix, Program
 from jlade.decoding.stopping import Stopping
 from jlade.devices import compiled, targets
 from jlade.devices import mesh as mesh_lib
@@ -53,7 +53,7 @@ class Programs(NamedTuple):
 
         def start(params: LlamaParams) -> DecodeState:
             cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
-            return prefill.start(cache, self.inputs(1), self.program(lookahead))
+            return prefill.start(Prefix(cache), self.inputs(1), self.program(lookahead))
 
         state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
         if self.mesh is None:

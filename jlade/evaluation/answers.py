@@ -16,13 +16,13 @@ import numpy as np
 from jlade import conversion
 from jlade.config import PLAIN, SamplingConfig
 from jlade.decoding import loop, prefill
+from jlade.decoding.state import Prefix
 from jlade.evaluation.methods import Method
 from jlade.generation import request as request_lib
 from jlade.generation import results, text
 from jlade.generation.request import Request
 from jlade.generation.text import Tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
-from jlade.models.base import KVCache
 from jlade.models.llama import LlamaParams
 
 GROWTH_STEPS = 8  # between two counts of the pool
@@ -79,7 +79,7 @@ class Model:
     tokenizer: Tokenizer
     max_new_tokens: int
     _compiled: set[Any] = dataclasses.field(default_factory=set)
-    _read: tuple[Any, KVCache, float] | None = None  # the last prompt, its cache and the seconds of reading it
+    _read: tuple[Any, Prefix, float] | None = None  # the last prompt, as it was read and the seconds of reading it
 
     def __post_init__(self) -> None:
         self.params = functools.cache(self.load)
@@ -130,9 +130,9 @@ class Model:
 
     def _decode(self, request: Request, method: Method) -> tuple[Answer, NGramPool]:
         params, inputs, program = self.params(self._dtype(method)), request.inputs, request.program
-        cache, prefill_seconds = self._prefill(request, method)
+        prefix, prefill_seconds = self._prefill(request, method)
         begin = time.perf_counter()
-        state = prefill.start(cache, inputs, program)
+        state = prefill.start(prefix, inputs, program)
         state = jax.block_until_ready(loop.run(params, state, program, max_steps=1))
         after_first = time.perf_counter()
         growth = []
@@ -160,19 +160,20 @@ class Model:
             timed_tokens=tokens,
         ), state.pool
 
-    def _prefill(self, request: Request, method: Method) -> tuple[KVCache, float]:
-        """Returns the cache of the prompt, and the seconds of reading it.
+    def _prefill(self, request: Request, method: Method) -> tuple[Prefix, float]:
+        """Returns the prompt as it was read, and the seconds of reading it.
 
-        All methods share the program that reads prompts. So one of them reads a prompt, and the others copy its cache.
+        Methods share the program that reads prompts. So one of them reads a prompt, and the others copy its cache.
         """
         params, inputs = self.params(self._dtype(method)), request.inputs
-        read = self._dtype(method), np.asarray(inputs.prompts).tobytes(), tuple(inputs.lengths)
+        recycles = "recycled" in request.program.lookahead.reach
+        read = self._dtype(method), recycles, np.asarray(inputs.prompts).tobytes(), tuple(inputs.lengths)
         if self._read is None or self._read[0] != read:
             begin = time.perf_counter()
-            cache = jax.block_until_ready(prefill.prefill(params, inputs, request.program))
-            self._read = read, cache, time.perf_counter() - begin
-        _, cache, seconds = self._read
-        return jax.block_until_ready(jax.tree.map(jnp.copy, cache)), seconds  # decoding takes over the buffers
+            prefix = jax.block_until_ready(prefill.prefill(params, inputs, request.program))
+            self._read = read, prefix, time.perf_counter() - begin
+        _, prefix, seconds = self._read
+        return jax.block_until_ready(jax.tree.map(jnp.copy, prefix)), seconds  # decoding takes over the buffers
 
     def _load_transformers(self, dtype: str) -> Any:
         """Returns transformers' model with the same weights."""

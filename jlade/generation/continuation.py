@@ -47,7 +47,7 @@ def for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
     def repeat(array: jax.Array) -> jax.Array:
         return jnp.broadcast_to(array, (batch_size, *array.shape[1:]))
 
-    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "cache", "pool")}
+    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "cache", "pool", "drafts")}
     return dataclasses.replace(state, **jax.tree.map(repeat, fields))
 
 

@@ -39,7 +39,7 @@ def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Seque
     position = int(differs[0]) if len(differs) else shorter
     text = [*prompt, *one[:position]]
     inputs, program = prepare(params, text, max_new_tokens=1, lookahead=None)
-    cache = prefill.prefill(params, inputs, program)
+    cache = prefill.prefill(params, inputs, program).cache
     token = np.array([text[-1:]], np.int32)
     first, second = mesh.fetch(_largest_two(params, cache, token, program))
     return Difference(position, float(first - second))

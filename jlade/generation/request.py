@@ -139,6 +139,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     sampling = _check_sampling(options.get("sampling", SamplingConfig()), batch_size, decoder.vocab_size)
 
     capacity = min(_round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), decoder.max_positions)
+    recycled = None
     cache, pool = None, _check_pool(options.get("pool"), batch_size, decoder.vocab_size, lookahead)
     if state is not None:
         if pool is not None:
@@ -147,6 +148,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
         state = continuation.for_each_sequence(state, batch_size)
         capacity = max(capacity, state.tokens.shape[1])
         cache, pool = continuation.reuse(state, prompts, capacity), state.pool
+        recycled = None if state.drafts is None else state.drafts.table
     padded: HostArray = np.zeros((batch_size, capacity), np.int32)
     for tokens, ids in zip(padded, prompts, strict=True):
         tokens[: len(ids)] = ids
@@ -163,6 +165,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             step_cost=step_cost,
             cache=cache,
             pool=pool,
+            recycled=recycled,
         ),
         program=Program(
             decoder=decoder,

@@ -125,7 +125,7 @@ def test_the_report_can_be_read(everything, open_page):
         assert all(table.is_visible() for table in tables.all())
         loaded = "images => images.every(image => image.complete && image.naturalWidth > 0)"
         assert opened.page.locator("img").evaluate_all(loaded)
-        assert not opened.page.get_by_text("processor").is_visible()
+        assert not opened.page.get_by_text("processor", exact=True).is_visible()
         opened.page.get_by_text("Machine, versions and command").click()
         assert opened.page.get_by_text("processor", exact=True).is_visible()
         opened.page.close()

@@ -50,7 +50,7 @@ def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(lookahead, batch_si
     cache = params.decoder.init_cache(params, batch_size, CAPACITY)
 
     def decode(params, cache, inputs):
-        return loop.run(params, jlade.start(cache, inputs, program), program)
+        return loop.run(params, jlade.start(jlade.Prefix(cache), inputs, program), program)
 
     text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()
     pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)

@@ -349,7 +349,7 @@ def test_texts_follow_the_models_distribution(verification, window_draw, small_m
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_texts_of_a_tree_follow_the_models_distribution(verification, small_model, expected_counts):
     """After a first step without drafts, all sources have some."""
-    lookahead = LookaheadConfig(2, 3, 4, candidates=SOURCES, tree_size=9, verification=verification)
+    lookahead = LookaheadConfig(1, 3, 4, candidates=SOURCES, tree_size=5, verification=verification)
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 

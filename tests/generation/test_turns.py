@@ -10,23 +10,27 @@ from safetensors.numpy import save_file
 
 import jlade
 from jlade import LookaheadConfig, NGramPool, SamplingConfig
+from jlade.config import SOURCES
 from jlade.decoding import loop
 from tests import reference
 from tests.tiny import tiny_llama
 
 LOOKAHEAD = LookaheadConfig(4, 4, 3)
+TREE = LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=12)
 PARAMS = tiny_llama(2, max_positions=128)
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahead=LOOKAHEAD, keep_state=True)
 
 
+@pytest.mark.parametrize("lookahead", [LOOKAHEAD, TREE], ids=["candidates", "tree"])
 @pytest.mark.parametrize(
     "sampling", [SamplingConfig(), SamplingConfig(temperature=0.7, repetition_penalty=1.2)], ids=str
 )
-def test_a_continued_conversation_equals_the_whole_read_anew(sampling):
+def test_a_continued_conversation_equals_the_whole_read_anew(sampling, lookahead):
     """Three turns of a ragged batch; the conversations differ in length, and one ends its answers early."""
     texts, state, rng = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8]], None, np.random.default_rng(0)
     for turn in range(3):
         arguments = {"sampling": sampling, "key": jax.random.key(turn), "eos_ids": [[], [7], []], "logprobs": True}
+        arguments["lookahead"] = lookahead
         whole = generate(texts, **arguments)
         out = generate(texts, state=state, **arguments)
         np.testing.assert_array_equal(out.tokens, whole.tokens)
@@ -36,6 +40,20 @@ def test_a_continued_conversation_equals_the_whole_read_anew(sampling):
             [*text, *row[:length].tolist(), *rng.integers(0, 13, 2 + turn).tolist()]
             for text, row, length in zip(texts, out.tokens, out.lengths, strict=True)
         ]
+
+
+def test_a_turn_continues_with_the_recycled_logits():
+    """The table has every token that a turn read, also those that the next one does not read again."""
+    first = generate([3, 1, 4, 1, 5], lookahead=TREE)
+    text = [3, 1, 4, 1, 5, *first.tokens[0, : first.lengths[0]].tolist(), 9]
+    before = np.asarray(first.state.drafts.table)
+    assert all(before[0, token, 0] >= 0 for token in [3, 1, 4, 1, 5])
+    inputs, program = jlade.prepare(PARAMS, text, state=first.state, lookahead=TREE, max_new_tokens=15)
+    prefix = jlade.prefill(PARAMS, inputs, program)
+    known = before[0, :, 0] >= 0
+    assert (np.asarray(prefix.recycled)[0, known, 0] >= 0).all()
+    np.testing.assert_array_equal(first.state.drafts.table, before, "the state stays as it was")
+    assert jlade.prefill(PARAMS, *jlade.prepare(PARAMS, text, lookahead=LOOKAHEAD)).recycled is None
 
 
 def test_only_what_is_new_is_read(monkeypatch):
