@@ -1,9 +1,10 @@
-"""The pictures of the documentation: the page of a trace, and the command in a terminal.
+"""The pictures of the documentation: the page of a trace, and a chat in a terminal.
 
-    python benchmarks/pictures.py --trace docs/trace.png --session docs/session.svg
+    python benchmarks/pictures.py --trace docs/trace.png --chat docs/chat.svg
 
-Both are of the demo model, on the CPU. The first needs Chromium and the extras "browser" and "plot": playwright, and
-Pillow, which matplotlib brings.
+Both are made on the CPU. The first shows the demo model. It needs Chromium and the extras "browser" and "plot":
+playwright, and Pillow, which matplotlib brings. The second shows SmolLM2 (`make chat` installs it) and needs pexpect,
+which runs a command on a terminal, and pyte, which emulates one.
 """
 
 import argparse
@@ -15,27 +16,31 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 from rich.console import Console
+from rich.style import Style
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 PROMPT = "def read_config(path):"
 LOOKAHEAD = ("--window", "15", "--ngram", "5", "--guesses", "15", "--max-new-tokens", "64")
 STEP = 27  # with 15 candidates, of which one is accepted whole
-TOKENS = ("--max-new-tokens", "96")
-COLUMNS = 80
+QUESTION = "Write a Python function that reverses each word of a sentence."
+ROOT = pathlib.Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}
+COLUMNS, ROWS = 80, 100  # more rows than the chat fills
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", metavar="PNG")
-    parser.add_argument("--session", metavar="SVG")
+    parser.add_argument("--chat", metavar="SVG")
     options = parser.parse_args()
     if options.trace:
         trace(options.trace)
-    if options.session:
-        session(options.session)
+    if options.chat:
+        chat(options.chat)
 
 
 def trace(path: str) -> None:
@@ -58,22 +63,43 @@ def trace(path: str) -> None:
     Image.open(io.BytesIO(picture)).quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def session(path: str) -> None:
-    """Writes a picture of `jlade PROMPT`, with its output."""
+def chat(path: str) -> None:
+    """Writes a picture of `jlade chat` with one answer."""
+    import pexpect
+    import pyte
+
+    screen = pyte.Screen(COLUMNS, ROWS)
+    terminal = pyte.ByteStream(screen)
+    environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    environment |= {"TERM": "xterm-256color"}
+    command = pexpect.spawn(
+        sys.executable, ["-m", "jlade", "chat"], env=environment, cwd=ROOT, dimensions=(ROWS, COLUMNS), timeout=600
+    )
+    for expected, typed in (("\n> ", f"{QUESTION}\r"), (r"(eos|length): [^\r\n]*\r\n", "")):
+        command.expect(expected)
+        terminal.feed(command.before + command.after)
+        command.send(typed)
+    command.close()
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    console.print(Text(f'$ jlade "{PROMPT}" {" ".join(TOKENS)}', style="dim"))
-    console.print(Text.from_ansi(jlade(PROMPT, *TOKENS)))
-    svg = console.export_svg(title="jlade", theme=MONOKAI, unique_id="session")
+    console.print(Text("$ jlade chat", style="dim"))
+    for row in range(screen.cursor.y):
+        characters = (screen.buffer[row][column] for column in range(COLUMNS))
+        console.print(Text.assemble(*((each.data, style(each)) for each in characters)), soft_wrap=True)
+    svg = console.export_svg(title="jlade", theme=MONOKAI, unique_id="chat")
     # Its fonts are on a server; a picture in a page loads none.
     pathlib.Path(path).write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")
 
 
-def jlade(*arguments: str) -> str:
-    """Runs the command as on a terminal, and returns its output."""
-    environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "JAX_PLATFORMS": "cpu"}
+def style(character: Any) -> Style:
+    """Returns the style of a character of pyte."""
+    colour = character.fg.replace("brown", "yellow").replace("bright", "bright_")
+    return Style(color=None if colour == "default" else colour, bold=character.bold, italic=character.italics)
+
+
+def jlade(*arguments: str) -> None:
+    """Runs the command."""
     command = [sys.executable, "-m", "jlade", *arguments]
-    root = pathlib.Path(__file__).parent.parent
-    return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True).stdout
+    subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, check=True)
 
 
 if __name__ == "__main__":
