@@ -9,6 +9,7 @@ which runs a command on a terminal, and pyte, which emulates one.
 
 import argparse
 import io
+import itertools
 import os
 import pathlib
 import re
@@ -84,7 +85,8 @@ def chat(path: str) -> None:
     console.print(Text("$ jlade chat", style="dim"))
     for row in range(screen.cursor.y):
         characters = (screen.buffer[row][column] for column in range(COLUMNS))
-        console.print(Text.assemble(*((each.data, style(each)) for each in characters)), soft_wrap=True)
+        parts = [("".join(each.data for each in same), look) for look, same in itertools.groupby(characters, style)]
+        console.print(Text.assemble(*parts), soft_wrap=True)
     svg = console.export_svg(title="jlade", theme=MONOKAI, unique_id="chat")
     # Its fonts are on a server; a picture in a page loads none.
     pathlib.Path(path).write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")

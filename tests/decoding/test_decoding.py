@@ -330,7 +330,7 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
         )
     jax.clear_caches()
     chunks = [chunk for chunk, _ in CHUNKS_ON_CPU]
-    # The adaptive program has a loop for its width and one for plain steps. Recycled logits have a prefill of their own.
+    # The adaptive program has a loop for its width and one for plain steps; recycled logits have another prefill.
     assert sizes == [*chunks, 1, 12, 5, 1, *chunks, 13]
 
 
