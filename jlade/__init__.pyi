@@ -1,4 +1,4 @@
-from . import conversion, decoding, devices, generation, lookahead, models, testing, tuning
+from . import candidates, conversion, decoding, devices, generation, lookahead, models, testing, tuning
 from .config import LookaheadConfig, SamplingConfig
 from .decoding.loop import decode, step
 from .decoding.prefill import prefill, start
@@ -39,6 +39,7 @@ __all__ = [
     "Stopping",
     "Trial",
     "Tuning",
+    "candidates",
     "conversion",
     "decode",
     "decoding",

@@ -122,6 +122,15 @@ def _count(numbers: jax.Array, mesh: Mesh | None) -> jax.Array:
     return total if mesh_lib.size(mesh, DATA) == 1 else jax.lax.psum(total, DATA)
 
 
+def _mean(numbers: jax.Array, running: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Returns the mean of `numbers` [B, ...] over the sequences that are running [B], also on other devices."""
+    weights = running.astype(numbers.dtype).reshape(-1, *[1] * (numbers.ndim - 1))
+    total, number = jnp.sum(numbers * weights, axis=0), jnp.sum(weights)
+    if mesh_lib.size(mesh, DATA) > 1:
+        total, number = jax.lax.psum((total, number), DATA)
+    return total / jnp.maximum(number, 1)
+
+
 def _adaptive_loop(
     params: Params, carry: _Carry, goes_on: Callable[[_Carry], jax.Array], program: Program
 ) -> DecodeState:
@@ -139,10 +148,13 @@ def _adaptive_loop(
         before = carry.state
         assert before.pace is not None
         after = step_lib.step(params, before, program, level)
-        tokens = _count(after.num_tokens - before.num_tokens, program.mesh)
-        accepted = tokens.astype(jnp.float32) / carry.num_running.astype(jnp.float32)
-        after = dataclasses.replace(after, pace=adaptive.update(before.pace, accepted, costs))
-        return _next(carry, after, program.mesh)
+        if after.drafts is not None and adaptive.forecasts(program.lookahead):
+            expected = jax.vmap(functools.partial(adaptive.forecast, levels=levels))(after.drafts.tree)
+            pace = adaptive.choose(before.pace, _mean(expected, ~after.done, program.mesh), costs)
+        else:
+            accepted = (after.num_tokens - before.num_tokens).astype(jnp.float32)
+            pace = adaptive.update(before.pace, _mean(accepted, ~before.done, program.mesh), costs)
+        return _next(carry, dataclasses.replace(after, pace=pace), program.mesh)
 
     def is_at(index: int, carry: _Carry) -> jax.Array:
         assert carry.state.pace is not None

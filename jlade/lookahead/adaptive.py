@@ -1,7 +1,8 @@
-"""Adaptive width: narrower steps while wide ones do not pay, and trials of the full width from time to time.
+"""Adaptive width: narrower steps while wide ones do not pay.
 
 A wide step pays when it accepts more tokens than its cost in plain steps. (An addition of jlade's; the paper keeps W, N
-and G fixed.)
+and G fixed.) A tree without a window forecasts the tokens that a step accepts, and each step has the best width. For
+other settings it is found by trials of the full width from time to time.
 """
 
 import dataclasses
@@ -10,12 +11,16 @@ from collections.abc import Sequence
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jlade.candidates.record import BIT
+from jlade.candidates.tree import Tree
 from jlade.config import LookaheadConfig
 
 TRIAL = 16  # steps at a level before it is judged
 MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately
 NARROW = 7  # tokens of a narrow tree
+FORECAST_LEVELS = 4  # of a tree without a window: each compiles a forward pass
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
@@ -32,7 +37,10 @@ class Pace:
 def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     """Returns the settings of an adaptive decode, widest first: the full one, a few drafts without a window, plain."""
     if lookahead.tree_size is not None:
-        trees = ((lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0))
+        trees = [(lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0)]
+        if forecasts(lookahead):
+            blocks = np.geomspace(lookahead.tree_size + 1, 2, FORECAST_LEVELS - 1)
+            trees = [(0, round(block) - 1) for block in blocks if lookahead.tree_size] + [(0, 0)]
         return tuple(
             dataclasses.replace(lookahead, window_size=window_size, tree_size=size)
             for window_size, size in dict.fromkeys(trees)
@@ -48,6 +56,11 @@ def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     )
 
 
+def forecasts(lookahead: LookaheadConfig) -> bool:
+    """Returns whether the drafts tell how many tokens a step accepts: a window would also be of use to later steps."""
+    return lookahead.tree_size is not None and lookahead.window_size == 0
+
+
 def costs(levels: Sequence[LookaheadConfig], step_cost: jax.Array) -> jax.Array:
     """Returns the cost of a step at each level [L], in plain steps.
 
@@ -61,6 +74,23 @@ def costs(levels: Sequence[LookaheadConfig], step_cost: jax.Array) -> jax.Array:
 def start() -> Pace:
     """Returns the pace of a decode that begins at full width."""
     return Pace(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.int32(FIRST_WAIT))
+
+
+def forecast(tree: Tree, levels: Sequence[LookaheadConfig]) -> jax.Array:
+    """Returns the tokens that a step with a tree is expected to accept at each level [L] float32."""
+    probability = jnp.exp2(tree.costs.astype(jnp.float32) / -BIT)
+    return jnp.stack([1 + jnp.sum(probability[: level.num_drafted]) for level in levels])
+
+
+def choose(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
+    """Chooses the level of the next step by a forecast.
+
+    Args:
+      pace: before the step.
+      accepted: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence.
+      costs: [L], cost of a step at each level, in plain steps.
+    """
+    return dataclasses.replace(pace, level=jnp.argmax(accepted / costs).astype(jnp.int32))
 
 
 def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:

@@ -169,6 +169,25 @@ def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
     assert slow.steps > wide.steps
 
 
+@pytest.mark.parametrize("batch", [[[1, 2, 3]], [[1, 2, 3], [5], [4, 4, 4, 4]]], ids=["alone", "batch"])
+def test_a_tree_without_a_window_is_as_wide_as_its_forecast_says(batch):
+    generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), batch, max_new_tokens=150)
+    lookahead = LookaheadConfig(0, 2, 0, candidates=("suffix", "recycled"), tree_size=7)
+    plain, wide = generate(lookahead=None), generate(lookahead=lookahead, with_statistics=True)
+    free, fair, slow = (
+        generate(lookahead=dataclasses.replace(lookahead, step_cost=cost), with_statistics=True)
+        for cost in (0.1, 3.0, 100.0)
+    )
+    for out in (wide, free, fair, slow):
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+    np.testing.assert_array_equal(free.accepted, wide.accepted)
+    drafted = [set(out.statistics.num_candidates[0, 1 : out.steps[0]].tolist()) for out in (free, fair, slow)]
+    assert max(drafted[0]) == 7
+    assert drafted[1] & {1, 3}, "steps of several widths"
+    assert drafted[2] == {0}
+    assert all(wide.steps <= fair.steps)
+
+
 @pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), ((8, 2), (2, 0))], ids=str)
 def test_prompts_longer_than_a_prefill_chunk(chunks):
     params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig(3, 4, 3)

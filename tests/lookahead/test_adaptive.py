@@ -1,8 +1,11 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jlade.candidates.tree import NEVER, Tree
 from jlade.config import LookaheadConfig
 from jlade.lookahead import adaptive
 
@@ -48,6 +51,35 @@ def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
     assert [(level.window_size, level.guess_set_size) for level in levels] == [(3, 2), (0, 1), (0, 0)]
     assert adaptive.costs(levels, jnp.float32(2.4)).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
     assert len(adaptive.levels(LookaheadConfig(0, 3, 1))) == 2, "a setting that is its own narrower level"
+
+
+def test_a_tree_is_as_wide_as_its_forecast_says():
+    lookahead = LookaheadConfig(0, 2, 0, candidates=("suffix",), tree_size=7)
+    levels = adaptive.levels(lookahead)
+    assert [level.tree_size for level in levels] == [7, 3, 1, 0]
+    assert [level.block_size for level in levels] == [8, 4, 2, 1]
+    costs = adaptive.costs(levels, jnp.float32(2.4))
+    assert costs.tolist() == pytest.approx([2.4, 1.6, 1.2, 1.0])
+    for probabilities, best in (([0.9] * 7, 7), ([0.5, 0.4, 0.3, 0, 0, 0, 0], 3), ([0.3] + [0] * 6, 1), ([0.1] * 7, 0)):
+        chain = [list(range(i + 1)) for i in range(7)]
+        tree = Tree(
+            *(jnp.zeros(7, jnp.int32) for _ in range(3)),
+            mask=jnp.array([[k in line for k in range(7)] for line in chain]),
+            kinds=jnp.zeros(7, jnp.int32),
+            costs=jnp.array([NEVER if p == 0 else round(-256 * np.log2(p)) for p in probabilities], jnp.int32),
+        )
+        expected = adaptive.forecast(tree, levels)
+        assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (7, 3, 1, 0)], abs=0.01)
+        assert levels[int(adaptive.choose(adaptive.start(), expected, costs).level)].tree_size == best
+    assert [level.tree_size for level in adaptive.levels(dataclasses.replace(lookahead, tree_size=63))] == [
+        63,
+        10,
+        1,
+        0,
+    ]
+    assert [level.tree_size for level in adaptive.levels(dataclasses.replace(lookahead, tree_size=0))] == [0]
+    with_window = LookaheadConfig(3, 3, 2, tree_size=20)
+    assert [(level.window_size, level.tree_size) for level in adaptive.levels(with_window)] == [(3, 20), (0, 7), (0, 0)]
 
 
 def test_a_text_that_pays_stays_wide_and_one_that_does_not_is_tried_ever_more_rarely():
