@@ -102,10 +102,7 @@ def merge(proposals: Proposals, costs: jax.Array, shape: Shape, size: int) -> Tr
     of_path = jnp.sum(costs.at[lineage].get(mode="fill", fill_value=0), axis=1, dtype=jnp.int32)
     cost = jnp.where(exists, of_path, NEVER)
 
-    # Paths are compared by a hash: should two collide, one draft is lost, and the text is the same.
-    multipliers = np.random.default_rng(0).integers(2**32, size=lineage.shape[1], dtype=np.uint32) | np.uint32(1)
-    digest = jnp.sum(paths.astype(jnp.uint32) * multipliers[None, :], axis=1, dtype=jnp.uint32)
-    same = (digest[:, None] == digest[None, :]) & (depths[:, None] == depths[None, :])
+    same = jnp.all(paths[:, None] == paths[None, :], axis=-1) & (depths[:, None] == depths[None, :])
     same &= exists[:, None] & exists[None, :]
     first = jnp.min(jnp.where(same, index[None, :], number), axis=1)  # the proposal that stands for all equal ones
     best = jnp.argmin(jnp.where(same, cost[None, :], NEVER), axis=1).astype(jnp.int32)
