@@ -249,10 +249,9 @@ def _predict(
     drawn = greedy = vocabulary.argmax(processed)
     if sampling.temperature is not None:
         sharpened = sampling_lib.sharpen(processed, sampling.temperature, vocabulary)
-        newest = (
-            level.window_size + level.ngram_size - 3 if level.window_size else 0
-        )  # offset of the window's last token
-        reach = max(newest, level.max_accepted - 1)
+        # The last offset is that of the window's last token, or of the end of the longest draft.
+        of_window = level.window_size + level.ngram_size - 3 if level.window_size else 0
+        reach = max(of_window, level.max_accepted - 1)
         positions = sequence.position + 1 + jnp.arange(reach + 1, dtype=jnp.int32)  # of the predicted tokens
         noise = vocabulary.take(sampling_lib.noise_at(sequence.key, positions, vocab_size))
         drawn = vocabulary.argmax(sharpened + noise[offsets])

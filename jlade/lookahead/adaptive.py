@@ -40,7 +40,7 @@ def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
         trees = [(lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0)]
         if forecasts(lookahead):
             blocks = np.geomspace(lookahead.tree_size + 1, 2, FORECAST_LEVELS - 1)
-            trees = [(0, round(block) - 1) for block in blocks if lookahead.tree_size] + [(0, 0)]
+            trees = [*((0, min(lookahead.tree_size, round(block) - 1)) for block in blocks), (0, 0)]
         return tuple(
             dataclasses.replace(lookahead, window_size=window_size, tree_size=size)
             for window_size, size in dict.fromkeys(trees)

@@ -68,7 +68,7 @@ def build(window_size: int, ngram_size: int, guess_set_size: int) -> Block:
 
 
 def tokens(current: jax.Array, window: jax.Array, drafted: jax.Array) -> jax.Array:
-    """Returns a block's tokens [T] from the current token [], the window [N-1, W] and the drafted tokens [..., ]."""
+    """Returns a block's tokens [T] from the current token [], the window [N-1, W] and the drafted tokens [...]."""
     return jnp.concatenate([current[None], window.reshape(-1)[1:], drafted.reshape(-1)])
 
 
