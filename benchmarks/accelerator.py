@@ -38,9 +38,9 @@ from jlade.models.llama import Llama, LlamaParams
 CAPACITY = 1024  # tokens, the capacity that `jlade.prepare` chooses for texts of these lengths
 PROMPT_TOKENS = 200  # longer prompts are cut
 FEW, MANY = 16, 272  # new tokens of two texts; their difference in time is that of steps alone
-LOOKAHEAD = LookaheadConfig(15, 5, 15)  # a block of 120
-BLOCKS = {8: LookaheadConfig(1, 5, 1), 32: LookaheadConfig(4, 5, 4), 64: LookaheadConfig(8, 5, 8)}
-BLOCKS |= {256: LookaheadConfig(32, 5, 32)}
+LOOKAHEAD = LookaheadConfig.paper(15, 5, 15)  # a block of 120
+BLOCKS = {8: LookaheadConfig.paper(1, 5, 1), 32: LookaheadConfig.paper(4, 5, 4), 64: LookaheadConfig.paper(8, 5, 8)}
+BLOCKS |= {256: LookaheadConfig.paper(32, 5, 32)}
 
 
 def main() -> None:

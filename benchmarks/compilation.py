@@ -45,9 +45,9 @@ from jlade.models.llama import init_params
 
 SETTINGS = {
     "plain": PLAIN,
-    "0,8,1": LookaheadConfig(0, 8, 1),
-    "15,5,15": LookaheadConfig(15, 5, 15),
-    "15,5,15 adaptive": LookaheadConfig(15, 5, 15, step_cost=1.4),
+    "0,8,1": LookaheadConfig.paper(0, 8, 1),
+    "15,5,15": LookaheadConfig.paper(15, 5, 15),
+    "15,5,15 adaptive": LookaheadConfig.paper(15, 5, 15, step_cost=1.4),
 }
 PROMPT = "def read_config(path):\n"
 PROMPTS = ("def read_config(path):", "import argparse", "The library reads files of several formats.")
@@ -68,7 +68,7 @@ import jlade
 params, tokenizer = jlade.demo()
 
 def seconds(sizes):
-    lookahead = None if sizes == "plain" else jlade.LookaheadConfig(*map(int, sizes.split(",")))
+    lookahead = None if sizes == "plain" else jlade.LookaheadConfig.paper(*map(int, sizes.split(",")))
     begin = time.perf_counter()
     jlade.generate(params, {PROMPT!r}, tokenizer=tokenizer, max_new_tokens=4, lookahead=lookahead)
     return time.perf_counter() - begin

@@ -32,10 +32,10 @@ from jlade.config import SMALL_BLOCK, LookaheadConfig
 PROMPTS = pathlib.Path(__file__).parent.parent / "tests" / "golden" / "prompts.jsonl"
 USUAL = {
     "plain": None,
-    "Jacobi": LookaheadConfig(window_size=10, ngram_size=2, guess_set_size=10, pool_from_prompt=False),
-    "prompt lookup": LookaheadConfig(window_size=0, ngram_size=5, guess_set_size=10),
-    "lookahead": LookaheadConfig(15, 5, 15, pool_from_prompt=False),
-    "lookahead + prompt": LookaheadConfig(15, 5, 15),
+    "Jacobi": LookaheadConfig.paper(window_size=10, ngram_size=2, guess_set_size=10, pool_from_prompt=False),
+    "prompt lookup": LookaheadConfig.paper(window_size=0, ngram_size=5, guess_set_size=10),
+    "lookahead": LookaheadConfig.paper(15, 5, 15, pool_from_prompt=False),
+    "lookahead + prompt": LookaheadConfig.paper(15, 5, 15),
     "small block": SMALL_BLOCK,
 }
 
@@ -97,7 +97,7 @@ def main() -> None:
 
 def _both_pools(text: str) -> list[Method]:
     window, ngram, guesses = (int(part) for part in text.split(","))
-    with_prompt = LookaheadConfig(window_size=window, ngram_size=ngram, guess_set_size=guesses)
+    with_prompt = LookaheadConfig.paper(window_size=window, ngram_size=ngram, guess_set_size=guesses)
     without = dataclasses.replace(with_prompt, pool_from_prompt=False)
     return [Method("lookahead", without), Method("lookahead + prompt", with_prompt)]
 

@@ -57,12 +57,12 @@ MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, in
 MODELS["demo"] = read_config(pathlib.Path(jlade.__file__).parent / "demo")
 BLOCKS = {
     1: PLAIN,
-    2: LookaheadConfig(1, 2, 1),
-    8: LookaheadConfig(1, 5, 1),
-    32: LookaheadConfig(4, 5, 4),
-    60: LookaheadConfig(8, 5, 7),
-    120: LookaheadConfig(15, 5, 15),
-    240: LookaheadConfig(30, 5, 30),
+    2: LookaheadConfig.paper(1, 2, 1),
+    8: LookaheadConfig.paper(1, 5, 1),
+    32: LookaheadConfig.paper(4, 5, 4),
+    60: LookaheadConfig.paper(8, 5, 7),
+    120: LookaheadConfig.paper(15, 5, 15),
+    240: LookaheadConfig.paper(30, 5, 30),
 }
 LAYERS = 4
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture

@@ -29,11 +29,11 @@ from jlade import LookaheadConfig
 
 GOLDEN = PROMPTS.with_name("greedy.json")
 SETTINGS = [
-    LookaheadConfig(15, 5, 15),
-    LookaheadConfig(7, 3, 7),
-    LookaheadConfig(10, 2, 10),
-    LookaheadConfig(0, 5, 10),
-    LookaheadConfig(
+    LookaheadConfig.paper(15, 5, 15),
+    LookaheadConfig.paper(7, 3, 7),
+    LookaheadConfig.paper(10, 2, 10),
+    LookaheadConfig.paper(0, 5, 10),
+    LookaheadConfig.paper(
         15, 5, 15, step_cost=3.0
     ),  # more than the tokens per step of these texts, so that steps become narrower
 ]

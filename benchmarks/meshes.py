@@ -52,7 +52,7 @@ def main() -> None:
     window, ngram, guesses = map(int, options.lookahead.split(","))
     common: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
-        "lookahead": LookaheadConfig(window, ngram, guesses),
+        "lookahead": LookaheadConfig.paper(window, ngram, guesses),
         "eos_ids": (),
     }
     source = options.model or pathlib.Path(jlade.__file__).parent / "demo"

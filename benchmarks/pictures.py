@@ -25,7 +25,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 PROMPT = "def read_config(path):"
-LOOKAHEAD = ("--window", "15", "--ngram", "5", "--guesses", "15", "--max-new-tokens", "64")
+LOOKAHEAD = ("--lookahead", "15,5,15", "--max-new-tokens", "64")
 STEP = 27  # with 15 candidates, of which one is accepted whole
 QUESTION = "Write a Python function that reverses each word of a sentence."
 ROOT = pathlib.Path(__file__).parent.parent

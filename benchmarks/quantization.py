@@ -129,7 +129,7 @@ def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, sta
 def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> dict[str, dict[str, float]]:
     """Returns the figures of each model, for steps of one token and of a block that suits the device."""
     device, _ = device_of(list(models.values()))
-    wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig(15, 5, 15)
+    wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig.paper(15, 5, 15)
     settings = {"plain": PLAIN, "lookahead": wide}
 
     def prepare(name: str, block: str, num_tokens: int) -> tuple[jlade.Inputs, jlade.Program]:

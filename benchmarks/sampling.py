@@ -26,10 +26,10 @@ from benchmarks.compression import PROMPTS
 from jlade import LookaheadConfig, SamplingConfig
 
 SETTINGS = {
-    "coupled": LookaheadConfig(15, 5, 15),
-    "coupled, greedy window": LookaheadConfig(15, 5, 15, window_draw="greedy"),
-    "rejection": LookaheadConfig(15, 5, 15, verification="rejection"),
-    "rejection, greedy window": LookaheadConfig(15, 5, 15, verification="rejection", window_draw="greedy"),
+    "coupled": LookaheadConfig.paper(15, 5, 15),
+    "coupled, greedy window": LookaheadConfig.paper(15, 5, 15, window_draw="greedy"),
+    "rejection": LookaheadConfig.paper(15, 5, 15, verification="rejection"),
+    "rejection, greedy window": LookaheadConfig.paper(15, 5, 15, verification="rejection", window_draw="greedy"),
 }
 
 

@@ -50,7 +50,7 @@ def main() -> None:
 
     params, _ = jlade.demo(dtype="float32")
     prompts = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    settings = {str(setting): LookaheadConfig(*setting) for setting in SETTINGS}
+    settings = {str(setting): LookaheadConfig.paper(*setting) for setting in SETTINGS}
     equal = {name: np.zeros(len(CONTROLS), int) for name in settings}
     steps = dict.fromkeys(settings, 0)
     tokens = 0

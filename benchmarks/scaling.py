@@ -25,8 +25,8 @@ from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import Plan
 from jlade.devices.work import Layout
+from jlade.lookahead.names import label
 from jlade.models.llama import LlamaConfig
-from jlade.tuning.result import label
 
 EIGHT = dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)
 MODELS = {

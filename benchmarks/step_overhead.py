@@ -1,4 +1,4 @@
-"""The share of a decoding step outside the model: pool, window, verification, stopping and bookkeeping.
+"""The share of a decoding step outside the model: sources of drafts, window, verification, stopping and bookkeeping.
 
     python benchmarks/step_overhead.py                          # 134 M parameters in float32, on a CPU
     python benchmarks/step_overhead.py --shape 1b --dtype bfloat16
@@ -26,6 +26,7 @@ import numpy as np
 import jlade
 from benchmarks.accelerator import PROMPT_TOKENS, add_model_arguments, in_turns, load, make_decoder, prompts_of
 from benchmarks.parts import Figures, Parts, add_arguments
+from jlade.candidates.tree import Tree
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding.vocabulary import Vocabulary
 from jlade.lookahead import block as blocks
@@ -34,10 +35,13 @@ from jlade.models.llama import Llama, LlamaParams
 
 SETTINGS = {
     "plain": PLAIN,
-    "0,4,1": LookaheadConfig(0, 4, 1),
-    "0,8,1": LookaheadConfig(0, 8, 1),
-    "5,4,5": LookaheadConfig(5, 4, 5),
-    "15,5,15": LookaheadConfig(15, 5, 15),
+    "0,4,1": LookaheadConfig.paper(0, 4, 1),
+    "0,8,1": LookaheadConfig.paper(0, 8, 1),
+    "5,4,5": LookaheadConfig.paper(5, 4, 5),
+    "15,5,15": LookaheadConfig.paper(15, 5, 15),
+    "tree=7": LookaheadConfig.tree(7),
+    "tree=63": LookaheadConfig.tree(63),
+    "tree=119": LookaheadConfig.tree(119),
 }
 
 
@@ -71,8 +75,9 @@ def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, ne
     num_steps = int(end.num_steps[0])
     tokens = jnp.asarray(np.resize(ids, (1, lookahead.block_size)))
     accepted = end.info.accepted[0, :num_steps]
+    tree = None if end.drafts is None else end.drafts.tree
     del end
-    model = functools.partial(_run_model, params, start.cache, tokens, accepted, num_steps, program=program)
+    model = functools.partial(_run_model, params, start.cache, tree, tokens, accepted, num_steps, program=program)
     jax.block_until_ready(model())
     seconds = in_turns({"whole": whole, "model": model}, repeat)
     outside = [100 * (a - b) / a for a, b in zip(seconds["whole"], seconds["model"], strict=True)]
@@ -97,22 +102,32 @@ def _decode(params: LlamaParams, state: jlade.DecodeState, *, program: jlade.Pro
 def _run_model(
     params: LlamaParams,
     cache: KVCache,
+    tree: Tree | None,
     tokens: jax.Array,
     accepted: jax.Array,
     num_steps: jax.Array,
     *,
     program: jlade.Program,
 ) -> KVCache:
-    """Runs the block `tokens` [1, T], changed after each step, and commits `accepted[i]` tokens in step i."""
+    """Runs the block `tokens` [1, T], changed after each step, and commits `accepted[i]` tokens in step i.
+
+    A tree has the form of `tree` in all of them.
+    """
     decoder, lookahead = program.decoder, program.lookahead
-    block = blocks.build(lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
-    indices = jnp.append(0, jnp.asarray(block.candidates[:1]).reshape(-1))[None]  # the current token, a candidate
+    block = blocks.build(lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size if tree is None else 0)
+    offsets, mask, outputs = jnp.asarray(block.positions), jnp.asarray(block.mask), block.outputs
+    drafted = jnp.asarray(block.candidates[:1]).reshape(-1)
+    if tree is not None:
+        offsets, mask = jax.vmap(functools.partial(blocks.with_tree, block))(tree.depths, tree.mask)
+        outputs = np.append(outputs, block.drafted + np.arange(lookahead.num_drafted))
+        drafted = block.drafted + jnp.arange(lookahead.max_accepted - 1, dtype=jnp.int32)
+    indices = jnp.append(0, drafted)[None]  # the current token, drafted ones
 
     def step(i: jax.Array, carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
         tokens, cache = carry
-        positions = cache.length[:, None] + block.positions[None]
-        hidden, block_kv = decoder.forward(params, tokens, positions, cache, block.mask)
-        best = Vocabulary(decoder.vocab_size).argmax(decoder.logits(params, hidden[:, block.outputs]))
+        positions = cache.length[:, None] + offsets
+        hidden, block_kv = decoder.forward(params, tokens, positions, cache, mask)
+        best = Vocabulary(decoder.vocab_size).argmax(decoder.logits(params, hidden[:, outputs]))
         # As in `jlade.prefill`: a number that depends on the result of the pass lets the cache be written in place.
         num_accepted = accepted[i] + (best[:, 0] < 0).astype(jnp.int32)
         shift = jnp.sum(best, axis=1, keepdims=True, dtype=jnp.int32)

@@ -38,7 +38,7 @@ from jlade.config import PLAIN
 from jlade.conversion import load_hf, save_hf
 from jlade.models.llama import LlamaParams
 
-CANDIDATES = [LookaheadConfig(0, n, g) for n, g in [(3, 1), (4, 1), (5, 1), (6, 1), (8, 1), (4, 2)]]
+CANDIDATES = [LookaheadConfig.paper(0, n, g) for n, g in [(3, 1), (4, 1), (5, 1), (6, 1), (8, 1), (4, 2)]]
 NEW_TOKENS = 128
 BLOCKS = (1, 8, 32)
 PREFIX = 200  # tokens in the cache at the beginning of timed steps
@@ -180,7 +180,7 @@ class _Comparison:
             self.params,
             prompt,
             max_new_tokens=new_tokens,
-            lookahead=PLAIN if size == 1 else LookaheadConfig(0, size, 1),
+            lookahead=PLAIN if size == 1 else LookaheadConfig.paper(0, size, 1),
             eos_ids=(),
         )
         padded = np.zeros((1, capacity), np.int32)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
@@ -28,17 +28,24 @@ def check_int(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LookaheadConfig:
-    """The width of a decoding step (arXiv 2402.02057, section 3).
+    """The width of a decoding step, and the drafts that it verifies.
 
-    Some settings have names of their own: `ngram_size=2` is Jacobi decoding with a pool; `window_size=0` is prompt
-    lookup, whose candidates come from the text alone; `guess_set_size=0` has no candidates.
+    `LookaheadConfig()` has the window of arXiv 2402.02057 and verifies the most promising drafts of several sources,
+    merged into a tree (`jlade.candidates`). `LookaheadConfig.tree(63)` has a tree alone. `LookaheadConfig.paper(15, 5,
+    15)` is the paper's algorithm.
 
     Attributes:
+      tree_size: M, most tokens of the tree that a step verifies; 0 or more. None verifies the G n-grams of the pool
+        side by side, as in the paper.
+      candidates: the sources that share the tree: "pool", its n-grams; "suffix", the text after earlier occurrences of
+        its last tokens; "recycled", the most probable tokens after each token as the model last saw it. Without a tree
+        there is only the pool.
       window_size: W, future positions decoded in parallel; 0 or more.
-      ngram_size: N, length of an n-gram and most tokens a step can accept; 2 or more.
-      guess_set_size: G, n-grams kept per first token and most candidates verified in a step; 0 or more.
+      ngram_size: N, length of an n-gram, the most tokens that one n-gram of the pool can add; 2 or more.
+      guess_set_size: G, n-grams that the pool keeps for each first token; 0 or more. Without a tree, also the most
+        n-grams verified in a step.
       pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
         of the window.
       verification: how sampled candidates are accepted. Both ways have the same distribution of texts. "coupled" draws
@@ -47,29 +54,47 @@ class LookaheadConfig:
       window_draw: how the window's tokens are drawn when sampling: "coupled", with the noise of their positions, which
         finds more n-grams, or "greedy", as in the paper. It affects the number of steps, not the distribution.
       step_cost: the time of a step in plain steps, as measured by `jlade.tune`; above 0. It makes decoding adaptive:
-        while steps accept fewer tokens than that, narrower ones are made, and the full width is tried again from time
-        to time (`jlade.lookahead.adaptive`). The sequences of a batch fall back together. The text is the same; with
-        "rejection" it has the same distribution. None never falls back.
-      candidates: sources of drafts (`jlade.candidates`), which share a tree: "pool", its n-grams; "suffix", the text
-        after earlier occurrences of its last tokens; "recycled", the most probable tokens after each token as the model
-        last saw it. Without a tree there is only the pool.
-      tree_size: M, most tokens of the tree that a step verifies: the most promising drafts of all sources; 0 or more.
-        None verifies the G n-grams of the pool side by side, as in the paper.
+        steps are narrower where a wide one does not pay (`jlade.lookahead.adaptive`). The sequences of a batch fall
+        back together. The text is the same; with "rejection" it has the same distribution. None never falls back.
 
     Raises:
       TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, or when the
         block would exceed `MAX_BLOCK_SIZE` tokens.
     """
 
-    window_size: int = 15
+    tree_size: int | None = 80
+    candidates: tuple[Source, ...] = SOURCES
+    window_size: int = 10
     ngram_size: int = 5
-    guess_set_size: int = 15
+    guess_set_size: int = 10
     pool_from_prompt: bool = True
     verification: Verification = "coupled"
     window_draw: WindowDraw = "coupled"
     step_cost: float | None = None
-    candidates: tuple[Source, ...] = ("pool",)
-    tree_size: int | None = None
+
+    @classmethod
+    def tree(cls, tree_size: int, **settings: Any) -> Self:
+        """Returns a setting with a tree alone, without window and pool.
+
+        Args:
+          tree_size: M. A step feeds up to M + 1 tokens to the model.
+          **settings: other attributes.
+        """
+        return cls(**{"tree_size": tree_size, "window_size": 0, "guess_set_size": 0, **settings})
+
+    @classmethod
+    def paper(cls, window_size: int = 15, ngram_size: int = 5, guess_set_size: int = 15, **settings: Any) -> Self:
+        """Returns a setting of the paper: a window and the n-grams of the pool side by side, without a tree.
+
+        Some settings have names of their own: `ngram_size=2` is Jacobi decoding with a pool; `window_size=0` is prompt
+        lookup, whose candidates come from the text alone; `guess_set_size=0` has no candidates.
+
+        Args:
+          window_size, ngram_size, guess_set_size: W, N and G. A step accepts at most N tokens.
+          **settings: other attributes.
+        """
+        sizes = {"window_size": window_size, "ngram_size": ngram_size, "guess_set_size": guess_set_size}
+        return cls(**{"tree_size": None, **sizes, **settings})
 
     def __post_init__(self) -> None:
         for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
@@ -85,8 +110,10 @@ class LookaheadConfig:
         if self.tree_size is not None:
             object.__setattr__(self, "tree_size", check_int("tree_size", self.tree_size, 0))
             if not self.reach:
-                raise ValueError("candidates=('pool',) needs guess_set_size of at least 1 for a tree, got 0")
-        elif self.candidates != ("pool",):
+                raise ValueError("candidates=('pool',) needs guess_set_size of at least 1, got 0")
+        elif self.candidates in (SOURCES, ("pool",)):
+            object.__setattr__(self, "candidates", ("pool",))
+        else:
             raise ValueError(f"candidates={self.candidates} need tree_size, the tokens of the tree that they share")
         if self.block_size > MAX_BLOCK_SIZE:
             sizes = f"window_size={self.window_size}, ngram_size={self.ngram_size}, "
@@ -197,11 +224,11 @@ def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(pairs.items()))
 
 
-PLAIN = LookaheadConfig(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)
+PLAIN = LookaheadConfig.paper(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)
 """Plain decoding, one token a step; the meaning of `lookahead=None`."""
 
-RECYCLING = LookaheadConfig(0, 2, 0, pool_from_prompt=False, candidates=("recycled",), tree_size=0)
+RECYCLING = LookaheadConfig.tree(0, pool_from_prompt=False, candidates=("recycled",))
 """Plain decoding that keeps a table of recycled logits, as prompts are read for settings with that source."""
 
-SMALL_BLOCK = LookaheadConfig(window_size=0, ngram_size=4, guess_set_size=1)
+SMALL_BLOCK = LookaheadConfig.paper(window_size=0, ngram_size=4, guess_set_size=1)
 """The fastest setting measured on CPUs, where the cost of a step grows with its block: 4 tokens."""

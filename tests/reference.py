@@ -31,6 +31,9 @@ class Pool:
         del entries[self.size :]
 
 
+END = -1  # after a text of a corpus
+
+
 class Sources:
     """A tree of drafts from several sources: the pool, matches of the text's end, and recycled logits.
 
@@ -43,6 +46,7 @@ class Sources:
       matches, longest: how many matches are read on, and the length from which on they count as equal.
       slots: of the pool that are told apart.
       prior, memory: judgements that the initial odds count for, and most judgements in a record.
+      corpus: other texts to search.
     """
 
     def __init__(
@@ -57,9 +61,11 @@ class Sources:
         slots: int,
         prior: float,
         memory: float,
+        corpus: Sequence[Sequence[int]] = (),
     ):
         self.size, self.reach, self.best, self.ranks = size, reach, best, ranks
         self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
+        self.corpus = [token for each in corpus for token in [*each, END]]
         self.table: dict[int, list[int]] = {}
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in odds.items()}
         self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
@@ -83,19 +89,21 @@ class Sources:
                 for end in range(1, len(ngram) + 1):
                     yield ngram[:end], [("pool", min(slot, self.slots - 1))] * end
         if "suffix" in self.reach:
-            found = []
-            for place in range(1, len(text)):
-                length = 0
-                while length < min(place, self.longest) and text[place - 1 - length] == text[-1 - length]:
-                    length += 1
-                if length:
-                    found.append((length, place))
-            for rank, (length, place) in enumerate(sorted(found, reverse=True)[: self.matches]):
-                span = text[place : place + self.reach["suffix"]]
-                lengths = [min(length + i, self.longest) for i in range(len(span))]
-                kinds = [("suffix", (each - 1) * self.matches + rank) for each in lengths]
-                for end in range(1, len(span) + 1):
-                    yield tuple(span[:end]), kinds[:end]
+            for source, searched in (("suffix", text), ("corpus", self.corpus)):
+                found = []
+                for place in range(1, len(searched)):
+                    length, most = 0, min(place, len(text), self.longest)
+                    while length < most and searched[place - 1 - length] == text[-1 - length]:
+                        length += 1
+                    if length:
+                        found.append((length, place))
+                for rank, (length, place) in enumerate(sorted(found, reverse=True)[: self.matches]):
+                    span = searched[place : place + self.reach["suffix"]]
+                    span = span[: [*span, END].index(END)]
+                    lengths = [min(length + i, self.longest) for i in range(len(span))]
+                    kinds = [(source, (each - 1) * self.matches + rank) for each in lengths]
+                    for end in range(1, len(span) + 1):
+                        yield tuple(span[:end]), kinds[:end]
         if "recycled" in self.reach:
             for ranks in self.ranks:
                 path = [text[-1]]

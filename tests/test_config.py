@@ -2,11 +2,17 @@ import numpy as np
 import pytest
 
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
+from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, SOURCES
 
 
-def test_defaults_are_the_papers_setting_for_a_7b_model():
-    config = LookaheadConfig()
+def test_the_default_has_all_sources_in_a_block_of_the_papers_size():
+    assert set(LookaheadConfig().reach) == set(SOURCES)
+    assert LookaheadConfig().block_size == LookaheadConfig.paper().block_size == 120
+    assert LookaheadConfig.tree(119).block_size == 120
+
+
+def test_defaults_of_the_paper_are_its_setting_for_a_7b_model():
+    config = LookaheadConfig.paper()
     assert (config.window_size, config.ngram_size, config.guess_set_size) == (15, 5, 15)
     assert config.block_size == 120
     assert config.max_accepted == 5
@@ -18,7 +24,7 @@ def test_named_settings():
 
 
 def test_equal_settings_hash_alike_so_that_they_share_a_program():
-    assert hash(LookaheadConfig(np.int64(7), 5, 7)) == hash(LookaheadConfig(7, 5, 7))
+    assert hash(LookaheadConfig.paper(np.int64(7), 5, 7)) == hash(LookaheadConfig.paper(7, 5, 7))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,12 @@ def test_equal_settings_hash_alike_so_that_they_share_a_program():
 )
 def test_bad_settings_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        LookaheadConfig(**arguments)
+        LookaheadConfig.paper(**arguments)
+
+
+def test_sizes_without_their_names_are_refused():
+    with pytest.raises(TypeError, match="positional"):
+        LookaheadConfig(15, 5, 15)
 
 
 def test_sampling_settings_hash_by_value():

@@ -14,16 +14,16 @@ from tests.decoding.test_sampling import TOGETHER
 
 OPTIMIZED = True
 
-ALL_PROMPTS = [LookaheadConfig(4, 3, 2)]
+ALL_PROMPTS = [LookaheadConfig.paper(4, 3, 2)]
 SOME_PROMPTS = [
-    LookaheadConfig(0, 5, 10),
-    LookaheadConfig(15, 5, 15),
-    LookaheadConfig(15, 5, 15, pool_from_prompt=False),
-    LookaheadConfig(5, 4, 5, pool_from_prompt=False),
-    LookaheadConfig(1, 5, 30),
-    LookaheadConfig(30, 5, 1, pool_from_prompt=False),
-    LookaheadConfig(10, 2, 10),
-    LookaheadConfig(3, 8, 12, step_cost=3.5),  # more than some texts repay, so that steps become narrower
+    LookaheadConfig.paper(0, 5, 10),
+    LookaheadConfig.paper(15, 5, 15),
+    LookaheadConfig.paper(15, 5, 15, pool_from_prompt=False),
+    LookaheadConfig.paper(5, 4, 5, pool_from_prompt=False),
+    LookaheadConfig.paper(1, 5, 30),
+    LookaheadConfig.paper(30, 5, 1, pool_from_prompt=False),
+    LookaheadConfig.paper(10, 2, 10),
+    LookaheadConfig.paper(3, 8, 12, step_cost=3.5),  # more than some texts repay, so that steps become narrower
 ]
 
 
@@ -54,7 +54,7 @@ def test_some_prompts(lookahead, demo, golden):
 def test_on_eight_devices(demo, golden):
     """The steps, too, are those of one device. `benchmarks/meshes.py` decodes all prompts on several meshes."""
     cases = list(golden.values())[::13]
-    options = {"max_new_tokens": 32, "lookahead": LookaheadConfig(5, 4, 5), "eos_ids": ()}
+    options = {"max_new_tokens": 32, "lookahead": LookaheadConfig.paper(5, 4, 5), "eos_ids": ()}
     prompts = [prompt["ids"] for prompt, _ in cases]
     out = jlade.generate(demo[0], prompts, mesh=jlade.make_mesh(2, 2, 2), **options)
     assert out.tokens.tolist() == [expected[:32] for _, expected in cases]
@@ -71,6 +71,6 @@ def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golde
     ]
     arguments = {"max_new_tokens": 48, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
     plain = jlade.generate(demo[0], prompts, lookahead=None, **arguments)
-    out = jlade.generate(demo[0], prompts, lookahead=LookaheadConfig(5, 4, 5), **arguments)
+    out = jlade.generate(demo[0], prompts, lookahead=LookaheadConfig.paper(5, 4, 5), **arguments)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     assert out.compression.mean() > 1.1

@@ -43,7 +43,7 @@ def test_lookahead_generates_the_text_of_the_model(example, model):
     assert len(set(text[0].tolist())) > 4
 
     decoder, params = example.decoder_and_params(model)
-    for lookahead in (None, jlade.LookaheadConfig(window_size=4, ngram_size=4, guess_set_size=3)):
+    for lookahead in (None, jlade.LookaheadConfig.paper(window_size=4, ngram_size=4, guess_set_size=3)):
         out = jlade.generate(params, [3, 1, 4], decoder=decoder, max_new_tokens=61, lookahead=lookahead)
         assert out.tokens[0].tolist() == text[0, 3:].tolist()
     assert out.compression[0] > 1

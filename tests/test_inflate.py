@@ -127,5 +127,5 @@ def test_a_written_checkpoint_generates_as_the_demo(demo, golden, tmp_path, monk
     text = prompt["ids"] + expected[:32]
     assert_same_logits(demo[0], params, text)
     assert plain_llama.logits(params, text[:-1])[-32:].argmax(axis=1).tolist() == expected[:32]
-    out = jlade.generate(params, prompt["ids"], max_new_tokens=32, lookahead=LookaheadConfig(4, 3, 2), eos_ids=())
+    out = jlade.generate(params, prompt["ids"], max_new_tokens=32, lookahead=LookaheadConfig.paper(4, 3, 2), eos_ids=())
     assert out.tokens[0].tolist() == expected[:32]

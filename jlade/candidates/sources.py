@@ -14,26 +14,25 @@ from jlade.candidates import tree as tree_lib
 from jlade.candidates.record import Record
 from jlade.candidates.recycling import Template
 from jlade.candidates.tree import Proposals, Shape, Tree
-from jlade.config import SOURCES, LookaheadConfig
+from jlade.config import LookaheadConfig
 
+OTHER = 0.6  # initial odds of a match in another text, relative to one in the same text
 MATCHES = 4  # matches of the text's end that are read on
 SPARE = 2.5  # drafts from recycled logits, relative to the size of the tree: those that others propose too make room
 
-# Kinds of proposals: slots of the pool, the last one for all others; matches by length and rank; ranks in the table.
+# Kinds of proposals: slots of the pool, the last one for all others; matches by length and rank, in the text and in the
+# corpus; ranks in the table.
 SLOTS = 8
-KINDS = {"pool": SLOTS, "suffix": suffix.LONGEST * MATCHES, "recycled": recycling.RANKS}
+_SPANS = suffix.LONGEST * MATCHES
+KINDS = {"pool": SLOTS, "suffix": _SPANS, "recycled": recycling.RANKS, "corpus": _SPANS}
 FIRST = dict(zip(KINDS, np.cumsum([0, *KINDS.values()]).tolist(), strict=False))
-SOURCE_OF_KIND = np.repeat([SOURCES.index(source) for source in KINDS], list(KINDS.values()))  # [K]
+SOURCE_OF_KIND = np.repeat(np.arange(len(KINDS)), list(KINDS.values()))  # [K]
 # Initial odds, measured with SmolLM2: of the first match by length, and of the others relative to it.
 _BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
 _BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
-ODDS = np.concatenate(
-    [
-        np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1]),
-        (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1),
-        np.array(recycling.ODDS),
-    ]
-)
+_OF_SPANS = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
+_OF_SLOTS = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])
+ODDS = np.concatenate([_OF_SLOTS, _OF_SPANS, np.array(recycling.ODDS), OTHER * _OF_SPANS])
 
 
 @flax.struct.dataclass
@@ -55,8 +54,8 @@ class Plan(NamedTuple):
 
 
 @functools.cache
-def plan(lookahead: LookaheadConfig) -> Plan:
-    """Returns the plan of a setting with a tree."""
+def plan(lookahead: LookaheadConfig, has_corpus: bool = False) -> Plan:
+    """Returns the plan of a setting with a tree, with or without a corpus to search."""
     size = lookahead.num_drafted
     shapes: list[Shape] = []
     template = None
@@ -64,7 +63,7 @@ def plan(lookahead: LookaheadConfig) -> Plan:
     if "pool" in reach:
         shapes += [suffix.shape(lookahead.guess_set_size, reach["pool"])]
     if "suffix" in reach:
-        shapes += [suffix.shape(MATCHES, reach["suffix"])]
+        shapes += [suffix.shape(MATCHES, reach["suffix"])] * (1 + has_corpus)
     if "recycled" in reach:
         template = recycling.template(max(recycling.RANKS, round(SPARE * size)), reach["recycled"])
         shapes += [template.shape]
@@ -88,6 +87,7 @@ def draft(
     ngrams: jax.Array,
     record: Record,
     table: jax.Array | None,
+    corpus: jax.Array | None,
     lookahead: LookaheadConfig,
 ) -> Drafts:
     """Returns the drafts for the step after a text.
@@ -98,22 +98,28 @@ def draft(
       ngrams: [G, N-1] int32, of the pool for the current token.
       record: what the model agreed with so far.
       table: of recycled logits.
+      corpus: [S] int32, other texts to search, each followed by `NONE`; None for none.
       lookahead: the setting.
     """
-    template, shape, size = plan(lookahead)
+    template, shape, size = plan(lookahead, corpus is not None)
     tokens, kinds = [], []
     if "pool" in lookahead.reach:
         slot = np.minimum(np.arange(len(ngrams)), SLOTS - 1) + FIRST["pool"]
         tokens.append(ngrams.reshape(-1))
         kinds.append(jnp.asarray(np.repeat(slot, ngrams.shape[1]), jnp.int32))
     if "suffix" in lookahead.reach:
-        places, lengths = suffix.find(text, length, MATCHES)
+        last = suffix.last(text, length)
         reach = jnp.arange(lookahead.reach["suffix"], dtype=jnp.int32)
-        spans = suffix.read(text, length, places, len(reach))
-        matched = jnp.minimum(lengths[:, None] + reach[None, :], suffix.LONGEST)
-        rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
-        tokens.append(jnp.where(lengths[:, None] > 0, spans, tree_lib.NONE).reshape(-1))
-        kinds.append((FIRST["suffix"] + (jnp.maximum(matched, 1) - 1) * MATCHES + rank).reshape(-1))
+        searched = [("suffix", text, length)]
+        if corpus is not None:
+            searched += [("corpus", corpus, jnp.int32(len(corpus)))]
+        for source, other, end in searched:
+            places, lengths = suffix.find(other, end, last, MATCHES)
+            spans = suffix.read(other, end, places, len(reach))
+            matched = jnp.minimum(lengths[:, None] + reach[None, :], suffix.LONGEST)
+            rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
+            tokens.append(jnp.where(lengths[:, None] > 0, spans, tree_lib.NONE).reshape(-1))
+            kinds.append((FIRST[source] + (jnp.maximum(matched, 1) - 1) * MATCHES + rank).reshape(-1))
     if template is not None:
         assert table is not None
         tokens.append(recycling.draft(table, text[length - 1], template))
@@ -130,6 +136,7 @@ def learn(
     order: jax.Array,
     accepted: jax.Array,
     num_accepted: jax.Array,
+    has_corpus: bool,
     lookahead: LookaheadConfig,
 ) -> tuple[Record, jax.Array | None]:
     """Returns the record and the table after a step.
@@ -139,9 +146,12 @@ def learn(
       keys, best, order: see `recycling.update`.
       accepted: [A] int32, the tokens after the current one.
       num_accepted: [] int32, how many of these were accepted.
+      has_corpus: whether one was searched.
       lookahead: the setting.
     """
-    record = record_lib.update(drafts.record, drafts.proposals, plan(lookahead).shape, accepted, num_accepted)
+    record = record_lib.update(
+        drafts.record, drafts.proposals, plan(lookahead, has_corpus).shape, accepted, num_accepted
+    )
     if drafts.table is None or best is None:
         return record, drafts.table
     return record, recycling.update(drafts.table, keys, best, order)

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--lookahead",
         default="15,5,15",
-        metavar="W,N,G",
+        metavar="SETTING",
         help="setting of the experiments that do not vary it (default: %(default)s)",
     )
     result.add_argument("--limit", type=int, metavar="Q", help="most questions of each experiment, spread over tasks")

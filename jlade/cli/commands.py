@@ -45,7 +45,7 @@ usage: jlade PROMPT            complete a prompt, and compare with plain decodin
 complete   complete a prompt, and compare with plain decoding
 generate   complete files, or the lines of files
 chat       chat with a model
-tune       find the fastest W, N and G for a model on this device
+tune       find the fastest setting for a model on this device
 bench      compare ways to decode on a model and data; the paper's tables and figures
 inspect    describe a checkpoint and the memory it needs
 plan       estimate decoding on many devices

@@ -21,6 +21,7 @@ from jlade.devices.mesh import mesh_of
 from jlade.devices.sheet import device_of
 from jlade.generation import difference, text
 from jlade.generation.request import Options
+from jlade.lookahead.names import label
 from jlade.models.llama import LlamaParams
 
 
@@ -30,14 +31,18 @@ def parser() -> argparse.ArgumentParser:
         prog="jlade complete",
         description="Complete a prompt with a LLaMA model by exact lookahead decoding. The colours show which tokens "
         "were accepted together, in one step. The table compares with plain decoding of the same prompt.",
-        epilog="A step feeds (N-1)(W+G) tokens to the model. They are nearly free on a GPU or TPU, where 15, 5, 15 is "
-        "a good start. On a CPU they cost time, and small blocks are best.",
+        epilog="A step feeds the tokens of a tree, or (N-1)(W+G) of the paper's block, to the model. They are nearly "
+        "free on a GPU or TPU, where tree=119 is a good start. On a CPU they cost time, and small trees are best.",
     )
     result.add_argument("prompt", help="the text to complete")
     options_lib.add_shared(result)
     result.add_argument("--no-compare", action="store_true", help="decode once, without plain decoding for comparison")
     result.add_argument(
-        "--also", action="append", default=[], metavar="W,N,G", help="compare with this setting too; may be repeated"
+        "--also",
+        action="append",
+        default=[],
+        metavar="SETTING",
+        help="compare with this one too; may be repeated",
     )
     result.add_argument("--json", action="store_true", help="print one JSON object instead of text and table")
     return result
@@ -209,5 +214,7 @@ def _sentences(
 def _name(setting: jlade.LookaheadConfig) -> str:
     if setting == PLAIN:
         return "plain"
+    if setting.tree_size is not None:
+        return label(setting)
     kind = "prompt lookup" if setting.window_size == 0 else "Jacobi" if setting.ngram_size == 2 else "lookahead"
     return f"{kind} W={setting.window_size} N={setting.ngram_size} G={setting.guess_set_size}"

@@ -28,8 +28,9 @@ from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors
 from jlade.devices import choice
 from jlade.devices.sheet import default_device
 from jlade.generation import text
+from jlade.lookahead import names
+from jlade.lookahead.names import label
 from jlade.models.llama import LlamaConfig, LlamaParams
-from jlade.tuning.result import label
 
 FORMATS = {"huggingface": "in Hugging Face's format", "jlade": "in jlade's format", "gguf": "a GGUF file"}
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade inspect",
-        description="Describe a checkpoint, the memory it needs, and the W, N and G for it on this device; or, with "
+        description="Describe a checkpoint, the memory it needs, and the setting for it on this device; or, with "
         "--device, its programs on any device. Weights are not read; a checkpoint that jlade cannot load is an error.",
     )
     result.add_argument(
@@ -102,14 +103,14 @@ def run(options: argparse.Namespace) -> None:
         "chat_template": _has_chat_template(directory),
         "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
         "device": device.device_kind,
-        "lookahead": _sizes(lookahead),
+        "lookahead": names.sizes(lookahead),
         "source": "tuned" if choice.find(shapes, shapes.decoder, batch_size) else "estimated",
         "tuned": [
             {
                 "devices": found.key.devices,
                 "batch_size": found.key.batch_size,
                 "date": found.date,
-                "lookahead": _sizes(found.lookahead),
+                "lookahead": names.sizes(found.lookahead),
             }
             for found in tuned
         ],
@@ -192,10 +193,6 @@ def _config_facts(config: LlamaConfig) -> dict[str, Any]:
     return facts
 
 
-def _sizes(lookahead: LookaheadConfig) -> dict[str, int]:
-    return {name: getattr(lookahead, name) for name in ("window_size", "ngram_size", "guess_set_size")}
-
-
 def _has_chat_template(directory: pathlib.Path) -> bool:
     """Whether there is a chat template, in its own file or, in older checkpoints, in the tokenizer's settings."""
     settings = directory / "tokenizer_config.json"
@@ -241,7 +238,7 @@ def _table(facts: dict[str, Any]) -> Table:
         f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
-        f"W, N, G on {facts['device']}": f"{label(LookaheadConfig(**lookahead))}, {facts['source']}",
+        f"setting on {facts['device']}": f"{label(LookaheadConfig(**lookahead))}, {facts['source']}",
     }
     for tuned in facts["tuned"]:
         found = f"{label(LookaheadConfig(**tuned['lookahead']))}, on {tuned['date'] or 'an unknown date'}"

@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 
 import jlade
 from jlade.config import check_int
-from jlade.devices import estimate
 from jlade.devices import mesh as mesh_lib
 from jlade.devices.sheet import default_device
 from jlade.generation.request import Options
 from jlade.generation.text import Tokenizer
+from jlade.lookahead import names
 from jlade.models.llama import LlamaParams
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
@@ -84,15 +84,14 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     lookahead = parser.add_argument_group(
         "lookahead",
-        "The default is the result of `jlade tune` on this device for this model, or an estimate for the device. If "
-        "only some of W, N and G are given, the others are those of the estimate.",
+        "The default is the result of `jlade tune` on this device for this model, or an estimate for the device.",
     )
-    for flag, placeholder, explanation in (
-        ("--window", "W", "future positions decoded in parallel; 0 for prompt lookup"),
-        ("--ngram", "N", "most tokens accepted in a step; 2 for Jacobi decoding"),
-        ("--guesses", "G", "candidates verified in a step"),
-    ):
-        lookahead.add_argument(flag, type=int, metavar=placeholder, help=explanation)
+    lookahead.add_argument(
+        "--lookahead",
+        metavar="SETTING",
+        help="tree=M for a tree of M drafted tokens; W,N,G for the paper's window of W future positions, n-grams of N "
+        "tokens and G candidates; W,N,G:tree=M for both",
+    )
     lookahead.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
     for name, (kind, value, placeholder, explanation) in SETTINGS.items():
         flag = f"--{name.replace('_', '-')}"
@@ -125,10 +124,8 @@ def request(options: argparse.Namespace) -> Options:
 
 def check_together(options: argparse.Namespace, temperature: float) -> None:
     """Raises a ValueError that names an option without effect beside the others, given the temperature in use."""
-    if options.no_lookahead:
-        for name in ("window", "ngram", "guesses"):
-            if getattr(options, name) is not None:
-                raise ValueError(f"--{name} has no effect with --no-lookahead: leave one of them out")
+    if options.no_lookahead and options.lookahead is not None:
+        raise ValueError("--lookahead has no effect with --no-lookahead: leave one of them out")
     if temperature == 0:
         for name in ("top_k", "top_p", "min_p", "seed"):
             if getattr(options, name) is not None:
@@ -153,27 +150,21 @@ def _recommended(model: str | pathlib.Path) -> jlade.SamplingConfig:
 
 
 def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
-    sizes = {"window_size": options.window, "ngram_size": options.ngram, "guess_set_size": options.guesses}
-    given = {name: size for name, size in sizes.items() if size is not None}
-    if not given:
+    if options.lookahead is None:
         return None if options.no_lookahead else "auto"
-    device = default_device()  # the model is loaded later, onto this device
-    devices = 1 if options.mesh is None else mesh_sizes(options.mesh).get("lookahead", 1)
-    estimated = estimate.estimate(device.platform, device.device_kind, lookahead=devices)
-    return dataclasses.replace(estimated, **given)
+    return setting("--lookahead", options.lookahead)
 
 
-def setting(flag: str, sizes: str) -> jlade.LookaheadConfig:
-    """Returns the setting that is written as W,N,G.
+def setting(flag: str, name: str) -> jlade.LookaheadConfig:
+    """Returns the setting of a name that `names.parse` reads.
 
     Raises:
       ValueError: names the flag and what it takes.
     """
     try:
-        window, ngram, guesses = map(int, sizes.split(","))
+        return names.parse(name)
     except ValueError as error:
-        raise ValueError(f"{flag} must be like 15,5,15, got {sizes!r}") from error
-    return jlade.LookaheadConfig(window, ngram, guesses)
+        raise ValueError(f"{flag}: {error}") from error
 
 
 def change(options: argparse.Namespace, setting: str) -> argparse.Namespace:

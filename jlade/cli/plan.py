@@ -1,4 +1,4 @@
-"""`jlade plan`: estimates decoding on many devices, and recommends a mesh with W, N and G."""
+"""`jlade plan`: estimates decoding on many devices, and recommends a mesh with a setting."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from jlade.cli import options as options_lib
 from jlade.conversion import location
 from jlade.devices.plan import DTYPES, Option, Plan
 from jlade.devices.targets import TARGETS
-from jlade.tuning.result import label
+from jlade.lookahead.names import label
 
 ROWS = 12  # of the table
 
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     result = options_lib.Parser(
         prog="jlade plan",
         description="Estimate memory and speed of decoding on many devices, for every mesh that the model can be "
-        "divided among, and recommend one with W, N and G. The estimates come from shapes and data sheets: nothing is "
+        "divided among, and recommend one with a setting. The estimates come from shapes and data sheets: nothing is "
         "compiled, and weights are not read.",
     )
     result.add_argument("--model", required=True, metavar="DIR", help="directory with a config.json, or a GGUF file")
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
     result.add_argument("--int8", action="store_true", help="matrices in int8")
-    result.add_argument("--lookahead", metavar="W,N,G", help="plan for this setting (default: the fastest)")
+    result.add_argument("--lookahead", metavar="SETTING", help="plan for this one, like 15,5,15 (default: the fastest)")
     result.add_argument(
         "--compression",
         default="paper",
@@ -80,8 +80,8 @@ def _compression(text: str) -> Any:
 def _table(found: Plan) -> Table:
     """Returns the fastest meshes."""
     result = Table(title=f"Estimates for up to {found.count} {found.device}, {decimal(found.memory)} each")
-    for name in ("data, lookahead, model", "W, N, G", "tokens per step", "memory", "floor", "step", "tokens/s"):
-        result.add_column(name, justify="left" if name in ("data, lookahead, model", "W, N, G") else "right")
+    for name in ("data, lookahead, model", "setting", "tokens per step", "memory", "floor", "step", "tokens/s"):
+        result.add_column(name, justify="left" if name in ("data, lookahead, model", "setting") else "right")
     for option in found.options[:ROWS]:
         result.add_row(
             ", ".join(map(str, option.layout)),
@@ -115,7 +115,7 @@ def _call(option: Option) -> str:
 
 def _setting(option: Option) -> str:
     setting = label(option.lookahead)
-    return "plain decoding" if setting == "plain" else f"W, N, G = {setting}"
+    return "plain decoding" if setting == "plain" else setting
 
 
 def _parts(option: Option) -> str:

@@ -19,8 +19,8 @@ from jlade.devices.compiled import Loop
 from jlade.devices.inspection import Inspection, inspect
 from jlade.devices.mesh import AXES
 from jlade.devices.targets import TARGETS
+from jlade.lookahead.names import label
 from jlade.models.attention import IMPLEMENTATIONS
-from jlade.tuning.result import label
 
 DEVICES = ("cpu", *TARGETS)
 CAPACITY = 1024
@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "estimated times are shown. DIR then needs nothing but a config.json.",
     )
     group.add_argument("--device", choices=DEVICES, help="the device; cpu is this machine")
-    group.add_argument("--lookahead", metavar="W,N,G", help="setting to compile (default: that of the device)")
+    group.add_argument(
+        "--lookahead",
+        metavar="SETTING",
+        help="the one to compile, like tree=63 (default: the device's)",
+    )
     group.add_argument("--attention", choices=IMPLEMENTATIONS, help="its implementation (default: auto)")
     group.add_argument("--int8", action="store_true", help="matrices in int8")
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")

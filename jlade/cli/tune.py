@@ -1,4 +1,4 @@
-"""`jlade tune`: finds the fastest W, N and G on this device, for a model and for texts like the given prompts."""
+"""`jlade tune`: finds the fastest setting on this device, for a model and for texts like the given prompts."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade tune",
-        description="Find the W, N and G that decode prompts like these fastest on this device. First, steps of "
+        description="Find the setting that decodes prompts like these fastest on this device. First, steps of "
         "several block sizes are timed. Then the settings that can still win are tried, plain decoding included. The "
         'other commands and lookahead="auto" use the result.',
     )
@@ -49,8 +49,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--settings",
         nargs="+",
-        metavar="W,N,G",
-        help=f"settings to try besides plain decoding and the device's estimate (default: {len(USUAL)} settings)",
+        metavar="SETTING",
+        help=f"those to try besides plain decoding and the device's estimate, like tree=7 (default: {len(USUAL)})",
     )
     result.add_argument(
         "--no-fallback", action="store_true", help="find a setting that never falls back to narrower steps"

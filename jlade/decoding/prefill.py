@@ -10,7 +10,7 @@ import numpy as np
 
 from jlade.candidates import recycling, sources
 from jlade.candidates.sources import Drafts
-from jlade.config import PLAIN, RECYCLING, SOURCES, LookaheadConfig
+from jlade.config import PLAIN, RECYCLING, LookaheadConfig
 from jlade.decoding import sampling, sharding
 from jlade.decoding import vocabulary as vocabulary_lib
 from jlade.decoding.state import Chunks, Constants, DecodeState, Info, Inputs, LogProbs, Prefix, Program
@@ -200,11 +200,12 @@ def _start_part(prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
             sampling=inputs.sampling,
             stopping=inputs.stopping,
             step_cost=inputs.step_cost,
+            corpus=inputs.corpus,
         ),
         info=Info(
             accepted=jnp.zeros_like(prompts),
             num_candidates=jnp.zeros_like(prompts),
-            contributed=jnp.zeros((batch_size, len(SOURCES)), jnp.int32),
+            contributed=jnp.zeros((batch_size, len(sources.KINDS)), jnp.int32),
             logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if program.logprobs else None,
         ),
     )
@@ -216,7 +217,7 @@ def _drafts(prefix: Prefix, inputs: Inputs, candidates: jax.Array, program: Prog
     if table is None and "recycled" in program.lookahead.reach:
         table = sources.empty_table(batch_size, program.decoder.vocab_size)
     record = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), sources.start())
-    draft = functools.partial(sources.draft, lookahead=program.lookahead)
+    draft = functools.partial(sources.draft, corpus=inputs.corpus, lookahead=program.lookahead)
     return jax.vmap(draft)(inputs.prompts, inputs.lengths, candidates, record, table)
 
 

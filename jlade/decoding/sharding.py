@@ -37,6 +37,7 @@ def input_specs(inputs: Inputs, program: Program) -> Inputs:
         cache=P() if inputs.cache is None else CACHE,
         pool=_pool_spec(program),
         recycled=BATCH,
+        corpus=P(),
     )
 
 
@@ -63,6 +64,7 @@ def state_specs(stopping: Stopping, program: Program) -> DecodeState:
             sampling=BATCH,
             stopping=_stopping_specs(stopping),
             step_cost=P(),
+            corpus=P(),
         ),
         info=BATCH,
     )

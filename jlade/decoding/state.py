@@ -41,6 +41,8 @@ class Inputs:
         computed again; at most all but the last token. None for an empty cache.
       pool: the initial n-grams [B, V, G, N-1]; with `cache`, the pool that was made with it. None for an empty pool.
       recycled: the initial table of recycled logits [B, V, k]; None for an empty one.
+      corpus: [S] int32, other texts in which drafts are searched, for all sequences: each text followed by -1. None for
+        no other texts.
     """
 
     prompts: jax.Array
@@ -52,6 +54,7 @@ class Inputs:
     cache: KVCache | None = None
     pool: NGramPool | None = None
     recycled: jax.Array | None = None
+    corpus: jax.Array | None = None
 
 
 @flax.struct.dataclass
@@ -111,6 +114,7 @@ class Constants:
     sampling: Sampling  # fields [B]
     stopping: Stopping
     step_cost: jax.Array | None  # [] float32, None when every step has the full width
+    corpus: jax.Array | None  # [S] int32, None without other texts than the sequences' own
 
 
 @flax.struct.dataclass
@@ -119,7 +123,7 @@ class Info:
 
     accepted: jax.Array  # [B, C] int32, tokens accepted in each step
     num_candidates: jax.Array  # [B, C] int32, n-grams that the pool had for each step, or tokens of the tree
-    contributed: jax.Array  # [B, S] int32, tokens accepted from each of `config.SOURCES`; counted for trees
+    contributed: jax.Array  # [B, S] int32, tokens accepted from each of `sources.KINDS`; counted for trees
     logprobs: LogProbs | None  # None when not asked for
 
 

@@ -13,7 +13,7 @@ from jlade.candidates import recycling, sources
 from jlade.candidates.record import Record
 from jlade.candidates.sources import Drafts
 from jlade.candidates.tree import NONE, Tree
-from jlade.config import SOURCES, LookaheadConfig
+from jlade.config import LookaheadConfig
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding import stopping as stopping_lib
 from jlade.decoding import vocabulary as vocabulary_lib
@@ -123,9 +123,12 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
     drafts, contributed = state.drafts, state.info.contributed
     if drafts is not None and tree is not None:
         best = None if drafts.table is None else vocabulary.top(logits, recycling.RANKS)
-        learn = functools.partial(_learn, window_size=level.window_size, lookahead=program.lookahead)
+        has_corpus = constants.corpus is not None
+        learn = functools.partial(
+            _learn, window_size=level.window_size, has_corpus=has_corpus, lookahead=program.lookahead
+        )
         record, table = jax.vmap(learn)(drafts, tree, tokens[:, outputs], best, verdict, num_accepted)
-        draft = functools.partial(sources.draft, lookahead=program.lookahead)
+        draft = functools.partial(sources.draft, corpus=constants.corpus, lookahead=program.lookahead)
         drafts = jax.vmap(draft)(text, num_tokens, next_candidates, record, table)
         contributed += jax.vmap(_contributed)(tree, verdict, num_accepted)
 
@@ -291,7 +294,7 @@ def _is_accepted(tree: Tree, verdict: Verdict, num_accepted: jax.Array) -> jax.A
 
 def _contributed(tree: Tree, verdict: Verdict, num_accepted: jax.Array) -> jax.Array:
     """Returns the number of accepted tokens of each source [S]."""
-    of_source = jnp.asarray(sources.SOURCE_OF_KIND)[tree.kinds][:, None] == jnp.arange(len(SOURCES))[None, :]
+    of_source = jnp.asarray(sources.SOURCE_OF_KIND)[tree.kinds][:, None] == jnp.arange(len(sources.KINDS))[None, :]
     return jnp.sum(of_source & _is_accepted(tree, verdict, num_accepted)[:, None], axis=0, dtype=jnp.int32)
 
 
@@ -304,6 +307,7 @@ def _learn(
     num_accepted: jax.Array,
     *,
     window_size: int,
+    has_corpus: bool,
     lookahead: LookaheadConfig,
 ) -> tuple[Record, jax.Array | None]:
     """Returns what the sources learn of a step of one sequence: the record and the table.
@@ -315,6 +319,7 @@ def _learn(
       best: [R, k] int32, the tokens of their highest logits; None when no source needs them.
       verdict, num_accepted: on the tree; `num_accepted` is 0 for a sequence that is done.
       window_size: W.
+      has_corpus: whether one was searched.
       lookahead: the setting at full width.
     """
     # Of rows that read the same token the text counts most, then the most promising draft, then the window.
@@ -326,7 +331,7 @@ def _learn(
     of_drafts = jnp.where(tree.tokens == NONE, -1, of_drafts)
     order = jnp.concatenate([of_text[None], of_window, of_drafts])
     order = jnp.where(num_accepted == 0, -1, order)
-    return sources.learn(drafts, rows, best, order, verdict.tokens, num_accepted, lookahead)
+    return sources.learn(drafts, rows, best, order, verdict.tokens, num_accepted, has_corpus, lookahead)
 
 
 def _collect(

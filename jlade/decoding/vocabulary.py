@@ -1,5 +1,6 @@
 """The vocabulary of a device, all tokens or a slice of them where a mesh divides the model, and its n-grams."""
 
+import functools
 from typing import NamedTuple, Self
 
 import jax
@@ -50,35 +51,34 @@ class Vocabulary(NamedTuple):
         return jax.lax.all_gather(x, self.axes, axis=x.ndim - 1, tiled=True) if self.axes else x
 
     def argmax(self, logits: jax.Array) -> jax.Array:
-        """Returns the first index of the highest of logits [..., V], given this device's slice, as int32 [...].
-
-        Two plain reductions become vector code on CPUs; `jnp.argmax`, a reduction of pairs, does not.
-        """
-        highest = jax.lax.pmax(jnp.max(logits, axis=-1, keepdims=True), self.axes)
-        first = jnp.min(jnp.where(logits == highest, self.tokens(), self.size - 1), axis=-1)
-        return jax.lax.pmin(first, self.axes)
+        """Returns the first index of the highest of logits [..., V], given this device's slice, as int32 [...]."""
+        index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+        highest, place = jax.lax.platform_dependent(
+            logits,
+            cpu=lambda logits: _first_highest(*_highest_parts_on_cpu(logits, 1)),
+            default=lambda logits: _first_highest(logits, index),
+        )
+        token = self.first + place
+        if not self.axes:
+            return token
+        return jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, self.axes), token, self.size - 1), self.axes)
 
     def top(self, logits: jax.Array, number: int) -> jax.Array:
         """Returns the indices of the highest of logits [..., V], given this device's slice, as int32 [..., number].
 
-        They are searched in the parts of the vocabulary with the highest maxima: to sort all of it takes longer. -1
-        stands for those that a small vocabulary lacks.
+        -1 stands for those that a small vocabulary lacks.
         """
-        *rows, size = logits.shape
-        kept = min(number, size)
-        part = next(part for part in (64, 32, 16, 8, 4, 2, 1) if size % part == 0 and size // part >= kept)
-        # Products with the output matrix have the vocabulary first on CPUs; in this order they are not transposed.
-        parts = jnp.moveaxis(logits, -1, 0).reshape(size // part, part, *rows)
-        _, highest = jax.lax.top_k(jnp.moveaxis(jnp.max(parts, axis=1), 0, -1), kept)
-        places = jnp.moveaxis(highest, -1, 0)[:, None]  # [kept, 1, ...]
-        values = jnp.take_along_axis(parts, places, axis=0)  # [kept, part, ...]
-        within = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
-        tokens = self.first + places * part + within
-        values, tokens = (jnp.moveaxis(x.reshape(kept * part, *rows), 0, -1) for x in (values, tokens))
+        kept = min(number, logits.shape[-1])
+        values, places = jax.lax.platform_dependent(
+            logits,
+            cpu=functools.partial(_highest_parts_on_cpu, number=kept),
+            default=functools.partial(_highest_parts, number=kept),
+        )
+        tokens = self.first + places
         if self.axes:
             values, tokens = (jax.lax.all_gather(x, self.axes, axis=x.ndim - 1, tiled=True) for x in (values, tokens))
         _, best = jax.lax.top_k(values, min(number, values.shape[-1]))
-        missing = [(0, 0)] * len(rows) + [(0, number - best.shape[-1])]
+        missing = [(0, 0)] * (logits.ndim - 1) + [(0, number - best.shape[-1])]
         return jnp.pad(jnp.take_along_axis(tokens, best, axis=-1), missing, constant_values=-1)
 
     def local(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -86,6 +86,50 @@ class Vocabulary(NamedTuple):
         place = tokens - self.first
         is_here = (place >= 0) & (place < self.slice_size)
         return jnp.clip(place, 0, self.slice_size - 1), is_here
+
+
+def _first_highest(values: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the highest of values [..., K], and the first of its places [..., K], as [...].
+
+    Two plain reductions become vector code on CPUs; `jnp.argmax`, a reduction of pairs, does not.
+    """
+    highest = jnp.max(values, axis=-1)
+    return highest, jnp.min(jnp.where(values == highest[..., None], places, places[..., -1:]), axis=-1)
+
+
+def _highest_parts(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the parts of the vocabulary that hold the highest of logits [..., V], and their places.
+
+    To search these parts takes less time than to sort all logits.
+
+    Returns:
+      Logits and indices [..., K] of the `number` parts with the highest maxima.
+    """
+    *rows, size = logits.shape
+    part = _part(size, number)
+    parts = logits.reshape(*rows, size // part, part)
+    _, highest = jax.lax.top_k(jnp.max(parts, axis=-1), number)
+    values = jnp.take_along_axis(parts, highest[..., None], axis=-2)
+    places = highest[..., None] * part + jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+    return values.reshape(*rows, -1), places.reshape(*rows, -1)
+
+
+def _highest_parts_on_cpu(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+    """`_highest_parts` without a transposition on CPUs, whose products with the output matrix have V first."""
+    *rows, size = logits.shape
+    part = _part(size, number)
+    parts = jnp.moveaxis(logits, -1, 0).reshape(size // part, part, *rows)
+    _, highest = jax.lax.top_k(jnp.moveaxis(jnp.max(parts, axis=1), 0, -1), number)
+    first = jnp.moveaxis(highest, -1, 0)[:, None]  # [number, 1, ...]
+    values = jnp.take_along_axis(parts, first, axis=0)  # [number, part, ...]
+    places = first * part + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+    values, places = (jnp.moveaxis(x.reshape(number * part, *rows), 0, -1) for x in (values, places))
+    return values, places
+
+
+def _part(size: int, number: int) -> int:
+    """Returns the size of the parts of a vocabulary of `size` tokens, of which there are at least `number`."""
+    return next(part for part in (64, 32, 16, 8, 4, 2, 1) if size % part == 0 and size // part >= number)
 
 
 def lookup(pool: NGramPool, keys: jax.Array, vocabulary: Vocabulary) -> jax.Array:

@@ -1,1 +1,1 @@
-"""Devices: data sheets, meshes, compiled programs, and estimates of time and of the setting of W, N and G."""
+"""Devices: data sheets, meshes, compiled programs, and estimates of time and of the best setting."""

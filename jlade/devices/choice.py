@@ -23,8 +23,9 @@ from jlade.config import LookaheadConfig
 from jlade.devices import estimate, processes, sheet
 from jlade.devices import mesh as mesh_lib
 from jlade.devices.mesh import DATA, LOOKAHEAD
+from jlade.lookahead import names
 
-FORMAT = 1
+FORMAT = 2
 FREE = 1.05  # steps of up to this cost, in plain steps, need no narrower ones
 
 logger = logging.getLogger("jlade")
@@ -188,11 +189,10 @@ def _log_if_slow(
         speed = estimate.speed_limit(lookahead, dict(estimated))
         source = "at most, by an estimate; `jlade tune` measures"
     if speed < 1:
-        sizes = (lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size)
         logger.info(
-            "W, N, G = %d, %d, %d is slower than plain decoding on %s, batch size %d: %.2fx its speed, %s. "
+            "%s is slower than plain decoding on %s, batch size %d: %.2fx its speed, %s. "
             'lookahead="auto" is the setting for this device.',
-            *(*sizes, device_kind, batch_size, speed, source),
+            *(names.label(lookahead), device_kind, batch_size, speed, source),
         )
 
 

@@ -21,11 +21,12 @@ COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "
 
 
 class Sizes(NamedTuple):
-    """Numbers of elements of the arrays that no step may copy."""
+    """Numbers of elements of the arrays that no step may copy. `all` has those of which multiples count too."""
 
     weights: frozenset[int]  # of each matrix
     cache_layer: int
     pool: int = 0
+    table: int = 0  # of recycled logits
 
     @property
     def all(self) -> frozenset[int]:
@@ -39,7 +40,8 @@ class Loop(NamedTuple):
       kernels: instructions that run on their own: kernels of a GPU, operations of a TPU.
       host_loops: loops and conditionals whose condition the host reads in every round; 0 on TPUs and CPUs.
       exchanges: bytes that each collective takes from a device.
-      copies: instructions that only move or convert an array of the size of a weight, a cache layer or the pool.
+      copies: instructions that only move or convert an array of the size of a weight, a cache layer, the pool or the
+        table.
       vector_products: products with a weight matrix on a TPU's vector unit, which is many times slower than its matrix
         unit.
       time: estimated.
@@ -73,7 +75,7 @@ def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, 
         kernels=sum(launch.times for launch in launched),
         host_loops=_branches(module, body) if platform == "gpu" else 0,
         exchanges=tuple(num_bytes for launch in launched for num_bytes in _exchanged(launch)),
-        copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes.all)),
+        copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes)),
         vector_products=tuple(
             _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
         ),
@@ -112,8 +114,11 @@ def _branches(module: Module, computation: str) -> int:
     return found
 
 
-def _is_copy(launch: Launch, sizes: frozenset[int]) -> bool:
-    """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`."""
+def _is_copy(launch: Launch, sizes: Sizes) -> bool:
+    """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`.
+
+    Logits have multiples of the size of a table, but are no integers.
+    """
     if not launch.operands or not launch.opcodes <= MOVES:
         return False
     operand, result = launch.operands[0], launch.result
@@ -121,7 +126,9 @@ def _is_copy(launch: Launch, sizes: frozenset[int]) -> bool:
         return False  # a TPU fetches what it reads next into on-chip memory, or writes it back
     # Padding changes the size, so that of the operand counts too.
     arrays = [result, *(launch.operands if "pad" in launch.opcodes else ())]
-    return any(array.size and array.size % size == 0 for array in arrays for size in sizes)
+    if any(array.size == sizes.table > 0 and array.dtype == "s32" for array in arrays):
+        return True
+    return any(array.size and array.size % size == 0 for array in arrays for size in sizes.all)
 
 
 def _is_vector_product(launch: Launch, sizes: Sizes) -> bool:

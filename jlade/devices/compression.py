@@ -1,8 +1,9 @@
-"""Tokens per step by W, N and G: the paper's formula, and measurements with the demo model."""
+"""Tokens per step of the paper's settings: the paper's formula, and measurements with the demo model."""
 
 from typing import Literal
 
 from jlade.config import LookaheadConfig
+from jlade.lookahead import names
 
 Source = Literal["paper", "demo"]
 
@@ -33,7 +34,12 @@ def paper(setting: LookaheadConfig) -> float:
     One step in `STEPS` accepts N - sum((1 - ACCEPTANCE**i)**b for i in 1..N-1) tokens, with b candidates; the others
     accept one. The formula is for W = G = b. Otherwise b is the smaller of both, so prompt lookup, W = 0, counts as
     plain decoding.
+
+    Raises:
+      ValueError: the setting has a tree.
     """
+    if setting.tree_size is not None:
+        raise ValueError(f"compression must be a number for a setting with a tree, got {names.name(setting)}")
     guesses, length = min(setting.window_size, setting.guess_set_size), setting.ngram_size - 1
     missed = sum((1 - ACCEPTANCE**i) ** guesses for i in range(1, length + 1))
     return (STEPS + length - missed) / STEPS
@@ -48,7 +54,7 @@ def demo(setting: LookaheadConfig) -> float:
     sizes = setting.window_size, setting.ngram_size, setting.guess_set_size
     if setting.block_size == 1:
         return 1.0
-    if sizes not in DEMO:
+    if setting.tree_size is not None or sizes not in DEMO:
         known = "; ".join(", ".join(map(str, sizes)) for sizes in DEMO)
-        raise ValueError(f'compression="demo" was measured at {known}; got {", ".join(map(str, sizes))}')
+        raise ValueError(f'compression="demo" was measured at {known}; got {names.label(setting)}')
     return DEMO[sizes]

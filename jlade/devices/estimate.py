@@ -1,4 +1,4 @@
-"""The time of a step from a device's data sheet, and W, N and G from it: a block as wide as the idle arithmetic."""
+"""The time of a step from a device's data sheet, and a setting from it: a block as wide as the idle arithmetic."""
 
 from typing import Any, NamedTuple
 
@@ -17,16 +17,12 @@ KERNEL = 2e-6  # seconds of the shortest kernel of a GPU, with its launch in a C
 
 SLACK = 1.15  # an interpolated step time may be too long by this factor
 
-# Widest first: the settings of Table 4 of arXiv 2402.02057, then smaller ones.
-SETTINGS = (
-    LookaheadConfig(15, 5, 15),
-    LookaheadConfig(10, 5, 10),
-    LookaheadConfig(7, 5, 7),
-    LookaheadConfig(5, 4, 5),
-    SMALL_BLOCK,
+SETTINGS = (LookaheadConfig(), *map(LookaheadConfig.tree, (63, 31, 15, 7, 3)))  # widest first
+# Lookahead parallelism divides the paper's block alone: wide ones, those of Table 4 of arXiv 2402.02057, smaller ones.
+DIVIDED = tuple(
+    LookaheadConfig.paper(*sizes)
+    for sizes in ((60, 5, 60), (30, 5, 30), (15, 5, 15), (10, 5, 10), (7, 5, 7), (5, 4, 5), (0, 4, 1))
 )
-# With lookahead parallelism, before these.
-WIDE_SETTINGS = (LookaheadConfig(60, 5, 60), LookaheadConfig(30, 5, 30))
 
 
 class Rates(NamedTuple):
@@ -109,19 +105,18 @@ def estimate(
       batch_size: B.
       weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half
         the rate.
-      lookahead: devices that share the tokens of a step. With more than one, `WIDE_SETTINGS` are considered too.
+      lookahead: devices that share the tokens of a step. With more than one it is the widest of `DIVIDED`.
     """
     if platform == "cpu":
         return SMALL_BLOCK
     device = rates(platform, device_kind)
 
     def is_free(setting: LookaheadConfig) -> bool:
-        sizes = setting.window_size, setting.ngram_size, setting.guess_set_size
-        tokens, _ = division.share_size(*sizes, lookahead)
+        tokens, _ = division.share_size(setting, lookahead)
         step = step_time(device, tokens, batch_size, min(weight_bytes, 2.0))
         return step.arithmetic <= step.memory
 
-    return next(filter(is_free, (*WIDE_SETTINGS, *SETTINGS) if lookahead > 1 else SETTINGS), PLAIN)
+    return next(filter(is_free, DIVIDED if lookahead > 1 else SETTINGS), PLAIN)
 
 
 def bytes_of_weight(params: Any) -> float:
@@ -139,10 +134,10 @@ def step_times(platform: str, device_kind: str, batch_size: int = 1, weight_byte
 
 
 def speed_limit(setting: LookaheadConfig, step_times: dict[int, float]) -> float:
-    """Returns the speed, relative to plain decoding, of a setting that accepts N tokens in every step.
+    """Returns the speed, relative to plain decoding, of a setting that accepts as many tokens as it can in every step.
 
     Args:
-      setting: W, N and G.
+      setting: the setting.
       step_times: times by block size, in ascending order from 1; interpolated between sizes, constant above the
         largest.
     """

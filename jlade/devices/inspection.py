@@ -19,6 +19,7 @@ from jlade.devices.compiled import Loop
 from jlade.devices.estimate import Rates
 from jlade.devices.mesh import DATA, HEADS, LOOKAHEAD, MODEL
 from jlade.devices.programs import Programs
+from jlade.lookahead import names
 from jlade.models import attention as attention_lib
 from jlade.models import sharding
 from jlade.models.llama import Llama, LlamaParams
@@ -52,12 +53,12 @@ class Inspection:
       device, device_kind: the argument, and JAX's name.
       mesh: the number of devices along `data`, `lookahead` and `model`. Memory and steps are those of one device.
       attention: its implementation.
-      lookahead: W, N and G.
+      lookahead: the setting.
       dtype: of the computation; int8: whether the matrices are in int8.
       memory: in bytes.
       compile_seconds: of all programs, with tracing and lowering.
       chunks: a round of each loop that reads prompts.
-      step, plain_step: a step with W, N and G and a plain one, with a full cache.
+      step, plain_step: a step with the setting and a plain one, with a full cache.
       step_seconds, plain_step_seconds: measured with random weights if the device is attached, otherwise None.
       failure: the compiler's message if it refuses a program; `step`, `plain_step` and `chunks` are then None.
     """
@@ -96,7 +97,6 @@ class Inspection:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values; those of a program that the compiler refused are None."""
-        sizes = ("window_size", "ngram_size", "guess_set_size")
         result = {
             name: getattr(self, name)
             for name in (
@@ -112,7 +112,7 @@ class Inspection:
             )
         }
         result |= {
-            "lookahead": {name: getattr(self.lookahead, name) for name in sizes},
+            "lookahead": names.sizes(self.lookahead),
             "memory_bytes": self.memory.limit,
             "needed_bytes": self.memory.needed,
             "argument_bytes": self.memory.arguments,
@@ -165,7 +165,7 @@ def inspect(
         uses here is measured too.
       dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
       int8: whether matrices are in int8. Not for parameters.
-      lookahead: W, N and G, "auto" or None, as in `jlade.generate`.
+      lookahead: a setting, "auto" or None, as in `jlade.generate`.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
       attention: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
@@ -236,7 +236,7 @@ def _described(found: Inspection, programs: Programs, is_attached: bool) -> Insp
     """Returns `found` with the facts of the compiled programs."""
     setting, began = found.lookahead, time.perf_counter()
     try:
-        reading = programs.reading()
+        reading = programs.reading(setting)
         decoding = {lookahead: programs.decoding(lookahead) for lookahead in (setting, PLAIN)}
     except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
         failure = str(error).strip() or repr(error)
@@ -245,7 +245,7 @@ def _described(found: Inspection, programs: Programs, is_attached: bool) -> Insp
         found,
         memory=_memory(found.memory.limit, programs, (reading, decoding[setting])),
         compile_seconds=time.perf_counter() - began,
-        chunks=tuple(programs.loops(reading, PLAIN)),
+        chunks=tuple(programs.loops(reading, setting)),
         step=programs.loops(decoding[setting], setting)[-1],
         plain_step=programs.loops(decoding[PLAIN], PLAIN)[-1],
     )

@@ -18,6 +18,7 @@ from jlade.devices.estimate import Rates
 from jlade.devices.sheet import MACHINE, NETWORK, sheet
 from jlade.devices.targets import Gpu
 from jlade.devices.work import Collective, Layout, Memory, Shard, Work
+from jlade.lookahead import names
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig
 
@@ -137,7 +138,7 @@ def plan(
       count: number of devices. Meshes of a divisor of it are considered too.
       dtype: of weights and cache: "bfloat16", "float16" or "float32".
       int8: whether matrices are in int8.
-      lookahead: W, N and G, None for plain decoding, or "auto" for the fastest that has a known compression.
+      lookahead: the setting, None for plain decoding, or "auto" for the fastest that has a known compression.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text in the cache, which is taken to be full.
       compression: tokens per step: "paper" for the formula fitted to LLaMA-2-7B-Chat on MT-Bench, "demo" for those
@@ -161,8 +162,12 @@ def plan(
     options = []
     for layout in _layouts(count, batch_size, shards):
         request = shards[layout.model], layout, batch_size, capacity
-        choices = [_option(setting, tokens, *request, device, limit) for setting, tokens in settings.items()]
-        options.append(_best(choices))
+        choices = [
+            _option(setting, tokens, *request, device, limit)
+            for setting, tokens in settings.items()
+            if layout.lookahead == 1 or setting.tree_size is None  # a tree is not divided
+        ]
+        options += [_best(choices)] if choices else []
     options.sort(key=lambda option: (not option.fits, -option.tokens_per_second, option.layout.num_devices))
     return Plan(device, count, batch_size, capacity, dtype, int8, compression, limit, tuple(options))
 
@@ -226,10 +231,10 @@ def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     if lookahead != "auto":
         settings: Sequence[LookaheadConfig] = [lookahead or PLAIN]
     elif compression == "demo":
-        settings = [PLAIN, *(LookaheadConfig(*sizes) for sizes in compression_lib.DEMO)]
+        settings = [PLAIN, *(LookaheadConfig.paper(*sizes) for sizes in compression_lib.DEMO)]
     else:
         sizes = [(w, n, w) for w in WIDTHS for n in NGRAMS if 2 * w * (n - 1) <= MAX_BLOCK_SIZE]
-        settings = [PLAIN, *(LookaheadConfig(*each) for each in sizes)]
+        settings = [PLAIN, *(LookaheadConfig.paper(*each) for each in sizes)]
     tokens = compression_lib.paper if compression == "paper" else compression_lib.demo
     return {setting: tokens(setting) for setting in settings}
 
@@ -275,12 +280,11 @@ def _best(options: Sequence[Option]) -> Option:
 
 
 def _facts(option: Option) -> dict[str, Any]:
-    sizes = ("window_size", "ngram_size", "guess_set_size")
     times = {f"{name}_ms": 1e3 * seconds for name, seconds in option.step._asdict().items() if name != "total"}
     return {
         "mesh": option.layout._asdict(),
         "devices": option.layout.num_devices,
-        "lookahead": {name: getattr(option.lookahead, name) for name in sizes},
+        "lookahead": names.sizes(option.lookahead),
         "compression": option.compression,
         "fits": option.fits,
         "memory_bytes": option.memory._asdict() | {"total": option.memory.total},

@@ -69,11 +69,11 @@ class Programs(NamedTuple):
         placed: LlamaParams = mesh_lib.shapes(self.params, self.mesh, model_sharding.specs(self.params, self.mesh))
         return placed
 
-    def reading(self) -> Any:
+    def reading(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that reads prompts."""
 
         def read(params: LlamaParams, inputs: Inputs) -> Any:
-            return prefill.prefill(params, inputs, self.program(PLAIN))
+            return prefill.prefill(params, inputs, self.program(lookahead))
 
         shapes = jax.eval_shape(lambda: self.inputs(1))
         if self.mesh is not None:
@@ -93,9 +93,15 @@ class Programs(NamedTuple):
 
     def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
         """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
-        params, _, cache, pool, *_ = self.arguments(lookahead)
+        params, _, cache, pool, drafts, _ = self.arguments(lookahead)
+        table = None if drafts is None else drafts.table
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
-        sizes = Sizes(frozenset(weights), *map(mesh_lib.local_size, (cache.keys[0], pool.rows)))
+        sizes = Sizes(
+            weights=frozenset(weights),
+            cache_layer=mesh_lib.local_size(cache.keys[0]),
+            pool=mesh_lib.local_size(pool.rows),
+            table=0 if table is None else mesh_lib.local_size(table),
+        )
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
 

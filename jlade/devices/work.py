@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
+from jlade.candidates import recycling
 from jlade.config import LookaheadConfig
 from jlade.devices.mesh import AXES, COPIES
 from jlade.lookahead import division
@@ -113,7 +114,7 @@ class Memory(NamedTuple):
 
     weights: int
     cache: int
-    pool: int
+    pool: int  # and the table of recycled logits
     temporary: int
 
     @property
@@ -158,7 +159,7 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     Args:
       shard: the result of `shard` for `layout.model`.
       layout: the mesh. Its `data` divides `batch_size`.
-      setting: W, N and G.
+      setting: the setting; one with a tree has no `layout.lookahead` above 1.
       batch_size: B.
       capacity: entries of the cache of each sequence.
     """
@@ -185,6 +186,7 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
     inner = _matrix(shard.arrays.layers[0].gate).shape[0]
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     slots = setting.guess_set_size * (setting.ngram_size - 1)
+    slots += recycling.RANKS if "recycled" in setting.reach else 0
     return Memory(
         weights=shard.num_bytes,
         cache=sequences * 2 * c.num_layers * shard.kv_heads * c.head_dim * shard.item * capacity,
@@ -216,8 +218,7 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
 
 def share_size(setting: LookaheadConfig, layout: Layout) -> tuple[int, int]:
     """Returns the tokens and the outputs of each sequence that a device computes."""
-    sizes = setting.window_size, setting.ngram_size, setting.guess_set_size
-    return division.share_size(*sizes, layout.lookahead)
+    return division.share_size(setting, layout.lookahead)
 
 
 def _matrix(leaf: Any) -> Any:

@@ -30,7 +30,7 @@ def methods_table(run: Run, results: Results) -> Table:
             )
         )
     columns = (
-        Column("method (W, N, G)"),
+        Column("method"),
         Column("tokens/step", ".2f"),
         Column("tokens/s", ".1f"),
         Column("first token, s", ".2f"),

@@ -5,13 +5,13 @@ import functools
 from typing import Literal
 
 from jlade.config import PLAIN, SMALL_BLOCK, SOURCES, LookaheadConfig, SamplingConfig
-from jlade.tuning.result import label
+from jlade.lookahead import names
 
 DTYPES = ("float32", "bfloat16", "float16")
 LOOKUP_TOKENS = 10  # of transformers' prompt lookup, as in Table 3 of arXiv 2402.02057
 
 # Settings with names of their own.
-JACOBI = LookaheadConfig(window_size=10, ngram_size=2, guess_set_size=10, pool_from_prompt=False)
+JACOBI = LookaheadConfig.paper(window_size=10, ngram_size=2, guess_set_size=10, pool_from_prompt=False)
 SETTINGS: dict[str, LookaheadConfig | Literal["auto"]] = {
     "plain": PLAIN,
     "jacobi": JACOBI,
@@ -20,9 +20,9 @@ SETTINGS: dict[str, LookaheadConfig | Literal["auto"]] = {
 }
 TRANSFORMERS = {"transformers": 0, "transformers-lookup": LOOKUP_TOKENS}
 SYNTAX = (
-    f"{', '.join([*SETTINGS, *TRANSFORMERS])}, W,N,G, with any of :tree=M, "
-    f"{', '.join(f':no-{source}' for source in SOURCES)}, :no-prompt, :warm, :growth, :t=TEMPERATURE and "
-    f"{', '.join(f':{dtype}' for dtype in DTYPES)}"
+    f"{', '.join([*SETTINGS, *TRANSFORMERS])}, {names.SYNTAX}, with any of "
+    f"{', '.join(f':no-{source}' for source in SOURCES)}, :no-prompt, :cost=STEPCOST, :warm, :growth, "
+    f":t=TEMPERATURE and {', '.join(f':{dtype}' for dtype in DTYPES)}"
 )
 
 
@@ -31,7 +31,7 @@ class Method:
     """A way to decode. `str` gives its name, which `parse` reads.
 
     Attributes:
-      setting: of jlade: W, N and G, perhaps with a tree, or "auto"; None for transformers.
+      setting: of jlade, or "auto"; None for transformers.
       lookup_tokens: most tokens of transformers' prompt lookup; 0 for plain decoding.
       dtype: of weights and computation; None for that of the run.
       temperature: 0 for greedy decoding.
@@ -54,11 +54,10 @@ class Method:
             base = next(name for name, setting in SETTINGS.items() if setting == self.setting)
         else:
             assert isinstance(self.setting, LookaheadConfig)
-            base = ",".join(map(str, _sizes(self.setting)))
-            if self.setting.tree_size is not None:
-                flags += [f"tree={self.setting.tree_size}"]
-                flags += [f"no-{source}" for source in SOURCES if source not in self.setting.candidates]
+            base = names.name(self.setting)
+            flags += [f"no-{source}" for source in _left_out(self.setting)]
             flags += [] if self.setting.pool_from_prompt else ["no-prompt"]
+            flags += [] if self.setting.step_cost is None else [f"cost={_exact(self.setting.step_cost)}"]
         flags += ["warm"] if self.is_warm else []
         flags += ["growth"] if self.shows_growth else []
         flags += [self.dtype] if self.dtype else []
@@ -77,11 +76,11 @@ class Method:
         else:
             kind = "prompt lookup " if self.setting.window_size == 0 else ""
             kind = "Jacobi " if self.setting.ngram_size == 2 else kind
-            has_tree = self.setting.tree_size is not None
-            parts = [label(self.setting) if has_tree else kind + label(self.setting)]
-            if has_tree:
-                parts += [f"without {source}" for source in SOURCES if source not in self.setting.candidates]
+            kind = "" if self.setting.tree_size is not None else kind
+            parts = [kind + names.label(self.setting)]
+            parts += [f"without {source}" for source in _left_out(self.setting)]
             parts += [] if self.setting.pool_from_prompt else ["without the prompt"]
+            parts += [] if self.setting.step_cost is None else ["adaptive"]
         parts += ["warm pool"] if self.is_warm else []
         parts += ["counting the pool"] if self.shows_growth else []
         parts += [self.dtype] if self.dtype else []
@@ -106,15 +105,16 @@ def parse(name: str, dtype: str | None = None) -> Method:
       ValueError: names the method and what is accepted.
     """
     base, *flags = (part.strip() for part in name.split(":"))
+    base = ":".join([base, *(flag for flag in flags if flag.startswith("tree="))])
+    flags = [flag for flag in flags if not flag.startswith("tree=")]
     try:
         if base in TRANSFORMERS:
             method = Method(setting=None, lookup_tokens=TRANSFORMERS[base])
         elif base in SETTINGS:
             method = Method(setting=SETTINGS[base])
         else:
-            window_size, ngram_size, guess_set_size = map(int, base.split(","))
-            method = Method(LookaheadConfig(window_size, ngram_size, guess_set_size))
-        for flag in sorted(flags, key=lambda flag: not flag.startswith("tree=")):  # the tree, then what it lacks
+            method = Method(names.parse(base))
+        for flag in flags:
             method = _with_flag(method, flag)
         if isinstance(method.setting, LookaheadConfig) and method.setting.block_size == 1:
             method = dataclasses.replace(method, setting=PLAIN)
@@ -131,13 +131,11 @@ def _with_flag(method: Method, flag: str) -> Method:
         if method.setting is None:
             raise ValueError("transformers decodes greedily here")
         return dataclasses.replace(method, temperature=SamplingConfig(temperature=float(value)).temperature)
-    if name == "tree" or flag in [f"no-{source}" for source in SOURCES]:
-        if not isinstance(method.setting, LookaheadConfig):
-            raise ValueError(f":{flag} needs W, N and G")
-        if name == "tree":
-            return dataclasses.replace(
-                method, setting=dataclasses.replace(method.setting, candidates=SOURCES, tree_size=int(value))
-            )
+    if name == "cost" or flag in [f"no-{source}" for source in SOURCES]:
+        if not isinstance(method.setting, LookaheadConfig) or (name != "cost" and method.setting.tree_size is None):
+            raise ValueError(f":{name} needs {'sizes' if name == 'cost' else 'a tree'}")
+        if name == "cost":
+            return dataclasses.replace(method, setting=dataclasses.replace(method.setting, step_cost=float(value)))
         others = tuple(source for source in method.setting.candidates if flag != f"no-{source}")
         return dataclasses.replace(method, setting=dataclasses.replace(method.setting, candidates=others))
     has_pool = isinstance(method.setting, LookaheadConfig) and method.setting.guess_set_size > 0
@@ -154,8 +152,9 @@ def _with_flag(method: Method, flag: str) -> Method:
     raise ValueError(f"{flag!r} is not known")
 
 
-def _sizes(setting: LookaheadConfig) -> tuple[int, int, int]:
-    return setting.window_size, setting.ngram_size, setting.guess_set_size
+def _left_out(setting: LookaheadConfig) -> list[str]:
+    """Returns the sources that a tree lacks."""
+    return [] if setting.tree_size is None else [source for source in SOURCES if source not in setting.candidates]
 
 
 def _exact(number: float) -> str:

@@ -82,7 +82,7 @@ def sampling_table(results: Results) -> Table:
 
 def ablation_methods() -> list[Method]:
     """Returns the methods of Table 3."""
-    settings = [LookaheadConfig(w, n, g, pool_from_prompt=prompt) for n, w, g, prompt in ABLATION]
+    settings = [LookaheadConfig.paper(w, n, g, pool_from_prompt=prompt) for n, w, g, prompt in ABLATION]
     return [parse("plain"), parse("transformers-lookup"), *map(Method, settings)]
 
 
@@ -117,7 +117,7 @@ def _order_note(measured: dict[int, float]) -> str:
 
 def scaling_methods() -> list[Method]:
     """Returns the methods of Figure 4."""
-    return [Method(LookaheadConfig(w, n, w)) for n, w in itertools.product(NGRAMS, WINDOWS)]
+    return [Method(LookaheadConfig.paper(w, n, w)) for n, w in itertools.product(NGRAMS, WINDOWS)]
 
 
 def _compressions(results: Results) -> dict[int, list[tuple[float, float]]]:

@@ -41,9 +41,10 @@ def generate(
         as many as the model's positions leave, up to 256.
       min_new_tokens: before this many tokens no end token is generated and no stop string ends the text, for all
         prompts or one for each; 0 by default.
-      lookahead: W, N and G; None for plain decoding, one token a step; "auto", the default, for the setting that
-        `jlade.tune` found on this device for this model and batch size, or an estimate if it did not run. A setting
-        that is known to be slower than plain decoding here is logged once, at INFO by the logger "jlade".
+      lookahead: the width of a step and its drafts; None for plain decoding, one token a step; "auto", the default, for
+        the setting that `jlade.tune` found on this device for this model and batch size, or an estimate if it did not
+        run. A setting that is known to be slower than plain decoding here is logged once, at INFO by the logger
+        "jlade".
       sampling: how tokens are drawn, for all prompts or one for each; greedy by default. Other values compile nothing;
         a control that was not used before does.
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer`, or a
@@ -57,9 +58,9 @@ def generate(
       stop: strings that end a text, wherever in the generated tokens they begin and end, for all prompts or a sequence
         of them for each; the text is cut before them. They need `tokenizer`.
       key: a key of `jax.random`, or an array of one for each prompt; `jax.random.key(0)` by default. It decides
-        sampled text; W, N and G do not, unless verification is "rejection". With a key for each prompt, the text does
-        not depend on the rest of the batch either: it is that of the prompt alone with its key, be that given as a key
-        or as an array of one. Greedy text is the same for every key, which then affects only the number of steps.
+        sampled text; the lookahead does not, unless verification is "rejection". With a key for each prompt, the text
+        does not depend on the rest of the batch either: it is that of the prompt alone with its key, be that given as a
+        key or as an array of one. Greedy text is the same for every key, which then affects only the number of steps.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. In float32 the text is
         the same on any mesh. Parameters that `jlade.load` did not load for this mesh are copied there by each call.
@@ -68,6 +69,10 @@ def generate(
         same. A state of one sequence serves a whole batch: the common beginning is read once.
       pool: initial n-grams, for example `Generation.state.pool` of another call or the result of `jlade.load_pool`; one
         for all prompts [V, G, N-1] or one for each [B, V, G, N-1]. By default no call sees the n-grams of another.
+      corpus: other texts in which drafts are searched as in the text itself, such as earlier texts of the same user: a
+        list of strings, token ids, or `Generation.state` of earlier calls, whose recycled logits are used too. For all
+        prompts. It needs a `lookahead` with a tree and "suffix" among its candidates; "auto" ignores it where it has
+        none.
       logprobs: whether to return the log-probabilities of the tokens; False by default.
       with_statistics: whether to return `Generation.statistics`; False by default.
       keep_state: whether to return `Generation.state`, which holds the device memory of cache and pool; False by

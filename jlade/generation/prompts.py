@@ -29,7 +29,7 @@ def read(
             raise TypeError("attention_mask cannot be given twice: prompt has one too")
         prompt, attention_mask = prompt["input_ids"], prompt.get("attention_mask", attention_mask)
     prompts = _split(prompt)
-    ids = {name: _token_ids(name, one, tokenizer, vocab_size, parse_special) for name, one in prompts.items()}
+    ids = {name: token_ids(name, one, tokenizer, vocab_size, parse_special) for name, one in prompts.items()}
     if attention_mask is not None:
         return _unpad(ids, prompts, attention_mask)
     if tokenizer is not None and not any(isinstance(one, str) for one in prompts.values()):
@@ -51,7 +51,10 @@ def _split(prompt: Any) -> dict[str, Any]:
     return {f"prompt[{i}]": one for i, one in enumerate(prompt)}
 
 
-def _token_ids(name: str, prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, parse_special: bool) -> np.ndarray:
+def token_ids(
+    name: str, prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, parse_special: bool = True
+) -> np.ndarray:
+    """Returns the token ids of a prompt that is called `name` in errors."""
     if isinstance(prompt, str):
         if tokenizer is None:
             raise TypeError(f"{name} is a string, {prompt[:40]!r}: pass tokenizer= with it, or token ids instead")

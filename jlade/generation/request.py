@@ -20,7 +20,9 @@ from jlade.devices import choice
 from jlade.devices import mesh as mesh_lib
 from jlade.devices.mesh import DATA, LOOKAHEAD, MODEL
 from jlade.generation import continuation, stop_strings, text
+from jlade.generation import corpus as corpus_lib
 from jlade.generation import prompts as prompts_lib
+from jlade.generation.corpus import Corpus
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
@@ -57,6 +59,7 @@ class Options(TextOptions, total=False):
     lookahead: LookaheadConfig | Literal["auto"] | None
     state: DecodeState | None
     pool: NGramPool | None
+    corpus: Corpus | None
     logprobs: bool
     with_statistics: bool
     keep_state: bool
@@ -139,7 +142,16 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     sampling = _check_sampling(options.get("sampling", SamplingConfig()), batch_size, decoder.vocab_size)
 
     capacity = min(_round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), decoder.max_positions)
-    recycled = None
+    corpus, recycled = options.get("corpus"), None
+    corpus_tokens: HostArray = None
+    if corpus is not None:
+        corpus_tokens = corpus_lib.read(corpus, tokenizer, decoder.vocab_size)
+        if "suffix" not in lookahead.reach:
+            if options.get("lookahead", "auto") != "auto":
+                raise ValueError(f"corpus needs a lookahead with 'suffix' among its candidates, got {lookahead}")
+            corpus_tokens = None  # the setting for this device has no use for it
+        elif "recycled" in lookahead.reach:
+            recycled = corpus_lib.recycled(corpus, corpus_tokens, batch_size, decoder.vocab_size)
     cache, pool = None, _check_pool(options.get("pool"), batch_size, decoder.vocab_size, lookahead)
     if state is not None:
         if pool is not None:
@@ -148,7 +160,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
         state = continuation.for_each_sequence(state, batch_size)
         capacity = max(capacity, state.tokens.shape[1])
         cache, pool = continuation.reuse(state, prompts, capacity), state.pool
-        recycled = None if state.drafts is None else state.drafts.table
+        recycled = recycled if state.drafts is None else state.drafts.table
     padded: HostArray = np.zeros((batch_size, capacity), np.int32)
     for tokens, ids in zip(padded, prompts, strict=True):
         tokens[: len(ids)] = ids
@@ -166,6 +178,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             cache=cache,
             pool=pool,
             recycled=recycled,
+            corpus=corpus_tokens,
         ),
         program=Program(
             decoder=decoder,

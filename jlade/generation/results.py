@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import SOURCES, LookaheadConfig, Source
+from jlade.candidates.sources import KINDS
+from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
 from jlade.devices import mesh
 from jlade.generation.request import Request
@@ -81,7 +82,7 @@ class Statistics:
     accepted_histogram: np.ndarray  # [B, A] steps that accepted 1, 2, ... A tokens, the most that a step can accept
     # [B, max(steps)] n-grams that the pool had for each step, or tokens of the tree; 0 after the last step
     num_candidates: np.ndarray
-    contributed: dict[Source, np.ndarray] | None  # tokens accepted from each source [B]; None without a tree
+    contributed: dict[str, np.ndarray] | None  # tokens accepted from each source [B]; None without a tree
     steps_with_accepted: np.ndarray  # steps that accepted more than one token
     keys: np.ndarray
     ngrams: np.ndarray
@@ -117,7 +118,7 @@ def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
         steps=steps,
         accepted_histogram=np.stack([np.bincount(counts, minlength=most + 1)[1:] for counts in accepted]),
         num_candidates=num_candidates[:, : steps.max()],
-        contributed=None if lookahead.tree_size is None else dict(zip(SOURCES, contributed.T, strict=True)),
+        contributed=None if lookahead.tree_size is None else dict(zip(KINDS, contributed.T, strict=True)),
         steps_with_accepted=(accepted > 1).sum(axis=1),
         keys=(fan_outs > 0).sum(axis=1),
         ngrams=fan_outs.sum(axis=1),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jlade.config import LookaheadConfig
 from jlade.lookahead import block as blocks
 
 Array = np.ndarray | jax.Array
@@ -49,13 +50,13 @@ def divide(window_size: int, ngram_size: int, guess_set_size: int, number: int) 
     return Share(*(np.stack(arrays) for arrays in zip(*shares, strict=True)))
 
 
-def share_size(window_size: int, ngram_size: int, guess_set_size: int, number: int) -> tuple[int, int]:
+def share_size(setting: LookaheadConfig, number: int) -> tuple[int, int]:
     """Returns T' and R', the tokens and outputs of each share of `divide`; of the whole block on one device."""
-    rows = ngram_size - 1
     if number == 1:
-        return max(1, rows * window_size) + rows * guess_set_size, 1 + window_size + rows * guess_set_size
-    tokens, outputs = [], []
-    for index, (begin, end, first, last) in enumerate(balance(window_size, ngram_size, guess_set_size, number)):
+        return setting.block_size, 1 + setting.window_size + setting.num_drafted
+    window_size, rows, tokens, outputs = setting.window_size, setting.ngram_size - 1, list[int](), list[int]()
+    ranges = balance(window_size, setting.ngram_size, setting.guess_set_size, number)
+    for index, (begin, end, first, last) in enumerate(ranges):
         columns, tried = end - begin, rows * (last - first)
         tokens.append(max(1, end) + (rows - 1) * columns + tried)
         outputs.append(columns + tried + (index == 0))

@@ -1,1 +1,1 @@
-"""Tuning: the W, N and G that decode given prompts fastest on this device."""
+"""Tuning: the setting that decodes given prompts fastest on this device."""

@@ -88,10 +88,12 @@ class Measurement:
         return list(zip(*turns, strict=True))
 
     def _decode(self, setting: LookaheadConfig, batches: Sequence[Inputs]) -> Decoded:
-        program = dataclasses.replace(self.program, lookahead=setting)
+        program = dataclasses.replace(self.program, lookahead=dataclasses.replace(setting, step_cost=None))
+        cost = None if setting.step_cost is None else jnp.float32(setting.step_cost)
         tokens = steps = loop_steps = 0
         seconds = loop_seconds = 0.0
         for batch in batches:
+            batch = dataclasses.replace(batch, step_cost=cost)
             begin = time.perf_counter()
             cache = prefill.prefill(self.params, batch, program)
             state = jax.block_until_ready(prefill.start(cache, batch, program))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jlade.config import LookaheadConfig
+from jlade.lookahead.names import label
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +25,7 @@ class Trial:
       tokens_per_second: of all sequences together.
       speed: `tokens_per_second` divided by that of plain decoding, measured in the same turns.
       step_cost: `seconds_per_step` divided by that of plain decoding, measured in the same turns. With fewer tokens per
-        step than this, plain decoding is faster.
+        step than this, plain decoding is faster. For an adaptive setting, the mean over steps of all widths.
       spread: of the repeated timings of the texts, the longest relative to the shortest, less 1.
     """
 
@@ -65,8 +66,9 @@ class Tuning:
     def lookahead(self) -> LookaheadConfig:
         """The fastest setting, with the cost of its step if it is adaptive; `config.PLAIN` for plain decoding."""
         setting = self.best.lookahead
-        step_cost = round(self.best.step_cost, 2) if self.adaptive and setting.block_size > 1 else None
-        return dataclasses.replace(setting, step_cost=step_cost)
+        if setting.step_cost is not None or not self.adaptive or setting.block_size == 1:
+            return setting
+        return dataclasses.replace(setting, step_cost=round(self.best.step_cost, 2))
 
     @property
     def spread(self) -> float:
@@ -98,14 +100,6 @@ class Tuning:
         return capture.get()
 
 
-def label(setting: LookaheadConfig) -> str:
-    """Returns the setting in a form for people: "W, N, G", with "tree of M" where it has one, or "plain"."""
-    if setting.block_size == 1:
-        return "plain"
-    sizes = f"{setting.window_size}, {setting.ngram_size}, {setting.guess_set_size}"
-    return sizes if setting.tree_size is None else f"{sizes}, tree of {setting.tree_size}"
-
-
 def _tables(tuning: Tuning) -> "RenderableType":
     """Returns the step times by block size, the settings that were tried, and the fastest."""
     from rich.console import Group
@@ -130,7 +124,7 @@ def measurements(
     steps = Table("tokens a step", "ms", "of plain")
     for size, seconds in step_times.items():
         steps.add_row(str(size), f"{1000 * seconds:.2f}", f"{seconds / step_times[1]:.2f}")
-    settings = Table("W, N, G", "block", "tokens/step", "ms/step", "of plain", "tokens/s", "speed")
+    settings = Table("setting", "block", "tokens/step", "ms/step", "of plain", "tokens/s", "speed")
     for trial in trials:
         figures = [
             str(trial.lookahead.block_size),
@@ -182,7 +176,7 @@ def _plot(tuning: Tuning, file: str | pathlib.Path) -> None:
     left.set_title("line: timed first; points: the settings tried", fontsize="small")
     right.axhline(tuning.trials[0].tokens_per_second, color="black", linestyle="--", linewidth=1, zorder=1)
     right.set(ylabel="tokens/s")
-    right.set_title("points: the settings tried, as W, N, G; star: the fastest", fontsize="small")
+    right.set_title("points: the settings tried; star: the fastest", fontsize="small")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(tuning.step_times), labels=list(map(str, tuning.step_times)))

@@ -1,4 +1,4 @@
-"""The search for the fastest W, N and G: `tune` prunes settings by the time of their steps and tries the others."""
+"""The search for the fastest setting: `tune` prunes settings by the time of their steps and tries the others."""
 
 import dataclasses
 import functools
@@ -18,19 +18,18 @@ from jlade.devices.estimate import SLACK, speed_limit
 from jlade.generation import request
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Options, TextOptions
+from jlade.lookahead.adaptive import forecasts
+from jlade.lookahead.names import label
 from jlade.models.base import Params
 from jlade.tuning.measurement import Measurement
-from jlade.tuning.result import Trial, Tuning, label
+from jlade.tuning.result import Trial, Tuning
 
-# The settings to try: prompt lookup in small and in wide blocks, then settings with a window, among them those of
-# Table 4 of arXiv 2402.02057.
-USUAL = tuple(
-    LookaheadConfig(*sizes)
-    for sizes in (
-        *((0, 3, 1), (0, 4, 1), (0, 5, 1), (0, 6, 1), (0, 8, 1), (0, 12, 1), (0, 4, 2), (0, 6, 2)),
-        *((0, 5, 4), (0, 8, 4), (0, 5, 10)),
-        *((3, 4, 3), (5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15), (20, 7, 20)),
-    )
+# The settings to try: trees, prompt lookup in small and in wide blocks, then settings with a window, among them those
+# of Table 4 of arXiv 2402.02057.
+USUAL = (
+    *(LookaheadConfig.tree(size) for size in (3, 7, 15, 31, 63, 119)),
+    *(LookaheadConfig.paper(*sizes) for sizes in ((0, 3, 1), (0, 4, 1), (0, 6, 1), (0, 8, 1), (0, 6, 2), (0, 5, 10))),
+    *(LookaheadConfig.paper(*sizes) for sizes in ((5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15), (20, 7, 20))),
 )
 
 CLOSE = 0.2  # settings within this share of the best speed are measured again, side by side
@@ -80,7 +79,7 @@ def tune(
       repeat: how often the best settings are timed; the other ones are timed half as often. The median counts for
         texts, the minimum for steps.
       adaptive: whether the returned setting falls back to narrower steps where wide ones do not pay, by the measured
-        `LookaheadConfig.step_cost`. The trials themselves do not fall back.
+        `LookaheadConfig.step_cost`. Trees without a window do so in their trials too; other settings do not.
       store: whether to store the result for `lookahead="auto"`, in place of an earlier one. An earlier one that was
         measured with more tokens, by the product of prompts, tokens and repeats, stays; a warning says so.
       force: whether to replace that one, too.
@@ -130,6 +129,8 @@ def tune(
 
     try:
         _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce)
+        if adaptive:
+            default, *settings = (_with_cost(setting, step_times) for setting in (default, *settings))
         best, tried, pruned = search(settings, step_times, trials, default, announce)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dict(step_times), tuple(found.values())) from interrupt
@@ -219,6 +220,14 @@ def _time_blocks(
             break
     least = np.minimum.accumulate(list(times.values())[::-1])[::-1]
     times.update(zip(times, least.tolist(), strict=True))
+
+
+def _with_cost(setting: LookaheadConfig, step_times: dict[int, float]) -> LookaheadConfig:
+    """Returns a setting whose drafts tell the width that pays with the cost of its step."""
+    if not forecasts(setting):
+        return setting
+    seconds = np.interp(setting.block_size, list(step_times), list(step_times.values()))
+    return dataclasses.replace(setting, step_cost=round(float(seconds) / step_times[1], 2))
 
 
 def _replaces(amount: dict[str, int], earlier: choice.Stored | None) -> bool:

@@ -18,7 +18,7 @@ from tests.devices import meshed
 
 OPTIMIZED = True
 
-SETTING = LookaheadConfig(15, 5, 15)
+SETTING = LookaheadConfig.paper(15, 5, 15)
 ROWS = 1 + 15 + 4 * 15  # predictions of a step
 
 

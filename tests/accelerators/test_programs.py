@@ -37,21 +37,32 @@ SHAPES = {"llama": LLAMA, "qwen": QWEN}
 KERNEL = "auto"
 
 
-def case(name, shape, attention, *marks):
-    marked = device(name)
-    return pytest.param(name, shape, attention, marks=[*marked.marks, *marks], id=f"{name}-{shape}-{attention}")
+PAPER, DEFAULT = LookaheadConfig.paper(15, 5, 15), LookaheadConfig()
 
 
-FEW = [("v5e", "llama", KERNEL), ("v5e", "qwen", "plain"), ("h100", "qwen", KERNEL), ("h100", "llama", "plain")]
-ALL = itertools.product(("v5e", "v6e", "h100", "a100"), SHAPES, (KERNEL, "plain"))
+def case(name, shape, attention, setting, *marks):
+    marked, of_setting = device(name), "tree" if setting.tree_size else "paper"
+    return pytest.param(
+        *(name, shape, attention, setting),
+        marks=[*marked.marks, *marks],
+        id=f"{name}-{shape}-{attention}-{of_setting}",
+    )
+
+
+FEW = [
+    ("v5e", "llama", KERNEL, DEFAULT),
+    ("v5e", "qwen", "plain", PAPER),
+    ("h100", "qwen", KERNEL, DEFAULT),
+    ("h100", "llama", "plain", PAPER),
+]
+ALL = itertools.product(("v5e", "v6e", "h100", "a100"), SHAPES, (KERNEL, "plain"), (PAPER, DEFAULT))
 CASES = [case(*few) for few in FEW] + [case(*each, pytest.mark.thorough) for each in ALL if each not in FEW]
 
 
-@pytest.mark.parametrize(("name", "shape", "attention"), CASES)
-def test_programs(name, shape, attention):
-    found = jlade.inspect(
-        param_shapes(SHAPES[shape], jnp.bfloat16), name, lookahead=LookaheadConfig(15, 5, 15), attention=attention
-    )
+@pytest.mark.parametrize(("name", "shape", "attention", "setting"), CASES)
+def test_programs(name, shape, attention, setting):
+    params = param_shapes(SHAPES[shape], jnp.bfloat16)
+    found = jlade.inspect(params, name, lookahead=setting, attention=attention)
     assert found.failure is None
     expected = {"v5e": "tpu", "v6e": "tpu", "h100": "gpu", "a100": "plain"}
     assert found.attention == ("plain" if attention == "plain" else expected[name])
@@ -61,23 +72,26 @@ def test_programs(name, shape, attention):
         assert step.vector_products == ()
     # The arguments are weights, cache and pool; everything else takes at most 0.6 GB.
     assert found.memory.needed - found.memory.arguments < 0.6e9
-    weights = sum(x.size * 2 for x in jax.tree.leaves(param_shapes(SHAPES[shape], jnp.bfloat16)))
-    assert found.memory.arguments - weights == pytest.approx(state_bytes(SHAPES[shape]), rel=0.01)
+    weights = sum(x.size * 2 for x in jax.tree.leaves(params))
+    assert found.memory.arguments - weights == pytest.approx(state_bytes(SHAPES[shape], setting), rel=0.01)
     if name != "v5e":
         return
     assert found.plain_step.time.arithmetic < found.step.time.arithmetic < 1.3 * found.plain_step.time.arithmetic
 
 
-def state_bytes(config):
-    """Returns the bytes of a cache of 1024 entries and of the pool, at G = 15 and N = 5."""
+def state_bytes(config, setting):
+    """Returns the bytes of a cache of 1024 entries, of the pool, and of the table of recycled logits."""
     cache = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 1024
-    return cache + 4 * config.vocab_size * 15 * 4
+    slots = setting.guess_set_size * (setting.ngram_size - 1) + (8 if setting.tree_size else 0)
+    return cache + 4 * config.vocab_size * slots
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_batches_copy_nothing_either(name):
-    found = jlade.inspect(param_shapes(LLAMA, jnp.bfloat16), name, lookahead=LookaheadConfig(3, 4, 3), batch_size=4)
+    found = jlade.inspect(
+        param_shapes(LLAMA, jnp.bfloat16), name, lookahead=LookaheadConfig.paper(3, 4, 3), batch_size=4
+    )
     assert found.failure is None
     assert found.copies == []
     assert found.step.host_loops == found.plain_step.host_loops == 0
@@ -89,7 +103,7 @@ def test_batches_copy_nothing_either(name):
 def test_int8_weights_stay_int8(name):
     """A step reads a byte for each weight: a conversion in memory would be found as a copy."""
     params = param_shapes(LLAMA, jnp.bfloat16, int8=True)
-    found = jlade.inspect(params, name, lookahead=LookaheadConfig(15, 5, 15))
+    found = jlade.inspect(params, name, lookahead=LookaheadConfig.paper(15, 5, 15))
     assert found.int8
     assert found.copies == []
     assert found.step.vector_products == found.plain_step.vector_products == ()

@@ -63,7 +63,10 @@ def test_the_command_that_the_words_name(words, command, options):
         (["help", "chta"], "jlade: error: there is no command 'chta'; there are complete, generate, chat, "),
         (["generate", "--batch", "x"], "jlade generate: error: argument --batch-size: invalid int value: 'x' ("),
         (["generate", "nowhere"], "jlade generate: error: nowhere cannot be read: No such file or directory\n"),
-        (["x", "--also", "5,5"], "jlade complete: error: --also must be like 15,5,15, got '5,5'\n"),
+        (
+            ["x", "--also", "5,5"],
+            "jlade complete: error: --also: a setting is W,N,G, tree=M or W,N,G:tree=M; got '5,5'\n",
+        ),
         (["x", "--also", "5,5,5", "--no-compare"], "jlade complete: error: --also asks for a comparison"),
     ],
 )

@@ -25,7 +25,7 @@ def test_prints_the_completion_and_both_rows(capsys):
 
 
 def test_json_has_the_measurements(capsys):
-    assert cli.main([*SHORT, "--json", "--window", "2", "--ngram", "3", "--guesses", "2"]) == 0
+    assert cli.main([*SHORT, "--json", "--lookahead", "2,3,2"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [result["lookahead"][name] for name in ("window_size", "ngram_size", "guess_set_size")] == [2, 3, 2]
     assert result["text"] == result["plain"]["text"]
@@ -79,14 +79,20 @@ def test_the_name_of_a_command_can_be_completed_too(capsys):
     ("arguments", "message"),
     [
         (["complete"], "the following arguments are required: prompt"),
-        (["x", "--ngram", "1"], "ngram_size must be at least 2, got 1"),
-        (["x", "--window", "many"], "--window: invalid int value: 'many'"),
+        (["x", "--lookahead", "2,1,2"], "ngram_size must be at least 2, got 1"),
+        (
+            ["x", "--lookahead", "many"],
+            "--lookahead: a setting is W,N,G, tree=M or W,N,G:tree=M; got 'many'",
+        ),
         (["x", "--model", "/nowhere"], "path must be a directory, .* got '/nowhere'"),
         (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
         (["x", "--top-p", "0.9"], "top_p has no effect at temperature 0: set a temperature above 0, or leave it out"),
         (["x", "--temperature", "0", "--min-p", "0.1"], "min_p has no effect at temperature 0"),
         (["x", "--seed", "0"], "seed has no effect at temperature 0"),
-        (["x", "--no-lookahead", "--ngram", "4"], "--ngram has no effect with --no-lookahead: leave one of them out"),
+        (
+            ["x", "--no-lookahead", "--lookahead", "0,4,1"],
+            "--lookahead has no effect with --no-lookahead: leave one of them out",
+        ),
         (["x", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["x", "--seed", "4294967296"], "seed must be below 2\\*\\*32, got 4294967296"),
         (["x", "--stop", ""], "stop must "),

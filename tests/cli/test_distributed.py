@@ -11,7 +11,7 @@ from jlade.conversion import save_hf
 from tests.processes import finish, free_address, started
 from tests.tiny import tiny_llama, tiny_tokenizer
 
-JOB = ["--lines", "--temperature", "1", "--max-new-tokens", "8", "--window", "3", "--ngram", "3", "--guesses", "2"]
+JOB = ["--lines", "--temperature", "1", "--max-new-tokens", "8", "--lookahead", "3,3,2"]
 MESH = ["--mesh", "data=2,model=2"]
 
 

@@ -78,7 +78,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, demo):
         "chat_template": True,
     }
     assert facts["lookahead"] == {name: getattr(SMALL_BLOCK, name) for name in facts["lookahead"]}
-    assert len(facts["lookahead"]) == 3
+    assert len(facts["lookahead"]) == 4
     assert facts["device"] == jax.devices()[0].device_kind
     assert facts["sampling"] == {"temperature": 0.0}
     assert (facts["source"], facts["tuned"]) == ("estimated", [])
@@ -133,7 +133,7 @@ def test_the_table(inspect, tmp_path):
     assert rows["tokenizer"] == rows["chat template"] == "no"
     assert rows["sampling"] == "greedy"
     assert rows["KV cache"] == f"{(2 * 2 * 2 * 50 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
-    assert rows["W, N, G on cpu"] == "0, 4, 1, estimated"
+    assert rows["setting on cpu"] == "0, 4, 1, estimated"
 
     rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO)))
     assert rows["parameters"] == "5,475,584"
@@ -191,17 +191,17 @@ def test_a_chat_template_in_the_tokenizers_settings(inspect, tmp_path):
 
 def test_a_tuned_setting_is_suggested(inspect, demo):
     params, _ = demo
-    for batch_size, setting in ((1, LookaheadConfig(3, 4, 5)), (8, PLAIN)):
+    for batch_size, setting in ((1, LookaheadConfig.paper(3, 4, 5)), (8, PLAIN)):
         choice.save(choice.key(params, params.decoder, batch_size), setting, {})
     facts = json.loads(inspect(DEMO, "--json"))
-    assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 5}
+    assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 5, "tree_size": None}
     assert facts["source"] == "tuned"
     assert [tuned["batch_size"] for tuned in facts["tuned"]] == [1, 8]
     assert facts["tuned"][0]["lookahead"] == facts["lookahead"]
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(facts["tuned"][0]["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=5)
     rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO, "--batch-size", 8)))
-    assert rows["W, N, G on cpu"] == "plain, tuned"
+    assert rows["setting on cpu"] == "plain, tuned"
     assert re.fullmatch(r"3, 4, 5, on \d{4}-\d\d-\d\dT.*", rows["tuned for batch size 1"])
     assert json.loads(inspect(DEMO, "--json", "--batch-size", 4))["source"] == "estimated"
     assert json.loads(inspect(DEMO, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 0

@@ -15,7 +15,7 @@ from jlade.generation import difference
 from jlade.models import sharding
 from tests.tiny import tiny_llama, tiny_tokenizer
 
-SETTING = ["--window", "3", "--ngram", "3", "--guesses", "2"]
+SETTING = ["--lookahead", "3,3,2"]
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def test_facts_and_table(directory, capsys, monkeypatch):
     assert cli.main([*arguments, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(KEYS) <= facts.keys()
-    assert facts["lookahead"] == {"window_size": 2, "ngram_size": 3, "guess_set_size": 1}
+    assert facts["lookahead"] == {"window_size": 2, "ngram_size": 3, "guess_set_size": 1, "tree_size": None}
     assert (facts["device"], facts["capacity"], facts["batch_size"]) == ("cpu", 32, 1)
     assert cli.main(arguments) == 0
     table = capsys.readouterr().out
@@ -44,7 +44,10 @@ def test_facts_and_table(directory, capsys, monkeypatch):
         (["--lookahead", "2,3,1"], "--lookahead has no effect without --device"),
         (["--attention", "plain"], "--attention has no effect without --device"),
         (["--int8"], "--int8 has no effect without --device"),
-        (["--device", "cpu", "--lookahead", "2,3"], "--lookahead must be like 15,5,15, got '2,3'"),
+        (
+            ["--device", "cpu", "--lookahead", "2,3"],
+            "--lookahead: a setting is W,N,G, tree=M or W,N,G:tree=M; got '2,3'",
+        ),
         (["--device", "cpu", "--length", "65"], "capacity must be at most 64, the model's positions, got 65"),
         (["--device", "h300"], "invalid choice: 'h300'"),
     ],

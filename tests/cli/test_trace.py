@@ -8,7 +8,7 @@ import jlade
 from jlade import cli
 from jlade.evaluation import trace as trace_lib
 
-SHORT = ["trace", "import os\n", "--max-new-tokens", "12", "--window", "2", "--ngram", "3", "--guesses", "2"]
+SHORT = ["trace", "import os\n", "--max-new-tokens", "12", "--lookahead", "2,3,2"]
 
 
 def test_the_page_is_that_of_the_trace(demo, tmp_path, monkeypatch, capsys):
@@ -20,7 +20,7 @@ def test_the_page_is_that_of_the_trace(demo, tmp_path, monkeypatch, capsys):
         "import os\n",
         tokenizer=tokenizer,
         max_new_tokens=12,
-        lookahead=jlade.LookaheadConfig(2, 3, 2),
+        lookahead=jlade.LookaheadConfig.paper(2, 3, 2),
         sampling=jlade.SamplingConfig(temperature=0.5),
         key=jax.random.key(3),
     )
@@ -54,7 +54,7 @@ def test_a_page_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
     ("arguments", "message"),
     [
         ([], "the following arguments are required: prompt"),
-        (["x", "--ngram", "1"], "ngram_size must be at least 2, got 1"),
+        (["x", "--lookahead", "2,1,2"], "ngram_size must be at least 2, got 1"),
         (["x", "--seed", "1"], "seed has no effect at temperature 0"),
         (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
         (["x", "--mesh", "data=2"], "--mesh has data=2, but this command decodes one prompt at a time"),

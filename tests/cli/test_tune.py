@@ -57,7 +57,7 @@ def test_arguments_reach_the_function(asked, demo, tmp_path, capsys):
     _, tokenizer = demo
     (call,) = asked
     assert [tokenizer.decode(ids) for ids in call["prompts"]] == ["one", "two"]
-    assert call["settings"] == [SMALL_BLOCK, jlade.LookaheadConfig(5, 3, 2)]
+    assert call["settings"] == [SMALL_BLOCK, jlade.LookaheadConfig.paper(5, 3, 2)]
     assert call["sampling"] == jlade.SamplingConfig(temperature=0.5)
     assert (call["batch_size"], call["max_new_tokens"]) == (2, 128)
     assert not call["store"]
@@ -119,7 +119,7 @@ def test_ctrl_c_prints_what_was_measured_and_stores_nothing(number, demo, monkey
 
 def test_the_tuned_setting_is_the_default_of_the_commands(demo, capsys):
     params, _ = demo
-    tuned = jlade.LookaheadConfig(2, 3, 1)
+    tuned = jlade.LookaheadConfig.paper(2, 3, 1)
     choice.save(choice.key(params, params.decoder, 1), tuned, {})
     assert cli.main(["import os\n", "--max-new-tokens", "2", "--json"]) == 0
     lookahead = json.loads(capsys.readouterr().out)["lookahead"]
@@ -136,9 +136,12 @@ def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--settings", "15,5"], "--settings must be like 15,5,15, got '15,5'"),
+        (
+            ["--settings", "15,5"],
+            "--settings: a setting is W,N,G, tree=M or W,N,G:tree=M; got '15,5'",
+        ),
         (["--settings", "15,1,15"], "ngram_size must be at least 2, got 1"),
-        (["--max-new-tokens", "3"], "max_new_tokens must be at least 24, got 3"),
+        (["--max-new-tokens", "3"], "max_new_tokens must be at least 26, got 3"),
         (["--max-new-tokens", "4000"], "with max_new_tokens=4000 they exceed the model's 2048 positions"),
         (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig
 from jlade.candidates import record, recycling, sources, suffix
-from jlade.config import PLAIN, SOURCES
+from jlade.config import PLAIN
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.lookahead import adaptive, window
@@ -24,17 +24,17 @@ from tests.tiny import tiny_llama
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
 SETTINGS = [
-    LookaheadConfig(4, 4, 3),
-    LookaheadConfig(1, 5, 6, pool_from_prompt=False),
-    LookaheadConfig(6, 2, 4),
-    LookaheadConfig(0, 3, 2),
-    LookaheadConfig(0, 4, 2, pool_from_prompt=False),
-    LookaheadConfig(3, 3, 0),
-    LookaheadConfig(5, 6, 1),
-    LookaheadConfig(3, 4, 3, candidates=SOURCES, tree_size=12),
-    LookaheadConfig(2, 3, 9, candidates=("pool",), tree_size=6),
-    LookaheadConfig(0, 2, 0, candidates=("suffix",), tree_size=9),
-    LookaheadConfig(0, 2, 0, candidates=("recycled",), tree_size=20),
+    LookaheadConfig.paper(4, 4, 3),
+    LookaheadConfig.paper(1, 5, 6, pool_from_prompt=False),
+    LookaheadConfig.paper(6, 2, 4),
+    LookaheadConfig.paper(0, 3, 2),
+    LookaheadConfig.paper(0, 4, 2, pool_from_prompt=False),
+    LookaheadConfig.paper(3, 3, 0),
+    LookaheadConfig.paper(5, 6, 1),
+    LookaheadConfig(tree_size=12, window_size=3, ngram_size=4, guess_set_size=3),
+    LookaheadConfig(tree_size=6, window_size=2, ngram_size=3, guess_set_size=9, candidates=("pool",)),
+    LookaheadConfig.tree(9, candidates=("suffix",)),
+    LookaheadConfig.tree(20, candidates=("recycled",)),
     PLAIN,
 ]
 
@@ -51,7 +51,7 @@ def next_token_of(seed):
     return lambda text: int(np.argmax(logits_of(seed)(text)))
 
 
-def sources_of(seed, lookahead):
+def sources_of(seed, lookahead, corpus=()):
     """Returns the sources of the reference with jlade's constants, None without a tree."""
     if lookahead.tree_size is None:
         return None
@@ -71,6 +71,7 @@ def sources_of(seed, lookahead):
         sources.SLOTS,
         record.PRIOR,
         record.MEMORY,
+        corpus,
     )
 
 
@@ -80,7 +81,7 @@ def first_window(key, prompt, lookahead):
     return window.start(drawn, lookahead.window_size, lookahead.ngram_size).tolist()
 
 
-def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids):
+def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus=()):
     """Runs the reference with the first window that jlade draws."""
     return reference.decode(
         next_token_of(seed),
@@ -92,7 +93,7 @@ def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids):
         pool_from_prompt=lookahead.pool_from_prompt,
         start=first_window(key, prompt, lookahead),
         eos_ids=eos_ids,
-        sources=sources_of(seed, lookahead),
+        sources=sources_of(seed, lookahead, corpus),
     )
 
 
@@ -118,13 +119,36 @@ def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_
     assert generated(out) == expected
 
 
+@settings(max_examples=12, phases=NO_SHRINKING)
+@given(
+    seed=st.sampled_from([0, 2, 3, 4]),
+    prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+    corpus=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=30), max_size=3),
+    is_of_the_model=st.booleans(),
+)
+def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_model):
+    lookahead, key = LookaheadConfig.tree(12, candidates=("suffix",)), jax.random.key(0)
+    if is_of_the_model:
+        corpus = [*corpus, prompt[-3:] + decode_plainly(seed, prompt, 20, PLAIN, key, ())[0]]
+    expected = decode_plainly(seed, prompt, 30, lookahead, key, (), corpus)
+    out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, corpus=corpus)
+    assert generated(out) == expected
+
+
 @settings(max_examples=8, phases=NO_SHRINKING)
 @given(
-    lookahead=st.builds(LookaheadConfig, st.integers(0, 8), st.integers(2, 6), st.integers(0, 8), st.booleans())
+    lookahead=st.builds(
+        LookaheadConfig.paper,
+        *(st.integers(0, 8), st.integers(2, 6), st.integers(0, 8)),
+        pool_from_prompt=st.booleans(),
+    )
     | st.builds(
-        functools.partial(LookaheadConfig, candidates=SOURCES),
-        *(st.integers(0, 3), st.integers(2, 4), st.integers(0, 3), st.booleans()),
+        LookaheadConfig,
         tree_size=st.integers(0, 30),
+        window_size=st.integers(0, 3),
+        ngram_size=st.integers(2, 4),
+        guess_set_size=st.integers(0, 3),
+        pool_from_prompt=st.booleans(),
     ),
     seed=st.sampled_from([0, 2, 3, 4]),
     prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
@@ -136,7 +160,7 @@ def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
     assert generated(out) == expected
 
 
-@pytest.mark.parametrize("lookahead", [LookaheadConfig(3, 4, 3), LookaheadConfig(0, 3, 1)], ids=str)
+@pytest.mark.parametrize("lookahead", [LookaheadConfig.paper(3, 4, 3), LookaheadConfig.paper(0, 3, 1)], ids=str)
 def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(lookahead):
     """A step that costs 9 plain ones never pays, so it is tried, left for the narrower ones, and tried again."""
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
@@ -157,7 +181,7 @@ def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(looka
 
 def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
-    lookahead = LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=20)
+    lookahead = LookaheadConfig(tree_size=20, window_size=2, ngram_size=3, guess_set_size=3)
     plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
     slow, free = (generate(lookahead=dataclasses.replace(lookahead, step_cost=cost)) for cost in (40.0, 0.1))
     for out in (wide, slow, free):
@@ -172,7 +196,7 @@ def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
 @pytest.mark.parametrize("batch", [[[1, 2, 3]], [[1, 2, 3], [5], [4, 4, 4, 4]]], ids=["alone", "batch"])
 def test_a_tree_without_a_window_is_as_wide_as_its_forecast_says(batch):
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), batch, max_new_tokens=150)
-    lookahead = LookaheadConfig(0, 2, 0, candidates=("suffix", "recycled"), tree_size=7)
+    lookahead = LookaheadConfig.tree(7, candidates=("suffix", "recycled"))
     plain, wide = generate(lookahead=None), generate(lookahead=lookahead, with_statistics=True)
     free, fair, slow = (
         generate(lookahead=dataclasses.replace(lookahead, step_cost=cost), with_statistics=True)
@@ -190,7 +214,7 @@ def test_a_tree_without_a_window_is_as_wide_as_its_forecast_says(batch):
 
 @pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), ((8, 2), (2, 0))], ids=str)
 def test_prompts_longer_than_a_prefill_chunk(chunks):
-    params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig(3, 4, 3)
+    params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig.paper(3, 4, 3)
     for length in (1, 3, 4, 5, 8, 9, 17):
         prompt = np.random.default_rng(length).integers(0, 13, length).tolist()
         inputs, program = jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, key=key)
@@ -233,7 +257,7 @@ def test_sequences_of_a_ragged_batch_get_what_they_get_alone(lookahead):
 
 def test_every_position_of_an_end_token_within_a_step():
     """Each token of a text in turn as the end token: it is cut there, wherever in a step it falls."""
-    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig(4, 5, 4)
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig.paper(4, 5, 4)
     whole, accepted = generated(jlade.generate(params, prompt, max_new_tokens=40, lookahead=lookahead, eos_ids=()))
     assert max(accepted) > 2
     for eos in set(whole):
@@ -245,7 +269,7 @@ def test_every_position_of_an_end_token_within_a_step():
 
 
 def test_every_limit_cuts_exactly():
-    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig(4, 5, 4)
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig.paper(4, 5, 4)
     whole, _ = generated(jlade.generate(params, prompt, max_new_tokens=30, lookahead=lookahead, eos_ids=()))
     for limit in range(1, 30):
         out = jlade.generate(params, prompt, max_new_tokens=limit, lookahead=lookahead, eos_ids=())
@@ -255,14 +279,14 @@ def test_every_limit_cuts_exactly():
 
 def test_a_text_can_fill_the_models_positions_to_the_last():
     params = tiny_llama(max_positions=32)
-    out = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=LookaheadConfig(4, 4, 4))
+    out = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=LookaheadConfig.paper(4, 4, 4))
     plain = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=None)
     assert out.lengths.tolist() == [30]
     assert out.tokens.tolist() == plain.tokens.tolist()
 
 
 def test_no_request_sees_anothers_pool():
-    params, lookahead = tiny_llama(3), LookaheadConfig(4, 4, 4)
+    params, lookahead = tiny_llama(3), LookaheadConfig.paper(4, 4, 4)
     first = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
     jlade.generate(params, [7, 8, 9], max_new_tokens=40, lookahead=lookahead)
     again = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
@@ -276,7 +300,7 @@ def state_before_steps(params, prompts, lookahead, **options):
 
 def test_step_leaves_its_state_as_it_was():
     params = tiny_llama()
-    state, program = state_before_steps(params, [1, 2, 3], LookaheadConfig(3, 4, 3), max_new_tokens=20)
+    state, program = state_before_steps(params, [1, 2, 3], LookaheadConfig.paper(3, 4, 3), max_new_tokens=20)
     before = jax.tree.map(jnp.copy, state)
     one_step = jax.jit(functools.partial(jlade.step, program=program))
     first, second = (one_step(params, state) for _ in range(2))
@@ -294,7 +318,9 @@ def without_keys(state):
 def test_a_sequence_that_is_done_stays_as_it_is():
     params = tiny_llama()
     prompts = [[1, 2, 3], [4, 5, 6]]
-    state, program = state_before_steps(params, prompts, LookaheadConfig(3, 4, 3), max_new_tokens=[2, 40], eos_ids=())
+    state, program = state_before_steps(
+        params, prompts, LookaheadConfig.paper(3, 4, 3), max_new_tokens=[2, 40], eos_ids=()
+    )
     one_step = jax.jit(functools.partial(jlade.step, program=program))
     while not state.done[0]:
         state = one_step(params, state)
@@ -305,7 +331,7 @@ def test_a_sequence_that_is_done_stays_as_it_is():
 
 
 def test_decode_works_inside_the_callers_own_jit_and_vmap():
-    params, lookahead = tiny_llama(3), LookaheadConfig(3, 4, 3)
+    params, lookahead = tiny_llama(3), LookaheadConfig.paper(3, 4, 3)
     prompts = np.array([[1, 2], [3, 4], [5, 6]])
     of_all = [jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, eos_ids=()) for prompt in prompts]
     program = of_all[0][1]
@@ -330,9 +356,9 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
     monkeypatch.setattr(type(params.decoder), "forward", forward)
     settings = [
         None,
-        LookaheadConfig(3, 3, 3),
-        LookaheadConfig(0, 5, 1, step_cost=1.5),
-        LookaheadConfig(2, 3, 2, candidates=SOURCES, tree_size=9),
+        LookaheadConfig.paper(3, 3, 3),
+        LookaheadConfig.paper(0, 5, 1, step_cost=1.5),
+        LookaheadConfig(tree_size=9, window_size=2, ngram_size=3, guess_set_size=2),
     ]
     rng = np.random.default_rng(0)
     for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
@@ -355,11 +381,11 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
 
 def test_a_program_holds_no_step_cost():
     with pytest.raises(ValueError, match=r"lookahead\.step_cost must be None in a Program, got 1\.5: pass it"):
-        jlade.Program(tiny_llama().decoder, LookaheadConfig(step_cost=1.5))
+        jlade.Program(tiny_llama().decoder, LookaheadConfig.paper(step_cost=1.5))
 
 
 def test_works_with_64_bit_types_enabled():
-    params, lookahead = tiny_llama(3), LookaheadConfig(4, 4, 4)
+    params, lookahead = tiny_llama(3), LookaheadConfig.paper(4, 4, 4)
     expected = generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead))
     with jax.enable_x64(True):
         assert generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead)) == expected

@@ -19,7 +19,7 @@ MESHES = [(1, 8, 1), (1, 3, 1), (1, 1, 8), (2, 2, 2), (8, 1, 1), (1, 2, 4)]
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2], [3, 9, 4, 3, 9], [12], [7, 1, 2], [4, 4, 5, 4]]
 SETTINGS = {
     "greedy": {},
-    "adaptive": {"lookahead": LookaheadConfig(4, 4, 3, step_cost=1.5)},
+    "adaptive": {"lookahead": LookaheadConfig.paper(4, 4, 3, step_cost=1.5)},
     "penalties": {"sampling": SamplingConfig(repetition_penalty=1.3, frequency_penalty=0.2, logit_bias={3: 1.0})},
     "temperature": {"sampling": SamplingConfig(temperature=0.8), "key": jax.random.key(1)},
     "filters": {
@@ -29,12 +29,12 @@ SETTINGS = {
         "eos_ids": [5],
     },
     "rejection": {
-        "lookahead": LookaheadConfig(3, 3, 5, verification="rejection", window_draw="greedy"),
+        "lookahead": LookaheadConfig.paper(3, 3, 5, verification="rejection", window_draw="greedy"),
         "sampling": SamplingConfig(temperature=1.0),
     },
-    "no window": {"lookahead": LookaheadConfig(0, 4, 3)},
-    "Jacobi": {"lookahead": LookaheadConfig(5, 2, 3)},
-    "no candidates": {"lookahead": LookaheadConfig(5, 3, 0)},
+    "no window": {"lookahead": LookaheadConfig.paper(0, 4, 3)},
+    "Jacobi": {"lookahead": LookaheadConfig.paper(5, 2, 3)},
+    "no candidates": {"lookahead": LookaheadConfig.paper(5, 3, 0)},
     "plain": {"lookahead": None},
 }
 
@@ -58,7 +58,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings(name):
     """Settings take turns with meshes; each setting is decoded on two of them."""
-    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig(4, 4, 3)} | SETTINGS[name]
+    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
     first = list(SETTINGS).index(name)
     for sizes in (MESHES[first % len(MESHES)], MESHES[(first + 3) % len(MESHES)]):
@@ -68,31 +68,33 @@ def test_settings(name):
 @pytest.mark.parametrize("name", ["penalties", "temperature"])
 def test_a_vocabulary_that_does_not_divide(name):
     """It is whole on each device."""
-    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig(4, 4, 3)} | SETTINGS[name]
+    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
     expected = jlade.generate(qwen(13), PROMPTS, **options)
     assert_same(jlade.generate(qwen(13), PROMPTS, mesh=jlade.make_mesh(1, 2, 4), **options), expected)
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 2), (2, 1, 4)])
 def test_a_tree(sizes):
-    """Its table of recycled logits is whole on each device, of logits that are divided."""
+    """Table and corpus are whole on each device, though logits are divided."""
     options = {
         "max_new_tokens": 24,
-        "lookahead": LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=16),
+        "lookahead": LookaheadConfig(tree_size=16, window_size=2, ngram_size=3, guess_set_size=3),
         "sampling": SamplingConfig(temperature=0.5),
         "with_statistics": True,
     }
+    texts = jlade.generate(qwen(16), PROMPTS, **options).tokens
+    options["corpus"] = [text[text >= 0][:8] for text in texts[::2]]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
     found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
     assert_same(found, expected)
-    assert expected.statistics.contributed.keys() == set(SOURCES)
+    assert expected.statistics.contributed.keys() == {*SOURCES, "corpus"}
     for source, counts in expected.statistics.contributed.items():
         assert counts.sum() > 0, source
         np.testing.assert_array_equal(found.statistics.contributed[source], counts)
 
 
 def test_a_tree_is_not_divided():
-    lookahead = LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=16)
+    lookahead = LookaheadConfig(tree_size=16, window_size=2, ngram_size=3, guess_set_size=3)
     with pytest.raises(ValueError, match=r"tree_size=16, and a tree is not divided .* lookahead=2: use these devices"):
         jlade.generate(tiny_llama(), [1], mesh=jlade.make_mesh(lookahead=2), lookahead=lookahead)
 
@@ -104,7 +106,7 @@ def test_all_that_a_call_may_bring(sizes):
     mesh = jlade.make_mesh(*sizes)
     placed = sharding.put(params, sharding.mesh_for(params.config, mesh))
     options = {
-        "lookahead": LookaheadConfig(4, 4, 3),
+        "lookahead": LookaheadConfig.paper(4, 4, 3),
         "tokenizer": tiny_tokenizer(),
         "stop": ["aab"],
         "max_new_tokens": 16,
@@ -138,8 +140,8 @@ class Other:
 def test_a_model_of_another_kind_needs_model_1():
     params = tiny_llama()
     other = Other(params.decoder)
-    expected = jlade.generate(params, PROMPTS[:2], max_new_tokens=8, lookahead=LookaheadConfig(4, 4, 3))
-    options = {"max_new_tokens": 8, "lookahead": LookaheadConfig(4, 4, 3), "decoder": other}
+    expected = jlade.generate(params, PROMPTS[:2], max_new_tokens=8, lookahead=LookaheadConfig.paper(4, 4, 3))
+    options = {"max_new_tokens": 8, "lookahead": LookaheadConfig.paper(4, 4, 3), "decoder": other}
     assert_same(jlade.generate(params, PROMPTS[:2], mesh=jlade.make_mesh(2, 3), **options), expected)
     with pytest.raises(ValueError, match="mesh has model=2, and only jlade's own models can be divided, not Other"):
         jlade.generate(params, [1], mesh=jlade.make_mesh(model=2), **options)
@@ -167,10 +169,10 @@ def test_compiled_once():
         jlade.generate(params, prompt, **options)
         list(jlade.stream(params, prompt, **options))
 
-    generate(PROMPTS[0], 0, 0.7, 8, LookaheadConfig(4, 4, 3))
+    generate(PROMPTS[0], 0, 0.7, 8, LookaheadConfig.paper(4, 4, 3))
     assert compiled
     compiled.clear()
-    generate(PROMPTS[1], 1, 0.9, 12, LookaheadConfig(4, 4, 3))
+    generate(PROMPTS[1], 1, 0.9, 12, LookaheadConfig.paper(4, 4, 3))
     assert compiled == []
     jlade.generate(params, PROMPTS[1], max_new_tokens=9, mesh=mesh, lookahead=None)
     assert compiled != []

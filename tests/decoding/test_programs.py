@@ -7,7 +7,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.config import PLAIN, SOURCES
+from jlade.config import PLAIN
 from jlade.decoding import loop
 from jlade.devices import compiled, estimate
 from jlade.devices.compiled import Sizes
@@ -18,12 +18,12 @@ OPTIMIZED = True
 
 CAPACITY = 4096
 LOOKAHEADS = {
-    "prompt pool": LookaheadConfig(3, 4, 3),
-    "window": LookaheadConfig(3, 4, 3, pool_from_prompt=False),
-    "adaptive": LookaheadConfig(3, 4, 3, step_cost=2.0),
+    "prompt pool": LookaheadConfig.paper(3, 4, 3),
+    "window": LookaheadConfig.paper(3, 4, 3, pool_from_prompt=False),
+    "adaptive": LookaheadConfig.paper(3, 4, 3, step_cost=2.0),
     # Table and pool have the same size in the first, and the logits of neither are a multiple of the pool.
-    "tree": LookaheadConfig(3, 5, 2, candidates=SOURCES, tree_size=11),
-    "adaptive tree": LookaheadConfig(3, 5, 3, candidates=SOURCES, tree_size=11, step_cost=2.0),
+    "tree": LookaheadConfig(tree_size=11, window_size=3, guess_set_size=2),
+    "adaptive tree": LookaheadConfig(tree_size=11, window_size=3, guess_set_size=3, step_cost=2.0),
     "plain": PLAIN,
 }
 

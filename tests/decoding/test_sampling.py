@@ -13,7 +13,6 @@ import scipy.stats
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.config import SOURCES
 from jlade.decoding import sampling
 from jlade.decoding import step as step_module
 from jlade.decoding.stopping import Stopping
@@ -46,13 +45,13 @@ TOGETHER = SamplingConfig(
     logit_bias={3: 1.0},
 )
 LOOKAHEADS = [
-    LookaheadConfig(4, 4, 3),
-    LookaheadConfig(1, 5, 6, pool_from_prompt=False),
-    LookaheadConfig(6, 2, 4),
-    LookaheadConfig(0, 3, 2),
-    LookaheadConfig(5, 6, 1, window_draw="greedy"),
-    LookaheadConfig(3, 3, 0),
-    LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=14),
+    LookaheadConfig.paper(4, 4, 3),
+    LookaheadConfig.paper(1, 5, 6, pool_from_prompt=False),
+    LookaheadConfig.paper(6, 2, 4),
+    LookaheadConfig.paper(0, 3, 2),
+    LookaheadConfig.paper(5, 6, 1, window_draw="greedy"),
+    LookaheadConfig.paper(3, 3, 0),
+    LookaheadConfig(tree_size=14, window_size=2, ngram_size=3, guess_set_size=3),
 ]
 
 
@@ -202,8 +201,8 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone()
     generate = functools.partial(jlade.generate, tiny_llama(2), max_new_tokens=30, eos_ids=[4])
     for lookahead in (
         LOOKAHEADS[0],
-        LookaheadConfig(4, 4, 3, verification="rejection"),
-        LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=14, verification="rejection"),
+        LookaheadConfig.paper(4, 4, 3, verification="rejection"),
+        LookaheadConfig(tree_size=14, window_size=2, ngram_size=3, guess_set_size=3, verification="rejection"),
     ):
         batch = generate(prompts, sampling=configs, key=keys, lookahead=lookahead)
         for row, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
@@ -215,7 +214,7 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone()
 
 @pytest.mark.parametrize(
     "lookahead",
-    [None, LOOKAHEADS[0], LOOKAHEADS[-1], LookaheadConfig(4, 4, 3, verification="rejection")],
+    [None, LOOKAHEADS[0], LOOKAHEADS[-1], LookaheadConfig.paper(4, 4, 3, verification="rejection")],
     ids=str,
 )
 def test_logprobs_are_those_of_the_model_before_and_after_processing(lookahead):
@@ -342,14 +341,14 @@ def p_value(params, expected, lookahead):
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 @pytest.mark.parametrize("window_draw", ["coupled", "greedy"])
 def test_texts_follow_the_models_distribution(verification, window_draw, small_model, expected_counts):
-    lookahead = LookaheadConfig(2, 3, 4, verification=verification, window_draw=window_draw)
+    lookahead = LookaheadConfig.paper(2, 3, 4, verification=verification, window_draw=window_draw)
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_texts_of_a_tree_follow_the_models_distribution(verification, small_model, expected_counts):
     """After a first step without drafts, all sources have some."""
-    lookahead = LookaheadConfig(1, 3, 4, candidates=SOURCES, tree_size=5, verification=verification)
+    lookahead = LookaheadConfig(tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification=verification)
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 
@@ -362,5 +361,5 @@ def test_the_test_of_the_distribution_finds_a_wrong_sampler(small_model, expecte
         return verdict._replace(tokens=verdict.tokens.at[0].set(first))
 
     monkeypatch.setattr(step_module, "verify_by_rejection", without_renormalisation)
-    lookahead = LookaheadConfig(2, 3, 4, verification="rejection")
+    lookahead = LookaheadConfig.paper(2, 3, 4, verification="rejection")
     assert p_value(small_model, expected_counts, lookahead) < RIGHT

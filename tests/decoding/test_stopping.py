@@ -17,7 +17,7 @@ from tests import reference
 from tests.decoding.test_decoding import first_window, logits_of
 from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
 
-LOOKAHEAD = LookaheadConfig(4, 5, 4)
+LOOKAHEAD = LookaheadConfig.paper(4, 5, 4)
 LENGTH = 40
 SAMPLED = SamplingConfig(temperature=0.2, top_p=0.9)
 generate = functools.partial(
@@ -177,7 +177,7 @@ def banning_next_token(eos_ids, until):
 
 def test_nothing_after_the_stop_is_in_the_pool():
     """With n-grams from the text alone, the pool is that of the prompt and the tokens kept, to the last."""
-    lookahead = LookaheadConfig(0, 3, 4)
+    lookahead = LookaheadConfig.paper(0, 3, 4)
     prompt = [3, 1, 4, 1, 5]
     whole = generate(prompt, lookahead=lookahead).text[0]
     for stop in (whole[2:4], whole[9:12], whole[20:24]):
@@ -215,7 +215,7 @@ def test_sequences_have_limits_and_stops_of_their_own():
 
 def test_other_stops_compile_nothing(caplog):
     with jax.log_compiles():
-        generate([1, 2], stop="ab", min_new_tokens=3, lookahead=LookaheadConfig(2, 3, 2))
+        generate([1, 2], stop="ab", min_new_tokens=3, lookahead=LookaheadConfig.paper(2, 3, 2))
         assert any("Compiling" in record.message for record in caplog.records)
         caplog.clear()
         generate(
@@ -224,13 +224,13 @@ def test_other_stops_compile_nothing(caplog):
             min_new_tokens=9,
             eos_ids=[1, 2] * 10,
             max_new_tokens=12,
-            lookahead=LookaheadConfig(2, 3, 2),
+            lookahead=LookaheadConfig.paper(2, 3, 2),
         )
         assert not any("Compiling" in record.message for record in caplog.records)
 
 
 def test_a_step_of_a_stream_does_not_copy_the_table_of_the_stop_strings():
-    options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": LookaheadConfig(2, 3, 2)}
+    options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": LookaheadConfig.paper(2, 3, 2)}
     inputs, program = jlade.prepare(tiny_llama(3), [1, 2], max_new_tokens=12, min_new_tokens=3, **options)
     state = jlade.start(jlade.prefill(tiny_llama(3), inputs, program), inputs, program)
     table = state.constants.stopping.strings.next_state

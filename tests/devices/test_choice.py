@@ -23,14 +23,14 @@ from jlade.devices.choice import Key
 from tests.tiny import tiny_llama
 
 KEY = Key("1 x device (gpu)", "model", 1)
-SETTING = LookaheadConfig(2, 3, 2)
+SETTING = LookaheadConfig.paper(2, 3, 2)
 
 
 def key_of(params, batch_size=1):
     return choice.key(params, params.decoder, batch_size)
 
 
-@pytest.mark.parametrize("setting", [PLAIN, SETTING, LookaheadConfig(5, 4, 3, False, "rejection", "greedy")])
+@pytest.mark.parametrize("setting", [PLAIN, SETTING, LookaheadConfig.tree(9, verification="rejection", step_cost=1.5)])
 def test_what_is_stored_is_loaded(setting, cache_directory):
     assert choice.load(KEY) is None
     choice.save(KEY, SMALL_BLOCK, {"pruned": [1]})
@@ -44,7 +44,7 @@ def test_what_is_stored_is_loaded(setting, cache_directory):
 def test_every_device_model_and_batch_size_has_its_own():
     keys = [KEY, Key("2 x device (gpu)", "model", 1), Key(KEY.device, "other", 1), Key(KEY.device, "model", 2)]
     for window, key in enumerate(keys):
-        choice.save(key, LookaheadConfig(window, 3, 2), {})
+        choice.save(key, LookaheadConfig.paper(window, 3, 2), {})
     assert [choice.load(key).lookahead.window_size for key in keys] == [0, 1, 2, 3]
 
 
@@ -143,8 +143,8 @@ def test_a_file_appears_whole_or_not_at_all(monkeypatch):
 
 def write_often(batch_size):
     for window in range(50):
-        choice.save(Key(KEY.device, "model", 1), LookaheadConfig(window, 3, 2), {})
-        choice.save(Key(KEY.device, "model", batch_size), LookaheadConfig(batch_size, 3, 2), {})
+        choice.save(Key(KEY.device, "model", 1), LookaheadConfig.paper(window, 3, 2), {})
+        choice.save(Key(KEY.device, "model", batch_size), LookaheadConfig.paper(batch_size, 3, 2), {})
 
 
 def test_writers_at_once_lose_nothing():
@@ -205,14 +205,14 @@ def test_auto_is_the_default_and_reads_the_file_once(monkeypatch):
 
 def test_auto_continues_with_the_setting_of_a_state_of_one_sequence():
     params = tiny_llama(3, num_layers=3)
-    choice.save(key_of(params, 2), LookaheadConfig(5, 4, 3), {})
+    choice.save(key_of(params, 2), LookaheadConfig.paper(5, 4, 3), {})
     first = jlade.generate(params, [1, 2], max_new_tokens=4, keep_state=True)
     prompts = [[*row, token] for row in np.asarray(first.state.tokens)[:, :6].tolist() for token in (1, 2)]
     assert jlade.prepare(params, prompts, max_new_tokens=4, state=first.state)[1].lookahead == SMALL_BLOCK
-    assert jlade.prepare(params, prompts, max_new_tokens=4)[1].lookahead == LookaheadConfig(5, 4, 3)
+    assert jlade.prepare(params, prompts, max_new_tokens=4)[1].lookahead == LookaheadConfig.paper(5, 4, 3)
 
 
-WIDE = LookaheadConfig(15, 5, 15)
+WIDE = LookaheadConfig.paper(15, 5, 15)
 
 
 def trials(**speeds):
@@ -268,6 +268,6 @@ def test_a_conversation_falls_back_where_the_estimated_step_costs_more(monkeypat
     assert 1.05 < setting.step_cost < setting.block_size, (
         "on a CPU every token costs time, and the weights are read once"
     )
-    monkeypatch.setattr(choice, "estimated", lambda *_: LookaheadConfig(15, 5, 15))
+    monkeypatch.setattr(choice, "estimated", lambda *_: LookaheadConfig())
     monkeypatch.setattr(choice.estimate, "step_times", lambda *_: {1: 1.0, 120: 1.02})
-    assert choice.choose_adaptive(params, params.decoder) == LookaheadConfig(15, 5, 15), "where steps are free"
+    assert choice.choose_adaptive(params, params.decoder) == LookaheadConfig(), "where steps are free"

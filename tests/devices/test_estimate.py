@@ -4,25 +4,25 @@ from jlade import LookaheadConfig
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
 from jlade.devices import estimate, sheet
 
-PAPERS = {size: LookaheadConfig(size, 5, size) for size in (15, 10, 7)}
+TREE = LookaheadConfig()
 
 
 @pytest.mark.parametrize(
     ("platform", "device_kind", "setting"),
     [
         ("cpu", "cpu", SMALL_BLOCK),
-        ("gpu", "NVIDIA A100-SXM4-80GB", PAPERS[15]),  # as the paper found on it
-        ("gpu", "NVIDIA A100-SXM4-40GB", PAPERS[15]),
-        ("gpu", "NVIDIA H100 80GB HBM3", PAPERS[15]),
-        ("gpu", "NVIDIA H200", PAPERS[15]),
-        ("gpu", "NVIDIA L4", PAPERS[15]),
-        ("gpu", "NVIDIA GeForce RTX 4090", PAPERS[15]),
-        ("gpu", "NVIDIA GeForce RTX 3090", PAPERS[7]),
-        ("tpu", "TPU v4", PAPERS[15]),
-        ("tpu", "TPU v5 lite", PAPERS[15]),
-        ("tpu", "TPU v5p", PAPERS[15]),
-        ("tpu", "TPU v6 lite", PAPERS[15]),
-        ("gpu", "one of tomorrow's", PAPERS[7]),
+        ("gpu", "NVIDIA A100-SXM4-80GB", TREE),  # the paper found a block of this size best on it
+        ("gpu", "NVIDIA A100-SXM4-40GB", TREE),
+        ("gpu", "NVIDIA H100 80GB HBM3", TREE),
+        ("gpu", "NVIDIA H200", TREE),
+        ("gpu", "NVIDIA L4", TREE),
+        ("gpu", "NVIDIA GeForce RTX 4090", TREE),
+        ("gpu", "NVIDIA GeForce RTX 3090", LookaheadConfig.tree(63)),
+        ("tpu", "TPU v4", TREE),
+        ("tpu", "TPU v5 lite", TREE),
+        ("tpu", "TPU v5p", TREE),
+        ("tpu", "TPU v6 lite", TREE),
+        ("gpu", "one of tomorrow's", LookaheadConfig.tree(63)),
     ],
 )
 def test_estimates(platform, device_kind, setting):
@@ -60,8 +60,8 @@ def test_texts_decoded_at_once_share_the_room():
         batches = (1, 2, 4, 32, 256)
         return [estimate.estimate("gpu", h100, batch, weight_bytes).block_size for batch in batches]
 
-    assert sizes(2) == sizes(4) == [120, 120, 56, 4, 1]
-    assert sizes(1) == [120, 56, 30, 4, 1]
+    assert sizes(2) == sizes(4) == [120, 120, 64, 8, 1]
+    assert sizes(1) == [120, 64, 32, 4, 1]
     assert estimate.estimate("gpu", h100, 256) == PLAIN
 
 
@@ -78,7 +78,7 @@ def test_step_times_grow_from_the_free_tokens_on(batch_size):
     room = 0.8 * 989 / (0.9 * 3.35) / batch_size
     relative = {size: times[size] * 0.9 * 3.35e12 / 2 for size in times}
     assert relative == pytest.approx({size: max(1.0, size / room) for size in times})
-    assert list(times) == [1, 4, 30, 56, 80, 120, MAX_BLOCK_SIZE]
+    assert list(times) == [1, 4, 8, 16, 32, 64, 120, MAX_BLOCK_SIZE]
 
 
 def test_arithmetic_and_reading_add_up_on_a_cpu():
@@ -94,4 +94,7 @@ def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():
         for batch_size in (1, 2, 4, 8, 64):
             setting = estimate.estimate(platform, kind, batch_size)
             assert estimate.speed_limit(setting, estimate.step_times(platform, kind, batch_size)) >= 1
-    assert estimate.speed_limit(PAPERS[15], estimate.step_times("gpu", "NVIDIA A100-SXM4-80GB", 32)) < 1
+    assert (
+        estimate.speed_limit(LookaheadConfig.paper(15, 5, 15), estimate.step_times("gpu", "NVIDIA A100-SXM4-80GB", 32))
+        < 1
+    )

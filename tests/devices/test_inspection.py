@@ -18,7 +18,7 @@ PARAMS = tiny_llama(vocab_size=101, hidden_size=32, intermediate_size=88)
 
 @pytest.fixture(scope="module")
 def found():
-    return jlade.inspect(PARAMS, "cpu", lookahead=LookaheadConfig(3, 4, 2), capacity=64)
+    return jlade.inspect(PARAMS, "cpu", lookahead=LookaheadConfig.paper(3, 4, 2), capacity=64)
 
 
 def test_a_model_on_this_machine(found):
@@ -39,7 +39,7 @@ def test_a_model_on_this_machine(found):
 
 def test_facts_are_json(found):
     facts = json.loads(json.dumps(found.facts()))
-    assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 2}
+    assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 2, "tree_size": None}
     assert facts["step_estimate_ms"] == 1e3 * found.step.time.total
     assert facts["step_measured_ms"] == 1e3 * found.step_seconds
     assert facts["copies_in_loop"] == facts["host_loops_in_step"] == facts["collectives_per_step"] == 0
@@ -50,7 +50,7 @@ def test_a_directory_with_nothing_but_a_config(tmp_path, found):
     save_hf(PARAMS, tmp_path / "whole")
     (tmp_path / "bare").mkdir()
     (tmp_path / "whole" / "config.json").rename(tmp_path / "bare" / "config.json")
-    bare = jlade.inspect(tmp_path / "bare", "cpu", lookahead=LookaheadConfig(3, 4, 2), capacity=64)
+    bare = jlade.inspect(tmp_path / "bare", "cpu", lookahead=LookaheadConfig.paper(3, 4, 2), capacity=64)
     differing = {"compile_seconds", "step_seconds", "plain_step_seconds"}
     for field in dataclasses.fields(bare):
         if field.name not in differing:
@@ -108,5 +108,5 @@ def test_a_program_that_the_compiler_refuses(monkeypatch):
 
 def test_parameters_may_be_shapes(found):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), PARAMS)
-    again = jlade.inspect(shapes, "cpu", lookahead=LookaheadConfig(3, 4, 2), capacity=64)
+    again = jlade.inspect(shapes, "cpu", lookahead=LookaheadConfig.paper(3, 4, 2), capacity=64)
     assert again.memory == found.memory

@@ -19,7 +19,7 @@ from jlade.devices.work import Collective, Layout
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 SEVEN = dataclasses.replace(MODELS["7b"], max_positions=4096)
-SETTING = LookaheadConfig(15, 5, 15)
+SETTING = LookaheadConfig.paper(15, 5, 15)
 
 
 def test_a_step_on_one_device_by_hand():
@@ -120,9 +120,9 @@ def test_more_devices_are_taken_for_a_gain_only():
 def test_compressions():
     """The paper reports 1.96 tokens per step, and a formula; in the limit of many guesses all N are accepted."""
     assert compression.paper(SETTING) == pytest.approx(1.96, abs=0.03)
-    assert compression.paper(LookaheadConfig(400, 3, 400)) == pytest.approx((3.106 - 1 + 3) / 3.106, rel=1e-6)
+    assert compression.paper(LookaheadConfig.paper(400, 3, 400)) == pytest.approx((3.106 - 1 + 3) / 3.106, rel=1e-6)
     one_guess = sum(0.425**i for i in range(5))  # E of one candidate: a geometric series
-    assert compression.paper(LookaheadConfig(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
+    assert compression.paper(LookaheadConfig.paper(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
     assert compression.paper(PLAIN) == compression.demo(PLAIN) == 1
     results = [
         json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in ("wide_blocks", "compression_grid")
@@ -152,7 +152,11 @@ def test_compressions():
         ({"compression": 2.0}, ValueError, "compression=2.0 is that of one setting: name it with lookahead"),
         ({"compression": "best"}, TypeError, 'compression must be "paper", "demo" or a number, got \'best\''),
         ({"compression": 5.5, "lookahead": SETTING}, ValueError, "compression must be 1 to N = 5 .*, got 5.5"),
-        ({"compression": "demo", "lookahead": LookaheadConfig(9, 3, 9)}, ValueError, "was measured at 4, 3, 2; .*9, 3"),
+        (
+            {"compression": "demo", "lookahead": LookaheadConfig.paper(9, 3, 9)},
+            ValueError,
+            "was measured at 4, 3, 2; .*9, 3",
+        ),
     ],
 )
 def test_refusals(arguments, error, message):

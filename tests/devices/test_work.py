@@ -25,7 +25,7 @@ CONFIG = LlamaConfig(
     head_dim=16,
     max_positions=1024,
 )
-SETTING = LookaheadConfig(6, 4, 6)
+SETTING = LookaheadConfig.paper(6, 4, 6)
 BATCH, CAPACITY = 2, 2 * plain.CHUNK
 
 
@@ -73,9 +73,9 @@ def test_int8_weights_are_read_as_such():
 
 @given(st.integers(0, 20), st.integers(2, 6), st.integers(0, 20), st.integers(1, 9))
 def test_the_size_of_a_share(window, ngram, guesses, number):
+    setting = LookaheadConfig.paper(window, ngram, guesses)
     if number == 1:
-        tokens = LookaheadConfig(window, ngram, guesses).block_size
-        assert division.share_size(window, ngram, guesses, 1) == (tokens, 1 + window + guesses * (ngram - 1))
+        assert division.share_size(setting, 1) == (setting.block_size, 1 + window + guesses * (ngram - 1))
         return
     share = division.divide(window, ngram, guesses, number)
-    assert division.share_size(window, ngram, guesses, number) == (share.members.shape[1], share.outputs.shape[1])
+    assert division.share_size(setting, number) == (share.members.shape[1], share.outputs.shape[1])

@@ -41,15 +41,18 @@ def test_what_names_mean():
     assert parse("0,9,0") == parse("1,2,0") == parse("plain"), "a step of one token"
     assert parse("prompt-lookup") == parse("0,4,1") == Method(SMALL_BLOCK)
     assert str(parse("0,4,1")) == "prompt-lookup"
-    assert parse("15,5,15") == Method(LookaheadConfig())
+    assert parse("15,5,15") == Method(LookaheadConfig.paper())
     assert parse("10,2,10:no-prompt") == parse("jacobi")
     assert parse("auto").setting == "auto"
     assert parse("transformers") == Method(None)
     assert parse("transformers-lookup:bfloat16") == Method(None, lookup_tokens=10, dtype="bfloat16")
-    tree = LookaheadConfig(0, 2, 0, candidates=("suffix", "recycled"), tree_size=63)
+    tree = LookaheadConfig.tree(63, candidates=("suffix", "recycled"))
     assert parse("0,2,0:tree=63:no-pool") == Method(tree)
-    assert str(Method(tree)) == "0,2,0:tree=63:no-pool"
-    everything = Method(LookaheadConfig(7, 5, 3, pool_from_prompt=False), 0, "float16", 0.7, True, True)
+    assert str(Method(tree)) == "tree=63:no-pool"
+    adaptive = LookaheadConfig.tree(7, step_cost=1.5)
+    assert parse("tree=7:cost=1.5") == Method(adaptive)
+    assert parse("2,3,4:cost=2").setting == LookaheadConfig.paper(2, 3, 4, step_cost=2.0)
+    everything = Method(LookaheadConfig.paper(7, 5, 3, pool_from_prompt=False), 0, "float16", 0.7, True, True)
     assert parse("7,5,3:t=0.7:warm:float16:growth:no-prompt") == everything
 
 
@@ -64,7 +67,8 @@ def test_what_names_mean():
         ("15,5,15:no-prompt:growth", "15, 5, 15, without the prompt, counting the pool"),
         ("0,4,1", "prompt lookup 0, 4, 1"),
         ("4,5,3:tree=20", "4, 5, 3, tree of 20"),
-        ("0,2,0:tree=63:no-suffix", "0, 2, 0, tree of 63, without suffix"),
+        ("0,2,0:tree=63:no-suffix", "tree of 63, without suffix"),
+        ("tree=7:cost=1.5", "tree of 7, adaptive"),
         ("jacobi", "Jacobi 10, 2, 10, without the prompt"),
         ("transformers", "transformers"),
         ("transformers-lookup:float16", "transformers, prompt lookup, float16"),
@@ -89,8 +93,12 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("medusa", "invalid literal for int"),
-        ("15,5", "not enough values"),
+        ("medusa", "a setting is W,N,G, tree=M or W,N,G:tree=M; got 'medusa'"),
+        ("15,5", "a setting is"),
+        ("plain:tree=3", "a setting is"),
+        ("15,5,15:no-suffix", ":no-suffix needs a tree"),
+        ("auto:cost=2", ":cost needs sizes"),
+        ("tree=7:cost=0", "step_cost must be a number above 0, or None, got 0.0"),
         ("15,1,15", "ngram_size must be at least 2, got 1"),
         ("plain:warm", ":warm needs W, N and G with a pool"),
         ("auto:growth", ":growth needs W, N and G with a pool"),

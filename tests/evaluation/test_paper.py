@@ -89,7 +89,7 @@ def test_figure_4_finds_the_line_and_the_law_that_made_the_numbers():
     results = scaling(law)
     table = paper.scaling_table(results)
     assert [column.name for column in table.columns[:3]] == ["N", "W = 1", "W = 2"]
-    measured = {str(n): [law(LookaheadConfig(w, n, w)) for w in paper.WINDOWS] for n in (3, 5, 7)}
+    measured = {str(n): [law(LookaheadConfig.paper(w, n, w)) for w in paper.WINDOWS] for n in (3, 5, 7)}
     for name, *compressions, slope, r2 in table.rows:
         assert compressions == pytest.approx(measured[name], abs=0.006)
         fit = statistics.fit_log(paper.WINDOWS, measured[name])

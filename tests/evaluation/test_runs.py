@@ -95,7 +95,7 @@ def test_warm_pools_go_from_turn_to_turn_and_question_to_question(whole):
                 PARAMS,
                 prompt_of(question, turn, said),
                 max_new_tokens=12,
-                lookahead=jlade.LookaheadConfig(4, 4, 3),
+                lookahead=jlade.LookaheadConfig.paper(4, 4, 3),
                 pool=pool,
                 key=key,
                 with_statistics=True,

@@ -24,11 +24,11 @@ from tests.tiny import tiny_llama, tiny_tokenizer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SETTINGS = [
-    LookaheadConfig(4, 4, 3),
-    LookaheadConfig(3, 5, 6, pool_from_prompt=False),
-    LookaheadConfig(5, 2, 4),
-    LookaheadConfig(0, 3, 2),
-    LookaheadConfig(3, 3, 0),
+    LookaheadConfig.paper(4, 4, 3),
+    LookaheadConfig.paper(3, 5, 6, pool_from_prompt=False),
+    LookaheadConfig.paper(5, 2, 4),
+    LookaheadConfig.paper(0, 3, 2),
+    LookaheadConfig.paper(3, 3, 0),
     PLAIN,
 ]
 
@@ -93,7 +93,7 @@ def test_equals_the_reference(seed, lookahead):
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_sampled_tokens_are_those_of_generate(verification):
     options = {
-        "lookahead": LookaheadConfig(4, 4, 3, verification=verification),
+        "lookahead": LookaheadConfig.paper(4, 4, 3, verification=verification),
         "sampling": jlade.SamplingConfig(temperature=0.3, repetition_penalty=0.9),
         "key": jax.random.key(3),
     }
@@ -108,12 +108,12 @@ def test_sampled_tokens_are_those_of_generate(verification):
 
 
 def test_a_mesh_changes_nothing():
-    options = {"lookahead": LookaheadConfig(4, 4, 3), "max_new_tokens": 12}
+    options = {"lookahead": LookaheadConfig.paper(4, 4, 3), "max_new_tokens": 12}
     assert traced(mesh=jlade.make_mesh(lookahead=2, model=2), **options) == traced(**options)
 
 
 def test_adaptive_steps_have_the_levels_of_their_pace():
-    lookahead = LookaheadConfig(3, 4, 3, step_cost=9.0)
+    lookahead = LookaheadConfig.paper(3, 4, 3, step_cost=9.0)
     params = tiny_llama(2, max_positions=300)
     found = trace_lib.trace(params, [1, 2, 3], tokenizer=tiny_tokenizer(), max_new_tokens=120, lookahead=lookahead)
     costs = adaptive.costs(adaptive.levels(lookahead), np.float32(9.0)).tolist()
@@ -170,7 +170,7 @@ def data_of(page):
 
 
 def test_the_page_has_the_trace_and_the_masks():
-    lookahead = LookaheadConfig(4, 4, 3, step_cost=9.0)
+    lookahead = LookaheadConfig.paper(4, 4, 3, step_cost=9.0)
     found = traced(lookahead=lookahead)
     data = data_of(trace_lib.page(found))
     expected = json.loads(json.dumps(dataclasses.asdict(found)))

@@ -12,7 +12,7 @@ from jlade.evaluation import trace as trace_lib
 from jlade.lookahead import block
 from tests.tiny import tiny_llama, tiny_tokenizer
 
-LOOKAHEAD = LookaheadConfig(5, 4, 5)
+LOOKAHEAD = LookaheadConfig.paper(5, 4, 5)
 MARKS = str.maketrans({" ": "·", "\n": "↵"})
 
 
@@ -147,11 +147,11 @@ def test_colours_follow_the_system(file, open_page):
     ("lookahead", "panels"),
     [
         (PLAIN, ["text"]),
-        (LookaheadConfig(0, 8, 1), ["text", "verify", "learn", "attend"]),
-        (LookaheadConfig(6, 2, 4), ["text", "guess", "verify", "learn", "attend"]),
-        (LookaheadConfig(4, 4, 0), ["text", "guess", "attend"]),
-        (LookaheadConfig(60, 5, 60), ["text", "guess", "verify", "learn", "attend"]),
-        (LookaheadConfig(4, 4, 3, step_cost=9.0), ["text", "guess", "verify", "learn", "attend"]),
+        (LookaheadConfig.paper(0, 8, 1), ["text", "verify", "learn", "attend"]),
+        (LookaheadConfig.paper(6, 2, 4), ["text", "guess", "verify", "learn", "attend"]),
+        (LookaheadConfig.paper(4, 4, 0), ["text", "guess", "attend"]),
+        (LookaheadConfig.paper(60, 5, 60), ["text", "guess", "verify", "learn", "attend"]),
+        (LookaheadConfig.paper(4, 4, 3, step_cost=9.0), ["text", "guess", "verify", "learn", "attend"]),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ from jlade.devices import choice
 from jlade.models import sharding
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 4]]
-LOOKAHEAD = jlade.LookaheadConfig(4, 3, 2)
+LOOKAHEAD = jlade.LookaheadConfig.paper(4, 3, 2)
 SAMPLING = [jlade.SamplingConfig(), jlade.SamplingConfig(temperature=0.8)]  # greedy and sampled
 
 

@@ -10,13 +10,12 @@ from safetensors.numpy import save_file
 
 import jlade
 from jlade import LookaheadConfig, NGramPool, SamplingConfig
-from jlade.config import SOURCES
 from jlade.decoding import loop
 from tests import reference
 from tests.tiny import tiny_llama
 
-LOOKAHEAD = LookaheadConfig(4, 4, 3)
-TREE = LookaheadConfig(2, 3, 3, candidates=SOURCES, tree_size=12)
+LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
+TREE = LookaheadConfig(tree_size=12, window_size=2, ngram_size=3, guess_set_size=3)
 PARAMS = tiny_llama(2, max_positions=128)
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahead=LOOKAHEAD, keep_state=True)
 
@@ -120,7 +119,7 @@ def test_a_state_grows_with_the_text():
 
 def test_the_pool_carries_over():
     """With n-grams from the text alone, a continued pool is that of the whole conversation, oldest first."""
-    lookahead = LookaheadConfig(0, 3, 4)
+    lookahead = LookaheadConfig.paper(0, 3, 4)
     first = generate([3, 1, 4, 1, 5], lookahead=lookahead)
     text = [3, 1, 4, 1, 5, *first.tokens[0].tolist(), 8, 9, 1]
     second = generate(text, lookahead=lookahead, state=first.state)
@@ -149,7 +148,7 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
         assert (out.statistics.steps_with_candidate == out.steps).all()
     pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=LOOKAHEAD, pool=of_one_row))
     assert len(pieces) == out.steps[0]
-    without_prompt_pool = LookaheadConfig(4, 4, 3, pool_from_prompt=False)
+    without_prompt_pool = LookaheadConfig.paper(4, 4, 3, pool_from_prompt=False)
     list(
         jlade.stream(PARAMS, [1], max_new_tokens=5, lookahead=without_prompt_pool, pool=NGramPool.of(loaded.ngrams[:1]))
     )
@@ -182,7 +181,7 @@ def test_what_does_not_fit_is_refused():
         "state has 2 sequences; accepted are one for each of 1 prompts, or one for all",
         state=generate([[1], [2]]).state,
     )
-    refused(ValueError, "state is of another lookahead setting", state=state, lookahead=LookaheadConfig(4, 4, 2))
+    refused(ValueError, "state is of another lookahead setting", state=state, lookahead=LookaheadConfig.paper(4, 4, 2))
     other = jlade.generate(tiny_llama(0, head_dim=8), [1], max_new_tokens=2, lookahead=LOOKAHEAD, keep_state=True)
     refused(ValueError, r"state is of another model: .* float32\[1, 2, 64, 8\], accepted .*6\]", state=other.state)
     refused(TypeError, "pool must be an NGramPool, got ndarray", pool=np.zeros(3))

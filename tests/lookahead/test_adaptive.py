@@ -47,14 +47,14 @@ def test_levels_equal_those_found_without_arrays(seed):
 
 
 def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
-    levels = adaptive.levels(LookaheadConfig(3, 4, 2))
+    levels = adaptive.levels(LookaheadConfig.paper(3, 4, 2))
     assert [(level.window_size, level.guess_set_size) for level in levels] == [(3, 2), (0, 1), (0, 0)]
     assert adaptive.costs(levels, jnp.float32(2.4)).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
-    assert len(adaptive.levels(LookaheadConfig(0, 3, 1))) == 2, "a setting that is its own narrower level"
+    assert len(adaptive.levels(LookaheadConfig.paper(0, 3, 1))) == 2, "a setting that is its own narrower level"
 
 
 def test_a_tree_is_as_wide_as_its_forecast_says():
-    lookahead = LookaheadConfig(0, 2, 0, candidates=("suffix",), tree_size=7)
+    lookahead = LookaheadConfig.tree(7, candidates=("suffix",))
     levels = adaptive.levels(lookahead)
     assert [level.tree_size for level in levels] == [7, 3, 1, 0]
     assert [level.block_size for level in levels] == [8, 4, 2, 1]
@@ -78,7 +78,7 @@ def test_a_tree_is_as_wide_as_its_forecast_says():
         0,
     ]
     assert [level.tree_size for level in adaptive.levels(dataclasses.replace(lookahead, tree_size=0))] == [0]
-    with_window = LookaheadConfig(3, 3, 2, tree_size=20)
+    with_window = LookaheadConfig(tree_size=20, window_size=3, ngram_size=3, guess_set_size=2)
     assert [(level.window_size, level.tree_size) for level in adaptive.levels(with_window)] == [(3, 20), (0, 7), (0, 0)]
 
 

@@ -47,7 +47,7 @@ def test_every_token_sees_one_text(setting):
 def test_sizes(setting):
     window_size, ngram_size, guess_set_size = setting
     block = blocks.build(*setting)
-    config = LookaheadConfig(*setting)
+    config = LookaheadConfig.paper(*setting)
     assert len(block.positions) == config.block_size
     if window_size:
         assert config.block_size == (ngram_size - 1) * (window_size + guess_set_size)

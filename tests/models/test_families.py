@@ -97,6 +97,6 @@ def test_greedy_texts_equal_transformers(models):
     model, params = models
     prompt = np.random.default_rng(1).integers(0, 50, 12).tolist()
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, 12:].tolist()
-    for lookahead in (None, LookaheadConfig(3, 3, 2)):
+    for lookahead in (None, LookaheadConfig.paper(3, 3, 2)):
         out = jlade.generate(params, prompt, max_new_tokens=64, lookahead=lookahead)
         assert out.tokens[0].tolist() == expected

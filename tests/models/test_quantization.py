@@ -106,7 +106,7 @@ def test_lookahead_equals_plain_decoding():
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
     plain, ahead = (
         jlade.generate(params, prompts, max_new_tokens=40, lookahead=lookahead, eos_ids=())
-        for lookahead in (None, LookaheadConfig(4, 4, 4))
+        for lookahead in (None, LookaheadConfig.paper(4, 4, 4))
     )
     np.testing.assert_array_equal(ahead.tokens, plain.tokens)
     assert ahead.steps.max() < plain.steps.max()

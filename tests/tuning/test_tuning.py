@@ -22,7 +22,7 @@ from jlade.devices import choice
 from jlade.tuning import measurement, search
 from tests.tiny import tiny_llama
 
-SMALL, LONG, WIDE = LookaheadConfig(0, 4, 1), LookaheadConfig(0, 8, 1), LookaheadConfig(15, 5, 15)
+SMALL, LONG, WIDE = LookaheadConfig.paper(0, 4, 1), LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)
 STEP_TIMES = {1: 2.0, 4: 2.5, 8: 4.0, 16: 8.0, 128: 40.0}
 
 
@@ -53,7 +53,7 @@ def test_a_block_that_no_number_of_tokens_makes_up_for_is_not_tried():
 
 
 def test_what_cannot_beat_the_best_is_not_tried():
-    slow = LookaheadConfig(0, 2, 1)  # at most 2 tokens a step
+    slow = LookaheadConfig.paper(0, 2, 1)  # at most 2 tokens a step
     _, _, pruned = search.search([slow, LONG], STEP_TIMES, Measured({LONG: 3.0}))
     assert pruned == [slow]
     _, _, pruned = search.search([slow, LONG], STEP_TIMES, Measured({LONG: 1.1, slow: 1.0}))
@@ -61,7 +61,7 @@ def test_what_cannot_beat_the_best_is_not_tried():
 
 
 def test_the_best_are_measured_again_and_that_decides():
-    far = LookaheadConfig(0, 5, 1)
+    far = LookaheadConfig.paper(0, 5, 1)
     measure = Measured({SMALL: 1.5, LONG: 1.6, far: 1.0}, {SMALL: 1.7, LONG: 1.4})
     best, trials, _ = search.search([SMALL, LONG, far], STEP_TIMES, measure)
     assert sorted(t.block_size for t in measure.asked[True]) == [4, 8]
@@ -91,7 +91,7 @@ def test_the_default_is_tried_first_and_in_any_case():
 
 
 def test_the_settings_that_can_still_win_are_announced():
-    slow, announced = LookaheadConfig(0, 2, 1), []
+    slow, announced = LookaheadConfig.paper(0, 2, 1), []
     measure = Measured({LONG: 1.0, SMALL: 2.5, slow: 1.0})
     search.search([slow, SMALL, LONG], STEP_TIMES, measure, announce=lambda *what: announced.append(what))
     assert announced == [("0, 8, 1", 4), ("0, 4, 1", 3), ("0, 4, 1 once more", 1)]
@@ -117,7 +117,7 @@ def test_steps_are_timed_up_to_the_block_that_no_wider_setting_pays_for():
         assert list(result.items()) == [(size, cost(size)) for size in result]
         return list(result)
 
-    assert times(search.USUAL, lambda size: 1.0) == [1, 3, 6, 12, 29, 80, 240]
+    assert times(search.USUAL, lambda size: 1.0) == [1, 3, 6, 16, 32, 64, 240]
     assert times([WIDE, SMALL, LONG], lambda size: 1.0) == [1, 4, 8, 120]
     assert times([WIDE, SMALL, LONG], lambda size: float(size)) == [1, 4, 8]  # 5.75 tokens at most
     assert times([], lambda size: 1.0) == [1]
@@ -159,7 +159,7 @@ def clock(monkeypatch):
 
 
 def test_what_is_measured(clock):
-    params, doing, other = tiny_llama(3), [], LookaheadConfig(3, 3, 2)
+    params, doing, other = tiny_llama(3), [], LookaheadConfig.paper(3, 3, 2)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
     result = jlade.tune(
         params,
@@ -209,7 +209,7 @@ def test_what_is_measured(clock):
     ("number", "sizes", "settings"), [(0, [], []), (2, [1, 4], []), (4, [1, 4, 10], [PLAIN, SMALL]), (5, None, None)]
 )
 def test_ctrl_c_gives_what_was_measured_and_stores_nothing(number, sizes, settings, clock):
-    other = LookaheadConfig(3, 3, 2)
+    other = LookaheadConfig.paper(3, 3, 2)
 
     def interrupt(doing, done, total):
         if done == number:
@@ -344,7 +344,7 @@ def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch):
     ("arguments", "error", "message"),
     [
         ({"max_new_tokens": 7, "settings": [SMALL]}, ValueError, "max_new_tokens must be at least 8, got 7"),
-        ({"max_new_tokens": 23}, ValueError, "max_new_tokens must be at least 24, got 23"),  # of N = 12
+        ({"max_new_tokens": 23}, ValueError, "max_new_tokens must be at least 26, got 23"),  # of 13, by a tree
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
         ({"repeat": 0}, ValueError, "repeat must be at least 1, got 0"),
         ({"settings": [(15, 5, 15)]}, TypeError, r"settings must hold LookaheadConfigs, got \(15, 5, 15\)"),

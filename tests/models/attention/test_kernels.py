@@ -102,7 +102,7 @@ def test_same_text(name, module, kernel, device, dtype, monkeypatch):
     params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape))
 
     def generate(attention: str) -> np.ndarray:
-        settings = {"lookahead": jlade.LookaheadConfig(2, 3, 2), "max_new_tokens": 12, "eos_ids": ()}
+        settings = {"lookahead": jlade.LookaheadConfig.paper(2, 3, 2), "max_new_tokens": 12, "eos_ids": ()}
         return jlade.generate(params, [1, 2, 3, 1, 2], decoder=Llama(params.config, attention), **settings).tokens
 
     np.testing.assert_array_equal(generate(name), generate("plain"))

@@ -1,0 +1,82 @@
+"""Tokens per step with a corpus: the texts of other prompts, as token ids or as the states of their calls.
+
+    python benchmarks/warm.py prompts.jsonl --model smollm2 --lookahead tree=63
+
+Every prompt of the file, with a field `ids` or `prompt`, is decoded three times: cold, with the tokens of all other
+prompts and their greedy texts as corpus, and with the states of their calls. The texts have to be the same. Only steps
+are counted, so the time does not matter.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Import from the repository, not from this folder: see compression.py.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import jlade
+from jlade.evaluation import datasets
+from jlade.evaluation.provenance import provenance
+from jlade.generation import text
+from jlade.lookahead import names
+
+WAYS = ("cold", "texts", "states")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="prompts, as `jlade bench --data` reads them")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--lookahead", default="10,5,10:tree=80", metavar="SETTING")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="M")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="K", help="decode every K-th prompt; all are in the corpus"
+    )
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+
+    params, tokenizer = jlade.load(options.model, "float32")
+    assert tokenizer is not None
+    questions = datasets.read(options.data).questions
+    prompts = [each.ids or text.encode(tokenizer, each.turns[0]) for each in questions]
+    setting = names.parse(options.lookahead)
+
+    def decode(index: int, corpus: list[Any] | None = None) -> jlade.Generation:
+        return jlade.generate(
+            params,
+            prompts[index],
+            max_new_tokens=options.max_new_tokens,
+            lookahead=setting,
+            corpus=corpus,
+            keep_state=True,
+        )
+
+    cold = [decode(index) for index in range(len(prompts))]
+    whole = [[*ids, *out.tokens[0, : out.lengths[0]].tolist()] for ids, out in zip(prompts, cold, strict=True)]
+    counts: dict[str, dict[str, list[int]]] = {}
+    for index in range(0, len(prompts), options.every):
+        corpora: dict[str, list[Any]] = {"texts": whole, "states": [out.state for out in cold]}
+        runs = {way: decode(index, [*each[:index], *each[index + 1 :]]) for way, each in corpora.items()}
+        for way, out in {"cold": cold[index], **runs}.items():
+            np.testing.assert_array_equal(out.tokens, cold[index].tokens)
+            for task in (questions[index].task, "all"):
+                tokens, steps = counts.setdefault(task, {}).get(way, [0, 0])
+                counts[task][way] = [tokens + int(out.lengths[0]), steps + int(out.steps[0])]
+    rates = {task: {way: tokens / steps for way, (tokens, steps) in of.items()} for task, of in counts.items()}
+    table = Table("task", *WAYS, title=f"Tokens per step, {names.label(setting)}")
+    for task, of_task in rates.items():
+        table.add_row(task, *(f"{of_task[way]:.2f}" for way in WAYS))
+    Console().print(table)
+    if options.json:
+        figures = provenance() | {"lookahead": options.lookahead, "tokens_per_step": rates}
+        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

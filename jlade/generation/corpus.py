@@ -1,0 +1,77 @@
+"""A corpus: earlier texts, such as those of the same user, in which drafts are searched too."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.candidates import recycling
+from jlade.candidates.tree import NONE
+from jlade.decoding.state import DecodeState
+from jlade.devices import mesh as mesh_lib
+from jlade.generation import prompts as prompts_lib
+from jlade.generation.prompts import Prompt
+from jlade.generation.text import Tokenizer
+
+Corpus = Sequence[Prompt | DecodeState]
+SMALLEST = 1024  # tokens; sizes are this times a power of two, so that few programs are compiled
+
+
+def read(corpus: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarray:
+    """Returns the tokens of the texts [S] int32, each followed by `NONE`; more of these before the first fill up.
+
+    Raises:
+      TypeError, ValueError: name the text, the value and what is accepted.
+    """
+    if isinstance(corpus, str) or hasattr(corpus, "__array__") or not isinstance(corpus, Sequence):
+        raise TypeError(
+            "corpus must be a list of texts, each a string, token ids, or the `state` of a Generation, "
+            f"got {type(corpus).__name__}"
+        )
+    texts: list[np.ndarray] = []
+    for i, one in enumerate(corpus):
+        if isinstance(one, DecodeState):
+            tokens, num_tokens = mesh_lib.fetch((one.tokens, one.num_tokens))
+            texts += [row[:length] for row, length in zip(tokens, num_tokens, strict=True)]
+        else:
+            texts.append(prompts_lib.token_ids(f"corpus[{i}]", one, tokenizer, vocab_size))
+    tokens = np.concatenate([np.append(ids, NONE) for ids in texts]) if texts else np.array([NONE])
+    size = next(size for size in (SMALLEST << i for i in itertools.count()) if size >= len(tokens))
+    return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
+
+
+def recycled(corpus: Corpus, tokens: np.ndarray, batch_size: int, vocab_size: int) -> jax.Array:
+    """Returns tables [B, V, k] to begin with: the latest entries of the states, else the most frequent next tokens.
+
+    Args:
+      corpus: the texts.
+      tokens: [S] int32, as `read` returns them.
+      batch_size: B.
+      vocab_size: V.
+    """
+    tables = [one.drafts.table for one in corpus if isinstance(one, DecodeState) and one.drafts is not None]
+    rows = [row for table in tables if table is not None for row in table]
+    table = functools.reduce(_merge, rows, jnp.asarray(_followers(tokens, vocab_size)))
+    return jnp.broadcast_to(table, (batch_size, *table.shape))
+
+
+def _followers(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Returns the most frequent next tokens [V, k] int32 of each token, `NONE` where there are fewer."""
+    pairs = np.stack([tokens[:-1], tokens[1:]], axis=1)
+    pairs, counts = np.unique(pairs[(pairs >= 0).all(axis=1)], axis=0, return_counts=True)
+    order = np.lexsort((-counts, pairs[:, 0]))
+    first, second = pairs[order].T
+    rank = np.arange(len(first)) - np.searchsorted(first, first)
+    table = np.full((vocab_size, recycling.RANKS), NONE, np.int32)
+    is_kept = rank < recycling.RANKS
+    table[first[is_kept], rank[is_kept]] = second[is_kept]
+    return table
+
+
+@jax.jit
+def _merge(earlier: jax.Array, later: jax.Array) -> jax.Array:
+    return jnp.where(later[:, :1] == NONE, earlier, later)
