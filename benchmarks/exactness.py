@@ -29,6 +29,8 @@ from jlade import LookaheadConfig
 
 GOLDEN = PROMPTS.with_name("greedy.json")
 SETTINGS = [
+    LookaheadConfig(),
+    LookaheadConfig.tree(63),
     LookaheadConfig.paper(15, 5, 15),
     LookaheadConfig.paper(7, 3, 7),
     LookaheadConfig.paper(10, 2, 10),

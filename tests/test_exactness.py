@@ -20,9 +20,9 @@ SOME_PROMPTS = [
     LookaheadConfig.paper(15, 5, 15),
     LookaheadConfig.paper(15, 5, 15, pool_from_prompt=False),
     LookaheadConfig.paper(5, 4, 5, pool_from_prompt=False),
-    LookaheadConfig.paper(1, 5, 30),
-    LookaheadConfig.paper(30, 5, 1, pool_from_prompt=False),
     LookaheadConfig.paper(10, 2, 10),
+    LookaheadConfig(),
+    LookaheadConfig.tree(7, step_cost=1.5),
     LookaheadConfig.paper(3, 8, 12, step_cost=3.5),  # more than some texts repay, so that steps become narrower
 ]
 
@@ -71,6 +71,8 @@ def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golde
     ]
     arguments = {"max_new_tokens": 48, "sampling": configs, "key": jax.random.key(1), "eos_ids": ()}
     plain = jlade.generate(demo[0], prompts, lookahead=None, **arguments)
-    out = jlade.generate(demo[0], prompts, lookahead=LookaheadConfig.paper(5, 4, 5), **arguments)
+    out = jlade.generate(
+        demo[0], prompts, lookahead=LookaheadConfig(tree_size=12, window_size=3, ngram_size=4), **arguments
+    )
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     assert out.compression.mean() > 1.1

@@ -100,7 +100,7 @@ def estimate(
     """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
 
     Args:
-      platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get the setting that was fastest in tests.
+      platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get `config.SMALL_BLOCK`.
       device_kind: the attribute of a `jax.Device`.
       batch_size: B.
       weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half

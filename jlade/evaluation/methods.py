@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Literal
 
-from jlade.config import PLAIN, SMALL_BLOCK, SOURCES, LookaheadConfig, SamplingConfig
+from jlade.config import PLAIN, SOURCES, LookaheadConfig, SamplingConfig
 from jlade.lookahead import names
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -15,7 +15,7 @@ JACOBI = LookaheadConfig.paper(window_size=10, ngram_size=2, guess_set_size=10, 
 SETTINGS: dict[str, LookaheadConfig | Literal["auto"]] = {
     "plain": PLAIN,
     "jacobi": JACOBI,
-    "prompt-lookup": SMALL_BLOCK,
+    "prompt-lookup": LookaheadConfig.paper(0, 4, 1),
     "auto": "auto",
 }
 TRANSFORMERS = {"transformers": 0, "transformers-lookup": LOOKUP_TOKENS}

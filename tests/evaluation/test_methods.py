@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig
+from jlade.config import PLAIN, LookaheadConfig
 from jlade.evaluation.methods import DTYPES, SETTINGS, TRANSFORMERS, Method, parse
 
 
@@ -39,7 +39,7 @@ def test_methods_that_differ_have_other_labels(one, other):
 def test_what_names_mean():
     assert parse("plain") == Method(PLAIN)
     assert parse("0,9,0") == parse("1,2,0") == parse("plain"), "a step of one token"
-    assert parse("prompt-lookup") == parse("0,4,1") == Method(SMALL_BLOCK)
+    assert parse("prompt-lookup") == parse("0,4,1") == Method(LookaheadConfig.paper(0, 4, 1))
     assert str(parse("0,4,1")) == "prompt-lookup"
     assert parse("15,5,15") == Method(LookaheadConfig.paper())
     assert parse("10,2,10:no-prompt") == parse("jacobi")

@@ -13,7 +13,6 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.candidates import recycling
 from jlade.candidates.tree import NONE
-from jlade.config import SMALL_BLOCK
 from jlade.devices import choice
 from jlade.generation import corpus as corpus_lib
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -81,7 +80,7 @@ def test_a_larger_corpus_of_the_same_power_of_two_compiles_nothing():
 
 
 def test_a_setting_that_was_chosen_without_a_tree_ignores_it(monkeypatch):
-    monkeypatch.setattr(choice, "choose", lambda *_: SMALL_BLOCK)
+    monkeypatch.setattr(choice, "choose", lambda *_: LookaheadConfig.paper(0, 4, 1))
     assert jlade.prepare(PARAMS, [1], corpus=[[1, 2]])[0].corpus is None
 
 

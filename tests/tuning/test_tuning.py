@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig, Trial
-from jlade.config import PLAIN
+from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.decoding import loop, prefill
 from jlade.devices import choice
 from jlade.tuning import measurement, search
 from tests.tiny import tiny_llama
 
-SMALL, LONG, WIDE = LookaheadConfig.paper(0, 4, 1), LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)
+SMALL, LONG, WIDE = SMALL_BLOCK, LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)
+ADAPTIVE = dataclasses.replace(SMALL, step_cost=1.6)  # by the clock below
 STEP_TIMES = {1: 2.0, 4: 2.5, 8: 4.0, 16: 8.0, 128: 40.0}
 
 
@@ -94,7 +95,7 @@ def test_the_settings_that_can_still_win_are_announced():
     slow, announced = LookaheadConfig.paper(0, 2, 1), []
     measure = Measured({LONG: 1.0, SMALL: 2.5, slow: 1.0})
     search.search([slow, SMALL, LONG], STEP_TIMES, measure, announce=lambda *what: announced.append(what))
-    assert announced == [("0, 8, 1", 4), ("0, 4, 1", 3), ("0, 4, 1 once more", 1)]
+    assert announced == [("0, 8, 1", 4), ("tree of 3", 3), ("tree of 3 once more", 1)]
 
 
 @given(st.data())
@@ -168,6 +169,7 @@ def test_what_is_measured(clock):
         max_new_tokens=24,
         batch_size=2,
         repeat=1,
+        adaptive=False,
         progress=lambda *what: doing.append(what),
     )
     assert result.step_times == pytest.approx({1: 1.25, 4: 2.0, 10: 3.5, 120: 31.0})
@@ -178,7 +180,7 @@ def test_what_is_measured(clock):
         ("a step of 4 tokens", 1, 8),
         ("a step of 10 tokens", 2, 8),
         ("a step of 120 tokens", 3, 8),
-        ("0, 4, 1", 4, 7),  # without WIDE
+        ("tree of 3", 4, 7),  # without WIDE
     ]
     assert doing[-2][0].endswith("once more")
     assert doing[-1] == ("done", len(doing) - 1, len(doing) - 1)
@@ -206,7 +208,7 @@ def test_what_is_measured(clock):
 
 
 @pytest.mark.parametrize(
-    ("number", "sizes", "settings"), [(0, [], []), (2, [1, 4], []), (4, [1, 4, 10], [PLAIN, SMALL]), (5, None, None)]
+    ("number", "sizes", "settings"), [(0, [], []), (2, [1, 4], []), (4, [1, 4, 10], [PLAIN, ADAPTIVE]), (5, None, None)]
 )
 def test_ctrl_c_gives_what_was_measured_and_stores_nothing(number, sizes, settings, clock):
     other = LookaheadConfig.paper(3, 3, 2)
@@ -221,7 +223,7 @@ def test_ctrl_c_gives_what_was_measured_and_stores_nothing(number, sizes, settin
         jlade.tune(params, [1, 2, 3], **arguments)
     interrupted = caught.value
     if number == 5:
-        sizes, settings = [1, 4, 10], [PLAIN, SMALL, other]
+        sizes, settings = [1, 4, 10], [PLAIN, ADAPTIVE, other]
     assert list(interrupted.step_times) == sizes
     assert [trial.lookahead for trial in interrupted.trials] == settings
     assert choice.load(choice.key(params, params.decoder, 1)) is None
@@ -304,7 +306,7 @@ def test_it_prints_as_tables():
     assert ["15, 5, 15", "120", "2.00", "1000.00", "1.00", "0", "0.25x"] in rows
     assert "1 x device (gpu), batch size 2" in printed
     assert "too few: 1 settings" in printed
-    assert "fastest: 0, 4, 1, 1.50x plain decoding" in printed
+    assert "fastest: tree of 3, 1.50x plain decoding" in printed
     assert "fastest: plain decoding" in str(dataclasses.replace(TUNING, best=TUNING.trials[0]))
 
 
@@ -322,7 +324,7 @@ def test_the_plot_shows_every_setting(tmp_path):
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
         TUNING.plot(tmp_path / "tuning.svg")
     drawn = (tmp_path / "tuning.svg").read_text()
-    assert all(f">{label}<" in drawn for label in ("plain", "0, 4, 1", "15, 5, 15", "tokens/s", "one step, ms"))
+    assert all(f">{label}<" in drawn for label in ("plain", "tree of 3", "15, 5, 15", "tokens/s", "one step, ms"))
 
 
 @pytest.mark.parametrize(
