@@ -41,6 +41,7 @@ FEW, MANY = 16, 272  # new tokens of two texts; their difference in time is that
 LOOKAHEAD = LookaheadConfig.paper(15, 5, 15)  # a block of 120
 BLOCKS = {8: LookaheadConfig.paper(1, 5, 1), 32: LookaheadConfig.paper(4, 5, 4), 64: LookaheadConfig.paper(8, 5, 8)}
 BLOCKS |= {256: LookaheadConfig.paper(32, 5, 32)}
+TREES = {"window and tree": LookaheadConfig(), "tree of 63": LookaheadConfig.tree(63)}
 
 
 def main() -> None:
@@ -68,6 +69,9 @@ def main() -> None:
     parts.run("steps", lambda: measure.steps(device))
     for batch_size in options.batches:
         parts.run(f"batch {batch_size}", functools.partial(measure.texts, batch_size), like="batch 1")
+    for name, lookahead in TREES.items():
+        parts.run(name, functools.partial(measure.texts, 1, lookahead), like="batch 1")
+        parts.run(f"step of {name}", functools.partial(measure.block, lookahead), like="block of 8")
     for size, lookahead in BLOCKS.items():
         parts.run(f"block of {size}", functools.partial(measure.block, lookahead), like="block of 8")
     parts.print()
@@ -220,8 +224,8 @@ class _Measurement:
     def __post_init__(self) -> None:
         self.peak_of_loading = peak_bytes(self.model.params)
 
-    def texts(self, batch_size: int) -> Figures:
-        """Measures whole texts, prefill included, of plain and of lookahead decoding."""
+    def texts(self, batch_size: int, wide: LookaheadConfig = LOOKAHEAD) -> Figures:
+        """Measures whole texts, prefill included, of plain decoding and of another setting."""
         figures: Figures = {}
         for kind in ("code", "prose"):
             prompts = prompts_of(kind, self.num_prompts if batch_size == 1 else batch_size)
@@ -230,7 +234,7 @@ class _Measurement:
             def run(lookahead: LookaheadConfig, batches: list[list[list[int]]] = batches) -> list[Any]:
                 return [self.model.decode(lookahead, batch, self.new_tokens) for batch in batches]
 
-            runs = {lookahead: functools.partial(run, lookahead) for lookahead in (PLAIN, LOOKAHEAD)}
+            runs = {lookahead: functools.partial(run, lookahead) for lookahead in (PLAIN, wide)}
             texts, steps = {}, {}
             for lookahead, decode in runs.items():
                 results = decode()
@@ -238,20 +242,20 @@ class _Measurement:
                 steps[lookahead] = np.stack([steps for _, steps in results])
             seconds = {name: statistics.median(times) for name, times in in_turns(runs, self.model.repeat).items()}
             tokens = texts[PLAIN].size
-            compression = tokens / steps[LOOKAHEAD].sum()
-            speedup = seconds[PLAIN] / seconds[LOOKAHEAD]
+            compression = tokens / steps[wide].sum()
+            speedup = seconds[PLAIN] / seconds[wide]
             figures |= {
                 f"{kind}: plain, tokens/s": tokens / seconds[PLAIN],
-                f"{kind}: lookahead, tokens/s": tokens / seconds[LOOKAHEAD],
+                f"{kind}: lookahead, tokens/s": tokens / seconds[wide],
                 f"{kind}: speedup": speedup,
                 f"{kind}: compression": float(compression),
                 f"{kind}: speedup / compression": float(speedup / compression),
                 # A batch makes as many steps as its slowest sequence.
                 f"{kind}: steps of plain / steps of lookahead": float(
-                    steps[PLAIN].max(axis=1).sum() / steps[LOOKAHEAD].max(axis=1).sum()
+                    steps[PLAIN].max(axis=1).sum() / steps[wide].max(axis=1).sum()
                 ),
-                f"{kind}: equal texts": f"{(texts[PLAIN] == texts[LOOKAHEAD]).all(axis=1).sum()}/{len(prompts)}",
-                f"{kind}: first difference, token": first_difference(texts[LOOKAHEAD], texts[PLAIN]),
+                f"{kind}: equal texts": f"{(texts[PLAIN] == texts[wide]).all(axis=1).sum()}/{len(prompts)}",
+                f"{kind}: first difference, token": first_difference(texts[wide], texts[PLAIN]),
             }
         return figures | self.model.take_compilation()
 

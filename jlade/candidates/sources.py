@@ -16,7 +16,6 @@ from jlade.candidates.recycling import Template
 from jlade.candidates.tree import Proposals, Shape, Tree
 from jlade.config import LookaheadConfig
 
-OTHER = 0.6  # initial odds of a match in another text, relative to one in the same text
 MATCHES = 4  # matches of the text's end that are read on
 SPARE = 2.5  # drafts from recycled logits, relative to the size of the tree: those that others propose too make room
 
@@ -27,12 +26,14 @@ _SPANS = suffix.LONGEST * MATCHES
 KINDS = {"pool": SLOTS, "suffix": _SPANS, "recycled": recycling.RANKS, "corpus": _SPANS}
 FIRST = dict(zip(KINDS, np.cumsum([0, *KINDS.values()]).tolist(), strict=False))
 SOURCE_OF_KIND = np.repeat(np.arange(len(KINDS)), list(KINDS.values()))  # [K]
-# Initial odds, measured with SmolLM2: of the first match by length, and of the others relative to it.
+# Initial odds, measured with SmolLM2: of the first match by length, and of the others relative to it; those of a corpus
+# are assumed.
+_OTHER_TEXT = 0.6
 _BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
 _BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
 _OF_SPANS = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
 _OF_SLOTS = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])
-ODDS = np.concatenate([_OF_SLOTS, _OF_SPANS, np.array(recycling.ODDS), OTHER * _OF_SPANS])
+ODDS = np.concatenate([_OF_SLOTS, _OF_SPANS, np.array(recycling.ODDS), _OTHER_TEXT * _OF_SPANS])
 
 
 @flax.struct.dataclass
@@ -108,18 +109,12 @@ def draft(
         tokens.append(ngrams.reshape(-1))
         kinds.append(jnp.asarray(np.repeat(slot, ngrams.shape[1]), jnp.int32))
     if "suffix" in lookahead.reach:
-        last = suffix.last(text, length)
-        reach = jnp.arange(lookahead.reach["suffix"], dtype=jnp.int32)
-        searched = [("suffix", text, length)]
+        last, reach = suffix.last(text, length), lookahead.reach["suffix"]
+        spans = [_spans("suffix", text, length, last, reach)]
         if corpus is not None:
-            searched += [("corpus", corpus, jnp.int32(len(corpus)))]
-        for source, other, end in searched:
-            places, lengths = suffix.find(other, end, last, MATCHES)
-            spans = suffix.read(other, end, places, len(reach))
-            matched = jnp.minimum(lengths[:, None] + reach[None, :], suffix.LONGEST)
-            rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
-            tokens.append(jnp.where(lengths[:, None] > 0, spans, tree_lib.NONE).reshape(-1))
-            kinds.append((FIRST[source] + (jnp.maximum(matched, 1) - 1) * MATCHES + rank).reshape(-1))
+            spans += [_spans("corpus", corpus, jnp.int32(len(corpus)), last, reach)]
+        tokens += [span_tokens for span_tokens, _ in spans]
+        kinds += [span_kinds for _, span_kinds in spans]
     if template is not None:
         assert table is not None
         tokens.append(recycling.draft(table, text[length - 1], template))
@@ -127,6 +122,17 @@ def draft(
     proposals = Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds))
     tree = tree_lib.merge(proposals, record.costs[proposals.kinds], shape, size)
     return Drafts(tree, proposals, record, table)
+
+
+def _spans(source: str, text: jax.Array, length: jax.Array, last: jax.Array, reach: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the tokens and the kinds of the spans after the longest matches of `last` in a text."""
+    places, lengths = suffix.find(text, length, last, MATCHES)
+    spans = suffix.read(text, length, places, reach)
+    matched = jnp.minimum(lengths[:, None] + jnp.arange(reach, dtype=jnp.int32)[None, :], suffix.LONGEST)
+    rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
+    tokens = jnp.where(lengths[:, None] > 0, spans, tree_lib.NONE)
+    kinds = FIRST[source] + (jnp.maximum(matched, 1) - 1) * MATCHES + rank
+    return tokens.reshape(-1), kinds.reshape(-1)
 
 
 def learn(

@@ -182,6 +182,10 @@ def _table(statistics: jlade.Statistics) -> Table:
         result.add_row(f"steps that accepted {count}", str(steps))
     result.add_row("steps with a candidate", f"{statistics.candidate_rate[0]:.0%}")
     result.add_row("steps that accepted more than one token", f"{statistics.accepted_rate[0]:.0%}")
+    for source, tokens in (statistics.contributed or {}).items():
+        result.add_row(f"tokens accepted from {source}", str(tokens[0]))
+    if not statistics.keys[0]:
+        return result
     result.add_row("keys in the pool", str(statistics.keys[0]))
     result.add_row("n-grams in the pool", str(statistics.ngrams[0]))
     result.add_row("n-grams of a key, on average", f"{statistics.mean_fan_out[0]:.1f}")

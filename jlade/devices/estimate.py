@@ -100,7 +100,7 @@ def estimate(
     """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
 
     Args:
-      platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get `config.SMALL_BLOCK`.
+      platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get a block of 4 tokens.
       device_kind: the attribute of a `jax.Device`.
       batch_size: B.
       weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half
@@ -108,7 +108,7 @@ def estimate(
       lookahead: devices that share the tokens of a step. With more than one it is the widest of `DIVIDED`.
     """
     if platform == "cpu":
-        return SMALL_BLOCK
+        return SMALL_BLOCK if lookahead == 1 else DIVIDED[-1]
     device = rates(platform, device_kind)
 
     def is_free(setting: LookaheadConfig) -> bool:

@@ -21,6 +21,7 @@ from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import Params
 
 TEMPLATE = pathlib.Path(__file__).with_name("trace.html")
+SHOWN = LookaheadConfig.paper(7, 5, 7)  # by default: a window and candidates, in a block that fits a page
 DATA = "TRACE_DATA"  # its place in the template
 
 
@@ -67,10 +68,13 @@ def trace(params: Params, prompt: Prompt, **options: Unpack[Options]) -> Trace:
 
     Args:
       params, prompt, options: those of `jlade.stream`; `tokenizer` is required. A stop string is not cut off the text.
+        For `lookahead="auto"` it is `SHOWN`; there must be no tree.
 
     Raises:
       TypeError, ValueError: as `jlade.stream` does.
     """
+    if options.get("lookahead", "auto") == "auto":
+        options["lookahead"] = SHOWN
     request = request_lib.check(params, prompt, options)
     request_lib.check_single(request)
     tokenizer = request.tokenizer

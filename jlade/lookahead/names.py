@@ -13,7 +13,7 @@ def parse(name: str) -> LookaheadConfig:
     Raises:
       ValueError: says what is accepted.
     """
-    match = re.fullmatch(r"(?:(\d+),(\d+),(\d+))?(?:(?:^|:)tree=(\d+))?", name.replace(" ", ""))
+    match = re.fullmatch(r"(?:(\d+),(\d+),(\d+))?(?:(?:^|(?<=\d):)tree=(\d+))?", name.replace(" ", ""))
     if not name or match is None:
         raise ValueError(f"a setting is {SYNTAX}; got {name!r}")
     sizes = [int(size) for size in match.groups()[:3] if size]

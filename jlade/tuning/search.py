@@ -14,7 +14,9 @@ import numpy as np
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.decoding import sharding
 from jlade.devices import choice, processes
+from jlade.devices import mesh as mesh_lib
 from jlade.devices.estimate import SLACK, speed_limit
+from jlade.devices.mesh import LOOKAHEAD
 from jlade.generation import request
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Options, TextOptions
@@ -74,7 +76,8 @@ def tune(
     Args:
       params: the model's parameters.
       prompts: a few prompts like those to come, as tokens per step depend on the text; see `jlade.generate`.
-      settings: the settings to try besides plain decoding and the estimate for this device.
+      settings: the settings to try besides plain decoding and the estimate for this device. With lookahead parallelism,
+        those without a tree.
       batch_size: prompts decoded at once. The result holds for batches of this size.
       repeat: how often the best settings are timed; the other ones are timed half as often. The median counts for
         texts, the minimum for steps.
@@ -103,6 +106,8 @@ def tune(
     mesh = checked.program.mesh
     default = choice.estimated(params, batch_size, mesh)
     settings = [setting for setting in (default, *settings) if setting != PLAIN]  # plain decoding is tried anyway
+    if mesh_lib.size(mesh, LOOKAHEAD) > 1:
+        settings = [setting for setting in settings if setting.tree_size is None]
     least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
     max_new_tokens = check_int("max_new_tokens", options["max_new_tokens"], least)
     key = choice.key(params, checked.program.decoder, batch_size, mesh)

@@ -19,7 +19,7 @@ def test_prints_the_completion_and_both_rows(capsys):
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("import os\nimport ")
-    assert "prompt lookup W=0 N=4 G=1" in printed
+    assert "tree of 3" in printed
     assert "plain" in printed
     assert "\x1b" not in printed, "no colours when the output is not a terminal"
 
@@ -178,4 +178,4 @@ def test_ctrl_c_ends_with_the_figures_so_far(monkeypatch, capsys):
     monkeypatch.setattr(jlade, "stream", stream)
     monkeypatch.setattr(compare, "_compile", lambda *arguments: None)
     assert cli.main(SHORT) == 130
-    assert "prompt lookup W=0 N=4 G=1 │      1 │     1" in capsys.readouterr().out
+    assert "tree of 3 │      1 │     1" in capsys.readouterr().out

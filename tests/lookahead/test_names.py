@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jlade import LookaheadConfig
+from jlade.config import PLAIN
+from jlade.lookahead import names
+
+SIZES = (st.integers(0, 30), st.integers(2, 9), st.integers(0, 30))
+SETTINGS = (
+    st.builds(LookaheadConfig.paper, *SIZES)
+    | st.builds(LookaheadConfig.tree, st.integers(0, 99))
+    | st.builds(
+        lambda tree, window, ngram, guesses: LookaheadConfig(
+            tree_size=tree, window_size=window, ngram_size=ngram, guess_set_size=guesses
+        ),
+        *(st.integers(0, 99), st.integers(1, 30), st.integers(2, 9), st.integers(0, 30)),
+    )
+)
+
+
+@given(SETTINGS)
+def test_a_name_is_read_as_its_setting(setting):
+    assert names.parse(names.name(setting)) == setting
+    assert names.parse(f" {names.name(setting).replace(',', ', ')}") == setting
+    assert LookaheadConfig(**names.sizes(setting)) == setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "label"),
+    [
+        (LookaheadConfig.paper(15, 5, 15), "15,5,15", "15, 5, 15"),
+        (LookaheadConfig.tree(63), "tree=63", "tree of 63"),
+        (LookaheadConfig(), "10,5,10:tree=80", "10, 5, 10, tree of 80"),
+        (PLAIN, "0,2,0", "plain"),
+        (LookaheadConfig.tree(0), "tree=0", "plain"),
+    ],
+)
+def test_names_and_labels(setting, name, label):
+    assert (names.name(setting), names.label(setting)) == (name, label)
+
+
+@pytest.mark.parametrize("name", ["", "15", "15,5", "tree", "tree=", "tree=x", "1,2,3:tree", "1,2,3tree=4", ":tree=4"])
+def test_other_names_are_refused(name):
+    with pytest.raises(ValueError, match=f"a setting is W,N,G, tree=M or W,N,G:tree=M; got '{name}'"):
+        names.parse(name)
