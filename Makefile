@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 .PHONY: demo chat bench install test accelerators lint clean
 
 demo: $(VENV)/.demo
-	$(BIN)/jlade "$(PROMPT)" --also 15,5,15
+	$(BIN)/jlade "$(PROMPT)" --also 10,5,10:tree=80
 
 chat: $(VENV)/.chat
 	$(BIN)/jlade chat

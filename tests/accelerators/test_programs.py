@@ -76,7 +76,8 @@ def test_programs(name, shape, attention, setting):
     assert found.memory.arguments - weights == pytest.approx(state_bytes(SHAPES[shape], setting), rel=0.01)
     if name != "v5e":
         return
-    assert found.plain_step.time.arithmetic < found.step.time.arithmetic < 1.3 * found.plain_step.time.arithmetic
+    share = found.step.time.arithmetic / found.plain_step.time.arithmetic  # of two layers and all that is outside them
+    assert 1 < share < (1.35 if setting.tree_size else 1.3)
 
 
 def state_bytes(config, setting):
