@@ -1,7 +1,6 @@
 """A corpus: earlier texts, such as those of the same user, in which drafts are searched too."""
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ def read(corpus: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarra
         else:
             texts.append(prompts_lib.token_ids(f"corpus[{i}]", one, tokenizer, vocab_size))
     tokens = np.concatenate([np.append(ids, NONE) for ids in texts]) if texts else np.array([NONE])
-    size = next(size for size in (SMALLEST << i for i in itertools.count()) if size >= len(tokens))
+    size = prompts_lib.round_up(len(tokens), SMALLEST)
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 
 

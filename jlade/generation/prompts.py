@@ -1,5 +1,6 @@
 """The prompts of a request, in text, token ids or a padded batch, as the token ids of each."""
 
+import itertools
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,6 +76,11 @@ def token_ids(
     if len(outside):
         raise ValueError(f"{name} holds token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
     return ids.astype(np.int32)
+
+
+def round_up(number: int, smallest: int) -> int:
+    """Rounds a number of tokens up to `smallest` times a power of two, so that few programs are compiled."""
+    return next(size for size in (smallest << i for i in itertools.count()) if size >= number)
 
 
 def _unpad(ids: dict[str, np.ndarray], prompts: dict[str, Any], attention_mask: Any) -> list[np.ndarray]:

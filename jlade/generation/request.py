@@ -141,7 +141,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     key = _check_key(options.get("key"), batch_size)
     sampling = _check_sampling(options.get("sampling", SamplingConfig()), batch_size, decoder.vocab_size)
 
-    capacity = min(_round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), decoder.max_positions)
+    capacity = min(prompts_lib.round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), decoder.max_positions)
     corpus, recycled = options.get("corpus"), None
     corpus_tokens: HostArray = None
     if corpus is not None:
@@ -213,11 +213,6 @@ def check_streamer(streamer: Any, request: Request) -> None:
     if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
         raise TypeError(f"streamer must have the methods put and end of transformers' streamers, got {streamer!r}")
     check_single(request)
-
-
-def _round_up(number: int, smallest: int) -> int:
-    """Rounds up to `smallest` times a power of two."""
-    return next(size for size in (smallest << i for i in itertools.count()) if size >= number)
 
 
 def _check_decoder(params: Params, decoder: Decoder | None, mesh: Mesh | None) -> tuple[Decoder, Mesh | None]:
@@ -321,7 +316,7 @@ def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
     outside = [i for ids in sets for i in ids if i >= vocab_size]
     if outside:
         raise ValueError(f"eos_ids holds {outside[0]}; accepted are 0 to {vocab_size - 1}")
-    padded = np.full((batch_size, _round_up(max(map(len, sets)), EOS_SLOTS)), -1, np.int32)
+    padded = np.full((batch_size, prompts_lib.round_up(max(map(len, sets)), EOS_SLOTS)), -1, np.int32)
     for padded_ids, ids in zip(padded, sets, strict=True):
         padded_ids[: len(ids)] = ids
     return padded
