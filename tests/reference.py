@@ -43,6 +43,7 @@ class Sources:
       best: maps a text to its most probable next tokens.
       odds: initial odds of each kind: a source and a number.
       ranks: of the recycled drafts, in their order.
+      num_ranks: how many tokens the table has for each token, and for each pair of tokens.
       matches, longest: how many matches are read on, and the length from which on they count as equal.
       slots: of the pool that are told apart.
       prior, memory: judgements that the initial odds count for, and most judgements in a record.
@@ -56,6 +57,7 @@ class Sources:
         best: Callable[[list[int]], list[int]],
         odds: Mapping[Kind, float],
         ranks: Sequence[Sequence[int]],
+        num_ranks: int,
         matches: int,
         longest: int,
         slots: int,
@@ -63,10 +65,10 @@ class Sources:
         memory: float,
         corpus: Sequence[Sequence[int]] = (),
     ):
-        self.size, self.reach, self.best, self.ranks = size, reach, best, ranks
+        self.size, self.reach, self.best, self.ranks, self.num_ranks = size, reach, best, ranks, num_ranks
         self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
-        self.table: dict[int, list[int]] = {}
+        self.table: dict[tuple[int, ...], list[int]] = {}  # by one token, and by two
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in odds.items()}
         self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
 
@@ -106,19 +108,22 @@ class Sources:
                         yield tuple(span[:end]), kinds[:end]
         if "recycled" in self.reach:
             for ranks in self.ranks:
-                path = [text[-1]]
+                path, kinds = text[-2:], []
                 for rank in ranks:
-                    if path[-1] not in self.table:
+                    is_pair = len(path) > 1 and tuple(path[-2:]) in self.table
+                    key = tuple(path[-2:] if is_pair else path[-1:])
+                    if key not in self.table:
                         break
-                    path.append(self.table[path[-1]][rank])
+                    path.append(self.table[key][rank])
+                    kinds.append(("recycled", rank + is_pair * self.num_ranks))
                 else:
-                    yield tuple(path[1:]), [("recycled", rank) for rank in ranks]
+                    yield tuple(path[-len(ranks) :]), kinds
 
     def read(self, prompt: list[int]) -> None:
         """Learns from the prompt, but for its last token, which the first step reads."""
         if "recycled" in self.reach:
             for end in range(1, len(prompt)):
-                self.table[prompt[end - 1]] = self.best(prompt[:end])
+                self._keep(prompt[:end])
 
     def learn(self, text: list[int], accepted: list[int], tree: list[Path], window: list[list[int]]) -> None:
         """Learns from a step: every text that the model read in it is in the table, the accepted one last."""
@@ -135,7 +140,10 @@ class Sources:
             read = [*window, *(text + list(path) for path in reversed(tree))]
             read += [text + accepted[:end] for end in range(len(accepted))]
             for context in read:
-                self.table[context[-1]] = self.best(context)
+                self._keep(context)
+
+    def _keep(self, context: list[int]) -> None:
+        self.table[context[-1],] = self.table[tuple(context[-2:])] = self.best(context)
 
 
 def decode(

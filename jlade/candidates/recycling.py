@@ -1,22 +1,35 @@
 """Recycled logits: the most probable tokens after each token, as the model last saw it (arXiv 2408.08696).
 
 Every token of a block yields logits, also those of rejected drafts. The table keeps the best tokens of each row, by the
-token that the row read. Drafts follow the table from the current token on, in a tree that narrows with rank and depth.
+token that the row read, and by the last two tokens (arXiv 2604.02047), which say more. Drafts follow the table from the
+current token on, in a tree that narrows with rank and depth.
 """
 
 import functools
 import heapq
 from typing import NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jlade.candidates.tree import NONE, Shape
 
-RANKS = 8  # k, tokens kept for each token
+RANKS = 8  # k, tokens kept for each token, and for each pair
+PAIRS = 2**14  # P, places for pairs; a later pair takes the place of an earlier one with its hash
 # Share of the tokens that the model chose, by rank in the table; measured with SmolLM2.
 ODDS = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
+ODDS_AFTER_PAIRS = (0.62, 0.1, 0.05, 0.035, 0.022, 0.017, 0.012, 0.01)
+
+
+@flax.struct.dataclass
+class Table:
+    """The most probable next tokens of one sequence, best first, `NONE` where none are known; [B, ...] for a batch."""
+
+    after_token: jax.Array  # [V, k] int32
+    pairs: jax.Array  # [P, 2] int32, the pairs that have a place
+    after_pair: jax.Array  # [P, k] int32
 
 
 class Template(NamedTuple):
@@ -44,36 +57,80 @@ def template(size: int, depth: int) -> Template:
     return Template(Shape(tuple(parents)), tuple(ranks))
 
 
-def empty(vocab_size: int) -> jax.Array:
-    """Returns an empty table [V, k]."""
-    return jnp.full((vocab_size, RANKS), NONE, jnp.int32)
+def empty(vocab_size: int) -> Table:
+    """Returns an empty table."""
+    shapes = {"after_token": (vocab_size, RANKS), "pairs": (PAIRS, 2), "after_pair": (PAIRS, RANKS)}
+    return Table(**{name: jnp.full(shape, NONE, jnp.int32) for name, shape in shapes.items()})
 
 
-def draft(table: jax.Array, current: jax.Array, template: Template) -> jax.Array:
-    """Returns the drafts [Q] of a template after the token `current` [], `NONE` where the table [V, k] has none."""
+def place(pairs: jax.Array) -> jax.Array:
+    """Returns the places [...] of pairs of tokens [..., 2]."""
+    return (pairs[..., 0] * 7919 + pairs[..., 1]) % PAIRS  # a prime; the product may overflow
+
+
+def find(table: Table, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the best tokens [Q, k] after pairs [Q, 2], and whether the table has these [Q].
+
+    Those after the second token take the place of those after an unknown pair.
+    """
+    at = place(pairs)
+    is_pair = jnp.all(table.pairs[at] == pairs, axis=1)
+    after_token = table.after_token[jnp.maximum(pairs[:, 1], 0)]
+    return jnp.where(is_pair[:, None], table.after_pair[at], after_token), is_pair
+
+
+def draft(table: Table, last: jax.Array, template: Template) -> tuple[jax.Array, jax.Array]:
+    """Returns the drafts of a template, and which of them follow a pair that the table has.
+
+    Args:
+      table: of a sequence.
+      last: [2] int32, the last tokens of the text; `NONE` before the first one.
+      template: of Q drafts.
+
+    Returns:
+      Tokens [Q] int32, `NONE` where the table has none, and [Q] bool.
+    """
     depths, ranks = template.shape.depths, np.array(template.ranks)
     parents = np.array(template.shape.parents)
-    drafted = jnp.full(len(ranks), NONE, jnp.int32)
+    drafted, follows_pair = jnp.full(len(ranks), NONE, jnp.int32), jnp.zeros(len(ranks), bool)
+    pairs = jnp.broadcast_to(last, (len(ranks), 2))  # that each draft follows
     for depth in range(1, depths.max(initial=0) + 1):
         (at,) = np.nonzero(depths == depth)
-        before = jnp.broadcast_to(current, at.shape) if depth == 1 else drafted[parents[at]]
-        after = table[jnp.maximum(before, 0), ranks[at]]
-        drafted = drafted.at[at].set(jnp.where(before == NONE, NONE, after), unique_indices=True)
-    return drafted
+        if depth > 1:
+            before = jnp.stack([pairs[parents[at], 1], drafted[parents[at]]], axis=1)
+            pairs = pairs.at[at].set(before, unique_indices=True)
+        best, is_pair = find(table, pairs[at])
+        after = jnp.where(pairs[at, 1] == NONE, NONE, best[np.arange(len(at)), ranks[at]])
+        drafted = drafted.at[at].set(after, unique_indices=True)
+        follows_pair = follows_pair.at[at].set(is_pair, unique_indices=True)
+    return drafted, follows_pair
 
 
-def update(table: jax.Array, keys: jax.Array, best: jax.Array, order: jax.Array) -> jax.Array:
+def update(table: Table, pairs: jax.Array, best: jax.Array, order: jax.Array) -> Table:
     """Returns the table with the best tokens of a block's rows.
 
     Args:
-      table: [V, k] int32.
-      keys: [R] int32, the token that each row read.
+      table: before.
+      pairs: [R, 2] int32, the token before the one that each row read, `NONE` for none, and that one.
       best: [R, k] int32, the tokens of the row's highest logits.
-      order: [R] int32, different numbers: of several rows with a key the last one by `order` counts. Negative for rows
+      order: [R] int32, different numbers: of several rows for a place the last one by `order` counts. Negative for rows
         to leave out.
     """
-    place = jnp.arange(len(keys), dtype=jnp.int32)
+    of_token = _targets(pairs[:, 1], order, len(table.after_token))
+    of_pair = _targets(place(pairs), jnp.where(pairs[:, 0] == NONE, -1, order), PAIRS)
+
+    def put(rows: jax.Array, targets: jax.Array, new: jax.Array) -> jax.Array:
+        return rows.at[targets].set(new, mode="drop", unique_indices=True)
+
+    return Table(
+        after_token=put(table.after_token, of_token, best),
+        pairs=put(table.pairs, of_pair, pairs),
+        after_pair=put(table.after_pair, of_pair, best),
+    )
+
+
+def _targets(places: jax.Array, order: jax.Array, size: int) -> jax.Array:
+    """Returns the places [R] of the last rows for each, other numbers from `size` on for all other rows."""
     is_later = order[None, :] > order[:, None]
-    is_last = (order >= 0) & ~jnp.any((keys[:, None] == keys[None, :]) & is_later, axis=1)
-    target = jnp.where(is_last, keys, len(table) + place)  # indices out of range are dropped; no index occurs twice
-    return table.at[target].set(best, mode="drop", unique_indices=True)
+    is_last = (order >= 0) & ~jnp.any((places[:, None] == places[None, :]) & is_later, axis=1)
+    return jnp.where(is_last, places, size + jnp.arange(len(places), dtype=jnp.int32))

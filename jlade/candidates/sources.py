@@ -12,7 +12,7 @@ from jlade.candidates import record as record_lib
 from jlade.candidates import recycling, suffix
 from jlade.candidates import tree as tree_lib
 from jlade.candidates.record import Record
-from jlade.candidates.recycling import Template
+from jlade.candidates.recycling import Table, Template
 from jlade.candidates.tree import Proposals, Shape, Tree
 from jlade.config import LookaheadConfig
 
@@ -20,10 +20,10 @@ MATCHES = 4  # matches of the text's end that are read on
 SPARE = 2.5  # drafts from recycled logits, relative to the size of the tree: those that others propose too make room
 
 # Kinds of proposals: slots of the pool, the last one for all others; matches by length and rank, in the text and in the
-# corpus; ranks in the table.
+# corpus; ranks in the table, after tokens and after pairs.
 SLOTS = 8
 _SPANS = suffix.LONGEST * MATCHES
-KINDS = {"pool": SLOTS, "suffix": _SPANS, "recycled": recycling.RANKS, "corpus": _SPANS}
+KINDS = {"pool": SLOTS, "suffix": _SPANS, "recycled": 2 * recycling.RANKS, "corpus": _SPANS}
 FIRST = dict(zip(KINDS, np.cumsum([0, *KINDS.values()]).tolist(), strict=False))
 SOURCE_OF_KIND = np.repeat(np.arange(len(KINDS)), list(KINDS.values()))  # [K]
 # Initial odds, measured with SmolLM2: of the first match by length, and of the others relative to it; those of a corpus
@@ -33,7 +33,8 @@ _BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
 _BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
 _OF_SPANS = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
 _OF_SLOTS = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])
-ODDS = np.concatenate([_OF_SLOTS, _OF_SPANS, np.array(recycling.ODDS), _OTHER_TEXT * _OF_SPANS])
+_OF_RANKS = np.array(recycling.ODDS + recycling.ODDS_AFTER_PAIRS)
+ODDS = np.concatenate([_OF_SLOTS, _OF_SPANS, _OF_RANKS, _OTHER_TEXT * _OF_SPANS])
 
 
 @flax.struct.dataclass
@@ -43,7 +44,7 @@ class Drafts:
     tree: Tree  # of M tokens
     proposals: Proposals  # that the tree was made of
     record: Record
-    table: jax.Array | None  # [V, k] int32 of recycled logits, None without that source
+    table: Table | None  # of recycled logits, None without that source
 
 
 class Plan(NamedTuple):
@@ -77,9 +78,9 @@ def start() -> Record:
     return record_lib.start(ODDS)
 
 
-def empty_table(batch_size: int, vocab_size: int) -> jax.Array:
-    """Returns tables [B, V, k] without any token."""
-    return jnp.broadcast_to(recycling.empty(vocab_size), (batch_size, vocab_size, recycling.RANKS))
+def empty_table(batch_size: int, vocab_size: int) -> Table:
+    """Returns tables [B, ...] without any token."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), recycling.empty(vocab_size))
 
 
 def draft(
@@ -87,7 +88,7 @@ def draft(
     length: jax.Array,
     ngrams: jax.Array,
     record: Record,
-    table: jax.Array | None,
+    table: Table | None,
     corpus: jax.Array | None,
     lookahead: LookaheadConfig,
 ) -> Drafts:
@@ -108,8 +109,9 @@ def draft(
         slot = np.minimum(np.arange(len(ngrams)), SLOTS - 1) + FIRST["pool"]
         tokens.append(ngrams.reshape(-1))
         kinds.append(jnp.asarray(np.repeat(slot, ngrams.shape[1]), jnp.int32))
+    last = suffix.last(text, length)
     if "suffix" in lookahead.reach:
-        last, reach = suffix.last(text, length), lookahead.reach["suffix"]
+        reach = lookahead.reach["suffix"]
         spans = [_spans("suffix", text, length, last, reach)]
         if corpus is not None:
             spans += [_spans("corpus", corpus, jnp.int32(len(corpus)), last, reach)]
@@ -117,8 +119,10 @@ def draft(
         kinds += [span_kinds for _, span_kinds in spans]
     if template is not None:
         assert table is not None
-        tokens.append(recycling.draft(table, text[length - 1], template))
-        kinds.append(FIRST["recycled"] + jnp.array(template.ranks, jnp.int32))
+        recycled, follows_pair = recycling.draft(table, last[1::-1], template)
+        tokens.append(recycled)
+        first = jnp.where(follows_pair, FIRST["recycled"] + recycling.RANKS, FIRST["recycled"])
+        kinds.append(first + jnp.array(template.ranks, jnp.int32))
     proposals = Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds))
     tree = tree_lib.merge(proposals, record.costs[proposals.kinds], shape, size)
     return Drafts(tree, proposals, record, table)
@@ -137,19 +141,19 @@ def _spans(source: str, text: jax.Array, length: jax.Array, last: jax.Array, rea
 
 def learn(
     drafts: Drafts,
-    keys: jax.Array,
+    pairs: jax.Array,
     best: jax.Array | None,
     order: jax.Array,
     accepted: jax.Array,
     num_accepted: jax.Array,
     has_corpus: bool,
     lookahead: LookaheadConfig,
-) -> tuple[Record, jax.Array | None]:
+) -> tuple[Record, Table | None]:
     """Returns the record and the table after a step.
 
     Args:
       drafts: of the step.
-      keys, best, order: see `recycling.update`.
+      pairs, best, order: see `recycling.update`.
       accepted: [A] int32, the tokens after the current one.
       num_accepted: [] int32, how many of these were accepted.
       has_corpus: whether one was searched.
@@ -160,4 +164,4 @@ def learn(
     )
     if drafts.table is None or best is None:
         return record, drafts.table
-    return record, recycling.update(drafts.table, keys, best, order)
+    return record, recycling.update(drafts.table, pairs, best, order)

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.candidates import recycling, sources
+from jlade.candidates.recycling import Table
 from jlade.candidates.sources import Drafts
+from jlade.candidates.tree import NONE
 from jlade.config import PLAIN, RECYCLING, LookaheadConfig
 from jlade.decoding import sampling, sharding
 from jlade.decoding import vocabulary as vocabulary_lib
@@ -62,7 +64,7 @@ def _read(
     prompts: jax.Array,
     lengths: jax.Array,
     cache: KVCache | None,
-    table: jax.Array | None,
+    table: Table | None,
     program: Program,
 ) -> Prefix:
     read = functools.partial(_read_part, program=program)
@@ -76,7 +78,7 @@ def _read_part(
     prompts: jax.Array,
     lengths: jax.Array,
     cache: KVCache | None,
-    table: jax.Array | None,
+    table: Table | None,
     *,
     program: Program,
 ) -> Prefix:
@@ -94,6 +96,9 @@ def _read_part(
     left = jnp.max(to_read - cache.length)
     left = left if mesh is None else jax.lax.pmax(left, DATA)
 
+    def read(positions: jax.Array) -> jax.Array:
+        return jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
+
     def has_more_than(least: int, carry: tuple[Prefix, jax.Array]) -> jax.Array:
         return carry[1] > least
 
@@ -101,7 +106,7 @@ def _read_part(
         (cache, table), left = (carry[0].cache, carry[0].recycled), carry[1]
         index = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
         positions = cache.length[:, None] + index
-        tokens = jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
+        tokens = read(positions)
         hidden, block_kv = decoder.forward(params, tokens, positions, cache, np.tri(chunk, dtype=bool))
         # An upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the cache is
         # written after the last layer has read it, and so in place; otherwise compilers copy the cache.
@@ -109,7 +114,9 @@ def _read_part(
         num_read = jnp.clip(to_read - cache.length, 0, after_pass)
         if table is not None:
             best = _best(params, hidden, decoder, vocabulary)
-            table = jax.vmap(recycling.update)(table, tokens, best, jnp.where(index < num_read[:, None], index, -1))
+            before = jnp.where(positions == 0, NONE, read(positions - 1))
+            order = jnp.where(index < num_read[:, None], index, -1)
+            table = jax.vmap(recycling.update)(table, jnp.stack([before, tokens], axis=-1), best, order)
         return Prefix(decoder.commit(cache, block_kv, index, num_read), table), left - chunk
 
     prefix = Prefix(cache, table)

@@ -6,6 +6,7 @@ import flax.struct
 import jax
 from jax.sharding import Mesh
 
+from jlade.candidates.recycling import Table
 from jlade.candidates.sources import Drafts
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
@@ -40,7 +41,7 @@ class Inputs:
       cache: C entries for each sequence, of which the first `cache.length` hold the beginning of its prompt and are not
         computed again; at most all but the last token. None for an empty cache.
       pool: the initial n-grams [B, V, G, N-1]; with `cache`, the pool that was made with it. None for an empty pool.
-      recycled: the initial table of recycled logits [B, V, k]; None for an empty one.
+      recycled: the initial tables of recycled logits [B, ...]; None for empty ones.
       corpus: [S] int32, other texts in which drafts are searched, for all sequences: each text followed by -1. None for
         no other texts.
     """
@@ -53,7 +54,7 @@ class Inputs:
     step_cost: jax.Array | None = None
     cache: KVCache | None = None
     pool: NGramPool | None = None
-    recycled: jax.Array | None = None
+    recycled: Table | None = None
     corpus: jax.Array | None = None
 
 
@@ -62,7 +63,7 @@ class Prefix:
     """What `jlade.prefill` knows of the prompts, all but their last tokens."""
 
     cache: KVCache
-    recycled: jax.Array | None = None  # [B, V, k] int32, see `jlade.candidates`; None without recycled logits
+    recycled: Table | None = None  # fields [B, ...]; None without recycled logits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jlade.candidates import recycling, sources
+from jlade.candidates import recycling, sources, suffix
 from jlade.candidates.record import Record
+from jlade.candidates.recycling import Table
 from jlade.candidates.sources import Drafts
 from jlade.candidates.tree import NONE, Tree
 from jlade.config import LookaheadConfig
@@ -127,7 +128,8 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
         learn = functools.partial(
             _learn, window_size=level.window_size, has_corpus=has_corpus, lookahead=program.lookahead
         )
-        record, table = jax.vmap(learn)(drafts, tree, tokens[:, outputs], best, verdict, num_accepted)
+        pairs = jax.vmap(_pairs)(state.tokens, state.num_tokens, level_window, tree)
+        record, table = jax.vmap(learn)(drafts, tree, pairs, best, verdict, num_accepted)
         draft = functools.partial(sources.draft, corpus=constants.corpus, lookahead=program.lookahead)
         drafts = jax.vmap(draft)(text, num_tokens, next_candidates, record, table)
         contributed += jax.vmap(_contributed)(tree, verdict, num_accepted)
@@ -298,10 +300,21 @@ def _contributed(tree: Tree, verdict: Verdict, num_accepted: jax.Array) -> jax.A
     return jnp.sum(of_source & _is_accepted(tree, verdict, num_accepted)[:, None], axis=0, dtype=jnp.int32)
 
 
+def _pairs(text: jax.Array, length: jax.Array, level_window: jax.Array, tree: Tree) -> jax.Array:
+    """Returns the tokens with logits, each after the token before it: [R, 2] int32.
+
+    These are the current token, the newest window row, and the tree.
+    """
+    last = suffix.last(text, length)[1::-1]
+    before = jnp.where(tree.parents < 0, last[1], tree.tokens[jnp.maximum(tree.parents, 0)])
+    of_tree = jnp.stack([before, tree.tokens], axis=1)
+    return jnp.concatenate([last[None], window.newest_pairs(level_window, last), of_tree])
+
+
 def _learn(
     drafts: Drafts,
     tree: Tree,
-    rows: jax.Array,
+    pairs: jax.Array,
     best: jax.Array | None,
     verdict: Verdict,
     num_accepted: jax.Array,
@@ -309,13 +322,13 @@ def _learn(
     window_size: int,
     has_corpus: bool,
     lookahead: LookaheadConfig,
-) -> tuple[Record, jax.Array | None]:
+) -> tuple[Record, Table | None]:
     """Returns what the sources learn of a step of one sequence: the record and the table.
 
     Args:
       drafts: for the step.
       tree: those that were verified.
-      rows: [R] int32, tokens with logits: the current one, the newest window row, the tree.
+      pairs: [R, 2] int32, see `_pairs`.
       best: [R, k] int32, the tokens of their highest logits; None when no source needs them.
       verdict, num_accepted: on the tree; `num_accepted` is 0 for a sequence that is done.
       window_size: W.
@@ -331,7 +344,7 @@ def _learn(
     of_drafts = jnp.where(tree.tokens == NONE, -1, of_drafts)
     order = jnp.concatenate([of_text[None], of_window, of_drafts])
     order = jnp.where(num_accepted == 0, -1, order)
-    return sources.learn(drafts, rows, best, order, verdict.tokens, num_accepted, has_corpus, lookahead)
+    return sources.learn(drafts, pairs, best, order, verdict.tokens, num_accepted, has_corpus, lookahead)
 
 
 def _collect(

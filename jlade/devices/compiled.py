@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
     weights: frozenset[int]  # of each matrix
     cache_layer: int
     pool: int = 0
-    table: int = 0  # of recycled logits
+    tables: frozenset[int] = frozenset()  # of recycled logits
 
     @property
     def all(self) -> frozenset[int]:
@@ -40,7 +40,7 @@ class Loop(NamedTuple):
       kernels: instructions that run on their own: kernels of a GPU, operations of a TPU.
       host_loops: loops and conditionals whose condition the host reads in every round; 0 on TPUs and CPUs.
       exchanges: bytes that each collective takes from a device.
-      copies: instructions that only move or convert an array of the size of a weight, a cache layer, the pool or the
+      copies: instructions that only move or convert an array of the size of a weight, a cache layer, the pool or a
         table.
       vector_products: products with a weight matrix on a TPU's vector unit, which is many times slower than its matrix
         unit.
@@ -126,7 +126,7 @@ def _is_copy(launch: Launch, sizes: Sizes) -> bool:
         return False  # a TPU fetches what it reads next into on-chip memory, or writes it back
     # Padding changes the size, so that of the operand counts too.
     arrays = [result, *(launch.operands if "pad" in launch.opcodes else ())]
-    if any(array.size == sizes.table > 0 and array.dtype == "s32" for array in arrays):
+    if any(array.size in sizes.tables and array.dtype == "s32" for array in arrays):
         return True
     return any(array.size and array.size % size == 0 for array in arrays for size in sizes.all)
 

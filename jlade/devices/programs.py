@@ -100,7 +100,7 @@ class Programs(NamedTuple):
             weights=frozenset(weights),
             cache_layer=mesh_lib.local_size(cache.keys[0]),
             pool=mesh_lib.local_size(pool.rows),
-            table=0 if table is None else mesh_lib.local_size(table),
+            tables=frozenset(() if table is None else map(mesh_lib.local_size, jax.tree.leaves(table))),
         )
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)

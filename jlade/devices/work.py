@@ -114,7 +114,7 @@ class Memory(NamedTuple):
 
     weights: int
     cache: int
-    pool: int  # and the table of recycled logits
+    pool: int  # and the tables of recycled logits
     temporary: int
 
     @property
@@ -185,12 +185,13 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
     _, outputs = share_size(setting, layout)
     inner = _matrix(shard.arrays.layers[0].gate).shape[0]
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
-    slots = setting.guess_set_size * (setting.ngram_size - 1)
-    slots += recycling.RANKS if "recycled" in setting.reach else 0
+    pool = shard.vocab_size * setting.guess_set_size * (setting.ngram_size - 1)
+    if "recycled" in setting.reach:
+        pool += shard.vocab_size * recycling.RANKS + recycling.PAIRS * (recycling.RANKS + 2)
     return Memory(
         weights=shard.num_bytes,
         cache=sequences * 2 * c.num_layers * shard.kv_heads * c.head_dim * shard.item * capacity,
-        pool=sequences * 4 * shard.vocab_size * slots,
+        pool=sequences * 4 * pool,
         temporary=PROGRAM + sequences * (chunk + 4 * outputs * shard.vocab_size),
     )
 

@@ -1,6 +1,8 @@
 """A corpus: earlier texts, such as those of the same user, in which drafts are searched too."""
 
+import dataclasses
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.candidates import recycling
+from jlade.candidates.recycling import Table
 from jlade.candidates.tree import NONE
 from jlade.decoding.state import DecodeState
 from jlade.devices import mesh as mesh_lib
@@ -43,8 +46,8 @@ def read(corpus: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarra
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 
 
-def recycled(corpus: Corpus, tokens: np.ndarray, batch_size: int, vocab_size: int) -> jax.Array:
-    """Returns tables [B, V, k] to begin with: the latest entries of the states, else the most frequent next tokens.
+def recycled(corpus: Corpus, tokens: np.ndarray, batch_size: int, vocab_size: int) -> Table:
+    """Returns tables [B, ...] to begin with: the latest entries of the states, else the most frequent next tokens.
 
     Args:
       corpus: the texts.
@@ -53,9 +56,15 @@ def recycled(corpus: Corpus, tokens: np.ndarray, batch_size: int, vocab_size: in
       vocab_size: V.
     """
     tables = [one.drafts.table for one in corpus if isinstance(one, DecodeState) and one.drafts is not None]
-    rows = [row for table in tables if table is not None for row in table]
-    table = functools.reduce(_merge, rows, jnp.asarray(_followers(tokens, vocab_size)))
-    return jnp.broadcast_to(table, (batch_size, *table.shape))
+    rows = [
+        jax.tree.map(operator.itemgetter(row), table)
+        for table in tables
+        if table is not None
+        for row in range(len(table.pairs))
+    ]
+    followers = jnp.asarray(_followers(tokens, vocab_size))
+    table = functools.reduce(_merge, rows, dataclasses.replace(recycling.empty(vocab_size), after_token=followers))
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), table)
 
 
 def _followers(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -72,5 +81,10 @@ def _followers(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 @jax.jit
-def _merge(earlier: jax.Array, later: jax.Array) -> jax.Array:
-    return jnp.where(later[:, :1] == NONE, earlier, later)
+def _merge(earlier: Table, later: Table) -> Table:
+    has_token, has_pair = later.after_token[:, :1] != NONE, later.pairs[:, :1] != NONE
+    return Table(
+        after_token=jnp.where(has_token, later.after_token, earlier.after_token),
+        pairs=jnp.where(has_pair, later.pairs, earlier.pairs),
+        after_pair=jnp.where(has_pair, later.after_pair, earlier.after_pair),
+    )

@@ -29,6 +29,15 @@ def ngrams(window: jax.Array, current: jax.Array, new: jax.Array) -> tuple[jax.A
     return keys, advance(window, new).T
 
 
+def newest_pairs(window: jax.Array, last: jax.Array) -> jax.Array:
+    """Returns the newest row's tokens, each after the token before it [W, 2], given the text's last two tokens [2]."""
+    if window.size == 0:
+        return jnp.zeros((0, 2), jnp.int32)
+    rows = window.at[0, 0].set(last[1])
+    before = rows[-2] if len(rows) > 1 else jnp.append(last[0], rows[0, :-1])
+    return jnp.stack([before, rows[-1]], axis=1)
+
+
 def advance(window: jax.Array, new: jax.Array) -> jax.Array:
     """Drops the oldest row and appends the tokens `new` [W] as the newest."""
     return jnp.concatenate([window[1:], new[None]])

@@ -48,26 +48,65 @@ def test_a_template_narrows_with_rank_and_depth():
 
 
 def test_drafts_follow_the_table():
-    table = np.full((6, recycling.RANKS), NONE, np.int32)
-    table[1], table[2], table[3] = [2, 3, *range(6)], [3, 1, *range(6)], [5, 4, *range(6)]
-    template = recycling.template(12, 3)
-    drafted = recycling.draft(jnp.array(table), jnp.int32(1), template).tolist()
-    for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
-        before = 1 if parent < 0 else drafted[parent]
-        assert drafted[place] == (NONE if before == NONE else table[before, rank])
-    assert {2, 3, 5, NONE} <= set(drafted)
+    """After a pair, if the table has it, otherwise after its second token."""
+    after = {
+        (1,): [2, 3, 0, 1, 4, 5, 6, 7],
+        (2,): [3, 1, 0, 2, 4, 5, 6, 7],
+        (3,): [5, 4, 0, 1, 2, 3, 6, 7],
+        (0, 1): [3, 2, 1, 0, 4, 5, 6, 7],
+        (3, 5): [7, 6, 5, 4, 3, 2, 1, 0],
+    }
+    table = recycling.empty(8)
+    for i, (key, best) in enumerate(after.items()):
+        table = recycling.update(table, jnp.array([(NONE, *key)[-2:]]), jnp.array([best]), jnp.array([i]))
+    after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
+    template = recycling.template(40, 3)
+    for last in (0, 2):
+        drafted, follows_pair = (x.tolist() for x in recycling.draft(table, jnp.array([last, 1]), template))
+        lines: list[tuple[int, ...]] = []
+        for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
+            line = (last, 1) if parent < 0 else lines[parent]
+            best = after.get(line[-2:], after.get(line[-1:]))
+            assert drafted[place] == (best[rank] if best else NONE)
+            if best:
+                assert follows_pair[place] == (line[-2:] in after)
+            lines.append((*line, drafted[place]))
+        assert follows_pair.count(True) > (1 if last == 0 else 0)
+        assert drafted.count(NONE) > 1
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.permutations(range(-2, 6)))
-def test_the_last_row_of_a_token_is_kept(tokens, order):
-    rows = list(zip(tokens, order, strict=False))
+# Two pairs of the same place, by the definition of `place`.
+COLLIDING = st.sampled_from([(1, 7919), (2, 0)])
+
+
+@given(
+    st.lists(st.tuples(st.integers(NONE, 4), st.integers(0, 4)) | COLLIDING, min_size=1, max_size=8),
+    st.permutations(range(-2, 6)),
+)
+def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
+    rows = list(zip(pairs, order, strict=False))
     best = jnp.arange(len(rows) * recycling.RANKS, dtype=jnp.int32).reshape(len(rows), -1)
-    expected = np.array(recycling.empty(5))
+    expected = jax.tree.map(np.array, recycling.empty(7920))
     for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
-        if rows[i][1] >= 0:
-            expected[rows[i][0]] = best[i]
-    keys, order = jnp.array(rows, jnp.int32).T
-    np.testing.assert_array_equal(recycling.update(recycling.empty(5), keys, best, order), expected)
+        (before, token), number = rows[i]
+        if number < 0:
+            continue
+        expected.after_token[token] = best[i]
+        if before != NONE:
+            place = recycling.place(jnp.array([before, token]))
+            expected.pairs[place], expected.after_pair[place] = (before, token), best[i]
+    found = recycling.update(recycling.empty(7920), jnp.array(pairs[: len(rows)]), best, jnp.array(order[: len(rows)]))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_pair_whose_place_another_one_took_is_unknown():
+    table, pairs = recycling.empty(7920), jnp.array([[1, 7919], [2, 0]])
+    assert recycling.place(pairs[0]) == recycling.place(pairs[1])
+    for i in range(2):
+        table = recycling.update(table, pairs[i : i + 1], jnp.full((1, recycling.RANKS), i), jnp.array([0]))
+    best, is_pair = recycling.find(table, pairs)
+    assert is_pair.tolist() == [False, True]
+    assert best[:, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("size", [13, 96, 1000])

@@ -66,6 +66,7 @@ def sources_of(seed, lookahead, corpus=()):
         lambda text: np.argsort(-logits_of(seed)(text), kind="stable")[: recycling.RANKS].tolist(),
         dict(zip(kinds, sources.ODDS, strict=True)),
         ranks,
+        recycling.RANKS,
         sources.MATCHES,
         suffix.LONGEST,
         sources.SLOTS,

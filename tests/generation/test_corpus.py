@@ -51,7 +51,7 @@ def test_recycled_logits_begin_with_the_most_frequent_next_tokens(texts):
         for token, after in itertools.pairwise(text):
             counts[token][after] += 1
     tokens = corpus_lib.read(texts, None, 13)
-    (table,) = np.asarray(corpus_lib.recycled(texts, tokens, 1, 13))
+    (table,) = np.asarray(corpus_lib.recycled(texts, tokens, 1, 13).after_token)
     for token in range(13):
         found = [after for after in table[token].tolist() if after != NONE]
         expected = sorted(counts[token].values(), reverse=True)[: recycling.RANKS]
@@ -62,12 +62,13 @@ def test_recycled_logits_begin_with_the_most_frequent_next_tokens(texts):
 def test_the_states_of_a_corpus_bring_their_recycled_logits():
     states = [generate(prompt, keep_state=True).state for prompt in ([3, 1, 4], [1, 5])]
     inputs, _ = jlade.prepare(PARAMS, [[3], [4]], lookahead=TREE, corpus=states)
-    first, second = (np.asarray(state.drafts.table)[0] for state in states)
-    expected = np.where(second[:, :1] == NONE, first, second)
-    known = expected[:, 0] != NONE
-    assert known.any()
-    for row in np.asarray(inputs.recycled):
-        np.testing.assert_array_equal(row[known], expected[known])
+    for first_column, name in (("after_token", "after_token"), ("pairs", "pairs"), ("pairs", "after_pair")):
+        keys = [np.asarray(getattr(state.drafts.table, first_column))[0, :, :1] for state in states]
+        first, second = (np.asarray(getattr(state.drafts.table, name))[0] for state in states)
+        expected, known = np.where(keys[1] == NONE, first, second), (np.concatenate(keys, axis=1) != NONE).any(axis=1)
+        assert known.any()
+        for row in np.asarray(getattr(inputs.recycled, name)):
+            np.testing.assert_array_equal(row[known], expected[known])
 
 
 def test_a_larger_corpus_of_the_same_power_of_two_compiles_nothing():

@@ -45,13 +45,13 @@ def test_a_turn_continues_with_the_recycled_logits():
     """The table has every token that a turn read, also those that the next one does not read again."""
     first = generate([3, 1, 4, 1, 5], lookahead=TREE)
     text = [3, 1, 4, 1, 5, *first.tokens[0, : first.lengths[0]].tolist(), 9]
-    before = np.asarray(first.state.drafts.table)
+    before = np.asarray(first.state.drafts.table.after_token)
     assert all(before[0, token, 0] >= 0 for token in [3, 1, 4, 1, 5])
     inputs, program = jlade.prepare(PARAMS, text, state=first.state, lookahead=TREE, max_new_tokens=15)
     prefix = jlade.prefill(PARAMS, inputs, program)
     known = before[0, :, 0] >= 0
-    assert (np.asarray(prefix.recycled)[0, known, 0] >= 0).all()
-    np.testing.assert_array_equal(first.state.drafts.table, before, "the state stays as it was")
+    assert (np.asarray(prefix.recycled.after_token)[0, known, 0] >= 0).all()
+    np.testing.assert_array_equal(first.state.drafts.table.after_token, before, "the state stays as it was")
     assert jlade.prefill(PARAMS, *jlade.prepare(PARAMS, text, lookahead=LOOKAHEAD)).recycled is None
 
 
