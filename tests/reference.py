@@ -3,6 +3,7 @@
 Slow and obvious: every prediction is made from its full list of tokens, so there is no cache, no mask and no block.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -48,6 +49,8 @@ class Sources:
       slots: of the pool that are told apart.
       prior, memory: judgements that the initial odds count for, and most judgements in a record.
       corpus: other texts to search.
+      noise: maps the place of a token in the text, and the token, to the noise of its draw; None for greedy decoding.
+      noise_reach: places after the text whose noise counts.
     """
 
     def __init__(
@@ -64,12 +67,15 @@ class Sources:
         prior: float,
         memory: float,
         corpus: Sequence[Sequence[int]] = (),
+        noise: Callable[[int, int], float] | None = None,
+        noise_reach: int = 0,
     ):
         self.size, self.reach, self.best, self.ranks, self.num_ranks = size, reach, best, ranks, num_ranks
         self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
         self.table: dict[tuple[int, ...], list[int]] = {}  # by one token, and by two
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in odds.items()}
+        self.noise, self.noise_reach = noise, noise_reach
         self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
 
     def tree(self, text: list[int], ngrams: list[tuple[int, ...]]) -> list[Path]:
@@ -77,13 +83,28 @@ class Sources:
         self.proposals = list(self._propose(text, ngrams))
         costs: dict[Path, int] = {}
         for path, kinds in self.proposals:
-            cost = sum(self._cost(kind) for kind in kinds)
+            chances = [self._chance(text, *token) for token in zip(kinds, itertools.count(), path)]
+            cost = sum(int(np.clip(np.round(-256 * np.log2(max(chance, 1e-30))), 1, 4096)) for chance in chances)
             costs[path] = min(costs.get(path, cost), cost)
         return sorted(costs, key=lambda path: costs[path])[: self.size]
 
-    def _cost(self, kind: Kind) -> int:
+    def _chance(self, text: list[int], kind: Kind, place: int, token: int) -> np.float32:
+        """Returns the probability that the model draws a token at a place after the text."""
         agreed, judged = self.record[kind]
-        return int(np.clip(np.round(-256 * np.log2(agreed / judged)), 1, 4096))
+        odds = agreed / judged
+        if self.noise is None or place >= self.noise_reach:
+            return odds
+        return np.exp(-(1 - odds) / odds * np.exp(-np.float32(self.noise(len(text) + place, token))))
+
+    def _after(self, text: list[int], path: list[int], place: int) -> list[tuple[int, Kind]]:
+        """Returns the recycled tokens after a path and their kinds, the most probable draws first."""
+        is_pair = len(path) > 1 and tuple(path[-2:]) in self.table
+        tokens = self.table.get(tuple(path[-2:] if is_pair else path[-1:]), [])
+        kinds: list[Kind] = [("recycled", rank + is_pair * self.num_ranks) for rank in range(len(tokens))]
+        after = list(zip(tokens, kinds, strict=True))
+        if self.noise is None or place >= self.noise_reach:
+            return after
+        return sorted(after, key=lambda each: -self._chance(text, each[1], place, each[0]))
 
     def _propose(self, text: list[int], ngrams: list[tuple[int, ...]]) -> Iterator[tuple[Path, list[Kind]]]:
         if "pool" in self.reach:
@@ -109,13 +130,12 @@ class Sources:
         if "recycled" in self.reach:
             for ranks in self.ranks:
                 path, kinds = text[-2:], []
-                for rank in ranks:
-                    is_pair = len(path) > 1 and tuple(path[-2:]) in self.table
-                    key = tuple(path[-2:] if is_pair else path[-1:])
-                    if key not in self.table:
+                for place, rank in enumerate(ranks):
+                    after = self._after(text, path, place)
+                    if not after:
                         break
-                    path.append(self.table[key][rank])
-                    kinds.append(("recycled", rank + is_pair * self.num_ranks))
+                    path.append(after[rank][0])
+                    kinds.append(after[rank][1])
                 else:
                     yield tuple(path[-len(ranks) :]), kinds
 

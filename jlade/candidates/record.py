@@ -26,13 +26,23 @@ class Record:
     judged: jax.Array  # [K] float32
 
     @property
-    def costs(self) -> jax.Array:
-        """[..., K] int32, of a token: the negative logarithm of the probability that the model agrees.
+    def odds(self) -> jax.Array:
+        """[..., K] float32, the probability that the model agrees with a token."""
+        return self.agreed / self.judged
 
-        Whole numbers add up to the same cost in any order.
-        """
-        cost = jnp.round(-BIT * jnp.log2(self.agreed / self.judged))
-        return jnp.clip(cost, 1, HIGHEST).astype(jnp.int32)
+
+def cost(odds: jax.Array) -> jax.Array:
+    """Returns the negative logarithm of probabilities [...] as int32: whole numbers have the same sum in any order."""
+    return jnp.clip(jnp.round(-BIT * jnp.log2(odds)), 1, HIGHEST).astype(jnp.int32)
+
+
+def given_noise(odds: jax.Array, noise: jax.Array) -> jax.Array:
+    """Returns the probabilities [...] that tokens are drawn, given their Gumbel noise [...], NaN where it is unknown.
+
+    A token is drawn if the logarithm of its probability p plus its noise exceeds the highest such sum of all others,
+    which has the distribution of log(1 - p) plus Gumbel noise.
+    """
+    return jnp.where(jnp.isnan(noise), odds, jnp.exp(-(1 - odds) / odds * jnp.exp(-noise)))
 
 
 def start(odds: np.ndarray) -> Record:

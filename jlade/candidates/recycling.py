@@ -14,13 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.candidates import record as record_lib
 from jlade.candidates.tree import NONE, Shape
 
 RANKS = 8  # k, tokens kept for each token, and for each pair
-PAIRS = 2**14  # P, places for pairs; a later pair takes the place of an earlier one with its hash
-# Share of the tokens that the model chose, by rank in the table; measured with SmolLM2.
+PAIRS = 16_381  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
+# Share of the tokens that the model chose, by rank in the table: of all, after unknown pairs, and after known ones.
+# Measured with SmolLM2.
 ODDS = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
-ODDS_AFTER_PAIRS = (0.62, 0.1, 0.05, 0.035, 0.022, 0.017, 0.012, 0.01)
+ODDS_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
+ODDS_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
 
 
 @flax.struct.dataclass
@@ -59,13 +62,19 @@ def template(size: int, depth: int) -> Template:
 
 def empty(vocab_size: int) -> Table:
     """Returns an empty table."""
-    shapes = {"after_token": (vocab_size, RANKS), "pairs": (PAIRS, 2), "after_pair": (PAIRS, RANKS)}
+    num_pairs = num_places(vocab_size)
+    shapes = {"after_token": (vocab_size, RANKS), "pairs": (num_pairs, 2), "after_pair": (num_pairs, RANKS)}
     return Table(**{name: jnp.full(shape, NONE, jnp.int32) for name, shape in shapes.items()})
 
 
-def place(pairs: jax.Array) -> jax.Array:
+def num_places(vocab_size: int) -> int:
+    """Returns P: enough for all pairs of a small vocabulary."""
+    return min(vocab_size**2, PAIRS)
+
+
+def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
     """Returns the places [...] of pairs of tokens [..., 2]."""
-    return (pairs[..., 0] * 7919 + pairs[..., 1]) % PAIRS  # a prime; the product may overflow
+    return (pairs[..., 0] * vocab_size + pairs[..., 1]) % num_places(vocab_size)  # the product may overflow
 
 
 def find(table: Table, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,37 +82,47 @@ def find(table: Table, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Those after the second token take the place of those after an unknown pair.
     """
-    at = place(pairs)
+    at = place(pairs, len(table.after_token))
     is_pair = jnp.all(table.pairs[at] == pairs, axis=1)
     after_token = table.after_token[jnp.maximum(pairs[:, 1], 0)]
     return jnp.where(is_pair[:, None], table.after_pair[at], after_token), is_pair
 
 
-def draft(table: Table, last: jax.Array, template: Template) -> tuple[jax.Array, jax.Array]:
-    """Returns the drafts of a template, and which of them follow a pair that the table has.
+def draft(
+    table: Table, last: jax.Array, template: Template, odds: jax.Array, noise: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the drafts of a template. With noise the ranks of the template are those of the most probable draws.
 
     Args:
       table: of a sequence.
       last: [2] int32, the last tokens of the text; `NONE` before the first one.
       template: of Q drafts.
+      odds: [2 k] float32, see the result.
+      noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
 
     Returns:
-      Tokens [Q] int32, `NONE` where the table has none, and [Q] bool.
+      Tokens [Q] int32, `NONE` where the table has none, and their ranks in the table [Q] int32, plus k after pairs.
     """
     depths, ranks = template.shape.depths, np.array(template.ranks)
     parents = np.array(template.shape.parents)
-    drafted, follows_pair = jnp.full(len(ranks), NONE, jnp.int32), jnp.zeros(len(ranks), bool)
+    tokens, kinds = jnp.full(len(ranks), NONE, jnp.int32), jnp.zeros(len(ranks), jnp.int32)
     pairs = jnp.broadcast_to(last, (len(ranks), 2))  # that each draft follows
     for depth in range(1, depths.max(initial=0) + 1):
         (at,) = np.nonzero(depths == depth)
         if depth > 1:
-            before = jnp.stack([pairs[parents[at], 1], drafted[parents[at]]], axis=1)
+            before = jnp.stack([pairs[parents[at], 1], tokens[parents[at]]], axis=1)
             pairs = pairs.at[at].set(before, unique_indices=True)
         best, is_pair = find(table, pairs[at])
-        after = jnp.where(pairs[at, 1] == NONE, NONE, best[np.arange(len(at)), ranks[at]])
-        drafted = drafted.at[at].set(after, unique_indices=True)
-        follows_pair = follows_pair.at[at].set(is_pair, unique_indices=True)
-    return drafted, follows_pair
+        kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + jnp.where(is_pair, RANKS, 0)[:, None]
+        if noise is not None and depth <= len(noise):
+            of_best = noise[depth - 1, jnp.maximum(best, 0)]
+            chance = jnp.where(best == NONE, 0.0, record_lib.given_noise(odds[kind], of_best))
+            order = jnp.where(jnp.isnan(of_best), kind % RANKS, jnp.argsort(-chance, axis=1))
+            best, kind = (jnp.take_along_axis(x, order, axis=1) for x in (best, kind))
+        chosen = np.arange(len(at)), ranks[at]
+        tokens = tokens.at[at].set(jnp.where(pairs[at, 1] == NONE, NONE, best[chosen]), unique_indices=True)
+        kinds = kinds.at[at].set(kind[chosen], unique_indices=True)
+    return tokens, kinds
 
 
 def update(table: Table, pairs: jax.Array, best: jax.Array, order: jax.Array) -> Table:
@@ -116,8 +135,9 @@ def update(table: Table, pairs: jax.Array, best: jax.Array, order: jax.Array) ->
       order: [R] int32, different numbers: of several rows for a place the last one by `order` counts. Negative for rows
         to leave out.
     """
-    of_token = _targets(pairs[:, 1], order, len(table.after_token))
-    of_pair = _targets(place(pairs), jnp.where(pairs[:, 0] == NONE, -1, order), PAIRS)
+    vocab_size = len(table.after_token)
+    of_token = _targets(pairs[:, 1], order, vocab_size)
+    of_pair = _targets(place(pairs, vocab_size), jnp.where(pairs[:, 0] == NONE, -1, order), len(table.pairs))
 
     def put(rows: jax.Array, targets: jax.Array, new: jax.Array) -> jax.Array:
         return rows.at[targets].set(new, mode="drop", unique_indices=True)

@@ -17,6 +17,7 @@ from jlade.candidates.tree import Proposals, Shape, Tree
 from jlade.config import LookaheadConfig
 
 MATCHES = 4  # matches of the text's end that are read on
+NOISE_REACH = 6  # depths at which drafts use the noise of sampling
 SPARE = 2.5  # drafts from recycled logits, relative to the size of the tree: those that others propose too make room
 
 # Kinds of proposals: slots of the pool, the last one for all others; matches by length and rank, in the text and in the
@@ -33,7 +34,7 @@ _BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
 _BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
 _OF_SPANS = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
 _OF_SLOTS = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])
-_OF_RANKS = np.array(recycling.ODDS + recycling.ODDS_AFTER_PAIRS)
+_OF_RANKS = np.array(recycling.ODDS_AFTER_TOKENS + recycling.ODDS_AFTER_PAIRS)
 ODDS = np.concatenate([_OF_SLOTS, _OF_SPANS, _OF_RANKS, _OTHER_TEXT * _OF_SPANS])
 
 
@@ -89,6 +90,7 @@ def draft(
     ngrams: jax.Array,
     record: Record,
     table: Table | None,
+    noise: jax.Array | None,
     corpus: jax.Array | None,
     lookahead: LookaheadConfig,
 ) -> Drafts:
@@ -100,6 +102,7 @@ def draft(
       ngrams: [G, N-1] int32, of the pool for the current token.
       record: what the model agreed with so far.
       table: of recycled logits.
+      noise: [D, V] float32, of the next positions, NaN for greedy decoding; None where it is not known.
       corpus: [S] int32, other texts to search, each followed by `NONE`; None for none.
       lookahead: the setting.
     """
@@ -119,12 +122,18 @@ def draft(
         kinds += [span_kinds for _, span_kinds in spans]
     if template is not None:
         assert table is not None
-        recycled, follows_pair = recycling.draft(table, last[1::-1], template)
+        first = FIRST["recycled"]
+        recycled, ranks = recycling.draft(
+            table, last[1::-1], template, record.odds[first : first + KINDS["recycled"]], noise
+        )
         tokens.append(recycled)
-        first = jnp.where(follows_pair, FIRST["recycled"] + recycling.RANKS, FIRST["recycled"])
-        kinds.append(first + jnp.array(template.ranks, jnp.int32))
+        kinds.append(first + ranks)
     proposals = Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds))
-    tree = tree_lib.merge(proposals, record.costs[proposals.kinds], shape, size)
+    odds = record.odds[proposals.kinds]
+    if noise is not None:
+        of_tokens = noise.at[shape.depths - 1, jnp.maximum(proposals.tokens, 0)].get(mode="fill", fill_value=jnp.nan)
+        odds = record_lib.given_noise(odds, of_tokens)
+    tree = tree_lib.merge(proposals, record_lib.cost(odds), shape, size)
     return Drafts(tree, proposals, record, table)
 
 

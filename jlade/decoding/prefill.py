@@ -151,7 +151,11 @@ def start(prefix: Prefix, inputs: Inputs, program: Program) -> DecodeState:
     inputs = sharding.put(inputs, program)
     window_tokens = program.lookahead.window_size * (program.lookahead.ngram_size - 1)
     number = DRAWN * max(1, -(-window_tokens // DRAWN))
-    return _start(prefix, inputs, *_draw(inputs.key, inputs.prompts, inputs.lengths, number), program)
+    keys, drawn = _draw(inputs.key, inputs.prompts, inputs.lengths, number)
+    noise = sampling.noise_ahead(
+        keys, inputs.lengths, inputs.sampling, lookahead=program.lookahead, vocab_size=program.decoder.vocab_size
+    )
+    return _start(prefix, inputs, keys, drawn, noise, program)
 
 
 @functools.partial(jax.jit, static_argnames="number")
@@ -170,14 +174,18 @@ def _draw(key: jax.Array, prompts: jax.Array, lengths: jax.Array, number: int) -
 
 
 @functools.partial(jax.jit, static_argnames="program")
-def _start(prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
+def _start(
+    prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, noise: jax.Array | None, program: Program
+) -> DecodeState:
     start = functools.partial(_start_part, program=program)
-    specs = sharding.PREFIX, sharding.input_specs(inputs, program), sharding.BATCH, sharding.BATCH
+    specs = sharding.PREFIX, sharding.input_specs(inputs, program), *[sharding.BATCH] * 3
     out_specs = sharding.state_specs(inputs.stopping, program)
-    return mesh_lib.shard(start, program.mesh, specs, out_specs)(prefix, inputs, keys, drawn)
+    return mesh_lib.shard(start, program.mesh, specs, out_specs)(prefix, inputs, keys, drawn, noise)
 
 
-def _start_part(prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, program: Program) -> DecodeState:
+def _start_part(
+    prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, noise: jax.Array | None, program: Program
+) -> DecodeState:
     """`_start` for the sequences of a device."""
     lookahead, vocab_size = program.lookahead, program.decoder.vocab_size
     prompts, lengths = inputs.prompts, inputs.lengths
@@ -197,7 +205,7 @@ def _start_part(prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
         window=jax.vmap(first_window)(drawn),
         pool=pool,
         candidates=candidates,
-        drafts=None if lookahead.tree_size is None else _drafts(prefix, inputs, candidates, program),
+        drafts=None if lookahead.tree_size is None else _drafts(prefix, inputs, candidates, noise, program),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
         pace=None if inputs.step_cost is None else adaptive.start(),
@@ -218,14 +226,14 @@ def _start_part(prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Arra
     )
 
 
-def _drafts(prefix: Prefix, inputs: Inputs, candidates: jax.Array, program: Program) -> Drafts:
+def _drafts(prefix: Prefix, inputs: Inputs, candidates: jax.Array, noise: jax.Array | None, program: Program) -> Drafts:
     """Returns the drafts [B, ...] for the first step."""
     batch_size, table = len(inputs.lengths), prefix.recycled
     if table is None and "recycled" in program.lookahead.reach:
         table = sources.empty_table(batch_size, program.decoder.vocab_size)
     record = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), sources.start())
     draft = functools.partial(sources.draft, corpus=inputs.corpus, lookahead=program.lookahead)
-    return jax.vmap(draft)(inputs.prompts, inputs.lengths, candidates, record, table)
+    return jax.vmap(draft)(inputs.prompts, inputs.lengths, candidates, record, table, noise)
 
 
 def _pool(inputs: Inputs, lookahead: LookaheadConfig, vocabulary: Vocabulary) -> NGramPool:

@@ -3,6 +3,7 @@
 Functions on arrays are for one sequence. Settings are arrays too, so that other values compile nothing.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import SamplingConfig
+from jlade.candidates import sources
+from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding.vocabulary import Vocabulary
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
@@ -159,6 +161,26 @@ def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array
     return jax.vmap(lambda position: jax.random.gumbel(jax.random.fold_in(key, position), (vocab_size,), jnp.float32))(
         positions
     )
+
+
+@functools.partial(jax.jit, static_argnames=("lookahead", "vocab_size"))
+def noise_ahead(
+    keys: jax.Array, num_tokens: jax.Array, sampling: Sampling, *, lookahead: LookaheadConfig, vocab_size: int
+) -> jax.Array | None:
+    """Returns the noise of the positions after the texts of a batch, for drafts: [B, D, V], or None without use for it.
+
+    Args:
+      keys: [B], of each sequence.
+      num_tokens: [B] int32, of each text.
+      sampling: fields [B]. The noise is NaN for a temperature of 0.
+      lookahead: the setting. Rejection sampling draws with other noise.
+      vocab_size: V.
+    """
+    if sampling.temperature is None or lookahead.tree_size is None or lookahead.verification == "rejection":
+        return None
+    positions = num_tokens[:, None] + jnp.arange(sources.NOISE_REACH, dtype=jnp.int32)[None, :]
+    noise = jax.vmap(functools.partial(noise_at, vocab_size=vocab_size))(keys, positions)
+    return jnp.where((sampling.temperature == 0)[:, None, None], jnp.nan, noise)
 
 
 def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:

@@ -130,8 +130,11 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
         )
         pairs = jax.vmap(_pairs)(state.tokens, state.num_tokens, level_window, tree)
         record, table = jax.vmap(learn)(drafts, tree, pairs, best, verdict, num_accepted)
+        noise = sampling_lib.noise_ahead(
+            constants.keys, num_tokens, constants.sampling, lookahead=program.lookahead, vocab_size=vocabulary.size
+        )
         draft = functools.partial(sources.draft, corpus=constants.corpus, lookahead=program.lookahead)
-        drafts = jax.vmap(draft)(text, num_tokens, next_candidates, record, table)
+        drafts = jax.vmap(draft)(text, num_tokens, next_candidates, record, table, noise)
         contributed += jax.vmap(_contributed)(tree, verdict, num_accepted)
 
     # Record the step.

@@ -187,7 +187,7 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     pool = shard.vocab_size * setting.guess_set_size * (setting.ngram_size - 1)
     if "recycled" in setting.reach:
-        pool += shard.vocab_size * recycling.RANKS + recycling.PAIRS * (recycling.RANKS + 2)
+        pool += shard.vocab_size * recycling.RANKS + recycling.num_places(shard.vocab_size) * (recycling.RANKS + 2)
     return Memory(
         weights=shard.num_bytes,
         cache=sequences * 2 * c.num_layers * shard.kv_heads * c.head_dim * shard.item * capacity,

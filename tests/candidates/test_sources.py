@@ -62,7 +62,10 @@ def test_drafts_follow_the_table():
     after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
     template = recycling.template(40, 3)
     for last in (0, 2):
-        drafted, follows_pair = (x.tolist() for x in recycling.draft(table, jnp.array([last, 1]), template))
+        odds = jnp.full(2 * recycling.RANKS, 0.5)
+        drafted, kinds = (x.tolist() for x in recycling.draft(table, jnp.array([last, 1]), template, odds, None))
+        assert all(kind % recycling.RANKS == rank for kind, rank in zip(kinds, template.ranks, strict=True))
+        follows_pair = [kind >= recycling.RANKS for kind in kinds]
         lines: list[tuple[int, ...]] = []
         for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
             line = (last, 1) if parent < 0 else lines[parent]
@@ -75,8 +78,9 @@ def test_drafts_follow_the_table():
         assert drafted.count(NONE) > 1
 
 
-# Two pairs of the same place, by the definition of `place`.
-COLLIDING = st.sampled_from([(1, 7919), (2, 0)])
+# Two pairs of the same place.
+VOCAB = 200
+COLLIDING = st.sampled_from([(0, 5), (recycling.PAIRS // VOCAB, recycling.PAIRS % VOCAB + 5)])
 
 
 @given(
@@ -86,22 +90,22 @@ COLLIDING = st.sampled_from([(1, 7919), (2, 0)])
 def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
     rows = list(zip(pairs, order, strict=False))
     best = jnp.arange(len(rows) * recycling.RANKS, dtype=jnp.int32).reshape(len(rows), -1)
-    expected = jax.tree.map(np.array, recycling.empty(7920))
+    expected = jax.tree.map(np.array, recycling.empty(VOCAB))
     for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
         (before, token), number = rows[i]
         if number < 0:
             continue
         expected.after_token[token] = best[i]
         if before != NONE:
-            place = recycling.place(jnp.array([before, token]))
+            place = recycling.place(jnp.array([before, token]), VOCAB)
             expected.pairs[place], expected.after_pair[place] = (before, token), best[i]
-    found = recycling.update(recycling.empty(7920), jnp.array(pairs[: len(rows)]), best, jnp.array(order[: len(rows)]))
+    found = recycling.update(recycling.empty(VOCAB), jnp.array(pairs[: len(rows)]), best, jnp.array(order[: len(rows)]))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_pair_whose_place_another_one_took_is_unknown():
-    table, pairs = recycling.empty(7920), jnp.array([[1, 7919], [2, 0]])
-    assert recycling.place(pairs[0]) == recycling.place(pairs[1])
+    table, pairs = recycling.empty(VOCAB), jnp.array([[0, 5], [81, 186]])
+    assert recycling.place(pairs[0], VOCAB) == recycling.place(pairs[1], VOCAB)
     for i in range(2):
         table = recycling.update(table, pairs[i : i + 1], jnp.full((1, recycling.RANKS), i), jnp.array([0]))
     best, is_pair = recycling.find(table, pairs)
@@ -127,8 +131,8 @@ def test_the_record_judges_proposals_whose_predecessors_were_accepted():
     after = record.update(before, proposals, shape, jnp.array([1, 9, 7]), jnp.int32(2))
     np.testing.assert_allclose(after.agreed, [6, 5, 5])
     np.testing.assert_allclose(after.judged, [12, 11, 10])  # the last proposal does not exist
-    assert after.costs[0] == before.costs[0] == 256
-    assert after.costs[1] > before.costs[1]
+    assert record.cost(after.odds[0]) == record.cost(before.odds[0]) == 256
+    assert record.cost(after.odds[1]) > record.cost(before.odds[1])
     unchanged = record.update(before, proposals, shape, jnp.array([1, 9, 7]), jnp.int32(0))
     np.testing.assert_allclose(unchanged.judged, before.judged)
 
@@ -141,6 +145,17 @@ def test_the_record_forgets():
         state = update(state, jnp.int32(token))
     assert state.judged[0] == pytest.approx(record.MEMORY)
     assert state.agreed[0] / state.judged[0] < 0.2
+
+
+def test_the_probability_of_a_draw_is_given_its_noise():
+    """Against the share of draws in which the first token, with noise close to a value, is the highest."""
+    odds = np.array([0.3, 0.5, 0.15, 0.05])
+    noise = np.random.default_rng(0).gumbel(size=(400_000, 4))
+    is_first = np.argmax(np.log(odds) + noise, axis=1) == 0
+    for value in (-1.0, 0.0, 1.0, 3.0):
+        share = is_first[np.abs(noise[:, 0] - value) < 0.05].mean()
+        assert record.given_noise(jnp.float32(0.3), jnp.float32(value)) == pytest.approx(share, abs=0.02)
+    assert record.given_noise(jnp.float32(0.3), jnp.float32(np.nan)) == np.float32(0.3)
 
 
 def test_every_source_has_its_kinds():

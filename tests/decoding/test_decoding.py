@@ -51,7 +51,7 @@ def next_token_of(seed):
     return lambda text: int(np.argmax(logits_of(seed)(text)))
 
 
-def sources_of(seed, lookahead, corpus=()):
+def sources_of(seed, lookahead, corpus=(), noise=None):
     """Returns the sources of the reference with jlade's constants, None without a tree."""
     if lookahead.tree_size is None:
         return None
@@ -73,6 +73,8 @@ def sources_of(seed, lookahead, corpus=()):
         record.PRIOR,
         record.MEMORY,
         corpus,
+        noise,
+        sources.NOISE_REACH,
     )
 
 

@@ -19,7 +19,7 @@ from jlade.decoding.stopping import Stopping
 from jlade.lookahead.ngram_pool import NGramPool
 from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
-from tests.decoding.test_decoding import first_window
+from tests.decoding.test_decoding import first_window, sources_of
 from tests.tiny import tiny_llama
 
 VOCAB = 13
@@ -142,11 +142,12 @@ def noise(key, row, position, vocab_size):
 def test_coupled_sampling_equals_the_reference():
     """Noise that belongs to a position makes the next token a function of the text, as the reference wants it."""
     params, key, prompt, configs = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5], [*ALONE, TOGETHER]
-    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[3]):
+    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[3], LOOKAHEADS[-1], LookaheadConfig.tree(20, candidates=("recycled",))):
         start = first_window(key, prompt, lookahead)
         batch = [prompt] * len(configs)
         out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=configs, key=key)
         for row, config in enumerate(configs):
+            noise_of = functools.cache(functools.partial(noise, key, row, vocab_size=VOCAB))
             tokens, accepted = reference.decode(
                 sampled_next_token(params, config, key, row, len(prompt)),
                 prompt,
@@ -156,6 +157,7 @@ def test_coupled_sampling_equals_the_reference():
                 guess_set_size=lookahead.guess_set_size,
                 pool_from_prompt=True,
                 start=start,
+                sources=sources_of(2, lookahead, noise=lambda place, token, of=noise_of: of(place)[token]),
             )
             assert out.tokens[row].tolist() == tokens
             if not sampling.to_arrays([config], VOCAB).counts_tokens:  # the reference counts guesses as well
