@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.candidates.tree import NONE, Proposals, Shape
+from jlade.candidates.tree import NONE, Proposals
 
 PRIOR = 10.0  # judgements that the initial odds count for
 MEMORY = 60.0  # judgements that a record holds at most
@@ -50,17 +50,16 @@ def start(odds: np.ndarray) -> Record:
     return Record(PRIOR * jnp.asarray(odds, jnp.float32), jnp.full(len(odds), PRIOR, jnp.float32))
 
 
-def update(record: Record, proposals: Proposals, shape: Shape, accepted: jax.Array, num_accepted: jax.Array) -> Record:
+def update(record: Record, proposals: Proposals, accepted: jax.Array, num_accepted: jax.Array) -> Record:
     """Returns the record after a step.
 
     Args:
       record: before.
       proposals: L, made for the step.
-      shape: of the proposals.
       accepted: [A] int32, the tokens after the current one.
       num_accepted: [] int32, how many of these were accepted; 0 judges nothing.
     """
-    depths, lineage = shape.depths, shape.lineage
+    depths, lineage = proposals.shape.depths, proposals.shape.lineage
     within = jnp.asarray(depths) <= jnp.minimum(num_accepted, len(accepted))
     agrees = proposals.tokens == accepted.at[depths - 1].get(mode="clip")
     earlier = np.where(lineage == np.arange(len(depths))[:, None], len(depths), lineage)

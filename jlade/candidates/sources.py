@@ -128,12 +128,12 @@ def draft(
         )
         tokens.append(recycled)
         kinds.append(first + ranks)
-    proposals = Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds))
+    proposals = Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds), shape)
     odds = record.odds[proposals.kinds]
     if noise is not None:
         of_tokens = noise.at[shape.depths - 1, jnp.maximum(proposals.tokens, 0)].get(mode="fill", fill_value=jnp.nan)
         odds = record_lib.given_noise(odds, of_tokens)
-    tree = tree_lib.merge(proposals, record_lib.cost(odds), shape, size)
+    tree = tree_lib.merge(proposals, record_lib.cost(odds), size)
     return Drafts(tree, proposals, record, table)
 
 
@@ -155,8 +155,6 @@ def learn(
     order: jax.Array,
     accepted: jax.Array,
     num_accepted: jax.Array,
-    has_corpus: bool,
-    lookahead: LookaheadConfig,
 ) -> tuple[Record, Table | None]:
     """Returns the record and the table after a step.
 
@@ -165,12 +163,8 @@ def learn(
       pairs, best, order: see `recycling.update`.
       accepted: [A] int32, the tokens after the current one.
       num_accepted: [] int32, how many of these were accepted.
-      has_corpus: whether one was searched.
-      lookahead: the setting.
     """
-    record = record_lib.update(
-        drafts.record, drafts.proposals, plan(lookahead, has_corpus).shape, accepted, num_accepted
-    )
+    record = record_lib.update(drafts.record, drafts.proposals, accepted, num_accepted)
     if drafts.table is None or best is None:
         return record, drafts.table
     return record, recycling.update(drafts.table, pairs, best, order)

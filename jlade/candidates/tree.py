@@ -56,6 +56,7 @@ class Proposals:
 
     tokens: jax.Array  # [L] int32, `NONE` where a source has nothing
     kinds: jax.Array  # [L] int32, of `record.Record`
+    shape: Shape = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
@@ -84,7 +85,7 @@ class Tree:
         return dataclasses.replace(self, mask=self.mask[..., :size, :size], **cut)
 
 
-def merge(proposals: Proposals, costs: jax.Array, shape: Shape, size: int) -> Tree:
+def merge(proposals: Proposals, costs: jax.Array, size: int) -> Tree:
     """Returns the tree of the `size` most promising tokens. Proposals that agree up to a token share it.
 
     A proposal costs the sum along its path. A shared token has the lowest cost of its proposals.
@@ -92,10 +93,10 @@ def merge(proposals: Proposals, costs: jax.Array, shape: Shape, size: int) -> Tr
     Args:
       proposals: L of them.
       costs: [L] int32, of each token alone, 1 or more: the less probable it is, the higher.
-      shape: of the proposals.
       size: M, at most L.
     """
-    number, lineage, depths = len(shape.parents), jnp.asarray(shape.lineage), jnp.asarray(shape.depths)
+    number = len(proposals.shape.parents)
+    lineage, depths = jnp.asarray(proposals.shape.lineage), jnp.asarray(proposals.shape.depths)
     index = jnp.arange(number, dtype=jnp.int32)
     paths = proposals.tokens.at[lineage].get(mode="fill", fill_value=0)
     exists = jnp.all(paths >= 0, axis=1)

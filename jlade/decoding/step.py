@@ -124,10 +124,7 @@ def step(params: Params, state: DecodeState, program: Program, level: LookaheadC
     drafts, contributed = state.drafts, state.info.contributed
     if drafts is not None and tree is not None:
         best = None if drafts.table is None else vocabulary.top(logits, recycling.RANKS)
-        has_corpus = constants.corpus is not None
-        learn = functools.partial(
-            _learn, window_size=level.window_size, has_corpus=has_corpus, lookahead=program.lookahead
-        )
+        learn = functools.partial(_learn, window_size=level.window_size)
         pairs = jax.vmap(_pairs)(state.tokens, state.num_tokens, level_window, tree)
         record, table = jax.vmap(learn)(drafts, tree, pairs, best, verdict, num_accepted)
         noise = sampling_lib.noise_ahead(
@@ -323,8 +320,6 @@ def _learn(
     num_accepted: jax.Array,
     *,
     window_size: int,
-    has_corpus: bool,
-    lookahead: LookaheadConfig,
 ) -> tuple[Record, Table | None]:
     """Returns what the sources learn of a step of one sequence: the record and the table.
 
@@ -335,8 +330,6 @@ def _learn(
       best: [R, k] int32, the tokens of their highest logits; None when no source needs them.
       verdict, num_accepted: on the tree; `num_accepted` is 0 for a sequence that is done.
       window_size: W.
-      has_corpus: whether one was searched.
-      lookahead: the setting at full width.
     """
     # Of rows that read the same token the text counts most, then the most promising draft, then the window.
     size = len(tree.tokens)
@@ -347,7 +340,7 @@ def _learn(
     of_drafts = jnp.where(tree.tokens == NONE, -1, of_drafts)
     order = jnp.concatenate([of_text[None], of_window, of_drafts])
     order = jnp.where(num_accepted == 0, -1, order)
-    return sources.learn(drafts, pairs, best, order, verdict.tokens, num_accepted, has_corpus, lookahead)
+    return sources.learn(drafts, pairs, best, order, verdict.tokens, num_accepted)
 
 
 def _collect(

@@ -125,21 +125,20 @@ def test_the_highest_logits_are_found(size):
 
 
 def test_the_record_judges_proposals_whose_predecessors_were_accepted():
-    shape = Shape((-1, 0, 1, -1, 3))
-    proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]))
+    proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), Shape((-1, 0, 1, -1, 3)))
     before = record.start(np.array([0.5, 0.5, 0.5]))
-    after = record.update(before, proposals, shape, jnp.array([1, 9, 7]), jnp.int32(2))
+    after = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(2))
     np.testing.assert_allclose(after.agreed, [6, 5, 5])
     np.testing.assert_allclose(after.judged, [12, 11, 10])  # the last proposal does not exist
     assert record.cost(after.odds[0]) == record.cost(before.odds[0]) == 256
     assert record.cost(after.odds[1]) > record.cost(before.odds[1])
-    unchanged = record.update(before, proposals, shape, jnp.array([1, 9, 7]), jnp.int32(0))
+    unchanged = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(0))
     np.testing.assert_allclose(unchanged.judged, before.judged)
 
 
 def test_the_record_forgets():
-    shape, proposals = Shape((-1,)), Proposals(jnp.array([1]), jnp.array([0]))
-    update = jax.jit(lambda state, token: record.update(state, proposals, shape, token[None], jnp.int32(1)))
+    proposals = Proposals(jnp.array([1]), jnp.array([0]), Shape((-1,)))
+    update = jax.jit(lambda state, token: record.update(state, proposals, token[None], jnp.int32(1)))
     state = record.start(np.array([0.5]))
     for token in [1] * 300 + [2] * 100:
         state = update(state, jnp.int32(token))

@@ -28,8 +28,8 @@ def paths_of(tokens):
 
 
 def merge(tokens, costs, size=SIZE):
-    proposals = Proposals(jnp.array(tokens, jnp.int32), jnp.arange(len(tokens), dtype=jnp.int32))
-    return jax.jit(tree_lib.merge, static_argnums=(2, 3))(proposals, jnp.array(costs, jnp.int32), SHAPE, size)
+    proposals = Proposals(jnp.array(tokens, jnp.int32), jnp.arange(len(tokens), dtype=jnp.int32), SHAPE)
+    return jax.jit(tree_lib.merge, static_argnames="size")(proposals, jnp.array(costs, jnp.int32), size=size)
 
 
 def paths_in(tree):

@@ -13,6 +13,7 @@ import scipy.stats
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.config import SOURCES
 from jlade.decoding import sampling
 from jlade.decoding import step as step_module
 from jlade.decoding.stopping import Stopping
@@ -180,7 +181,8 @@ def test_sampled_texts_are_the_same_for_every_setting():
     prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(configs))]
     arguments = {"max_new_tokens": 40, "sampling": configs, "key": jax.random.key(1)}
     plain = jlade.generate(tiny_llama(2), prompts, lookahead=None, **arguments)
-    for lookahead in LOOKAHEADS:
+    alone = [dataclasses.replace(LOOKAHEADS[-1], candidates=(source,)) for source in SOURCES]
+    for lookahead in (*LOOKAHEADS, *alone):
         out = jlade.generate(tiny_llama(2), prompts, lookahead=lookahead, **arguments)
         np.testing.assert_array_equal(out.tokens, plain.tokens)
 
@@ -347,10 +349,15 @@ def test_texts_follow_the_models_distribution(verification, window_draw, small_m
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 
-@pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_texts_of_a_tree_follow_the_models_distribution(verification, small_model, expected_counts):
+@pytest.mark.parametrize(
+    ("verification", "candidates"),
+    [("coupled", SOURCES), ("rejection", SOURCES), *(("rejection", (source,)) for source in SOURCES)],
+)
+def test_texts_of_a_tree_follow_the_models_distribution(verification, candidates, small_model, expected_counts):
     """After a first step without drafts, all sources have some."""
-    lookahead = LookaheadConfig(tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification=verification)
+    lookahead = LookaheadConfig(
+        tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification=verification, candidates=candidates
+    )
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 
