@@ -1,4 +1,5 @@
 from . import candidates, conversion, decoding, devices, generation, lookahead, models, testing, tuning
+from .candidates.recycling import RecycledLogits
 from .config import LookaheadConfig, SamplingConfig
 from .decoding.loop import decode, step
 from .decoding.prefill import prefill, start
@@ -32,6 +33,7 @@ __all__ = [
     "Plan",
     "Prefix",
     "Program",
+    "RecycledLogits",
     "Sampling",
     "SamplingConfig",
     "Statistics",

@@ -27,7 +27,7 @@ ODDS_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
 
 
 @flax.struct.dataclass
-class Table:
+class RecycledLogits:
     """The most probable next tokens of one sequence, best first, `NONE` where none are known; [B, ...] for a batch."""
 
     after_token: jax.Array  # [V, k] int32
@@ -60,11 +60,11 @@ def template(size: int, depth: int) -> Template:
     return Template(Shape(tuple(parents)), tuple(ranks))
 
 
-def empty(vocab_size: int) -> Table:
+def empty(vocab_size: int) -> RecycledLogits:
     """Returns an empty table."""
     num_pairs = num_places(vocab_size)
     shapes = {"after_token": (vocab_size, RANKS), "pairs": (num_pairs, 2), "after_pair": (num_pairs, RANKS)}
-    return Table(**{name: jnp.full(shape, NONE, jnp.int32) for name, shape in shapes.items()})
+    return RecycledLogits(**{name: jnp.full(shape, NONE, jnp.int32) for name, shape in shapes.items()})
 
 
 def num_places(vocab_size: int) -> int:
@@ -77,7 +77,7 @@ def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
     return (pairs[..., 0] * vocab_size + pairs[..., 1]) % num_places(vocab_size)  # the product may overflow
 
 
-def find(table: Table, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the best tokens [Q, k] after pairs [Q, 2], and whether the table has these [Q].
 
     Those after the second token take the place of those after an unknown pair.
@@ -89,7 +89,7 @@ def find(table: Table, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def draft(
-    table: Table, last: jax.Array, template: Template, odds: jax.Array, noise: jax.Array | None
+    table: RecycledLogits, last: jax.Array, template: Template, odds: jax.Array, noise: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the drafts of a template. With noise the ranks of the template are those of the most probable draws.
 
@@ -125,7 +125,7 @@ def draft(
     return tokens, kinds
 
 
-def update(table: Table, pairs: jax.Array, best: jax.Array, order: jax.Array) -> Table:
+def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.Array) -> RecycledLogits:
     """Returns the table with the best tokens of a block's rows.
 
     Args:
@@ -142,7 +142,7 @@ def update(table: Table, pairs: jax.Array, best: jax.Array, order: jax.Array) ->
     def put(rows: jax.Array, targets: jax.Array, new: jax.Array) -> jax.Array:
         return rows.at[targets].set(new, mode="drop", unique_indices=True)
 
-    return Table(
+    return RecycledLogits(
         after_token=put(table.after_token, of_token, best),
         pairs=put(table.pairs, of_pair, pairs),
         after_pair=put(table.after_pair, of_pair, best),

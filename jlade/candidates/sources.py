@@ -12,7 +12,7 @@ from jlade.candidates import record as record_lib
 from jlade.candidates import recycling, suffix
 from jlade.candidates import tree as tree_lib
 from jlade.candidates.record import Record
-from jlade.candidates.recycling import Table, Template
+from jlade.candidates.recycling import RecycledLogits, Template
 from jlade.candidates.tree import Proposals, Shape, Tree
 from jlade.config import LookaheadConfig
 
@@ -45,7 +45,7 @@ class Drafts:
     tree: Tree  # of M tokens
     proposals: Proposals  # that the tree was made of
     record: Record
-    table: Table | None  # of recycled logits, None without that source
+    table: RecycledLogits | None  # of recycled logits, None without that source
 
 
 class Plan(NamedTuple):
@@ -79,7 +79,7 @@ def start() -> Record:
     return record_lib.start(ODDS)
 
 
-def empty_table(batch_size: int, vocab_size: int) -> Table:
+def empty_table(batch_size: int, vocab_size: int) -> RecycledLogits:
     """Returns tables [B, ...] without any token."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), recycling.empty(vocab_size))
 
@@ -89,7 +89,7 @@ def draft(
     length: jax.Array,
     ngrams: jax.Array,
     record: Record,
-    table: Table | None,
+    table: RecycledLogits | None,
     noise: jax.Array | None,
     corpus: jax.Array | None,
     lookahead: LookaheadConfig,
@@ -155,7 +155,7 @@ def learn(
     order: jax.Array,
     accepted: jax.Array,
     num_accepted: jax.Array,
-) -> tuple[Record, Table | None]:
+) -> tuple[Record, RecycledLogits | None]:
     """Returns the record and the table after a step.
 
     Args:

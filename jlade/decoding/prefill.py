@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.candidates import recycling, sources
-from jlade.candidates.recycling import Table
+from jlade.candidates.recycling import RecycledLogits
 from jlade.candidates.sources import Drafts
 from jlade.candidates.tree import NONE
 from jlade.config import PLAIN, RECYCLING, LookaheadConfig
@@ -64,7 +64,7 @@ def _read(
     prompts: jax.Array,
     lengths: jax.Array,
     cache: KVCache | None,
-    table: Table | None,
+    table: RecycledLogits | None,
     program: Program,
 ) -> Prefix:
     read = functools.partial(_read_part, program=program)
@@ -78,7 +78,7 @@ def _read_part(
     prompts: jax.Array,
     lengths: jax.Array,
     cache: KVCache | None,
-    table: Table | None,
+    table: RecycledLogits | None,
     *,
     program: Program,
 ) -> Prefix:

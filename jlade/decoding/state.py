@@ -6,7 +6,7 @@ import flax.struct
 import jax
 from jax.sharding import Mesh
 
-from jlade.candidates.recycling import Table
+from jlade.candidates.recycling import RecycledLogits
 from jlade.candidates.sources import Drafts
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
@@ -54,7 +54,7 @@ class Inputs:
     step_cost: jax.Array | None = None
     cache: KVCache | None = None
     pool: NGramPool | None = None
-    recycled: Table | None = None
+    recycled: RecycledLogits | None = None
     corpus: jax.Array | None = None
 
 
@@ -63,7 +63,7 @@ class Prefix:
     """What `jlade.prefill` knows of the prompts, all but their last tokens."""
 
     cache: KVCache
-    recycled: Table | None = None  # fields [B, ...]; None without recycled logits
+    recycled: RecycledLogits | None = None  # fields [B, ...]; None without recycled logits
 
 
 @dataclasses.dataclass(frozen=True)

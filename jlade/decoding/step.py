@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jlade.candidates import recycling, sources, suffix
 from jlade.candidates.record import Record
-from jlade.candidates.recycling import Table
+from jlade.candidates.recycling import RecycledLogits
 from jlade.candidates.sources import Drafts
 from jlade.candidates.tree import NONE, Tree
 from jlade.config import LookaheadConfig
@@ -320,7 +320,7 @@ def _learn(
     num_accepted: jax.Array,
     *,
     window_size: int,
-) -> tuple[Record, Table | None]:
+) -> tuple[Record, RecycledLogits | None]:
     """Returns what the sources learn of a step of one sequence: the record and the table.
 
     Args:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.candidates import recycling
-from jlade.candidates.recycling import Table
+from jlade.candidates.recycling import RecycledLogits
 from jlade.candidates.tree import NONE
 from jlade.decoding.state import DecodeState
 from jlade.devices import mesh as mesh_lib
@@ -46,7 +46,7 @@ def read(corpus: Any, tokenizer: Tokenizer | None, vocab_size: int) -> np.ndarra
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 
 
-def recycled(corpus: Corpus, tokens: np.ndarray, batch_size: int, vocab_size: int) -> Table:
+def recycled(corpus: Corpus, tokens: np.ndarray, batch_size: int, vocab_size: int) -> RecycledLogits:
     """Returns tables [B, ...] to begin with: the latest entries of the states, else the most frequent next tokens.
 
     Args:
@@ -81,9 +81,9 @@ def _followers(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 @jax.jit
-def _merge(earlier: Table, later: Table) -> Table:
+def _merge(earlier: RecycledLogits, later: RecycledLogits) -> RecycledLogits:
     has_token, has_pair = later.after_token[:, :1] != NONE, later.pairs[:, :1] != NONE
-    return Table(
+    return RecycledLogits(
         after_token=jnp.where(has_token, later.after_token, earlier.after_token),
         pairs=jnp.where(has_pair, later.pairs, earlier.pairs),
         after_pair=jnp.where(has_pair, later.after_pair, earlier.after_pair),

@@ -7,6 +7,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
+from jlade.candidates import recycling
 from jlade.config import SMALL_BLOCK
 from jlade.conversion import save_hf
 from jlade.devices import targets
@@ -62,7 +63,8 @@ def test_default_setting_and_int8(tmp_path):
     found = jlade.inspect(tmp_path / "whole", "cpu", int8=True, capacity=64, dtype="bfloat16")
     assert (found.lookahead, found.dtype, found.int8) == (SMALL_BLOCK, "bfloat16", True)
     matrices = sum(leaf.size for leaf in jax.tree.leaves(PARAMS) if leaf.ndim == 2)
-    assert found.memory.arguments < 2 * matrices + 60_000
+    pairs = 40 * recycling.num_places(PARAMS.config.vocab_size)
+    assert found.memory.arguments < 2 * matrices + pairs + 60_000
 
 
 @pytest.mark.parametrize(
