@@ -18,7 +18,7 @@ from jlade.candidates import record as record_lib
 from jlade.candidates.tree import NONE, Shape
 
 RANKS = 8  # k, tokens kept for each token, and for each pair
-PAIRS = 16_381  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
+PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
 # Share of the tokens that the model chose, by rank in the table: of all, after unknown pairs, and after known ones.
 # Measured with SmolLM2.
 ODDS = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
@@ -68,13 +68,13 @@ def empty(vocab_size: int) -> RecycledLogits:
 
 
 def num_places(vocab_size: int) -> int:
-    """Returns P: enough for all pairs of a small vocabulary."""
-    return min(vocab_size**2, PAIRS)
+    """Returns P, a multiple of 8, as TPUs copy arrays of other sizes; enough for all pairs of a small vocabulary."""
+    return -(-min(vocab_size**2, PAIRS) // 8) * 8
 
 
 def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
     """Returns the places [...] of pairs of tokens [..., 2]."""
-    return (pairs[..., 0] * vocab_size + pairs[..., 1]) % num_places(vocab_size)  # the product may overflow
+    return (pairs[..., 0] * vocab_size + pairs[..., 1]) % min(vocab_size**2, PAIRS)  # the product may overflow
 
 
 def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:

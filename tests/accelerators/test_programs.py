@@ -84,7 +84,7 @@ def state_bytes(config, setting):
     """Returns the bytes of a cache of 1024 entries, of the pool, and of the tables of recycled logits."""
     cache = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 1024
     slots = setting.guess_set_size * (setting.ngram_size - 1) + (8 if setting.tree_size else 0)
-    return cache + 4 * config.vocab_size * slots + (40 * 16_381 if setting.tree_size else 0)
+    return cache + 4 * config.vocab_size * slots + (40 * 16_416 if setting.tree_size else 0)
 
 
 @pytest.mark.thorough
