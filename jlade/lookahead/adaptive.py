@@ -6,12 +6,12 @@ other settings it is found by trials of the full width from time to time.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jlade.candidates.record import BIT
 from jlade.candidates.tree import Tree
@@ -20,7 +20,6 @@ from jlade.config import LookaheadConfig
 TRIAL = 16  # steps at a level before it is judged
 MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately
 NARROW = 7  # tokens of a narrow tree
-FORECAST_LEVELS = 4  # of a tree without a window: each compiles a forward pass
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
@@ -39,8 +38,10 @@ def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     if lookahead.tree_size is not None:
         trees = [(lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0)]
         if forecasts(lookahead):
-            blocks = np.geomspace(lookahead.tree_size + 1, 2, FORECAST_LEVELS - 1)
-            trees = [*((0, min(lookahead.tree_size, round(block) - 1)) for block in blocks), (0, 0)]
+            # The geometric mean of the blocks of the full tree and of one draft, as a power of two: on CPUs a step of 9
+            # tokens takes longer than one of 16.
+            middle = 2 ** round(math.log2(2 * (lookahead.tree_size + 1)) / 2)
+            trees = [(0, min(size, lookahead.tree_size)) for size in (lookahead.tree_size, middle - 1, 1, 0)]
         return tuple(
             dataclasses.replace(lookahead, window_size=window_size, tree_size=size)
             for window_size, size in dict.fromkeys(trees)

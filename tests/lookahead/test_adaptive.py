@@ -71,13 +71,9 @@ def test_a_tree_is_as_wide_as_its_forecast_says():
         expected = adaptive.forecast(tree, levels)
         assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (7, 3, 1, 0)], abs=0.01)
         assert levels[int(adaptive.choose(adaptive.start(), expected, costs).level)].tree_size == best
-    assert [level.tree_size for level in adaptive.levels(dataclasses.replace(lookahead, tree_size=63))] == [
-        63,
-        10,
-        1,
-        0,
-    ]
-    assert [level.tree_size for level in adaptive.levels(dataclasses.replace(lookahead, tree_size=0))] == [0]
+    for size, narrower in ((63, [15, 1, 0]), (119, [15, 1, 0]), (4, [3, 1, 0]), (3, [1, 0]), (1, [0]), (0, [])):
+        levels = adaptive.levels(dataclasses.replace(lookahead, tree_size=size))
+        assert [level.tree_size for level in levels] == [size, *narrower]
     with_window = LookaheadConfig(tree_size=20, window_size=3, ngram_size=3, guess_set_size=2)
     assert [(level.window_size, level.tree_size) for level in adaptive.levels(with_window)] == [(3, 20), (0, 7), (0, 0)]
 
