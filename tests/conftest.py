@@ -9,6 +9,7 @@ from jax._src import compiler
 
 import jlade
 from tests.evaluation import browser
+from tests.tiny import save_small_demo
 
 # The suite is for the CPU. The compilers of accelerators, if installed, would look for a device.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -82,6 +83,14 @@ compiler.get_compile_options = cheap_compile_options
 def demo():
     """Parameters and tokenizer of the shipped checkpoint, in float32."""
     return jlade.demo(dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def small_demo(tmp_path_factory):
+    """The directory of the demo model's first layer, for tests of what goes around the model."""
+    directory = tmp_path_factory.mktemp("model") / "demo"
+    save_small_demo(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from jlade import cli
 from jlade.cli import generate, inspection, options
 from jlade.conversion import location
 from tests.conversion.test_gguf_tokenizer import write_chat
-from tests.tiny import save_small_demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -60,21 +59,14 @@ def inline_code(page):
     return [" ".join(code.split()) for text in paragraphs for code in re.findall(r"`([^`]+)`", text)]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model") / "demo"
-    save_small_demo(directory)
-    return directory
-
-
 @pytest.fixture
-def workplace(tmp_path, monkeypatch, checkpoint):
+def workplace(tmp_path, monkeypatch, small_demo):
     """A directory with the files that the examples name."""
-    monkeypatch.setattr(options, "DEMO", checkpoint)
+    monkeypatch.setattr(options, "DEMO", small_demo)
     monkeypatch.setattr(location, "installed", lambda name: None)  # `make chat` may have installed a model
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)  # one process runs the examples
     (tmp_path / "path" / "to").mkdir(parents=True)
-    (tmp_path / "path" / "to" / "hf-llama").symlink_to(checkpoint)
+    (tmp_path / "path" / "to" / "hf-llama").symlink_to(small_demo)
     write_chat(tmp_path / "path" / "to" / "model.gguf")
     (tmp_path / "prompts.txt").write_text("def f(\n\nThe library\n", encoding="utf-8")
     (tmp_path / "notes.py").write_text("def read_config(path):\n", encoding="utf-8")

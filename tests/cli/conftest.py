@@ -2,7 +2,21 @@ import signal
 
 import pytest
 
+import jlade
 from jlade import cli
+from jlade.cli import options
+
+
+@pytest.fixture(autouse=True)
+def small_model(small_demo, monkeypatch):
+    """Makes one layer of the demo model the default of all commands."""
+    monkeypatch.setattr(options, "DEMO", small_demo)
+
+
+@pytest.fixture(scope="session")
+def demo(small_demo):
+    """Its parameters and tokenizer, in float32."""
+    return jlade.load(small_demo, "float32")
 
 
 @pytest.fixture(autouse=True)

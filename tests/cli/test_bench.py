@@ -13,23 +13,10 @@ from jlade.evaluation import datasets, experiments, paper, runs
 from jlade.evaluation.answers import Model
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.evaluation.made import answer
-from tests.tiny import save_small_demo
 
 SHORT = ["--limit", "1", "--max-new-tokens", "6"]
 TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "table4", "growth", "exactness"}
 FIGURES = {"throughput", "figure4a", "figure4b", "hits"}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model") / "one layer"
-    save_small_demo(directory, num_layers=1)
-    return directory
-
-
-@pytest.fixture(autouse=True)
-def small_model(checkpoint, monkeypatch):
-    monkeypatch.setattr(options, "DEMO", checkpoint)
 
 
 @pytest.fixture
@@ -46,14 +33,14 @@ def made(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def everything(checkpoint, tmp_path_factory):
+def everything(small_demo, tmp_path_factory):
     """The directory of all experiments, each on one question, those of Figure 4 with fewer settings; and the output."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("rouge_score")
     directory = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-        patch.setattr(options, "DEMO", checkpoint)
+        patch.setattr(options, "DEMO", small_demo)
         patch.setattr(paper, "WINDOWS", (1, 3))
         patch.setattr(paper, "NGRAMS", (3, 5))
         settings = tuple(map(str, paper.scaling_methods()))
@@ -284,9 +271,9 @@ def test_a_report_of_experiments_that_were_not_made(made, refused, tmp_path, cap
     assert error == "jlade bench: error: the results have nothing for table3, figure4\n"
 
 
-def test_a_model_without_a_chat_template_continues_the_messages(made, checkpoint, tmp_path, capsys):
+def test_a_model_without_a_chat_template_continues_the_messages(made, small_demo, tmp_path, capsys):
     bare = tmp_path / "bare"
-    shutil.copytree(checkpoint, bare)
+    shutil.copytree(small_demo, bare)
     (bare / "chat_template.jinja").unlink()
     one = {"question_id": 1, "category": "talk", "turns": ["Hello </s> you", "And then?"]}
     (tmp_path / "mt.jsonl").write_text(json.dumps(one) + "\n")

@@ -238,10 +238,10 @@ def test_bad_arguments_exit_with_a_message(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_on_a_terminal_answers_are_coloured_and_can_be_stopped():
-    terminal = Terminal("chat", "--model", str(DEMO), "--max-new-tokens", "1000")
+def test_on_a_terminal_answers_are_coloured_and_can_be_stopped(small_demo):
+    terminal = Terminal("chat", "--model", str(small_demo), "--max-new-tokens", "1000")
     try:
-        assert f"Chat with {DEMO}" in terminal.wait_for("> $")
+        assert f"Chat with {small_demo}" in terminal.wait_for("> $")
         terminal.type("import os\n")
         terminal.wait_for(r"\x1b\[9\dm")
         terminal.type("\x03")

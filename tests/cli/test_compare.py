@@ -15,10 +15,12 @@ SHORT = ["import os\n", "--max-new-tokens", "12"]
 PIECE = jlade.Piece(tokens=np.array([5]), text="x", generation=None)
 
 
-def test_prints_the_completion_and_both_rows(capsys):
+def test_prints_the_completion_and_both_rows(demo, capsys):
+    params, tokenizer = demo
+    expected = jlade.generate(params, SHORT[0], tokenizer=tokenizer, max_new_tokens=12, lookahead=None)
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("import os\nimport ")
+    assert printed.startswith(f"{SHORT[0]}{expected.text[0]}\n")
     assert "tree of 3" in printed
     assert "plain" in printed
     assert "\x1b" not in printed, "no colours when the output is not a terminal"

@@ -125,15 +125,15 @@ def test_a_round_trip_adds_no_generation_config(run, tmp_path):
         assert (tmp_path / target / "config.json").exists()
 
 
-def test_a_converted_checkpoint_generates_and_chats_as_before(run, demo, tmp_path):
-    run(DEMO, tmp_path / "own")
+def test_a_converted_checkpoint_generates_and_chats_as_before(run, small_demo, demo, tmp_path):
+    run(small_demo, tmp_path / "own")
     params, tokenizer = jlade.load(tmp_path / "own")
     texts = [
         jlade.generate(model[0], "import os\n", tokenizer=model[1], lookahead=None, max_new_tokens=12).text
         for model in (demo, (params, tokenizer))
     ]
     assert texts[0] == texts[1] != ("",)
-    prompts = [Conversation(params, path, None, None).prompt("import os") for path in (DEMO, tmp_path / "own")]
+    prompts = [Conversation(params, path, None, None).prompt("import os") for path in (small_demo, tmp_path / "own")]
     assert prompts[0] == prompts[1]
 
 

@@ -106,12 +106,12 @@ def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_ke
     params, tokenizer = demo
     key = jax.random.key(7)
     controls = {"lookahead": SMALL_BLOCK, "max_new_tokens": 12, "sampling": jlade.SamplingConfig(temperature=1.0)}
-    controls["stop"] = ["unittest", "never"]
+    controls["stop"] = ["  1, 1", "never"]
     expected = jlade.generate(
         params, PROMPTS, tokenizer=tokenizer, key=jnp.stack([key, jax.random.fold_in(key, 1)]), **controls
     )
     assert expected.finish_reason == ("stop", "length")
-    printed = run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "unittest", "--stop", "never")
+    printed = run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "  1, 1", "--stop", "never")
     assert printed == f"{expected.text[0]}\n{expected.text[1]}\n"
     alone = jlade.generate(params, PROMPTS[0], tokenizer=tokenizer, key=key, **controls)
     assert alone.text[0] == expected.text[0]

@@ -49,9 +49,9 @@ def inspect(capsys):
     return run
 
 
-def test_facts_equal_those_of_the_loaded_model(inspect, demo):
+def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
     params, _ = demo
-    facts = json.loads(inspect(DEMO, "--json"))
+    facts = json.loads(inspect(small_demo, "--json"))
     arrays = jax.tree.leaves(params)
     cache = params.decoder.init_cache(params, 1, params.config.max_positions)
     assert facts["parameters"] == sum(array.size for array in arrays)
@@ -63,15 +63,15 @@ def test_facts_equal_those_of_the_loaded_model(inspect, demo):
         "kv_cache_bytes": sum(array.nbytes for array in jax.tree.leaves(cache)),
         "total_bytes": sum(array.nbytes for array in (*arrays, *jax.tree.leaves(cache))),
     }
-    tensors = load_file(DEMO / "model.safetensors").values()
+    tensors = load_file(small_demo / "model.safetensors").values()
     assert facts["files"] == {
         "count": 1,
-        "bytes": (DEMO / "model.safetensors").stat().st_size,
+        "bytes": (small_demo / "model.safetensors").stat().st_size,
         "tensor_bytes": {"bfloat16": sum(array.nbytes for array in tensors)},
     }
     assert facts["config"] == json.loads(json.dumps(vars(params.config)))
     assert {name: facts[name] for name in ("path", "format", "family", "tokenizer", "chat_template")} == {
-        "path": str(DEMO),
+        "path": str(small_demo),
         "format": "huggingface",
         "family": "llama",
         "tokenizer": True,
@@ -189,22 +189,22 @@ def test_a_chat_template_in_the_tokenizers_settings(inspect, tmp_path):
         assert json.loads(inspect(tmp_path, "--json"))["chat_template"] is has_template
 
 
-def test_a_tuned_setting_is_suggested(inspect, demo):
+def test_a_tuned_setting_is_suggested(inspect, small_demo, demo):
     params, _ = demo
     for batch_size, setting in ((1, LookaheadConfig.paper(3, 4, 5)), (8, PLAIN)):
         choice.save(choice.key(params, params.decoder, batch_size), setting, {})
-    facts = json.loads(inspect(DEMO, "--json"))
+    facts = json.loads(inspect(small_demo, "--json"))
     assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 5, "tree_size": None}
     assert facts["source"] == "tuned"
     assert [tuned["batch_size"] for tuned in facts["tuned"]] == [1, 8]
     assert facts["tuned"][0]["lookahead"] == facts["lookahead"]
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(facts["tuned"][0]["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=5)
-    rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO, "--batch-size", 8)))
+    rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(small_demo, "--batch-size", 8)))
     assert rows["setting on cpu"] == "plain, tuned"
     assert re.fullmatch(r"3, 4, 5, on \d{4}-\d\d-\d\dT.*", rows["tuned for batch size 1"])
-    assert json.loads(inspect(DEMO, "--json", "--batch-size", 4))["source"] == "estimated"
-    assert json.loads(inspect(DEMO, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 0
+    assert json.loads(inspect(small_demo, "--json", "--batch-size", 4))["source"] == "estimated"
+    assert json.loads(inspect(small_demo, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 0
 
 
 def broken_config(directory):

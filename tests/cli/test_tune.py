@@ -45,7 +45,8 @@ def test_it_measures_prints_plots_and_stores(demo, tmp_path, capsys):
     params, tokenizer = demo
     chosen = choice.choose(params, params.decoder, 1)
     assert jlade.LookaheadConfig(**figures["lookahead"]) == chosen
-    expected = jlade.generate(params, "import os\n", tokenizer=tokenizer, max_new_tokens=16, lookahead=chosen)
+    lookahead = jlade.LookaheadConfig(**small["lookahead"])
+    expected = jlade.generate(params, "import os\n", tokenizer=tokenizer, max_new_tokens=16, lookahead=lookahead)
     assert small["tokens_per_step"] == expected.compression[0]
 
 

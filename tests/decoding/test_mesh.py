@@ -15,7 +15,18 @@ from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from tests.tiny import tiny_llama, tiny_tokenizer
 
-MESHES = [(1, 8, 1), (1, 3, 1), (1, 1, 8), (2, 2, 2), (8, 1, 1), (1, 2, 4)]
+MESHES = {
+    "greedy": [(1, 8, 1), (8, 1, 1), (1, 1, 8)],
+    "adaptive": [(2, 2, 2)],
+    "penalties": [(1, 1, 8)],
+    "temperature": [(1, 2, 4)],
+    "filters": [(2, 2, 2)],
+    "rejection": [(1, 8, 1), (1, 2, 4)],
+    "no window": [(1, 3, 1)],
+    "Jacobi": [(1, 2, 4)],
+    "no candidates": [(1, 3, 1)],
+    "plain": [(2, 1, 4)],
+}
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2], [3, 9, 4, 3, 9], [12], [7, 1, 2], [4, 4, 5, 4]]
 SETTINGS = {
     "greedy": {},
@@ -57,12 +68,20 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings(name):
-    """Settings take turns with meshes; each setting is decoded on two of them."""
     options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
-    first = list(SETTINGS).index(name)
-    for sizes in (MESHES[first % len(MESHES)], MESHES[(first + 3) % len(MESHES)]):
+    for sizes in MESHES[name]:
         assert_same(jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
+
+
+def test_the_demo_model(demo, golden):
+    """`benchmarks/meshes.py` decodes all prompts on several meshes."""
+    cases = list(golden.values())[::13]
+    options = {"max_new_tokens": 32, "lookahead": LookaheadConfig.paper(5, 4, 5), "eos_ids": ()}
+    prompts = [prompt["ids"] for prompt, _ in cases]
+    out = jlade.generate(demo[0], prompts, mesh=jlade.make_mesh(2, 2, 2), **options)
+    assert out.tokens.tolist() == [expected[:32] for _, expected in cases]
+    np.testing.assert_array_equal(out.steps, jlade.generate(demo[0], prompts, **options).steps)
 
 
 @pytest.mark.parametrize("name", ["penalties", "temperature"])
@@ -73,8 +92,7 @@ def test_a_vocabulary_that_does_not_divide(name):
     assert_same(jlade.generate(qwen(13), PROMPTS, mesh=jlade.make_mesh(1, 2, 4), **options), expected)
 
 
-@pytest.mark.parametrize("sizes", [(4, 1, 2), (2, 1, 4)])
-def test_a_tree(sizes):
+def test_a_tree():
     """Table and corpus are whole on each device, though logits are divided."""
     options = {
         "max_new_tokens": 24,
@@ -85,7 +103,7 @@ def test_a_tree(sizes):
     texts = jlade.generate(qwen(16), PROMPTS, **options).tokens
     options["corpus"] = [text[text >= 0][:8] for text in texts[::2]]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
-    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
+    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(2, 1, 4), **options)
     assert_same(found, expected)
     assert expected.statistics.contributed.keys() == {*SOURCES, "corpus"}
     for source, counts in expected.statistics.contributed.items():

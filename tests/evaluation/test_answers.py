@@ -13,7 +13,7 @@ from jlade.config import PLAIN
 from jlade.evaluation import answers
 from jlade.evaluation.answers import GROWTH_STEPS, Model
 from jlade.evaluation.methods import parse
-from tests.tiny import save_small_demo, tiny_llama, tiny_tokenizer
+from tests.tiny import tiny_llama, tiny_tokenizer
 
 PROMPT, KEY, NEW = [3, 1, 4, 1, 5], jax.random.key(7), 30
 PARAMS = tiny_llama(2, max_positions=128)
@@ -129,12 +129,10 @@ def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def demo_model(tmp_path_factory):
-    """Two layers of the demo model, and prompts of code."""
+def demo_model(small_demo):
+    """A layer of the demo model, and prompts of code."""
     pytest.importorskip("torch", reason="transformers needs torch to decode")
-    directory = tmp_path_factory.mktemp("model") / "demo"
-    save_small_demo(directory)
-    params, tokenizer = jlade.load(directory, "float32")
+    params, tokenizer = jlade.load(small_demo, "float32")
     prompts = [tokenizer.encode(text).ids for text in ("import os\nimport ", "def f(x):\n    return")]
     return Model(lambda dtype: params, "float32", tokenizer, 12), prompts
 
