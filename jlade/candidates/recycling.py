@@ -69,12 +69,16 @@ def empty(vocab_size: int) -> RecycledLogits:
 
 def num_places(vocab_size: int) -> int:
     """Returns P, a multiple of 8, as TPUs copy arrays of other sizes; enough for all pairs of a small vocabulary."""
-    return -(-min(vocab_size**2, PAIRS) // 8) * 8
+    return -(-_num_hashes(vocab_size) // 8) * 8
+
+
+def _num_hashes(vocab_size: int) -> int:
+    return min(vocab_size**2, PAIRS)
 
 
 def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
     """Returns the places [...] of pairs of tokens [..., 2]."""
-    return (pairs[..., 0] * vocab_size + pairs[..., 1]) % min(vocab_size**2, PAIRS)  # the product may overflow
+    return (pairs[..., 0] * vocab_size + pairs[..., 1]) % _num_hashes(vocab_size)  # the product may overflow
 
 
 def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
