@@ -216,8 +216,9 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone()
     keys = jax.random.split(jax.random.key(5), 8)
     generate = functools.partial(jlade.generate, tiny_llama(2), max_new_tokens=30, eos_ids=[4])
     for lookahead in (
+        LOOKAHEADS[0],
         LookaheadConfig.paper(4, 4, 3, verification="rejection"),
-        LookaheadConfig(tree_size=14, window_size=2, ngram_size=3, guess_set_size=3),
+        LookaheadConfig(tree_size=14, window_size=2, ngram_size=3, guess_set_size=3, verification="rejection"),
     ):
         batch = generate(prompts, sampling=configs, key=keys, lookahead=lookahead)
         for row, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
