@@ -32,7 +32,7 @@ from benchmarks import inflate
 from benchmarks.compression import PROMPTS
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.devices.sheet import default_device, device_of
+from jlade.mesh import default_device, device_of
 from jlade.models.llama import Llama, LlamaParams
 
 CAPACITY = 1024  # tokens, the capacity that `jlade.prepare` chooses for texts of these lengths
@@ -121,7 +121,7 @@ def num_bytes(tree: Any) -> int:
 
 def peak_bytes(params: LlamaParams) -> int | None:
     """Returns the peak of this process's memory on the device of `params`, None on CPUs."""
-    device, _ = device_of(params)
+    device = device_of(params)
     stats = device.memory_stats()
     return None if stats is None else stats["peak_bytes_in_use"]
 

@@ -30,7 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import report
-from jlade.devices.sheet import default_device
+from jlade.mesh import default_device
 from jlade.models.attention import attend, resolve
 
 FULL: dict[str, Any] = {

@@ -40,7 +40,7 @@ import jlade
 from benchmarks import inflate
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.devices.sheet import default_device
+from jlade.mesh import default_device
 from jlade.models.llama import init_params
 
 SETTINGS = {

@@ -39,16 +39,17 @@ import jlade
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import LookaheadConfig
+from jlade.choosing import estimate
+from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
-from jlade.devices import estimate, targets
-from jlade.devices.compiled import time_of
-from jlade.devices.estimate import Rates
-from jlade.devices.hlo import Module
-from jlade.devices.launches import STARTS, Launch, launches
-from jlade.devices.programs import Programs
-from jlade.devices.sheet import default_device
+from jlade.inspection import targets
+from jlade.inspection.compiled import time_of
+from jlade.inspection.hlo import Module
+from jlade.inspection.launches import STARTS, Launch, launches
+from jlade.inspection.programs import Programs
+from jlade.mesh import default_device
 from jlade.models.attention import plain, resolve_unattached
 from jlade.models.llama import Llama, LlamaConfig
 

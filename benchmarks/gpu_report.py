@@ -46,7 +46,7 @@ def check() -> None:
         raise SystemExit(f"cannot run without {', '.join(absent)}")
     if absent := [name for name in WANTED if name in missing]:
         print(f"no part `transformers` without {', '.join(absent)}")
-    from jlade.devices.sheet import default_device
+    from jlade.mesh import default_device
 
     device = default_device()
     if device.platform == "cpu":

@@ -33,7 +33,7 @@ import jlade
 from benchmarks import inflate, report
 from benchmarks.compression import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
-from jlade.devices.sheet import device_of
+from jlade.mesh import device_of
 from jlade.models.llama import LlamaParams, quantize
 
 FEW, MANY = 16, 144  # new tokens of two texts; their difference in time is that of steps alone
@@ -128,7 +128,7 @@ def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, sta
 
 def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> dict[str, dict[str, float]]:
     """Returns the figures of each model, for steps of one token and of a block that suits the device."""
-    device, _ = device_of(list(models.values()))
+    device = device_of(list(models.values()))
     wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig.paper(15, 5, 15)
     settings = {"plain": PLAIN, "lookahead": wide}
 

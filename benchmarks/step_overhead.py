@@ -26,9 +26,9 @@ import numpy as np
 import jlade
 from benchmarks.accelerator import PROMPT_TOKENS, add_model_arguments, in_turns, load, make_decoder, prompts_of
 from benchmarks.parts import Figures, Parts, add_arguments
-from jlade.candidates.tree import Tree
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding.vocabulary import Vocabulary
+from jlade.drafts.tree import Tree
 from jlade.lookahead import block as blocks
 from jlade.models.base import KVCache
 from jlade.models.llama import Llama, LlamaParams

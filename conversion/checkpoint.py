@@ -29,8 +29,8 @@ from jlade.conversion.tensors import (
     place_of,
     sharding_for,
 )
-from jlade.devices.sheet import default_device
 from jlade.files import written_whole
+from jlade.mesh import default_device
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import Int8Matrix
 

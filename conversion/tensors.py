@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.conversion.parts import Shape
-from jlade.devices.sheet import default_device
+from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8

@@ -1,20 +1,32 @@
-from . import candidates, conversion, decoding, devices, generation, lookahead, models, testing, tuning
-from .candidates.recycling import RecycledLogits
+from . import (
+    choosing,
+    conversion,
+    decoding,
+    drafts,
+    generation,
+    inspection,
+    lookahead,
+    models,
+    planning,
+    testing,
+    tuning,
+)
 from .config import LookaheadConfig, SamplingConfig
 from .decoding.loop import decode, step
 from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
 from .decoding.state import DecodeState, Inputs, Prefix, Program
 from .decoding.stopping import Stopping, StopStrings
-from .devices.inspection import Inspection, inspect
-from .devices.mesh import make_mesh
-from .devices.plan import Plan, plan
+from .drafts.recycled import RecycledLogits
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
+from .inspection.inspect import Inspection, inspect
 from .lookahead.ngram_pool import NGramPool
+from .mesh import make_mesh
 from .models.base import Decoder, KVCache
 from .models.llama import LlamaParams
+from .planning.plan import Plan, plan
 from .storage import demo, load, load_pool, load_sampling, save_pool
 from .tuning.result import Trial, Tuning
 from .tuning.search import tune
@@ -41,15 +53,16 @@ __all__ = [
     "Stopping",
     "Trial",
     "Tuning",
-    "candidates",
+    "choosing",
     "conversion",
     "decode",
     "decoding",
     "demo",
-    "devices",
+    "drafts",
     "generate",
     "generation",
     "inspect",
+    "inspection",
     "load",
     "load_pool",
     "load_sampling",
@@ -57,6 +70,7 @@ __all__ = [
     "make_mesh",
     "models",
     "plan",
+    "planning",
     "prefill",
     "prepare",
     "save_pool",

@@ -33,7 +33,7 @@ class LookaheadConfig:
     """The width of a decoding step, and the drafts that it verifies.
 
     `LookaheadConfig()` has the window of arXiv 2402.02057 and verifies the most promising drafts of several sources,
-    merged into a tree (`jlade.candidates`). `LookaheadConfig.tree(63)` has a tree alone. `LookaheadConfig.paper(15, 5,
+    merged into a tree (`jlade.drafts`). `LookaheadConfig.tree(63)` has a tree alone. `LookaheadConfig.paper(15, 5,
     15)` is the paper's algorithm.
 
     Attributes:

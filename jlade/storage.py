@@ -12,11 +12,11 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from jlade import conversion
+from jlade import mesh as mesh_lib
 from jlade.config import SamplingConfig
 from jlade.conversion import checkpoint, location
 from jlade.conversion.json_files import Values, read_json
 from jlade.conversion.tensors import Sharding
-from jlade.devices import mesh as mesh_lib
 from jlade.files import written_whole
 from jlade.generation.text import load_tokenizer
 from jlade.lookahead.ngram_pool import NGramPool

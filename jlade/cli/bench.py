@@ -16,13 +16,13 @@ from jlade.cli import options as options_lib
 from jlade.cli.conversation import Message
 from jlade.config import check_int
 from jlade.conversion import location
-from jlade.devices.sheet import default_device
 from jlade.evaluation import datasets, experiments, methods, provenance, report, runs
 from jlade.evaluation.answers import Model
 from jlade.evaluation.datasets import Dataset
 from jlade.evaluation.tables import Table
 from jlade.generation import text
 from jlade.generation.text import Tokenizer
+from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 RUN = "run.jsonl"

@@ -12,16 +12,15 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
+from jlade.choosing import choice
 from jlade.cli import display, status
 from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
 from jlade.config import PLAIN
-from jlade.devices import choice
-from jlade.devices.mesh import mesh_of
-from jlade.devices.sheet import device_of
 from jlade.generation import difference, text
 from jlade.generation.request import Options
 from jlade.lookahead.names import label
+from jlade.mesh import device_of, mesh_of
 from jlade.models.llama import LlamaParams
 
 
@@ -166,7 +165,7 @@ def _figures(
 ) -> dict[str, Any]:
     """Returns the object of --json: the figures of the first run, then those of the others."""
     (setting, first), *rest = runs.items()
-    figures = {"prompt": prompt, "device": device_of(params)[0].device_kind, "dtype": str(params.embedding.dtype)}
+    figures = {"prompt": prompt, "device": device_of(params).device_kind, "dtype": str(params.embedding.dtype)}
     figures |= first.figures()
     if setting != PLAIN:
         figures["lookahead"] = dataclasses.asdict(setting)
@@ -202,7 +201,7 @@ def _sentences(
             dtype = params.embedding.dtype
             yield f"not identical, in {dtype}: {_name(setting)} differs from token {found.position + 1} on{gap}"
     plain = runs.get(PLAIN, _Run()).tally.tokens_per_second
-    for setting, run in runs.items() if device_of(params)[0].platform == "cpu" else ():
+    for setting, run in runs.items() if device_of(params).platform == "cpu" else ():
         speed, compression = run.tally.tokens_per_second, run.tally.compression
         if plain and speed and compression and speed < plain:
             yield (

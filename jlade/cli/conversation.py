@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import jlade
-from jlade.devices import choice
+from jlade.choosing import choice
 from jlade.generation.request import Options
 from jlade.models.llama import LlamaParams
 

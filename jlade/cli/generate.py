@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 import jlade
+from jlade import mesh
 from jlade.cli import distributed, progress, status
 from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
 from jlade.config import check_int
-from jlade.devices import mesh
 from jlade.generation import text
 from jlade.generation.request import Options
 from jlade.models.llama import LlamaParams

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
+from jlade.choosing import choice
 from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
@@ -25,11 +26,10 @@ from jlade.conversion.hf_config import read_config
 from jlade.conversion.huggingface import tensors_of
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
-from jlade.devices import choice
-from jlade.devices.sheet import default_device
 from jlade.generation import text
 from jlade.lookahead import names
 from jlade.lookahead.names import label
+from jlade.mesh import default_device
 from jlade.models.llama import LlamaConfig, LlamaParams
 
 FORMATS = {"huggingface": "in Hugging Face's format", "jlade": "in jlade's format", "gguf": "a GGUF file"}

@@ -13,12 +13,12 @@ import jax
 from jax.sharding import Mesh
 
 import jlade
+from jlade import mesh as mesh_lib
 from jlade.config import check_int
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.sheet import default_device
 from jlade.generation.request import Options
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
+from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"

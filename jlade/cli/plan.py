@@ -12,9 +12,9 @@ from rich.text import Text
 import jlade
 from jlade.cli import options as options_lib
 from jlade.conversion import location
-from jlade.devices.plan import DTYPES, Option, Plan
-from jlade.devices.targets import TARGETS
+from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
+from jlade.planning.plan import DTYPES, Option, Plan
 
 ROWS = 12  # of the table
 

@@ -5,7 +5,7 @@ import hashlib
 import jax
 
 from jlade import files
-from jlade.devices import sheet
+from jlade.choosing import sheet
 
 MOST_BYTES = 2**30  # of all programs; the least recently used ones are deleted first
 

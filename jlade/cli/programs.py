@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jlade.cli import options as options_lib
-from jlade.devices.compiled import Loop
-from jlade.devices.inspection import Inspection, inspect
-from jlade.devices.mesh import AXES
-from jlade.devices.targets import TARGETS
+from jlade.inspection.compiled import Loop
+from jlade.inspection.inspect import Inspection, inspect
+from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
+from jlade.mesh import AXES
 from jlade.models.attention import IMPLEMENTATIONS
 
 DEVICES = ("cpu", *TARGETS)

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jlade.candidates.sources import Drafts
+from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding import prefill as prefill_lib
 from jlade.decoding import sharding
 from jlade.decoding import step as step_lib
 from jlade.decoding.state import DecodeState, Inputs, Program
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import DATA
+from jlade.drafts.sources import Drafts
 from jlade.lookahead import adaptive
 from jlade.lookahead.ngram_pool import NGramPool
+from jlade.mesh import DATA
 from jlade.models.base import KVCache, Params
 
 NO_LIMIT = 2**30  # steps

@@ -8,19 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.candidates import recycling, sources
-from jlade.candidates.recycling import RecycledLogits
-from jlade.candidates.sources import Drafts
-from jlade.candidates.tree import NONE
+from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, RECYCLING, LookaheadConfig
 from jlade.decoding import sampling, sharding
 from jlade.decoding import vocabulary as vocabulary_lib
 from jlade.decoding.state import Chunks, Constants, DecodeState, Info, Inputs, LogProbs, Prefix, Program
 from jlade.decoding.vocabulary import Vocabulary
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import DATA
+from jlade.drafts import recycled as recycling
+from jlade.drafts import sources
+from jlade.drafts.recycled import RecycledLogits
+from jlade.drafts.sources import Drafts
+from jlade.drafts.tree import NONE
 from jlade.lookahead import adaptive, ngram_pool, window
 from jlade.lookahead.ngram_pool import NGramPool
+from jlade.mesh import DATA
 from jlade.models.base import Decoder, KVCache, Params
 
 NGRAMS = 32  # n-grams of a prompt that are inserted at once; the work for each grows with their number

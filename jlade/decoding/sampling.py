@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.candidates import sources
 from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding.vocabulary import Vocabulary
+from jlade.drafts import sources
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
+from jlade import mesh as mesh_lib
 from jlade.decoding.state import Constants, DecodeState, Inputs, Prefix, Program
 from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.decoding.vocabulary import Vocabulary
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import DATA, HEADS, Specs
+from jlade.mesh import DATA, HEADS, Specs
 from jlade.models import sharding as model_sharding
 from jlade.models.base import KVCache, Params
 from jlade.models.llama import LlamaParams

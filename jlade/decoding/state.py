@@ -6,14 +6,14 @@ import flax.struct
 import jax
 from jax.sharding import Mesh
 
-from jlade.candidates.recycling import RecycledLogits
-from jlade.candidates.sources import Drafts
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
-from jlade.devices.mesh import COPIES
+from jlade.drafts.recycled import RecycledLogits
+from jlade.drafts.sources import Drafts
 from jlade.lookahead.adaptive import Pace
 from jlade.lookahead.ngram_pool import NGramPool
+from jlade.mesh import COPIES
 from jlade.models.base import Decoder, KVCache
 
 # Tokens of the prompt in one forward pass, as pairs (chunk, least): a chunk is read while more than `least` tokens are
@@ -76,7 +76,7 @@ class Program:
         array, `Inputs.step_cost`, so that another value compiles nothing.
       logprobs: whether to record the log-probabilities of the generated tokens.
       chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
-      mesh: the devices that the programs run on, a result of `jlade.devices.mesh.split`; None for those of the arrays.
+      mesh: the devices that the programs run on, a result of `jlade.mesh.split`; None for those of the arrays.
 
     Raises:
       ValueError: when `lookahead.step_cost` is set, or `mesh` has not the axes of `split`.

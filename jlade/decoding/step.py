@@ -9,11 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jlade.candidates import recycling, sources, suffix
-from jlade.candidates.record import Record
-from jlade.candidates.recycling import RecycledLogits
-from jlade.candidates.sources import Drafts
-from jlade.candidates.tree import NONE, Tree
+from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding import stopping as stopping_lib
@@ -22,8 +18,12 @@ from jlade.decoding.sampling import Sampling, TokenCounts
 from jlade.decoding.state import DecodeState, LogProbs, Program
 from jlade.decoding.stopping import Stopping
 from jlade.decoding.vocabulary import Vocabulary
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import LOOKAHEAD
+from jlade.drafts import recycled as recycling
+from jlade.drafts import sources, suffix
+from jlade.drafts.record import Record
+from jlade.drafts.recycled import RecycledLogits
+from jlade.drafts.sources import Drafts
+from jlade.drafts.tree import NONE, Tree
 from jlade.lookahead import block as blocks
 from jlade.lookahead import division, ngram_pool, window
 from jlade.lookahead.division import Share
@@ -35,6 +35,7 @@ from jlade.lookahead.verification import (
     verify_tree_by_matching,
     verify_tree_by_rejection,
 )
+from jlade.mesh import LOOKAHEAD
 from jlade.models.base import Params
 
 NO_POSITION = np.uint32(2**31)  # folded into a key for noise that belongs to no position

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import MODEL
+from jlade import mesh as mesh_lib
 from jlade.lookahead import ngram_pool
 from jlade.lookahead.ngram_pool import NGramPool
+from jlade.mesh import MODEL
 
 
 class Vocabulary(NamedTuple):

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from jlade.config import LookaheadConfig
-from jlade.devices.plan import plan
 from jlade.evaluation import figures, measures, quality, statistics
 from jlade.evaluation.answers import Answer
 from jlade.evaluation.comparison import Results
@@ -16,6 +15,7 @@ from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Result, Run
 from jlade.evaluation.tables import Column, Row, Table
 from jlade.models.llama import LlamaConfig
+from jlade.planning.plan import plan
 
 # Table 3: N, W, G and whether the prompt's n-grams are in the pool.
 ABLATION = (

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 
 import jlade
-from jlade.devices import sheet
+from jlade import mesh
+from jlade.choosing import sheet
 
 
 def provenance() -> dict[str, Any]:
@@ -22,7 +23,7 @@ def provenance() -> dict[str, Any]:
         "command": " ".join([*command, *arguments]),
         "processor": sheet.processor(),
         "cores": os.cpu_count(),
-        "device": sheet.default_device().device_kind,
+        "device": mesh.default_device().device_kind,
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),

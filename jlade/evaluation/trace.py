@@ -7,10 +7,10 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 
+from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import DecodeState
-from jlade.devices import mesh
 from jlade.generation import request as request_lib
 from jlade.generation import results, text
 from jlade.generation.prompts import Prompt

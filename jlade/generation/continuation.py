@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
-from jlade.devices import mesh as mesh_lib
 from jlade.models.base import Decoder, KVCache, Params, resize
 
 

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.candidates import recycling
-from jlade.candidates.recycling import RecycledLogits
-from jlade.candidates.tree import NONE
+from jlade import mesh as mesh_lib
 from jlade.decoding.state import DecodeState
-from jlade.devices import mesh as mesh_lib
+from jlade.drafts import recycled as recycling
+from jlade.drafts.recycled import RecycledLogits
+from jlade.drafts.tree import NONE
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import Prompt
 from jlade.generation.text import Tokenizer

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jlade import mesh
 from jlade.decoding import prefill, sharding
 from jlade.decoding.state import Program
 from jlade.decoding.vocabulary import Vocabulary
-from jlade.devices import mesh
 from jlade.generation.request import prepare
 from jlade.models.base import KVCache, Params
 

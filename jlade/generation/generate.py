@@ -5,8 +5,8 @@ from typing import Any, Protocol, Unpack
 
 import numpy as np
 
+from jlade import mesh
 from jlade.decoding import loop, prefill, sharding
-from jlade.devices import mesh
 from jlade.generation import request as request_lib
 from jlade.generation import results
 from jlade.generation.prompts import Prompts

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jlade import mesh as mesh_lib
+from jlade.choosing import choice
 from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
 from jlade.decoding.stopping import Stopping
-from jlade.devices import choice
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import DATA, LOOKAHEAD, MODEL
 from jlade.generation import continuation, stop_strings, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import prompts as prompts_lib
@@ -26,6 +25,7 @@ from jlade.generation.corpus import Corpus
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
 from jlade.lookahead.ngram_pool import NGramPool
+from jlade.mesh import DATA, LOOKAHEAD, MODEL
 from jlade.models import sharding
 from jlade.models.base import Decoder, Params
 from jlade.models.llama import Llama, LlamaParams

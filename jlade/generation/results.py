@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.candidates.sources import KINDS
+from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
-from jlade.devices import mesh
+from jlade.drafts.sources import KINDS
 from jlade.generation.request import Request
 from jlade.generation.text import Detokenizer
 from jlade.lookahead.ngram_pool import NGramPool

@@ -13,9 +13,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jlade.candidates.record import BIT
-from jlade.candidates.tree import Tree
 from jlade.config import LookaheadConfig
+from jlade.drafts.record import BIT
+from jlade.drafts.tree import Tree
 
 TRIAL = 16  # steps at a level before it is judged
 MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jlade.candidates.tree import Tree
+from jlade.drafts.tree import Tree
 
 
 class Verdict(NamedTuple):

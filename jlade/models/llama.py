@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import HEADS, MODEL
-from jlade.devices.sheet import device_of
+from jlade import mesh as mesh_lib
+from jlade.mesh import HEADS, MODEL
 from jlade.models import attention, base, rotary
 from jlade.models.attention import attend
 from jlade.models.base import BlockKV, KVCache
@@ -143,11 +142,10 @@ class Llama:
         Raises:
           ValueError: `attention` names a kernel that cannot run there.
         """
-        device, number = device_of(params)
+        device, is_spread = mesh_lib.device_of(params, mesh), mesh is None and len(mesh_lib.devices_of(params)) > 1
         if mesh is not None:
-            device, number = mesh.devices.flat[0], 1
             self = dataclasses.replace(self, axes=MODEL if mesh_lib.size(mesh, *MODEL) > 1 else ())
-        if self.attention == "auto" and (device.platform not in attention.AUTOMATIC or number > 1):
+        if self.attention == "auto" and (device.platform not in attention.AUTOMATIC or is_spread):
             return dataclasses.replace(self, attention="plain")
         leaves = jax.tree.leaves(params)
         if self.attention == "auto" and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

@@ -9,8 +9,8 @@ from typing import Any
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.mesh import HEADS, MODEL, Specs
+from jlade import mesh as mesh_lib
+from jlade.mesh import HEADS, MODEL, Specs
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
 

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade import mesh
+from jlade.choosing import processes
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Inputs, Program
-from jlade.devices import mesh, processes
 from jlade.models.base import Params
 from jlade.tuning.result import Trial
 

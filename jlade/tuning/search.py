@@ -11,17 +11,17 @@ from typing import Unpack, cast
 import jax
 import numpy as np
 
+from jlade import mesh as mesh_lib
+from jlade.choosing import choice, processes
+from jlade.choosing.estimate import SLACK, speed_limit
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.decoding import sharding
-from jlade.devices import choice, processes
-from jlade.devices import mesh as mesh_lib
-from jlade.devices.estimate import SLACK, speed_limit
-from jlade.devices.mesh import LOOKAHEAD
 from jlade.generation import request
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Options, TextOptions
 from jlade.lookahead.adaptive import forecasts
 from jlade.lookahead.names import label
+from jlade.mesh import LOOKAHEAD
 from jlade.models.base import Params
 from jlade.tuning.measurement import Measurement
 from jlade.tuning.result import Trial, Tuning

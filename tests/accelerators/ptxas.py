@@ -11,7 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from jlade.devices import targets
+from jlade.inspection import targets
 from jlade.models.attention import hopper
 
 DIRECTORY = "MOSAIC_GPU_DUMP_TO"  # of Pallas's reports

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jlade.devices import targets
-from jlade.devices.hlo import Module
+from jlade.inspection import targets
+from jlade.inspection.hlo import Module
 from jlade.models.attention import plain
 from tests.accelerators.needs import gpu_compiler
 from tests.accelerators.ptxas import Case, spills

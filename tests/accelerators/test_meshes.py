@@ -9,12 +9,12 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
-from jlade.devices import work as work_lib
-from jlade.devices.work import Layout
 from jlade.models.attention import plain
+from jlade.planning import work as work_lib
+from jlade.planning.work import Layout
 from tests.accelerators.needs import device
 from tests.accelerators.test_programs import LLAMA, QWEN, state_bytes
-from tests.devices import meshed
+from tests.planning import meshed
 
 OPTIMIZED = True
 

@@ -12,9 +12,10 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
+from jlade.choosing import estimate
 from jlade.conversion.tensors import param_shapes
-from jlade.devices import compiled, estimate, targets
-from jlade.devices.compiled import Sizes
+from jlade.inspection import compiled, targets
+from jlade.inspection.compiled import Sizes
 from jlade.models.llama import LlamaConfig
 from tests.accelerators.needs import device
 

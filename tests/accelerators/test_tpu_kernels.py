@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jlade.devices import targets
+from jlade.inspection import targets
 from jlade.models.attention import tpu
 from tests.accelerators.needs import device
 

@@ -11,10 +11,10 @@ import pytest
 
 import jlade
 from jlade import cli
+from jlade.choosing import choice
 from jlade.cli.options import DEMO
 from jlade.config import SMALL_BLOCK
 from jlade.conversion import location
-from jlade.devices import choice
 from jlade.generation import text
 from tests.cli.own_terminal import Terminal
 

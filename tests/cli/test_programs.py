@@ -6,7 +6,7 @@ import pytest
 
 from jlade import cli
 from jlade.conversion import save_hf
-from jlade.devices import targets
+from jlade.inspection import targets
 from tests.tiny import tiny_llama
 
 KEYS = (

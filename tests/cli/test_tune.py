@@ -7,9 +7,9 @@ from rich.progress import TimeRemainingColumn
 
 import jlade
 from jlade import cli
+from jlade.choosing import choice
 from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
-from jlade.devices import choice
 from jlade.tuning.search import USUAL
 
 SHORT = ["--settings", "tree=3", "--max-new-tokens", "16"]

@@ -18,7 +18,7 @@ from jlade import conversion
 from jlade.conversion import checkpoint, load_hf, save_hf, weight_files
 from jlade.conversion.parts import Part, place
 from jlade.conversion.weight_files import StoredTensor, stored_tensors
-from jlade.devices.mesh import COPIES, mesh_of
+from jlade.mesh import COPIES, mesh_of
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.quantization import is_int8

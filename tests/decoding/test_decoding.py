@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.candidates import record, recycling, sources, suffix
 from jlade.config import PLAIN
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
+from jlade.drafts import record, sources, suffix
+from jlade.drafts import recycled as recycling
 from jlade.lookahead import adaptive, window
 from tests import plain_llama, reference
 from tests.lookahead.test_adaptive import levels_of

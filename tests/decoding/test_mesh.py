@@ -10,7 +10,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.config import SOURCES
-from jlade.devices.mesh import MODEL
+from jlade.mesh import MODEL
 from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from tests.tiny import tiny_llama, tiny_tokenizer

@@ -7,10 +7,11 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
+from jlade.choosing import estimate
 from jlade.config import PLAIN
 from jlade.decoding import loop
-from jlade.devices import compiled, estimate
-from jlade.devices.compiled import Sizes
+from jlade.inspection import compiled
+from jlade.inspection.compiled import Sizes
 from tests.tiny import tiny_llama
 
 OPTIMIZED = True

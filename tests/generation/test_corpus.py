@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.candidates import recycling
-from jlade.candidates.tree import NONE
-from jlade.devices import choice
+from jlade.choosing import choice
+from jlade.drafts import recycled as recycling
+from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
 from tests.tiny import tiny_llama, tiny_tokenizer
 

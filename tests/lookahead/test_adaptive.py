@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.candidates.tree import NEVER, Tree
 from jlade.config import LookaheadConfig
+from jlade.drafts.tree import NEVER, Tree
 from jlade.lookahead import adaptive
 
 COSTS = (2.971, 1.937, 1.0)  # no mean of some whole numbers

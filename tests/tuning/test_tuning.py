@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig, Trial
+from jlade.choosing import choice
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.decoding import loop, prefill
-from jlade.devices import choice
 from jlade.tuning import measurement, search
 from tests.tiny import tiny_llama
 

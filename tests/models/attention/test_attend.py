@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade.models import llama
+from jlade import mesh as mesh_lib
 from jlade.models.attention import attend, plain, resolve, trial
 from jlade.models.llama import Llama
 from tests.tiny import tiny_llama
@@ -223,7 +223,7 @@ def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
     params = tiny_llama()
     decoder = Llama(params.config)
     assert decoder.on(params) == Llama(params.config, "plain")
-    monkeypatch.setattr(llama, "device_of", lambda params: (TPU, 1))
+    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU])
     assert decoder.on(params).attention == "plain"
     assert Llama(params.config, "tpu").on(params).attention == "tpu"
     monkeypatch.setattr(trial, "passes", lambda *arguments: True)
@@ -234,7 +234,7 @@ def test_a_decoder_is_resolved_for_the_device_of_its_parameters(monkeypatch):
 
 @with_gpu_kernel
 def test_a_decoder_is_resolved_for_the_dtype_of_its_parameters(monkeypatch):
-    monkeypatch.setattr(llama, "device_of", lambda params: (HOPPER, 1))
+    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [HOPPER])
     params = tiny_llama(head_dim=16)
     with pytest.raises(ValueError, match="these are float32 and 16"):
         Llama(params.config, "gpu").on(params)

@@ -9,8 +9,8 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
 import jlade
+from jlade import mesh as mesh_lib
 from jlade.generation import request
-from jlade.models import llama
 from jlade.models.attention import hopper
 from jlade.models.attention import tpu as tpu_module
 from jlade.models.llama import Llama
@@ -93,7 +93,7 @@ def test_vmap(kernel, num_masks, monkeypatch):
 )
 def test_same_text(name, module, kernel, device, dtype, monkeypatch):
     """A whole decode, a short one: simulating a GPU takes milliseconds per instruction."""
-    monkeypatch.setattr(llama, "device_of", lambda params: (device, 1))
+    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [device])
     monkeypatch.setattr(module, "attend", kernel)
     monkeypatch.setattr(hopper, "PROGRAMS", 2)
     monkeypatch.setattr(tpu_module, "CHUNK", 8)

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.models import attention, llama
+from jlade import mesh as mesh_lib
+from jlade.models import attention
 from jlade.models.attention import tpu, trial
 from jlade.models.attention.trial import Key, Shape, Verdict
 from jlade.models.llama import Llama
@@ -320,7 +321,7 @@ def test_several_processes_and_absent_devices_try_nothing(monkeypatch):
 def on_tpu(monkeypatch):
     """Makes the CPU pass for a TPU, and returns the calls of `trial.passes`."""
     calls = []
-    monkeypatch.setattr(llama, "device_of", lambda params: (TPU, 1))
+    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU])
     monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
     return calls
 
@@ -346,7 +347,7 @@ def test_a_decoder_of_shapes_asks_for_no_trial(on_tpu):
 def test_a_decoder_of_tracers_or_on_several_devices_is_plain(on_tpu, monkeypatch):
     params, chosen = tiny_llama(), []
     jax.jit(lambda params: chosen.append(params.decoder.attention))(params)
-    monkeypatch.setattr(llama, "device_of", lambda params: (TPU, 2))
+    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [TPU, TPU])
     assert [*chosen, params.decoder.attention] == ["plain", "plain"]
     assert not on_tpu
 

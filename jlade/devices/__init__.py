@@ -1,1 +1,0 @@
-"""Devices: data sheets, meshes, compiled programs, and estimates of time and of the best setting."""

@@ -1,0 +1,160 @@
+"""Recycled logits: the most probable tokens after each token, as the model last saw it (arXiv 2408.08696).
+
+Every token of a block yields logits, also those of rejected drafts. The table keeps the best tokens of each row, by the
+token that the row read, and by the last two tokens (arXiv 2604.02047), which say more. Drafts follow the table from the
+current token on, in a tree that narrows with rank and depth.
+"""
+
+import functools
+import heapq
+from typing import NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.drafts import record as record_lib
+from jlade.drafts.tree import NONE, Shape
+
+RANKS = 8  # k, tokens kept for each token, and for each pair
+PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
+# Share of the tokens that the model chose, by rank in the table: of all, after unknown pairs, and after known ones.
+# Measured with SmolLM2.
+ODDS = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
+ODDS_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
+ODDS_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
+
+
+@flax.struct.dataclass
+class RecycledLogits:
+    """The most probable next tokens of one sequence, best first, `NONE` where none are known; [B, ...] for a batch."""
+
+    after_token: jax.Array  # [V, k] int32
+    pairs: jax.Array  # [P, 2] int32, the pairs that have a place
+    after_pair: jax.Array  # [P, k] int32
+
+
+class Template(NamedTuple):
+    """The shape of the drafts: each takes the token of a rank after its parent."""
+
+    shape: Shape
+    ranks: tuple[int, ...]
+
+
+@functools.cache
+def template(size: int, depth: int) -> Template:
+    """Returns the tree of the `size` most promising drafts by `ODDS`, up to `depth` tokens deep."""
+    ends: list[tuple[float, tuple[int, ...]]] = [(-odds, (rank,)) for rank, odds in enumerate(ODDS)]  # a heap
+    places: dict[tuple[int, ...], int] = {(): -1}
+    parents: list[int] = []
+    ranks: list[int] = []
+    while ends and len(parents) < size:
+        score, path = heapq.heappop(ends)
+        places[path] = len(parents)
+        parents.append(places[path[:-1]])
+        ranks.append(path[-1])
+        if len(path) < depth:
+            for rank, odds in enumerate(ODDS):
+                heapq.heappush(ends, (score * odds, (*path, rank)))
+    return Template(Shape(tuple(parents)), tuple(ranks))
+
+
+def empty(vocab_size: int) -> RecycledLogits:
+    """Returns an empty table."""
+    num_pairs = num_places(vocab_size)
+    shapes = {"after_token": (vocab_size, RANKS), "pairs": (num_pairs, 2), "after_pair": (num_pairs, RANKS)}
+    return RecycledLogits(**{name: jnp.full(shape, NONE, jnp.int32) for name, shape in shapes.items()})
+
+
+def num_places(vocab_size: int) -> int:
+    """Returns P, a multiple of 8, as TPUs copy arrays of other sizes; enough for all pairs of a small vocabulary."""
+    return -(-_num_hashes(vocab_size) // 8) * 8
+
+
+def _num_hashes(vocab_size: int) -> int:
+    return min(vocab_size**2, PAIRS)
+
+
+def place(pairs: jax.Array, vocab_size: int) -> jax.Array:
+    """Returns the places [...] of pairs of tokens [..., 2]."""
+    return (pairs[..., 0] * vocab_size + pairs[..., 1]) % _num_hashes(vocab_size)  # the product may overflow
+
+
+def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the best tokens [Q, k] after pairs [Q, 2], and whether the table has these [Q].
+
+    Those after the second token take the place of those after an unknown pair.
+    """
+    at = place(pairs, len(table.after_token))
+    is_pair = jnp.all(table.pairs[at] == pairs, axis=1)
+    after_token = table.after_token[jnp.maximum(pairs[:, 1], 0)]
+    return jnp.where(is_pair[:, None], table.after_pair[at], after_token), is_pair
+
+
+def draft(
+    table: RecycledLogits, last: jax.Array, template: Template, odds: jax.Array, noise: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the drafts of a template. With noise the ranks of the template are those of the most probable draws.
+
+    Args:
+      table: of a sequence.
+      last: [2] int32, the last tokens of the text; `NONE` before the first one.
+      template: of Q drafts.
+      odds: [2 k] float32, see the result.
+      noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
+
+    Returns:
+      Tokens [Q] int32, `NONE` where the table has none, and their ranks in the table [Q] int32, plus k after pairs.
+    """
+    depths, ranks = template.shape.depths, np.array(template.ranks)
+    parents = np.array(template.shape.parents)
+    tokens, kinds = jnp.full(len(ranks), NONE, jnp.int32), jnp.zeros(len(ranks), jnp.int32)
+    pairs = jnp.broadcast_to(last, (len(ranks), 2))  # that each draft follows
+    for depth in range(1, depths.max(initial=0) + 1):
+        (at,) = np.nonzero(depths == depth)
+        if depth > 1:
+            before = jnp.stack([pairs[parents[at], 1], tokens[parents[at]]], axis=1)
+            pairs = pairs.at[at].set(before, unique_indices=True)
+        best, is_pair = find(table, pairs[at])
+        kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + jnp.where(is_pair, RANKS, 0)[:, None]
+        if noise is not None and depth <= len(noise):
+            of_best = noise[depth - 1, jnp.maximum(best, 0)]
+            chance = jnp.where(best == NONE, 0.0, record_lib.given_noise(odds[kind], of_best))
+            order = jnp.where(jnp.isnan(of_best), kind % RANKS, jnp.argsort(-chance, axis=1))
+            best, kind = (jnp.take_along_axis(x, order, axis=1) for x in (best, kind))
+        chosen = np.arange(len(at)), ranks[at]
+        tokens = tokens.at[at].set(jnp.where(pairs[at, 1] == NONE, NONE, best[chosen]), unique_indices=True)
+        kinds = kinds.at[at].set(kind[chosen], unique_indices=True)
+    return tokens, kinds
+
+
+def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.Array) -> RecycledLogits:
+    """Returns the table with the best tokens of a block's rows.
+
+    Args:
+      table: before.
+      pairs: [R, 2] int32, the token before the one that each row read, `NONE` for none, and that one.
+      best: [R, k] int32, the tokens of the row's highest logits.
+      order: [R] int32, different numbers: of several rows for a place the last one by `order` counts. Negative for rows
+        to leave out.
+    """
+    vocab_size = len(table.after_token)
+    of_token = _targets(pairs[:, 1], order, vocab_size)
+    of_pair = _targets(place(pairs, vocab_size), jnp.where(pairs[:, 0] == NONE, -1, order), len(table.pairs))
+
+    def put(rows: jax.Array, targets: jax.Array, new: jax.Array) -> jax.Array:
+        return rows.at[targets].set(new, mode="drop", unique_indices=True)
+
+    return RecycledLogits(
+        after_token=put(table.after_token, of_token, best),
+        pairs=put(table.pairs, of_pair, pairs),
+        after_pair=put(table.after_pair, of_pair, best),
+    )
+
+
+def _targets(places: jax.Array, order: jax.Array, size: int) -> jax.Array:
+    """Returns the places [R] of the last rows for each, other numbers from `size` on for all other rows."""
+    is_later = order[None, :] > order[:, None]
+    is_last = (order >= 0) & ~jnp.any((places[:, None] == places[None, :]) & is_later, axis=1)
+    return jnp.where(is_last, places, size + jnp.arange(len(places), dtype=jnp.int32))

@@ -1,0 +1,1 @@
+"""Compiled programs for any device, without that device: loops, copies, memory and estimated time."""

@@ -1,0 +1,146 @@
+"""Facts about the loops of a compiled program: copies, kernels, loops that the host drives, and the time of a round.
+
+On the text of any device's program, which `jlade.inspection.targets` compiles without the device.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jlade.choosing.estimate import Rates, Time, time
+from jlade.inspection.hlo import Module
+from jlade.inspection.launches import PRODUCTS, STARTS, Launch, launches
+
+# A fusion of these alone computes nothing: it copies.
+MOVES = frozenset(
+    [
+        *("parameter", "bitcast", "constant", "tuple", "get-tuple-element", "copy", "copy-start", "transpose"),
+        *("reshape", "convert", "broadcast", "concatenate", "pad", "reverse", "slice", "dynamic-slice"),
+    ]
+)
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+class Sizes(NamedTuple):
+    """Numbers of elements of the arrays that no step may copy. `all` has those of which multiples count too."""
+
+    weights: frozenset[int]  # of each matrix
+    cache_layer: int
+    pool: int = 0
+    tables: frozenset[int] = frozenset()  # of recycled logits
+
+    @property
+    def all(self) -> frozenset[int]:
+        return frozenset({*self.weights, self.cache_layer, self.pool} - {0})
+
+
+class Loop(NamedTuple):
+    """A round of a loop: a step of decoding, or a chunk of a prompt.
+
+    Attributes:
+      kernels: instructions that run on their own: kernels of a GPU, operations of a TPU.
+      host_loops: loops and conditionals whose condition the host reads in every round; 0 on TPUs and CPUs.
+      exchanges: bytes that each collective takes from a device.
+      copies: instructions that only move or convert an array of the size of a weight, a cache layer, the pool or a
+        table.
+      vector_products: products with a weight matrix on a TPU's vector unit, which is many times slower than its matrix
+        unit.
+      time: estimated.
+    """
+
+    kernels: int
+    host_loops: int
+    exchanges: tuple[int, ...]
+    copies: tuple[str, ...]
+    vector_products: tuple[str, ...]
+    time: Time
+
+
+def loops(program: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -> list[Loop]:
+    """Returns the outermost loops of a program, in order.
+
+    Args:
+      program: the text of the compiled program.
+      platform: "cpu", "gpu" or "tpu".
+      sizes: of the arrays to look for.
+      rates: of the device.
+      trips: rounds of the loops inside, where the program does not say it: attention's chunks of the cache.
+    """
+    module = Module(program)
+    return [_loop(module, module.body(loop), platform, sizes, rates, trips) for loop in module.loops(module.entry)]
+
+
+def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -> Loop:
+    launched = list(launches(module, body, trips))
+    return Loop(
+        kernels=sum(launch.times for launch in launched),
+        host_loops=_branches(module, body) if platform == "gpu" else 0,
+        exchanges=tuple(num_bytes for launch in launched for num_bytes in _exchanged(launch)),
+        copies=tuple(_name(launch) for launch in launched if _is_copy(launch, sizes)),
+        vector_products=tuple(
+            _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
+        ),
+        time=time_of(((launch, launch.times) for launch in launched), rates),
+    )
+
+
+def time_of(launched: Iterable[tuple[Launch, float]], rates: Rates) -> Time:
+    """Returns the time of instructions, one after the other, that each run a number of times.
+
+    Asynchronous copies run beside the others, and share the bandwidth with them.
+    """
+    rows = []
+    for launch, times in launched:
+        each = time(rates, launch.flops, launch.traffic, launch.instruction.estimated_cycles)
+        waits = launch.instruction.opcode not in STARTS
+        rows.append([times * seconds for seconds in (each.total * waits, each.arithmetic, each.memory)])
+    one_by_one, arithmetic, memory = (sum(column) for column in zip(*rows, strict=True)) if rows else (0.0, 0.0, 0.0)
+    return Time(max(one_by_one, memory), arithmetic, memory)
+
+
+def _exchanged(launch: Launch) -> list[int]:
+    """Returns the bytes that a collective takes, once for each time that it runs; nothing for other instructions."""
+    if not launch.instruction.opcode.startswith(COLLECTIVES):
+        return []
+    return [sum(operand.num_bytes for operand in launch.operands)] * launch.times
+
+
+def _branches(module: Module, computation: str) -> int:
+    """Returns the number of loops and conditionals in a computation, inner ones included."""
+    found = 0
+    for instruction in module.computations[computation].values():
+        if instruction.opcode in ("while", "conditional", "call"):
+            found += instruction.opcode != "call"
+            found += sum(_branches(module, called) for called in instruction.called)
+    return found
+
+
+def _is_copy(launch: Launch, sizes: Sizes) -> bool:
+    """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`.
+
+    Logits have multiples of the size of a table, but are no integers.
+    """
+    if not launch.operands or not launch.opcodes <= MOVES:
+        return False
+    operand, result = launch.operands[0], launch.result
+    if operand.is_on_chip != result.is_on_chip and operand.order == result.order:
+        return False  # a TPU fetches what it reads next into on-chip memory, or writes it back
+    # Padding changes the size, so that of the operand counts too.
+    arrays = [result, *(launch.operands if "pad" in launch.opcodes else ())]
+    if any(array.size in sizes.tables and array.dtype == "s32" for array in arrays):
+        return True
+    return any(array.size and array.size % size == 0 for array in arrays for size in sizes.all)
+
+
+def _is_vector_product(launch: Launch, sizes: Sizes) -> bool:
+    opcodes = launch.opcodes
+    return (
+        {"multiply", "reduce"} <= opcodes
+        and opcodes.isdisjoint(PRODUCTS)
+        and not sizes.weights.isdisjoint(launch.elements_read)
+    )
+
+
+def _name(launch: Launch) -> str:
+    """Returns a description of an instruction for people."""
+    shape = launch.result
+    return f"{launch.instruction.name}: {shape.dtype}[{','.join(map(str, shape.dimensions))}]"

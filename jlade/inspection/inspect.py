@@ -1,0 +1,273 @@
+"""`jlade.inspect`: the programs of a model as the compiler of a device makes them, and how long a step should take."""
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from jlade import mesh as mesh_lib
+from jlade.choosing import choice, estimate
+from jlade.choosing.estimate import Rates
+from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.conversion import location
+from jlade.conversion.hf_config import read_config
+from jlade.conversion.tensors import check_dtype, param_shapes
+from jlade.inspection import targets
+from jlade.inspection.compiled import Loop
+from jlade.inspection.programs import Programs
+from jlade.lookahead import names
+from jlade.mesh import DATA, HEADS, LOOKAHEAD, MODEL
+from jlade.models import attention as attention_lib
+from jlade.models import sharding
+from jlade.models.llama import Llama, LlamaParams
+from jlade.models.quantization import is_int8
+
+
+class Memory(NamedTuple):
+    """Bytes of a device's memory.
+
+    Attributes:
+      limit: of the device.
+      needed: by the program that needs most, with its arrays; None if the compiler refuses it.
+      arguments, outputs, temporary: of the program that decodes. Outputs in an argument's memory are not counted.
+      largest_capacity: tokens of a cache with which the programs fit, at most the model's positions. It is extrapolated
+        from the capacity that was compiled, as if temporary memory grew with it.
+    """
+
+    limit: int
+    needed: int | None
+    arguments: int
+    outputs: int | None
+    temporary: int | None
+    largest_capacity: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """A model's programs on a device: one reads prompts, one decodes, and one decodes plainly.
+
+    Attributes:
+      device, device_kind: the argument, and JAX's name.
+      mesh: the number of devices along `data`, `lookahead` and `model`. Memory and steps are those of one device.
+      attention: its implementation.
+      lookahead: the setting.
+      dtype: of the computation; int8: whether the matrices are in int8.
+      memory: in bytes.
+      compile_seconds: of all programs, with tracing and lowering.
+      chunks: a round of each loop that reads prompts.
+      step, plain_step: a step with the setting and a plain one, with a full cache.
+      step_seconds, plain_step_seconds: measured with random weights if the device is attached, otherwise None.
+      failure: the compiler's message if it refuses a program; `step`, `plain_step` and `chunks` are then None.
+    """
+
+    device: str
+    device_kind: str
+    mesh: tuple[int, int, int]
+    attention: str
+    lookahead: LookaheadConfig
+    batch_size: int
+    capacity: int
+    dtype: str
+    int8: bool
+    memory: Memory
+    compile_seconds: float
+    chunks: tuple[Loop, ...] | None = None
+    step: Loop | None = None
+    plain_step: Loop | None = None
+    step_seconds: float | None = None
+    plain_step_seconds: float | None = None
+    failure: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device's memory holds each program with its arrays."""
+        return self.memory.needed is not None and self.memory.needed <= self.memory.limit
+
+    @property
+    def copies(self) -> list[str]:
+        """Instructions in a loop that only move or convert an array of the size of a weight, a cache layer or the pool.
+
+        Empty if the compiler refused the program.
+        """
+        rounds = [*(self.chunks or ()), self.step, self.plain_step]
+        return sorted({copy for each in rounds if each is not None for copy in each.copies})
+
+    def facts(self) -> dict[str, Any]:
+        """Returns JSON-like values; those of a program that the compiler refused are None."""
+        result = {
+            name: getattr(self, name)
+            for name in (
+                "device",
+                "device_kind",
+                "mesh",
+                "attention",
+                "batch_size",
+                "capacity",
+                "dtype",
+                "int8",
+                "fits",
+            )
+        }
+        result |= {
+            "lookahead": names.sizes(self.lookahead),
+            "memory_bytes": self.memory.limit,
+            "needed_bytes": self.memory.needed,
+            "argument_bytes": self.memory.arguments,
+            "output_bytes": self.memory.outputs,
+            "temporary_bytes": self.memory.temporary,
+            "largest_capacity": self.memory.largest_capacity,
+            "compile_seconds": self.compile_seconds,
+            "copies_in_loop": None if self.step is None else len(self.copies),
+            "copies": self.copies,
+        }
+        for name, step, measured in (
+            ("step", self.step, self.step_seconds),
+            ("plain_step", self.plain_step, self.plain_step_seconds),
+        ):
+            result |= {
+                f"host_loops_in_{name}": step and step.host_loops,
+                f"kernels_per_{name}": step and step.kernels,
+                f"collectives_per_{name}": step and len(step.exchanges),
+                f"exchanged_bytes_per_{name}": step and sum(step.exchanges),
+                f"vector_products_in_{name}": step and len(step.vector_products),
+                f"{name}_estimate_ms": step and 1e3 * step.time.total,
+                f"{name}_arithmetic_ms": step and 1e3 * step.time.arithmetic,
+                f"{name}_bytes_ms": step and 1e3 * step.time.memory,
+                f"{name}_measured_ms": measured and 1e3 * measured,
+            }
+        return result | {"failure": self.failure}
+
+
+def inspect(
+    model: LlamaParams | str | os.PathLike[str],
+    device: str,
+    *,
+    dtype: Any = None,
+    int8: bool = False,
+    lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
+    batch_size: int = 1,
+    capacity: int = 1024,
+    attention: str = "auto",
+    mesh: Mapping[str, int] | None = None,
+    rates: Rates | None = None,
+) -> Inspection:
+    """Compiles a model's programs for a device, which need not be there, and returns facts about them.
+
+    Weights are not read. The compilers of TPUs and GPUs are in the extras `tpu-compiler` and `gpu-compiler`. Compiling
+    a 7B model took half a minute for a GPU and for a TPU.
+
+    Args:
+      model: a directory with a `config.json`, a GGUF file, or parameters, of which the shapes suffice.
+      device: "cpu" for this machine, or "v4", "v5e", "v5p", "v6e", "a100", "l4", "h100" or "h200". A device that JAX
+        uses here is measured too.
+      dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
+      int8: whether matrices are in int8. Not for parameters.
+      lookahead: a setting, "auto" or None, as in `jlade.generate`.
+      batch_size: number of sequences B.
+      capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
+      attention: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
+        if it has one for the model.
+      mesh: the number of devices along some of the axes "data", "lookahead" and "model"; see `jlade.make_mesh`.
+      rates: that the device reaches; by default shares of its data sheet.
+
+    Raises:
+      ValueError: an argument is out of range, or the device's compiler is not installed; the message names the remedy.
+      RuntimeError: the compiler cannot be used; the message names the remedy.
+    """
+    check_int("batch_size", batch_size, 1)
+    if isinstance(model, LlamaParams):
+        directory, config = None, model.config
+        if dtype is not None or int8:
+            raise ValueError("dtype and int8 are for a directory; parameters have their own")
+    else:
+        directory = location.find_local("model", model)
+        config = read_config(directory)
+    if check_int("capacity", capacity, 2) > config.max_positions:
+        raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
+    sizes = {} if mesh is None else mesh
+    for name, size in sizes.items():
+        if name not in mesh_lib.AXES:
+            raise ValueError(f"mesh must have the names {', '.join(mesh_lib.AXES)}, got {name!r}")
+        check_int(f"mesh[{name!r}]", size, 1)
+    if batch_size % sizes.get(DATA, 1):
+        raise ValueError(f"batch_size must be a multiple of data={sizes[DATA]} in mesh, got {batch_size}")
+    devices, is_attached = targets.find_all(device, math.prod(sizes.values()))
+    target = devices[0]
+    divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
+    if directory is not None:
+        params = param_shapes(config, check_dtype(dtype, set(), directory, target), int8)
+    else:
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
+    if is_attached:
+        decoder = Llama(config, attention).on(params, divided)
+    else:
+        shards = mesh_lib.size(divided, *MODEL)
+        heads = config.num_heads // shards, config.num_kv_heads // mesh_lib.size(divided, HEADS), config.head_dim
+        resolved = attention_lib.resolve_unattached(attention, target, params.norm.dtype, *heads)
+        decoder = Llama(config, resolved, MODEL if shards > 1 else ())
+    if lookahead == "auto":
+        stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
+        each, weight_bytes = batch_size // mesh_lib.size(divided, DATA), estimate.bytes_of_weight(params)
+        kind = target.platform, target.device_kind, each, weight_bytes, mesh_lib.size(divided, LOOKAHEAD)
+        lookahead = stored.lookahead if stored else estimate.estimate(*kind)
+    setting = dataclasses.replace(lookahead or PLAIN, step_cost=None)
+    rates = rates or estimate.rates(target.platform, target.device_kind)
+    programs = Programs(params, decoder, target, batch_size, capacity, rates, divided)
+    found = Inspection(
+        device=device,
+        device_kind=target.device_kind,
+        mesh=(mesh_lib.size(divided, DATA), mesh_lib.size(divided, LOOKAHEAD), mesh_lib.size(divided, *MODEL)),
+        attention=decoder.attention,
+        lookahead=setting,
+        batch_size=batch_size,
+        capacity=capacity,
+        dtype=params.norm.dtype.name,
+        int8=any(map(is_int8, jax.tree.leaves(params, is_leaf=is_int8))),
+        memory=Memory(targets.memory(device), None, _num_bytes(programs.arguments(setting)), None, None, None),
+        compile_seconds=0.0,
+    )
+    return _described(found, programs, is_attached)
+
+
+def _described(found: Inspection, programs: Programs, is_attached: bool) -> Inspection:
+    """Returns `found` with the facts of the compiled programs."""
+    setting, began = found.lookahead, time.perf_counter()
+    try:
+        reading = programs.reading(setting)
+        decoding = {lookahead: programs.decoding(lookahead) for lookahead in (setting, PLAIN)}
+    except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
+        failure = str(error).strip() or repr(error)
+        return dataclasses.replace(found, failure=failure, compile_seconds=time.perf_counter() - began)
+    found = dataclasses.replace(
+        found,
+        memory=_memory(found.memory.limit, programs, (reading, decoding[setting])),
+        compile_seconds=time.perf_counter() - began,
+        chunks=tuple(programs.loops(reading, setting)),
+        step=programs.loops(decoding[setting], setting)[-1],
+        plain_step=programs.loops(decoding[PLAIN], PLAIN)[-1],
+    )
+    if not is_attached or not found.fits:
+        return found
+    seconds = programs.step_seconds(reading, decoding)
+    return dataclasses.replace(found, step_seconds=seconds[setting], plain_step_seconds=seconds[PLAIN])
+
+
+def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
+    """Returns the memory that compiled programs need; the last of them decodes."""
+    needs = []
+    for program in compiled:
+        stats = program.memory_analysis()
+        outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
+    needed, weights = max(map(sum, needs)), _num_bytes(programs.placed_params())
+    per_token = (needed - weights) / programs.capacity
+    largest = min(int((limit - weights) / per_token), programs.decoder.max_positions) if limit > weights else 0
+    return Memory(limit, needed, *needs[-1], largest)
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(mesh_lib.local_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,131 @@
+"""The programs of a model, compiled for a device that need not be there, and timed where it is attached."""
+
+import dataclasses
+import statistics
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jlade import mesh as mesh_lib
+from jlade.choosing.estimate import Rates
+from jlade.config import PLAIN, LookaheadConfig
+from jlade.decoding import loop, prefill, sharding
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Prefix, Program
+from jlade.decoding.stopping import Stopping
+from jlade.inspection import compiled, targets
+from jlade.inspection.compiled import Loop, Sizes
+from jlade.models import sharding as model_sharding
+from jlade.models.attention import plain
+from jlade.models.llama import Llama, LlamaParams, init_params, quantize
+from jlade.models.quantization import is_int8
+
+STEPS, REPEAT = 8, 5  # steps timed at once, and how often
+
+
+class Programs(NamedTuple):
+    """The programs of a model for a device, a batch size and a capacity."""
+
+    params: LlamaParams  # shapes
+    decoder: Llama
+    device: jax.Device
+    batch_size: int
+    capacity: int
+    rates: Rates
+    mesh: Mesh | None = None  # a result of `mesh_for`; `device` is then one of its devices
+
+    def program(self, lookahead: LookaheadConfig) -> Program:
+        chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
+        return Program(self.decoder, lookahead, chunks=chunks, mesh=self.mesh)
+
+    def inputs(self, length: int) -> Inputs:
+        """Returns random prompts of `length` tokens, to be continued up to the capacity."""
+        shape = self.batch_size, self.capacity
+        tokens = jax.random.randint(jax.random.key(0), shape, 0, self.decoder.vocab_size, jnp.int32)
+        lengths = jnp.full(self.batch_size, length, jnp.int32)
+        never = jnp.full((self.batch_size, 1), -1, jnp.int32)  # no token
+        return Inputs(tokens, lengths, Stopping(self.capacity - lengths, never), jax.random.key(0))
+
+    def arguments(self, lookahead: LookaheadConfig) -> tuple[Any, ...]:
+        """Returns the shapes of the arguments of `decode`."""
+
+        def start(params: LlamaParams) -> DecodeState:
+            cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
+            return prefill.start(Prefix(cache), self.inputs(1), self.program(lookahead))
+
+        state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
+        if self.mesh is None:
+            return self.params, *loop.apart(state), steps
+        specs = sharding.state_specs(state.constants.stopping, self.program(lookahead))
+        state, steps = mesh_lib.shapes((state, steps), self.mesh, (specs, PartitionSpec()))
+        return self.placed_params(), *loop.apart(state), steps
+
+    def placed_params(self) -> LlamaParams:
+        """Returns the shapes of the parameters, with their shardings on a mesh."""
+        if self.mesh is None:
+            return self.params
+        placed: LlamaParams = mesh_lib.shapes(self.params, self.mesh, model_sharding.specs(self.params, self.mesh))
+        return placed
+
+    def reading(self, lookahead: LookaheadConfig) -> Any:
+        """Returns the compiled program that reads prompts."""
+
+        def read(params: LlamaParams, inputs: Inputs) -> Any:
+            return prefill.prefill(params, inputs, self.program(lookahead))
+
+        shapes = jax.eval_shape(lambda: self.inputs(1))
+        if self.mesh is not None:
+            shapes = mesh_lib.shapes(shapes, self.mesh, sharding.input_specs(shapes, self.program(PLAIN)))
+        return targets.compile_for(self.mesh or self.device, read, self.placed_params(), shapes)
+
+    def decoding(self, lookahead: LookaheadConfig) -> Any:
+        """Returns the compiled program that makes steps."""
+
+        def decode(
+            params: LlamaParams, rest: DecodeState, cache: Any, pool: Any, drafts: Any, max_steps: jax.Array
+        ) -> DecodeState:
+            whole = dataclasses.replace(rest, cache=cache, pool=pool, drafts=drafts)
+            return loop.run(params, whole, self.program(lookahead), max_steps)
+
+        return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2, 3, 4))
+
+    def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
+        """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
+        params, _, cache, pool, drafts, _ = self.arguments(lookahead)
+        table = None if drafts is None else drafts.table
+        weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
+        sizes = Sizes(
+            weights=frozenset(weights),
+            cache_layer=mesh_lib.local_size(cache.keys[0]),
+            pool=mesh_lib.local_size(pool.rows),
+            tables=frozenset(() if table is None else map(mesh_lib.local_size, jax.tree.leaves(table))),
+        )
+        trips = -(-self.capacity // plain.CHUNK)
+        return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
+
+    def step_seconds(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:
+        """Returns the median seconds of a step of each program, with random weights and a cache that is nearly full.
+
+        The device must be attached.
+        """
+        with jax.default_device(self.device):
+            params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
+            if any(map(is_int8, jax.tree.leaves(self.params, is_leaf=is_int8))):
+                params = quantize(params)
+            params = sharding.put_params(params, self.program(PLAIN))
+            return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
+
+    def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
+        room = (REPEAT + 1) * STEPS * setting.max_accepted
+        inputs = self.inputs(max(1, self.capacity - room))
+        inputs = sharding.put(inputs, self.program(setting)) if self.mesh else jax.device_put(inputs, self.device)
+        state = prefill.start(reading(params, inputs), inputs, self.program(setting))
+        seconds = []
+        for _ in range(REPEAT + 1):
+            before = int(state.num_steps.max())
+            began = time.perf_counter()
+            state = jax.block_until_ready(decode(params, *loop.apart(state), jnp.int32(STEPS)))
+            seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
+        return statistics.median(seconds[1:])  # the first call also loads the program

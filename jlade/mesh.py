@@ -1,0 +1,185 @@
+"""Devices, and meshes of them along the axes `data`, `lookahead` and `model`, and arrays on them.
+
+`data` divides the sequences of a batch, `lookahead` the tokens of a step (arXiv 2402.02057, section 3.4), and `model`
+the heads, the columns of the MLPs and the vocabulary. A program on a mesh is a `jax.shard_map` over all axes.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jlade.config import check_int
+
+DATA, LOOKAHEAD, HEADS = "data", "lookahead", "model"
+AXES = (DATA, LOOKAHEAD, HEADS)
+# With fewer KV heads than shards of the model, each head has copies. They are a fourth axis, inside `model`.
+COPIES = "copy"
+MODEL = (HEADS, COPIES)
+
+Specs = Any  # a pytree of PartitionSpec, a prefix of that of the arrays
+
+
+def make_mesh(
+    data: int = 1, lookahead: int = 1, model: int = 1, *, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """Returns a mesh for `jlade.load` and `jlade.generate`.
+
+    Args:
+      data: number of groups of devices that decode different sequences of a batch.
+      lookahead: number of devices, or groups, that compute different tokens of a step; each has all weights.
+      model: number of devices that share the weights.
+      devices: by default all of JAX's, on all hosts, or the first of them.
+
+    Raises:
+      TypeError, ValueError: a size is no positive integer, or there are fewer devices than their product, or some
+        process would have none.
+    """
+    sizes = {name: check_int(name, value, 1) for name, value in zip(AXES, (data, lookahead, model), strict=True)}
+    all_devices = jax.devices() if devices is None else list(devices)
+    needed, asked = math.prod(sizes.values()), ", ".join(f"{name}={value}" for name, value in sizes.items())
+    if needed > len(all_devices):
+        raise ValueError(
+            f"{asked} needs {needed} devices, and there are {len(all_devices)}: the product of the sizes must be at "
+            f"most {len(all_devices)}"
+        )
+    used = all_devices[:needed]
+    idle = {device.process_index for device in all_devices} - {device.process_index for device in used}
+    if idle:
+        raise ValueError(
+            f"{asked} uses {needed} of {len(all_devices)} devices and leaves process {min(idle)} without any: make the "
+            f"product of the sizes {len(all_devices)}"
+        )
+    # Not `jax.make_mesh`: it refuses the GPUs of several hosts, and on some TPUs sizes that split a physical axis.
+    arranged = np.array(used).reshape(tuple(sizes.values()))
+    slices = {getattr(device, "slice_index", 0) for device in used}
+    if used[0].platform == "tpu" and needed == len(all_devices) and len(slices) == 1:
+        arranged = mesh_utils.create_device_mesh(arranged.shape, used, allow_split_physical_axes=True)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def split(mesh: Mesh, kv_heads: int | None) -> Mesh:
+    """Returns `mesh` with the axis `copy`: with fewer `kv_heads` than shards of the model, `model` is their number.
+
+    Args:
+      mesh: with some of the axes `AXES`; others have size 1.
+      kv_heads: None for a model that is not divided.
+
+    Raises:
+      TypeError, ValueError: it is no mesh, or has other axes.
+    """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a mesh made by jlade.make_mesh, got {mesh!r}")
+    if not set(mesh.axis_names) <= {*AXES, COPIES}:
+        raise ValueError(f"mesh must have the axes {', '.join(AXES)}, got {', '.join(map(str, mesh.axis_names))}")
+    order = sorted(mesh.axis_names, key=(*AXES, COPIES).index)
+    devices = np.transpose(mesh.devices, [mesh.axis_names.index(name) for name in order])
+    shards = size(mesh, *MODEL)
+    heads = shards if kv_heads is None else math.gcd(shards, kv_heads)
+    sizes = size(mesh, DATA), size(mesh, LOOKAHEAD), heads, shards // heads
+    return Mesh(devices.reshape(sizes), (*AXES, COPIES), axis_types=(AxisType.Auto,) * 4)
+
+
+def size(mesh: Mesh | None, *axes: str) -> int:
+    """Returns the number of devices along the axes, 1 for absent ones and without a mesh."""
+    return 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in axes)
+
+
+def default_device() -> jax.Device:
+    """Returns the device of arrays without a sharding."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]  # a device, a platform's name, or None
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
+def devices_of(params: Any) -> list[jax.Device]:
+    """Returns the devices that hold a pytree, by their numbers.
+
+    Arrays on no device (NumPy, `jax.ShapeDtypeStruct`, tracers) get JAX's default device.
+    """
+    arrays = (x for x in jax.tree.leaves(params) if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer))
+    devices = next((array.devices() for array in arrays), None) or {default_device()}
+    return sorted(devices, key=lambda device: device.id)
+
+
+def device_of(params: Any, mesh: Mesh | None = None) -> jax.Device:
+    """Returns a device of `mesh`; without one, the first device that holds `params`."""
+    return devices_of(params)[0] if mesh is None else mesh.devices.flat[0]
+
+
+def label(mesh: Mesh) -> str:
+    """Returns the sizes for people: "data 1, lookahead 4, model 2"."""
+    return f"data {size(mesh, DATA)}, lookahead {size(mesh, LOOKAHEAD)}, model {size(mesh, *MODEL)}"
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """Returns the mesh that `put` placed a pytree on, None if it did not."""
+    leaf = next((x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)), None)
+    if leaf is None or isinstance(leaf, jax.core.Tracer) or not isinstance(leaf.sharding, NamedSharding):
+        return None
+    mesh = leaf.sharding.mesh
+    return mesh if isinstance(mesh, Mesh) and COPIES in mesh.axis_names else None
+
+
+def shard(function: Callable[..., Any], mesh: Mesh | None, in_specs: Specs, out_specs: Specs) -> Callable[..., Any]:
+    """Returns `function` as a program for the devices of a mesh, each with its parts of the arrays.
+
+    Without a mesh it is `function` itself.
+    """
+    if mesh is None:
+        return function
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def put(tree: Any, mesh: Mesh, specs: Specs) -> Any:
+    """Returns the arrays of a pytree on the devices of a mesh; those of several processes must have equal values."""
+    specs = jax.tree.broadcast(specs, tree)
+
+    def place(array: Any, spec: PartitionSpec) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        if isinstance(array, jax.core.Tracer) or (isinstance(array, jax.Array) and array.sharding == sharding):
+            return array
+        if jax.process_count() == 1 or (isinstance(array, jax.Array) and not array.is_fully_addressable):
+            return jax.device_put(array, sharding)
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            data = place(jax.random.key_data(array), spec)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree, specs)
+
+
+def shapes(tree: Any, mesh: Mesh, specs: Specs) -> Any:
+    """Returns shapes (`jax.ShapeDtypeStruct`) of the arrays of a pytree on the devices of a mesh."""
+
+    def shape(array: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(shape, tree, jax.tree.broadcast(specs, tree))
+
+
+def local_size(array: Any) -> int:
+    """Returns the number of elements of an array, or of its shape, on one device."""
+    sharding = getattr(array, "sharding", None)
+    return math.prod(array.shape if sharding is None else sharding.shard_shape(array.shape))
+
+
+def fetch(tree: Any) -> Any:
+    """Returns the arrays of a pytree in NumPy, whole. All processes must call it if arrays are divided among them."""
+    arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
+    divided = next((x for x in arrays if not (x.is_fully_addressable or x.is_fully_replicated)), None)
+    if divided is not None:
+        assert isinstance(divided.sharding, NamedSharding)
+        tree = _whole(NamedSharding(divided.sharding.mesh, PartitionSpec()))(tree)
+    return jax.device_get(tree)
+
+
+@functools.cache
+def _whole(everywhere: NamedSharding) -> Callable[[Any], Any]:
+    return jax.jit(lambda tree: tree, out_shardings=everywhere)

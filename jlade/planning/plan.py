@@ -1,0 +1,297 @@
+"""`jlade.plan`: the meshes for a model, with their memory, estimated speed, and W, N and G. Nothing is compiled."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jlade.choosing import estimate
+from jlade.choosing.estimate import Rates
+from jlade.choosing.sheet import MACHINE, NETWORK, sheet
+from jlade.config import MAX_BLOCK_SIZE, PLAIN, LookaheadConfig, check_int
+from jlade.conversion import location
+from jlade.conversion.hf_config import read_config
+from jlade.conversion.tensors import param_shapes
+from jlade.inspection import targets
+from jlade.inspection.targets import Gpu
+from jlade.lookahead import names
+from jlade.models import sharding
+from jlade.models.llama import LlamaConfig
+from jlade.planning import tokens_per_step as compression_lib
+from jlade.planning import work as work_lib
+from jlade.planning.tokens_per_step import Source
+from jlade.planning.work import Collective, Layout, Memory, Shard, Work
+
+DTYPES = ("bfloat16", "float16", "float32")
+WIDTHS = (3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240)  # W = G
+NGRAMS = (3, 4, 5, 6, 7)
+SIMILAR = 0.98  # of the highest speed: then the narrower block, or fewer devices, are better
+
+# Assumptions. None of these has been measured here.
+LINK = 0.8  # share of the data sheet's rate that a collective reaches
+SMALL = 15  # operations of a layer besides its products: norms, rotation, the cache
+OPERATION = {"gpu": estimate.KERNEL, "tpu": 1e-6}  # seconds of a small operation
+MESSAGE = {"gpu": 2e-6, "tpu": 1e-6}  # seconds of a message to a linked device
+NETWORK_MESSAGE = 5e-6  # seconds of a message between machines
+
+
+class Step(NamedTuple):
+    """Estimated seconds of a step.
+
+    Attributes:
+      total: of the parts one after the other.
+      floor: to read weights and cache once.
+      arithmetic: of the matrix products alone.
+      memory: to read weights, cache and logits.
+      small: of the many short operations.
+      collective: between devices.
+    """
+
+    total: float
+    floor: float
+    arithmetic: float
+    memory: float
+    small: float
+    collective: float
+
+
+class Option(NamedTuple):
+    """A mesh with the setting that is fastest on it.
+
+    Attributes:
+      layout: sizes of the mesh.
+      lookahead: W, N and G.
+      compression: tokens per step.
+      memory: of a device.
+      fits: whether the device has as much.
+      step: estimated.
+      collectives: in a step.
+      tokens_per_second: of all sequences together.
+    """
+
+    layout: Layout
+    lookahead: LookaheadConfig
+    compression: float
+    memory: Memory
+    fits: bool
+    step: Step
+    collectives: tuple[Collective, ...]
+    tokens_per_second: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Meshes of up to `count` devices for a model.
+
+    Attributes:
+      memory: bytes of a device.
+      compression: the source of the tokens per step, or their number.
+      options: those that fit, the fastest first, then those that do not.
+    """
+
+    device: str
+    count: int
+    batch_size: int
+    capacity: int
+    dtype: str
+    int8: bool
+    compression: Source | float
+    memory: int
+    options: tuple[Option, ...]
+
+    @property
+    def recommended(self) -> Option | None:
+        """The option with the fewest devices among the fastest, None if none fits."""
+        fitting = [option for option in self.options if option.fits]
+        fastest = [x for x in fitting if x.tokens_per_second >= SIMILAR * fitting[0].tokens_per_second]
+        return min(fastest, key=lambda option: option.layout.num_devices, default=None)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns JSON-like values."""
+        names = ("device", "count", "batch_size", "capacity", "dtype", "int8", "compression")
+        return {name: getattr(self, name) for name in names} | {
+            "memory_bytes": self.memory,
+            "recommended": self.recommended and _facts(self.recommended),
+            "options": [_facts(option) for option in self.options],
+        }
+
+
+def plan(
+    model: LlamaConfig | str | os.PathLike[str],
+    device: str,
+    count: int = 1,
+    *,
+    dtype: str = "bfloat16",
+    int8: bool = False,
+    lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
+    batch_size: int = 1,
+    capacity: int = 1024,
+    compression: Source | float = "paper",
+) -> Plan:
+    """Estimates greedy decoding on every mesh of up to `count` devices that the model can be divided among.
+
+    The estimates come from shapes and data sheets. Nothing is compiled, no weight is read, no device is needed.
+
+    Args:
+      model: a directory with a `config.json`, a GGUF file, or the configuration.
+      device: "v4", "v5e", "v5p", "v6e", "a100", "l4", "h100" or "h200".
+      count: number of devices. Meshes of a divisor of it are considered too.
+      dtype: of weights and cache: "bfloat16", "float16" or "float32".
+      int8: whether matrices are in int8.
+      lookahead: the setting, None for plain decoding, or "auto" for the fastest that has a known compression.
+      batch_size: number of sequences B.
+      capacity: tokens of prompt and text in the cache, which is taken to be full.
+      compression: tokens per step: "paper" for the formula fitted to LLaMA-2-7B-Chat on MT-Bench, "demo" for those
+        measured with the demo model, or the number for `lookahead`.
+
+    Raises:
+      TypeError, ValueError: an argument is out of range; the message names it and what is accepted.
+    """
+    check_int("count", count, 1)
+    check_int("batch_size", batch_size, 1)
+    if device not in targets.TARGETS:
+        raise ValueError(f"device must be one of {', '.join(map(repr, targets.TARGETS))}; got {device!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}; got {dtype!r}")
+    config = model if isinstance(model, LlamaConfig) else read_config(location.find_local("model", model))
+    if check_int("capacity", capacity, 2) > config.max_positions:
+        raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
+    settings = _settings(lookahead, compression)
+    params, limit = param_shapes(config, dtype, int8), targets.TARGETS[device].memory
+    shards = {n: work_lib.shard(params, n) for n in _divisors(count) if sharding.can_divide(config, n)}
+    options = []
+    for layout in _layouts(count, batch_size, shards):
+        request = shards[layout.model], layout, batch_size, capacity
+        choices = [
+            _option(setting, tokens, *request, device, limit)
+            for setting, tokens in settings.items()
+            if layout.lookahead == 1 or setting.tree_size is None  # a tree is not divided
+        ]
+        options += [_best(choices)] if choices else []
+    options.sort(key=lambda option: (not option.fits, -option.tokens_per_second, option.layout.num_devices))
+    return Plan(device, count, batch_size, capacity, dtype, int8, compression, limit, tuple(options))
+
+
+def step_time(work: Work, num_layers: int, device: str) -> Step:
+    """Returns the estimated time of a step: its parts, small operations and collectives, one after the other.
+
+    Args:
+      work: of each device.
+      num_layers: of the model.
+      device: a key of `targets.TARGETS`.
+    """
+    rates, kind = _rates(device), "gpu" if isinstance(targets.TARGETS[device], Gpu) else "tpu"
+    # A part takes as long as the longer of its arithmetic and its memory traffic.
+    parts = [estimate.time(rates._replace(kernel=0.0), *part) for part in work.parts]
+    small = SMALL * num_layers * OPERATION[kind]
+    collective = sum(collective_time(each, device) for each in work.collectives)
+    read = work.num_bytes - work.logits_bytes
+    return Step(
+        total=sum(part.total for part in parts) + small + collective,
+        floor=read / rates.bytes,
+        arithmetic=sum(part.arithmetic for part in parts),
+        memory=sum(part.memory for part in parts),
+        small=small,
+        collective=collective,
+    )
+
+
+def collective_time(collective: Collective, device: str) -> float:
+    """Returns the estimated seconds of a collective.
+
+    k devices send 2 log2(k) messages one after the other, and 2 (k-1) / k of their bytes.
+    """
+    target, k = targets.TARGETS[device], collective.devices
+    is_gpu = isinstance(target, Gpu)
+    rate, message = sheet(target.device_kind).link, MESSAGE["gpu" if is_gpu else "tpu"]
+    if is_gpu and collective.span > MACHINE:
+        rate, message = min(rate, NETWORK), NETWORK_MESSAGE
+    sent = 2 * (k - 1) / k * collective.num_bytes
+    return collective.times * 2 * math.ceil(math.log2(k)) * message + sent / (LINK * 1e9 * rate)
+
+
+def _rates(device: str) -> Rates:
+    target = targets.TARGETS[device]
+    return estimate.rates("gpu" if isinstance(target, Gpu) else "tpu", target.device_kind)
+
+
+def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
+    """Returns the tokens per step of the settings to try."""
+    if lookahead != "auto" and not isinstance(lookahead, LookaheadConfig | None):
+        raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
+    if compression not in ("paper", "demo"):
+        if isinstance(compression, bool) or not isinstance(compression, int | float):
+            raise TypeError(f'compression must be "paper", "demo" or a number, got {compression!r}')
+        if lookahead == "auto":
+            raise ValueError(f"compression={compression} is that of one setting: name it with lookahead")
+        setting = lookahead or PLAIN
+        if not 1 <= compression <= setting.max_accepted:
+            raise ValueError(f"compression must be 1 to N = {setting.max_accepted} tokens per step, got {compression}")
+        return {setting: float(compression)}
+    if lookahead != "auto":
+        settings: Sequence[LookaheadConfig] = [lookahead or PLAIN]
+    elif compression == "demo":
+        settings = [PLAIN, *(LookaheadConfig.paper(*sizes) for sizes in compression_lib.DEMO)]
+    else:
+        sizes = [(w, n, w) for w in WIDTHS for n in NGRAMS if 2 * w * (n - 1) <= MAX_BLOCK_SIZE]
+        settings = [PLAIN, *(LookaheadConfig.paper(*each) for each in sizes)]
+    tokens = compression_lib.paper if compression == "paper" else compression_lib.demo
+    return {setting: tokens(setting) for setting in settings}
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _layouts(count: int, batch_size: int, shards: dict[int, Shard]) -> Iterator[Layout]:
+    """Yields the meshes whose sizes' product divides `count`."""
+    for model in shards:
+        for lookahead in _divisors(count // model):
+            for data in _divisors(count // model // lookahead):
+                if batch_size % data == 0:
+                    yield Layout(data, lookahead, model)
+
+
+def _option(
+    setting: LookaheadConfig,
+    compression: float,
+    shard: Shard,
+    layout: Layout,
+    batch_size: int,
+    capacity: int,
+    device: str,
+    limit: int,
+) -> Option:
+    work = work_lib.work(shard, layout, setting, batch_size, capacity)
+    memory = work_lib.memory(shard, layout, setting, batch_size, capacity)
+    step = step_time(work, shard.config.num_layers, device)
+    speed = batch_size * compression / step.total
+    return Option(layout, setting, compression, memory, memory.total <= limit, step, work.collectives, speed)
+
+
+def _best(options: Sequence[Option]) -> Option:
+    """Returns the option with the narrowest block among the fastest that fit, or the smallest one if none fits."""
+    fitting = [option for option in options if option.fits]
+    if not fitting:
+        return min(options, key=lambda option: option.memory.total)
+    highest = max(option.tokens_per_second for option in fitting)
+    fastest = [option for option in fitting if option.tokens_per_second >= SIMILAR * highest]
+    return min(fastest, key=lambda option: option.lookahead.block_size)
+
+
+def _facts(option: Option) -> dict[str, Any]:
+    times = {f"{name}_ms": 1e3 * seconds for name, seconds in option.step._asdict().items() if name != "total"}
+    return {
+        "mesh": option.layout._asdict(),
+        "devices": option.layout.num_devices,
+        "lookahead": names.sizes(option.lookahead),
+        "compression": option.compression,
+        "fits": option.fits,
+        "memory_bytes": option.memory._asdict() | {"total": option.memory.total},
+        "step_ms": 1e3 * option.step.total,
+        **times,
+        "collectives": sum(each.times for each in option.collectives),
+        "collective_bytes": sum(each.num_bytes for each in option.collectives),
+        "tokens_per_second": option.tokens_per_second,
+    }

@@ -1,0 +1,230 @@
+"""The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes, collectives and memory."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
+
+from jlade.config import LookaheadConfig
+from jlade.drafts import recycled as recycling
+from jlade.lookahead import division
+from jlade.mesh import AXES, COPIES
+from jlade.models import sharding
+from jlade.models.llama import LlamaConfig, LlamaParams
+from jlade.models.quantization import is_int8
+
+CHUNK = 512  # tokens of a prompt that are read at once
+PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
+LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
+
+
+class Layout(NamedTuple):
+    """The sizes of a mesh."""
+
+    data: int
+    lookahead: int
+    model: int
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return math.prod(self)
+
+
+class Shard(NamedTuple):
+    """The part of a model on a device.
+
+    Attributes:
+      arrays: shapes of the parameters there.
+      kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices.
+      vocab_size: V', all tokens where they do not divide among the devices.
+      elements: of the layers' matrices, in total.
+      layer_bytes, output_bytes, num_bytes: of the layers, of the output matrix, and of everything.
+    """
+
+    config: LlamaConfig
+    arrays: LlamaParams
+    heads: int
+    kv_heads: int
+    vocab_size: int
+    elements: int
+    layer_bytes: int
+    output_bytes: int
+    num_bytes: int
+
+    @property
+    def item(self) -> int:
+        """Bytes of a number of the model's dtype."""
+        return self.arrays.norm.dtype.itemsize
+
+    @property
+    def divides_vocabulary(self) -> bool:
+        return self.vocab_size < self.config.vocab_size
+
+
+class Part(NamedTuple):
+    """Operations whose arithmetic overlaps their memory traffic."""
+
+    flops: int  # multiplications and additions of matrix products
+    num_bytes: int  # read from main memory: weights, cache, logits
+
+
+class Collective(NamedTuple):
+    """Sums, or maxima, over the devices of an axis.
+
+    Attributes:
+      devices: that each collective joins.
+      span: the smallest number of consecutive devices that has all of them.
+      times: in a step.
+      num_bytes: of the arrays of a device, for all times together.
+    """
+
+    devices: int
+    span: int
+    times: int
+    num_bytes: int
+
+
+class Work(NamedTuple):
+    """The work of a step on a device."""
+
+    products: Part  # with the matrices of the layers
+    attention: Part
+    output: Part  # the logits
+    logits_bytes: int  # of the output's, those that are not weights
+    collectives: tuple[Collective, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.products, self.attention, self.output
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def flops(self) -> int:
+        return sum(part.flops for part in self.parts)
+
+
+class Memory(NamedTuple):
+    """Bytes of a device's memory. `temporary` is an allowance: compilers decide it."""
+
+    weights: int
+    cache: int
+    pool: int  # and the tables of recycled logits
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def shard(params: LlamaParams, model: int) -> Shard:
+    """Returns the part of a model on each of `model` devices, which `jlade.models.sharding.can_divide` accepts.
+
+    Args:
+      params: shapes suffice.
+      model: the number of devices.
+    """
+    heads = min(model, params.config.num_kv_heads)
+    mesh: Any = AbstractMesh((1, 1, heads, model // heads), (*AXES, COPIES))
+    specs = jax.tree.broadcast(sharding.specs(params, mesh), params)
+
+    def local(array: Any, spec: jax.sharding.PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(array.shape), array.dtype)
+
+    arrays = jax.tree.map(local, params, specs)
+    head_dim, first = params.config.head_dim, arrays.layers[0]
+    output = arrays.embedding if arrays.output is None else arrays.output
+    matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
+    return Shard(
+        config=params.config,
+        arrays=arrays,
+        heads=_matrix(first.query).shape[0] // head_dim,
+        kv_heads=_matrix(first.key).shape[0] // head_dim,
+        vocab_size=_matrix(output).shape[0],
+        elements=sum(x.size for x in matrices if len(x.shape) == 2),
+        layer_bytes=_num_bytes(arrays.layers),
+        output_bytes=_num_bytes(output),
+        num_bytes=_num_bytes(arrays),
+    )
+
+
+def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int, capacity: int) -> Work:
+    """Returns the work of a step of greedy decoding with a full cache.
+
+    Args:
+      shard: the result of `shard` for `layout.model`.
+      layout: the mesh. Its `data` divides `batch_size`.
+      setting: the setting; one with a tree has no `layout.lookahead` above 1.
+      batch_size: B.
+      capacity: entries of the cache of each sequence.
+    """
+    c, sequences = shard.config, batch_size // layout.data
+    tokens, outputs = share_size(setting, layout)
+    entry = shard.kv_heads * c.head_dim * shard.item  # bytes of a token's keys in a layer
+    cache = 2 * c.num_layers * capacity * entry
+    scores = 2 * c.num_layers * shard.heads * c.head_dim * tokens * (capacity + tokens)
+    logits = sequences * outputs * shard.vocab_size
+    logits_bytes = LOGITS_PASSES * 4 * logits
+    return Work(
+        products=Part(2 * sequences * tokens * shard.elements, shard.layer_bytes),
+        attention=Part(2 * sequences * scores, sequences * cache),
+        output=Part(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
+        logits_bytes=logits_bytes,
+        collectives=_collectives(shard, layout, setting, sequences),
+    )
+
+
+def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int, capacity: int) -> Memory:
+    """Returns the memory of a device. Arguments are those of `work`."""
+    c, sequences = shard.config, batch_size // layout.data
+    _, outputs = share_size(setting, layout)
+    inner = _matrix(shard.arrays.layers[0].gate).shape[0]
+    chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
+    pool = shard.vocab_size * setting.guess_set_size * (setting.ngram_size - 1)
+    if "recycled" in setting.reach:
+        pool += shard.vocab_size * recycling.RANKS + recycling.num_places(shard.vocab_size) * (recycling.RANKS + 2)
+    return Memory(
+        weights=shard.num_bytes,
+        cache=sequences * 2 * c.num_layers * shard.kv_heads * c.head_dim * shard.item * capacity,
+        pool=sequences * 4 * pool,
+        temporary=PROGRAM + sequences * (chunk + 4 * outputs * shard.vocab_size),
+    )
+
+
+def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
+    """Returns the collectives of a step: see `jlade.decoding.step` and `jlade.models.llama`."""
+    c, found = shard.config, []
+    tokens, outputs = share_size(setting, layout)
+    whole = share_size(setting, layout._replace(lookahead=1))[1]
+    if layout.model > 1:
+        hidden = sequences * tokens * c.hidden_size * shard.item
+        arrays = 2 * c.num_layers * [hidden]
+        if shard.divides_vocabulary:  # the embedding, the highest logits, their indices, and the pool's candidates
+            candidates = sequences * 4 * setting.guess_set_size * (setting.ngram_size - 1)
+            arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs, *filter(None, [candidates])]
+        found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
+    if layout.lookahead > 1:
+        accepted = setting.max_accepted * shard.kv_heads * c.head_dim * shard.item
+        arrays = [4 * sequences * whole, 2 * c.num_layers * sequences * accepted]  # predictions; keys and values
+        found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
+    if layout.data > 1:
+        found.append(Collective(layout.data, layout.num_devices, 1, 4))  # the number of sequences that have not ended
+    return tuple(found)
+
+
+def share_size(setting: LookaheadConfig, layout: Layout) -> tuple[int, int]:
+    """Returns the tokens and the outputs of each sequence that a device computes."""
+    return division.share_size(setting, layout.lookahead)
+
+
+def _matrix(leaf: Any) -> Any:
+    return leaf.weight if is_int8(leaf) else leaf
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

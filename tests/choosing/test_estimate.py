@@ -1,0 +1,100 @@
+import pytest
+
+from jlade import LookaheadConfig
+from jlade.choosing import estimate, sheet
+from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
+
+TREE = LookaheadConfig()
+
+
+@pytest.mark.parametrize(
+    ("platform", "device_kind", "setting"),
+    [
+        ("cpu", "cpu", SMALL_BLOCK),
+        ("gpu", "NVIDIA A100-SXM4-80GB", TREE),  # the paper found a block of this size best on it
+        ("gpu", "NVIDIA A100-SXM4-40GB", TREE),
+        ("gpu", "NVIDIA H100 80GB HBM3", TREE),
+        ("gpu", "NVIDIA H200", TREE),
+        ("gpu", "NVIDIA L4", TREE),
+        ("gpu", "NVIDIA GeForce RTX 4090", TREE),
+        ("gpu", "NVIDIA GeForce RTX 3090", LookaheadConfig.tree(63)),
+        ("tpu", "TPU v4", TREE),
+        ("tpu", "TPU v5 lite", TREE),
+        ("tpu", "TPU v5p", TREE),
+        ("tpu", "TPU v6 lite", TREE),
+        ("gpu", "one of tomorrow's", LookaheadConfig.tree(63)),
+    ],
+)
+def test_estimates(platform, device_kind, setting):
+    assert estimate.estimate(platform, device_kind) == setting
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "rate", "bandwidth"),  # TFLOP/s and GB/s
+    [
+        ("NVIDIA H100 80GB HBM3", 989, 3350),
+        ("NVIDIA H100 PCIe", 756, 2000),
+        ("NVIDIA L40S", 362, 864),
+        ("NVIDIA L4", 121, 300),
+        ("TPU v5 lite", 197, 819),
+        ("TPU v5", 459, 2765),
+    ],
+)
+@pytest.mark.parametrize("weight_bytes", [1, 2])
+def test_at_the_widest_free_block_arithmetic_takes_what_reading_does(device_kind, rate, bandwidth, weight_bytes):
+    """The shares of the peak rates, 0.8 and 0.9, are written out here: they decide which settings are free."""
+    num_parameters = 7e9
+    block_size = weight_bytes * (0.8 * rate * 1e12) / (2 * 0.9 * bandwidth * 1e9)
+    expected = weight_bytes * num_parameters / (0.9 * bandwidth * 1e9)
+    rates = estimate.rates("tpu" if "TPU" in device_kind else "gpu", device_kind)
+    got = estimate.step_time(rates, block_size, weight_bytes=weight_bytes)
+    assert (num_parameters * got.arithmetic, num_parameters * got.memory) == pytest.approx((expected, expected))
+    assert estimate.step_time(rates, 2 * block_size, weight_bytes=weight_bytes).total == pytest.approx(2 * got.total)
+
+
+def test_texts_decoded_at_once_share_the_room():
+    """262 tokens are free on an H100 in bfloat16, 131 in int8."""
+    h100 = "NVIDIA H100 80GB HBM3"
+
+    def sizes(weight_bytes):
+        batches = (1, 2, 4, 32, 256)
+        return [estimate.estimate("gpu", h100, batch, weight_bytes).block_size for batch in batches]
+
+    assert sizes(2) == sizes(4) == [120, 120, 64, 8, 1]
+    assert sizes(1) == [120, 64, 32, 4, 1]
+    assert estimate.estimate("gpu", h100, 256) == PLAIN
+
+
+def test_an_unknown_device_is_taken_for_the_one_with_the_least_room():
+    times = {name: estimate.step_times("gpu", name)[MAX_BLOCK_SIZE] for name in sheet.SHEETS}
+    plain = {name: estimate.step_times("gpu", name)[1] for name in sheet.SHEETS}
+    unknown = estimate.step_times("gpu", "unknown")
+    assert unknown[MAX_BLOCK_SIZE] / unknown[1] == max(times[name] / plain[name] for name in times)
+
+
+@pytest.mark.parametrize("batch_size", [1, 32, 1024])
+def test_step_times_grow_from_the_free_tokens_on(batch_size):
+    times = estimate.step_times("gpu", "NVIDIA H100 80GB HBM3", batch_size)
+    room = 0.8 * 989 / (0.9 * 3.35) / batch_size
+    relative = {size: times[size] * 0.9 * 3.35e12 / 2 for size in times}
+    assert relative == pytest.approx({size: max(1.0, size / room) for size in times})
+    assert list(times) == [1, 4, 8, 16, 32, 64, 120, MAX_BLOCK_SIZE]
+
+
+def test_arithmetic_and_reading_add_up_on_a_cpu():
+    """As measured: a step of 120 tokens takes 10.5 times a plain one (docs/speed.md)."""
+    times = estimate.step_times("cpu", "cpu", weight_bytes=4)
+    assert times[120] / times[1] == pytest.approx(10.5, rel=0.25)
+    time = estimate.time(estimate.CPU, 3e9, 7e9)
+    assert time.total == time.arithmetic + time.memory == pytest.approx(3 / 180 + 7 / 35)
+
+
+def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():
+    for platform, kind in (("cpu", "cpu"), *(("gpu", name) for name in sheet.SHEETS)):
+        for batch_size in (1, 2, 4, 8, 64):
+            setting = estimate.estimate(platform, kind, batch_size)
+            assert estimate.speed_limit(setting, estimate.step_times(platform, kind, batch_size)) >= 1
+    assert (
+        estimate.speed_limit(LookaheadConfig.paper(15, 5, 15), estimate.step_times("gpu", "NVIDIA A100-SXM4-80GB", 32))
+        < 1
+    )

@@ -1,0 +1,191 @@
+"""The sources of drafts, each against its definition in plain Python."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jlade import LookaheadConfig
+from jlade.decoding.vocabulary import Vocabulary
+from jlade.drafts import record, sources, suffix
+from jlade.drafts import recycled as recycling
+from jlade.drafts.tree import NONE, Proposals, Shape
+
+CAPACITY = 24
+
+
+def padded(text):
+    return jnp.array(text + [text[-1]] * (CAPACITY - len(text)), jnp.int32), jnp.int32(len(text))
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY), st.integers(1, 4))
+def test_the_longest_matches_are_found_and_read_on(text, number):
+    found = []
+    for place in range(1, len(text)):
+        length = 0
+        while length < min(place, suffix.LONGEST) and text[place - 1 - length] == text[-1 - length]:
+            length += 1
+        found += [(length, place)] if length else []
+    expected = sorted(found, reverse=True)[:number]
+    places, lengths = suffix.find(*padded(text), suffix.last(*padded(text)), number)
+    assert [pair for pair in zip(lengths.tolist(), places.tolist(), strict=True) if pair[0]] == expected
+    spans = suffix.read(*padded(text), places, 5)
+    for span, (_, place) in zip(spans.tolist(), expected, strict=False):
+        rest = text[place : place + 5]
+        assert span == rest + [NONE] * (5 - len(rest))
+
+
+def test_a_template_narrows_with_rank_and_depth():
+    template = recycling.template(40, 3)
+    assert len(set(zip(template.shape.parents, template.ranks, strict=True))) == 40
+    odds: list[float] = []
+    for parent, rank in zip(template.shape.parents, template.ranks, strict=True):
+        odds.append(recycling.ODDS[rank] * (odds[parent] if parent >= 0 else 1))
+    np.testing.assert_allclose(odds, sorted(odds, reverse=True))
+    assert template.shape.depths.max() == 3
+    assert recycling.template(5, 1).ranks == (0, 1, 2, 3, 4)
+
+
+def test_drafts_follow_the_table():
+    """After a pair, if the table has it, otherwise after its second token."""
+    after = {
+        (1,): [2, 3, 0, 1, 4, 5, 6, 7],
+        (2,): [3, 1, 0, 2, 4, 5, 6, 7],
+        (3,): [5, 4, 0, 1, 2, 3, 6, 7],
+        (0, 1): [3, 2, 1, 0, 4, 5, 6, 7],
+        (3, 5): [7, 6, 5, 4, 3, 2, 1, 0],
+    }
+    table = recycling.empty(8)
+    for i, (key, best) in enumerate(after.items()):
+        table = recycling.update(table, jnp.array([(NONE, *key)[-2:]]), jnp.array([best]), jnp.array([i]))
+    after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
+    template = recycling.template(40, 3)
+    for last in (0, 2):
+        odds = jnp.full(2 * recycling.RANKS, 0.5)
+        drafted, kinds = (x.tolist() for x in recycling.draft(table, jnp.array([last, 1]), template, odds, None))
+        assert all(kind % recycling.RANKS == rank for kind, rank in zip(kinds, template.ranks, strict=True))
+        follows_pair = [kind >= recycling.RANKS for kind in kinds]
+        lines: list[tuple[int, ...]] = []
+        for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
+            line = (last, 1) if parent < 0 else lines[parent]
+            best = after.get(line[-2:], after.get(line[-1:]))
+            assert drafted[place] == (best[rank] if best else NONE)
+            if best:
+                assert follows_pair[place] == (line[-2:] in after)
+            lines.append((*line, drafted[place]))
+        assert follows_pair.count(True) > (1 if last == 0 else 0)
+        assert drafted.count(NONE) > 1
+
+
+# Two pairs of the same place.
+VOCAB = 200
+COLLIDING = st.sampled_from([(0, 5), (recycling.PAIRS // VOCAB, recycling.PAIRS % VOCAB + 5)])
+
+
+@given(
+    st.lists(st.tuples(st.integers(NONE, 4), st.integers(0, 4)) | COLLIDING, min_size=1, max_size=8),
+    st.permutations(range(-2, 6)),
+)
+def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
+    rows = list(zip(pairs, order, strict=False))
+    best = jnp.arange(len(rows) * recycling.RANKS, dtype=jnp.int32).reshape(len(rows), -1)
+    expected = jax.tree.map(np.array, recycling.empty(VOCAB))
+    for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
+        (before, token), number = rows[i]
+        if number < 0:
+            continue
+        expected.after_token[token] = best[i]
+        if before != NONE:
+            place = recycling.place(jnp.array([before, token]), VOCAB)
+            expected.pairs[place], expected.after_pair[place] = (before, token), best[i]
+    found = recycling.update(recycling.empty(VOCAB), jnp.array(pairs[: len(rows)]), best, jnp.array(order[: len(rows)]))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_pair_whose_place_another_one_took_is_unknown():
+    table, pairs = recycling.empty(VOCAB), jnp.array([[0, 5], [82, 16]])
+    assert recycling.place(pairs[0], VOCAB) == recycling.place(pairs[1], VOCAB)
+    for i in range(2):
+        table = recycling.update(table, pairs[i : i + 1], jnp.full((1, recycling.RANKS), i), jnp.array([0]))
+    best, is_pair = recycling.find(table, pairs)
+    assert is_pair.tolist() == [False, True]
+    assert best[:, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("size", [13, 96, 1000])
+def test_the_highest_logits_are_found(size):
+    logits = jax.random.normal(jax.random.key(0), (2, 5, size))
+    equal = jnp.round(logits)  # where several are the highest, the first one counts
+    np.testing.assert_array_equal(Vocabulary(size).argmax(equal), np.argmax(equal, axis=-1))
+    found = Vocabulary(size).top(logits, 8)
+    np.testing.assert_array_equal(found, np.argsort(-logits, axis=-1)[..., :8])
+    assert found.dtype == jnp.int32
+    assert Vocabulary(3).top(jnp.array([[5.0, 7.0, 6.0]]), 5).tolist() == [[1, 2, 0, -1, -1]]
+
+
+def test_the_record_judges_proposals_whose_predecessors_were_accepted():
+    proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), Shape((-1, 0, 1, -1, 3)))
+    before = record.start(np.array([0.5, 0.5, 0.5]))
+    after = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(2))
+    np.testing.assert_allclose(after.agreed, [6, 5, 5])
+    np.testing.assert_allclose(after.judged, [12, 11, 10])  # the last proposal does not exist
+    assert record.cost(after.odds[0]) == record.cost(before.odds[0]) == 256
+    assert record.cost(after.odds[1]) > record.cost(before.odds[1])
+    unchanged = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(0))
+    np.testing.assert_allclose(unchanged.judged, before.judged)
+
+
+def test_the_record_forgets():
+    proposals = Proposals(jnp.array([1]), jnp.array([0]), Shape((-1,)))
+    update = jax.jit(lambda state, token: record.update(state, proposals, token[None], jnp.int32(1)))
+    state = record.start(np.array([0.5]))
+    for token in [1] * 300 + [2] * 100:
+        state = update(state, jnp.int32(token))
+    assert state.judged[0] == pytest.approx(record.MEMORY)
+    assert state.agreed[0] / state.judged[0] < 0.2
+
+
+def test_the_probability_of_a_draw_is_given_its_noise():
+    """Against the share of draws in which the first token, with noise close to a value, is the highest."""
+    odds = np.array([0.3, 0.5, 0.15, 0.05])
+    noise = np.random.default_rng(0).gumbel(size=(400_000, 4))
+    is_first = np.argmax(np.log(odds) + noise, axis=1) == 0
+    for value in (-1.0, 0.0, 1.0, 3.0):
+        share = is_first[np.abs(noise[:, 0] - value) < 0.05].mean()
+        assert record.given_noise(jnp.float32(0.3), jnp.float32(value)) == pytest.approx(share, abs=0.02)
+    assert record.given_noise(jnp.float32(0.3), jnp.float32(np.nan)) == np.float32(0.3)
+
+
+def test_every_source_has_its_kinds():
+    assert len(sources.ODDS) == len(sources.SOURCE_OF_KIND) == sum(sources.KINDS.values())
+    for source, first in sources.FIRST.items():
+        if source in sources.KINDS:
+            assert sources.SOURCE_OF_KIND[first] == list(sources.KINDS).index(source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"candidates": ("suffix",), "tree_size": None}, ValueError, "need tree_size"),
+        ({"candidates": ("trie",), "tree_size": 9}, ValueError, "candidates must be one or more of 'pool', 'suffix'"),
+        ({"candidates": (), "tree_size": 9}, ValueError, "candidates must be one or more"),
+        ({"candidates": ("suffix", "suffix"), "tree_size": 9}, ValueError, "candidates must be one or more"),
+        ({"candidates": "suffix", "tree_size": 9}, TypeError, "candidates must be a tuple of"),
+        ({"tree_size": -1}, ValueError, "tree_size must be at least 0, got -1"),
+        ({"tree_size": 2.5}, TypeError, "tree_size must be an integer"),
+        ({"guess_set_size": 0, "candidates": ("pool",)}, ValueError, "needs guess_set_size of at least 1"),
+        ({"tree_size": 5000, "window_size": 15}, ValueError, r"tree_size=5000 make .* \(N-1\)W\+M = 5060 tokens"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LookaheadConfig(**arguments)
+
+
+def test_sizes_of_a_setting_with_a_tree():
+    setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, candidates=("recycled", "pool"))
+    assert setting.candidates == ("pool", "recycled"), "in the order of SOURCES"
+    assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 7)
+    assert setting.reach == {"pool": 4, "recycled": 6}

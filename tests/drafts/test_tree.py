@@ -1,0 +1,136 @@
+"""The merged tree against a dictionary of paths, and its verification against a walk."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jlade.drafts import tree as tree_lib
+from jlade.drafts.tree import NONE, Proposals, Shape
+from jlade.lookahead import block as blocks
+from jlade.lookahead.verification import verify_tree_by_matching, verify_tree_by_rejection
+
+PARENTS = (-1, 0, 1, 2, -1, 4, 5, -1, -1, 7, 7, 9, 10)  # two chains, and a tree that branches
+SHAPE = Shape(PARENTS)
+SIZE = 7
+VOCAB = 3
+
+
+def paths_of(tokens):
+    """The path to each proposal, None where a token is missing."""
+    paths: list[tuple[int, ...] | None] = []
+    for token, parent in zip(tokens, PARENTS, strict=True):
+        before = () if parent < 0 else paths[parent]
+        paths.append(None if before is None or token == NONE else (*before, token))
+    return paths
+
+
+def merge(tokens, costs, size=SIZE):
+    proposals = Proposals(jnp.array(tokens, jnp.int32), jnp.arange(len(tokens), dtype=jnp.int32), SHAPE)
+    return jax.jit(tree_lib.merge, static_argnames="size")(proposals, jnp.array(costs, jnp.int32), size=size)
+
+
+def paths_in(tree):
+    """The paths of a tree by its parents, checked against depths and mask."""
+    paths: list[tuple[int, ...]] = []
+    lines: list[list[int]] = []
+    for i, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+        if token == NONE:
+            assert np.flatnonzero(tree.mask[i]).tolist() == [i]
+            continue
+        assert parent < i, "predecessors come first"
+        paths.append(((*paths[parent], token)) if parent >= 0 else (token,))
+        lines.append([*(lines[parent] if parent >= 0 else []), i])
+        assert tree.depths[i] == len(paths[i])
+        assert np.flatnonzero(tree.mask[i]).tolist() == sorted(lines[i])
+    return paths
+
+
+drawn = st.tuples(
+    st.lists(st.integers(NONE, VOCAB - 1), min_size=len(PARENTS), max_size=len(PARENTS)),
+    st.lists(st.integers(1, 4), min_size=len(PARENTS), max_size=len(PARENTS)),
+)
+
+
+@given(drawn)
+def test_the_cheapest_paths_are_kept_and_equal_ones_are_one(case):
+    tokens, costs = case
+    cheapest: dict[tuple[int, ...], int] = {}
+    along: list[int] = []
+    for path, parent, cost in zip(paths_of(tokens), PARENTS, costs, strict=True):
+        along.append(cost + (along[parent] if parent >= 0 else 0))
+        if path is not None:
+            cheapest[path] = min(cheapest.get(path, along[-1]), along[-1])
+    expected = sorted(cheapest, key=cheapest.__getitem__)[:SIZE]
+    tree = merge(tokens, costs)
+    assert paths_in(tree) == expected
+    assert tree.costs[: len(expected)].tolist() == [cheapest[path] for path in expected]
+    for path, kind in zip(expected, tree.kinds.tolist(), strict=False):
+        assert paths_of(tokens)[kind] == path
+        assert along[kind] == cheapest[path]
+    assert paths_in(tree.first(4)) == expected[:4]
+
+
+def test_shapes_are_joined():
+    joined = Shape.join([Shape((-1, 0)), Shape((-1, -1, 1))])
+    assert joined.parents == (-1, 0, -1, -1, 3)
+    assert joined.depths.tolist() == [1, 2, 1, 1, 2]
+    assert joined.lineage.tolist() == [[0, 5], [0, 1], [2, 5], [3, 5], [3, 4]]
+
+
+@given(drawn, st.dictionaries(st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple), st.integers(0, VOCAB - 1)))
+def test_accepts_the_longest_path_that_the_model_agrees_with(case, model):
+    """The model says 0 where the dictionary says nothing."""
+    tree = merge(*case)
+    paths, most = paths_in(tree), int(SHAPE.depths.max()) + 1
+    walked: list[int] = []
+    while tuple(walked) in [(), *paths]:
+        walked.append(model.get(tuple(walked), 0))
+    predicted = [model.get(path, 0) for path in paths] + [0] * (SIZE - len(paths))
+    verdict = verify_tree_by_matching(tree, jnp.int32(model.get((), 0)), jnp.array(predicted, jnp.int32), most)
+    assert verdict.tokens.shape == (most,)
+    assert verdict.tokens[: verdict.num_accepted].tolist() == walked
+    assert tree.tokens[verdict.drafted[: len(walked) - 1]].tolist() == walked[:-1]
+
+
+def test_without_a_tree_the_next_token_alone_is_accepted():
+    verdict = verify_tree_by_matching(merge([1] * 13, [1] * 13).first(0), jnp.int32(2), jnp.zeros(0, jnp.int32), 1)
+    assert (verdict.tokens.tolist(), int(verdict.num_accepted), verdict.drafted.shape) == ([2], 1, (0,))
+
+
+def test_rejection_draws_from_the_models_distribution():
+    """The first two tokens: those that the tree decides, completed by draws where a step accepted only one."""
+    rng = np.random.default_rng(0)
+    first, second = rng.dirichlet(np.ones(VOCAB)), rng.dirichlet(np.ones(VOCAB), VOCAB)
+    tree = merge([0, 1, 2, 0, 1, 0, 1, 0, 1, 1, 2, 0, 0], [1, 2, 3, 3, 1, 2, 3, 4, 4, 1, 1, 2, 2])
+    last = np.maximum(tree.tokens, 0)
+    logits = jnp.log(jnp.asarray(second, jnp.float32))
+    most = int(SHAPE.depths.max()) + 1
+
+    def draw(key):
+        verdict = verify_tree_by_rejection(key, tree, jnp.log(jnp.asarray(first, jnp.float32)), logits[last], most)
+        again = jax.random.categorical(jax.random.fold_in(key, 9), logits[verdict.tokens[0]]).astype(jnp.int32)
+        second_token = jnp.where(verdict.num_accepted > 1, verdict.tokens[1], again)
+        return verdict.tokens[0], second_token, verdict.num_accepted
+
+    number = 20_000
+    one, two, accepted = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), number))
+    observed = np.bincount(one * VOCAB + two, minlength=VOCAB**2)
+    assert scipy.stats.chisquare(observed, number * (first[:, None] * second).reshape(-1)).pvalue > 1e-3
+    assert accepted.max() > 2
+
+
+@given(st.integers(0, 4), st.integers(2, 5), drawn)
+def test_a_block_with_a_tree(window_size, ngram_size, case):
+    tree = merge(*case)
+    window = blocks.build(window_size, ngram_size, 0)
+    positions, mask = blocks.with_tree(window, tree.depths, tree.mask)
+    size = len(window.positions)
+    np.testing.assert_array_equal(positions, [*window.positions, *tree.depths])
+    np.testing.assert_array_equal(mask[:size, :size], window.mask)
+    assert not mask[:size, size:].any(), "the window does not see the tree"
+    assert mask[size:, 0].all(), "the tree sees the current token"
+    assert not mask[size:, 1:size].any(), "and nothing else of the window"
+    np.testing.assert_array_equal(mask[size:, size:], tree.mask)

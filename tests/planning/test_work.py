@@ -1,0 +1,81 @@
+"""The analytic work of a step against the programs that XLA compiles for eight CPU devices."""
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jlade import LookaheadConfig
+from jlade.config import PLAIN
+from jlade.conversion.tensors import param_shapes
+from jlade.lookahead import division
+from jlade.models.attention import plain
+from jlade.models.llama import LlamaConfig
+from jlade.planning import work as work_lib
+from jlade.planning.work import Layout
+from tests.planning import meshed
+
+CONFIG = LlamaConfig(
+    vocab_size=512,
+    hidden_size=128,
+    intermediate_size=256,
+    num_layers=1,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=16,
+    max_positions=1024,
+)
+SETTING = LookaheadConfig.paper(6, 4, 6)
+BATCH, CAPACITY = 2, 2 * plain.CHUNK
+
+
+@pytest.mark.parametrize(
+    ("sizes", "setting", "changes"),
+    [
+        ((1, 8, 1), SETTING, {}),
+        ((1, 1, 8), SETTING, {}),  # with copies of the KV heads
+        ((2, 2, 2), SETTING, {"tie_embeddings": True}),
+        ((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
+        ((2, 1, 4), PLAIN, {}),
+    ],
+)
+def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes):
+    config = LlamaConfig(**vars(CONFIG) | changes)
+    layout = Layout(*sizes)
+    program = meshed.compile_steps("cpu", sizes, config, setting, BATCH, CAPACITY, jnp.float32)
+    launched = meshed.step_launches(program, CAPACITY // plain.CHUNK)
+    shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
+    work = work_lib.work(shard, layout, setting, BATCH, CAPACITY)
+    memory = work_lib.memory(shard, layout, setting, BATCH, CAPACITY)
+    assert work.flops == pytest.approx(sum(x.flops * x.times for x in launched), rel=0.02)
+    assert sum(each.num_bytes for each in work.collectives) == meshed.collectives(launched)
+    # The embedding's matrix is an argument and is not read. The text and other small arrays are arguments too.
+    arguments = program.memory_analysis().argument_size_in_bytes
+    assert 0 <= arguments - (memory.weights + memory.cache + memory.pool) < 16_384 * BATCH
+    assert work.num_bytes <= sum(x.traffic * x.times for x in launched)
+
+
+def test_a_step_reads_weights_and_cache_once():
+    """With a single token, of a model whose matrices are large, little else is read or written."""
+    config = LlamaConfig(**vars(CONFIG) | {"hidden_size": 512, "intermediate_size": 2048, "num_kv_heads": 8})
+    program = meshed.compile_steps("cpu", (1, 1, 4), config, PLAIN, 1, CAPACITY, jnp.float32)
+    launched = meshed.step_launches(program, CAPACITY // plain.CHUNK)
+    work = work_lib.work(work_lib.shard(param_shapes(config, jnp.float32), 4), Layout(1, 1, 4), PLAIN, 1, CAPACITY)
+    assert work.num_bytes == pytest.approx(sum(x.traffic * x.times for x in launched), rel=0.15)
+
+
+def test_int8_weights_are_read_as_such():
+    whole, halves = (work_lib.shard(param_shapes(CONFIG, jnp.bfloat16, int8), 4) for int8 in (False, True))
+    assert whole.elements == halves.elements
+    assert 0.5 < halves.layer_bytes / whole.layer_bytes < 0.55  # norms and scales
+    assert halves.item == 2
+
+
+@given(st.integers(0, 20), st.integers(2, 6), st.integers(0, 20), st.integers(1, 9))
+def test_the_size_of_a_share(window, ngram, guesses, number):
+    setting = LookaheadConfig.paper(window, ngram, guesses)
+    if number == 1:
+        assert division.share_size(setting, 1) == (setting.block_size, 1 + window + guesses * (ngram - 1))
+        return
+    share = division.divide(window, ngram, guesses, number)
+    assert division.share_size(setting, number) == (share.members.shape[1], share.outputs.shape[1])
