@@ -157,24 +157,24 @@ class Model:
         self, lookahead: LookaheadConfig, prompts: Sequence[list[int]], new_tokens: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the new tokens [B, M] and the steps [B]; nothing stays on the device."""
-        inputs, program = jlade.prepare(
+        inputs, config = jlade.prepare(
             self.params, prompts, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=self.decoder
         )
-        state = self._compiled(inputs, program)(self.params, inputs)
+        state = self._compiled(inputs, config)(self.params, inputs)
         tokens, steps = jax.device_get((state.tokens, state.num_steps))
         new = [text[len(ids) : len(ids) + new_tokens] for text, ids in zip(tokens, prompts, strict=True)]
         return np.stack(new), steps
 
-    def _compiled(self, inputs: jlade.Inputs, program: jlade.Program) -> Any:
+    def _compiled(self, inputs: jlade.Inputs, config: jlade.DecodeConfig) -> Any:
         batch_size, _ = inputs.prompts.shape
-        key = (program.lookahead, batch_size)
+        key = (config.lookahead, batch_size)
         if key not in self.programs:
             hits = _CacheHits()
             begin = time.perf_counter()
-            lowered = jax.jit(jlade.decode, static_argnames="program").lower(self.params, inputs, program)
+            lowered = jax.jit(jlade.decode, static_argnames="config").lower(self.params, inputs, config)
             middle = time.perf_counter()
             self.programs[key] = lowered.compile()
-            name = f"block of {program.lookahead.block_size}, batch {batch_size}"
+            name = f"block of {config.lookahead.block_size}, batch {batch_size}"
             self.compilation |= {
                 f"tracing and lowering a {name}, s": middle - begin,
                 f"compiling a {name}{', from the cache' if hits.number else ''}, s": time.perf_counter() - middle,

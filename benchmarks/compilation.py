@@ -47,7 +47,7 @@ SETTINGS = {
     "plain": PLAIN,
     "0,8,1": LookaheadConfig.paper(0, 8, 1),
     "15,5,15": LookaheadConfig.paper(15, 5, 15),
-    "15,5,15 adaptive": LookaheadConfig.paper(15, 5, 15, step_cost=1.4),
+    "15,5,15 adaptive": LookaheadConfig.paper(15, 5, 15, relative_step_time=1.4),
 }
 PROMPT = "def read_config(path):\n"
 PROMPTS = ("def read_config(path):", "import argparse", "The library reads files of several formats.")
@@ -193,12 +193,12 @@ def _first_calls(installation: Installation, pair: Sequence[str]) -> dict[str, f
 
 def _compile(shape: str, lookahead: LookaheadConfig) -> Figures:
     """Times the three stages of the compilation of `jlade.decode`."""
-    config = inflate.SHAPES[shape]
+    model = inflate.SHAPES[shape]
     dtype = jnp.float32 if default_device().platform == "cpu" else jnp.bfloat16
-    params = jax.eval_shape(lambda key: init_params(key, config, dtype), jax.random.key(0))
-    inputs, program = jlade.prepare(params, [0], lookahead=lookahead, eos_ids=())
+    params = jax.eval_shape(lambda key: init_params(key, model, dtype), jax.random.key(0))
+    inputs, config = jlade.prepare(params, [0], lookahead=lookahead, eos_ids=())
     times = [time.perf_counter()]
-    traced = jax.jit(jlade.decode, static_argnames="program").trace(params, inputs, program)
+    traced = jax.jit(jlade.decode, static_argnames="config").trace(params, inputs, config)
     times.append(time.perf_counter())
     lowered = traced.lower()
     times.append(time.perf_counter())
@@ -206,7 +206,7 @@ def _compile(shape: str, lookahead: LookaheadConfig) -> Figures:
     times.append(time.perf_counter())
     stages = zip(("tracing", "lowering", "compiling"), itertools.pairwise(times), strict=True)
     figures = {f"{stage}, s": end - begin for stage, (begin, end) in stages}
-    return {"layers": config.num_layers} | figures | {"together, s": times[-1] - times[0]}
+    return {"layers": model.num_layers} | figures | {"together, s": times[-1] - times[0]}
 
 
 if __name__ == "__main__":

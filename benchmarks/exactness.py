@@ -36,7 +36,7 @@ SETTINGS = [
     LookaheadConfig.paper(10, 2, 10),
     LookaheadConfig.paper(0, 5, 10),
     LookaheadConfig.paper(
-        15, 5, 15, step_cost=3.0
+        15, 5, 15, relative_step_time=3.0
     ),  # more than the tokens per step of these texts, so that steps become narrower
 ]
 EXACT = "float32, exact products"
@@ -64,7 +64,7 @@ def main() -> None:
         parts.run(precision, compare.with_plain)
         for lookahead in SETTINGS if precision == EXACT else SETTINGS[:1]:
             name = f"{lookahead.window_size}, {lookahead.ngram_size}, {lookahead.guess_set_size}"
-            name += "" if lookahead.step_cost is None else " adaptive"
+            name += "" if lookahead.relative_step_time is None else " adaptive"
             parts.run(f"{precision}: {name}", functools.partial(compare.with_lookahead, lookahead))
     parts.print()
     all_equal = f"{len(lines)}/{len(lines)}"

@@ -37,14 +37,14 @@ def main() -> None:
 
     params, tokenizer = jlade.demo()
     arguments = {"max_new_tokens": options.max_new_tokens, "lookahead": SMALL_BLOCK, "tokenizer": tokenizer}
-    inputs, program = jlade.prepare(params, PROMPT, **arguments)
+    inputs, config = jlade.prepare(params, PROMPT, **arguments)
     inputs = jax.device_put(inputs)
 
     def call() -> Any:
         return jlade.generate(params, PROMPT, **arguments)
 
     def decode() -> Any:
-        return jlade.decode(params, inputs, program)
+        return jlade.decode(params, inputs, config)
 
     def milliseconds(work: Callable[[], Any]) -> float:
         begin = time.perf_counter()

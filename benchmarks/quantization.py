@@ -132,18 +132,18 @@ def _speed(models: dict[str, LlamaParams], prompt: list[int], repeat: int) -> di
     wide = SMALL_BLOCK if device.platform == "cpu" else jlade.LookaheadConfig.paper(15, 5, 15)
     settings = {"plain": PLAIN, "lookahead": wide}
 
-    def prepare(name: str, block: str, num_tokens: int) -> tuple[jlade.Inputs, jlade.Program]:
+    def prepare(name: str, block: str, num_tokens: int) -> tuple[jlade.Inputs, jlade.DecodeConfig]:
         return jlade.prepare(models[name], prompt, max_new_tokens=num_tokens, lookahead=settings[block], eos_ids=())
 
-    decode = jax.jit(jlade.decode, static_argnames="program")
+    decode = jax.jit(jlade.decode, static_argnames="config")
     programs: dict[tuple[str, str], Any] = {}
     seconds: dict[tuple[str, str], list[float]] = {}
     with Progress() as progress:
         task = progress.add_task("compiling", total=2 * len(models) * (1 + repeat))
         for name, params in models.items():
             for block in settings:
-                inputs, program = prepare(name, block, FEW)
-                programs[name, block] = decode.lower(params, inputs, program).compile()
+                inputs, config = prepare(name, block, FEW)
+                programs[name, block] = decode.lower(params, inputs, config).compile()
                 jax.block_until_ready(programs[name, block](params, inputs))  # memory is slow when it is first used
                 seconds[name, block] = []
                 progress.advance(task)

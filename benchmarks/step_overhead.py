@@ -27,11 +27,11 @@ import jlade
 from benchmarks.accelerator import PROMPT_TOKENS, add_model_arguments, in_turns, load, make_decoder, prompts_of
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN, LookaheadConfig
-from jlade.decoding.vocabulary import Vocabulary
 from jlade.drafts.tree import Tree
 from jlade.lookahead import block as blocks
 from jlade.models.base import KVCache
 from jlade.models.llama import Llama, LlamaParams
+from jlade.vocabulary import VocabularyShard
 
 SETTINGS = {
     "plain": PLAIN,
@@ -65,19 +65,19 @@ def main() -> None:
 
 def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, new_tokens: int, repeat: int) -> Figures:
     (ids,) = prompts_of("code", 1, PROMPT_TOKENS)
-    inputs, program = jlade.prepare(
+    inputs, config = jlade.prepare(
         params, ids, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=decoder
     )
-    start = jlade.start(jlade.prefill(params, inputs, program), inputs, program)
+    start = jlade.start(jlade.prefill(params, inputs, config), inputs, config)
 
-    whole = functools.partial(_decode, params, start, program=program)
+    whole = functools.partial(_decode, params, start, config=config)
     end = whole()
     num_steps = int(end.num_steps[0])
     tokens = jnp.asarray(np.resize(ids, (1, lookahead.block_size)))
     accepted = end.info.accepted[0, :num_steps]
-    tree = None if end.drafts is None else end.drafts.tree
+    tree = end.memory.drafts.tree
     del end
-    model = functools.partial(_run_model, params, start.cache, tree, tokens, accepted, num_steps, program=program)
+    model = functools.partial(_run_model, params, start.memory.cache, tree, tokens, accepted, num_steps, config=config)
     jax.block_until_ready(model())
     seconds = in_turns({"whole": whole, "model": model}, repeat)
     outside = [100 * (a - b) / a for a, b in zip(seconds["whole"], seconds["model"], strict=True)]
@@ -92,42 +92,38 @@ def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, ne
     }
 
 
-@functools.partial(jax.jit, static_argnames="program")
-def _decode(params: LlamaParams, state: jlade.DecodeState, *, program: jlade.Program) -> jlade.DecodeState:
+@functools.partial(jax.jit, static_argnames="config")
+def _decode(params: LlamaParams, state: jlade.DecodeState, *, config: jlade.DecodeConfig) -> jlade.DecodeState:
     """Makes steps until the text has ended. It keeps `state`, which every run starts from."""
-    return jax.lax.while_loop(lambda s: ~jnp.all(s.done), lambda s: jlade.step(params, s, program), state)
+    return jax.lax.while_loop(lambda s: ~jnp.all(s.done), lambda s: jlade.step(params, s, config), state)
 
 
-@functools.partial(jax.jit, static_argnames="program")
+@functools.partial(jax.jit, static_argnames="config")
 def _run_model(
     params: LlamaParams,
     cache: KVCache,
-    tree: Tree | None,
+    tree: Tree,
     tokens: jax.Array,
     accepted: jax.Array,
     num_steps: jax.Array,
     *,
-    program: jlade.Program,
+    config: jlade.DecodeConfig,
 ) -> KVCache:
     """Runs the block `tokens` [1, T], changed after each step, and commits `accepted[i]` tokens in step i.
 
-    A tree has the form of `tree` in all of them.
+    Its drafts have the form of `tree` in all of them.
     """
-    decoder, lookahead = program.decoder, program.lookahead
-    block = blocks.build(lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size if tree is None else 0)
-    offsets, mask, outputs = jnp.asarray(block.positions), jnp.asarray(block.mask), block.outputs
-    drafted = jnp.asarray(block.candidates[:1]).reshape(-1)
-    if tree is not None:
-        offsets, mask = jax.vmap(functools.partial(blocks.with_tree, block))(tree.depths, tree.mask)
-        outputs = np.append(outputs, block.drafted + np.arange(lookahead.num_drafted))
-        drafted = block.drafted + jnp.arange(lookahead.max_accepted - 1, dtype=jnp.int32)
-    indices = jnp.append(0, drafted)[None]  # the current token, drafted ones
+    decoder, lookahead = config.decoder, config.lookahead
+    block = blocks.build(lookahead.window_size, lookahead.ngram_size, tree.form)
+    offsets, mask = jnp.broadcast_to(block.positions, tokens.shape), jnp.asarray(block.mask)
+    path = block.first_draft + jnp.arange(lookahead.max_accepted - 1, dtype=jnp.int32)
+    indices = jnp.append(0, path)[None]  # the current token, drafted ones
 
     def step(i: jax.Array, carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
         tokens, cache = carry
         positions = cache.length[:, None] + offsets
         hidden, block_kv = decoder.forward(params, tokens, positions, cache, mask)
-        best = Vocabulary(decoder.vocab_size).argmax(decoder.logits(params, hidden[:, outputs]))
+        best = VocabularyShard(decoder.vocab_size).argmax(decoder.logits(params, hidden[:, block.outputs]))
         # As in `jlade.prefill`: a number that depends on the result of the pass lets the cache be written in place.
         num_accepted = accepted[i] + (best[:, 0] < 0).astype(jnp.int32)
         shift = jnp.sum(best, axis=1, keepdims=True, dtype=jnp.int32)

@@ -174,9 +174,9 @@ class _Comparison:
 
     def _prepare(
         self, prompt: np.ndarray, size: int, capacity: int, new_tokens: int
-    ) -> tuple[jlade.Inputs, jlade.Program]:
+    ) -> tuple[jlade.Inputs, jlade.DecodeConfig]:
         """Returns the arguments of `jlade.decode` for blocks of `size` tokens; the inputs are on the device."""
-        inputs, program = jlade.prepare(
+        inputs, config = jlade.prepare(
             self.params,
             prompt,
             max_new_tokens=new_tokens,
@@ -186,7 +186,7 @@ class _Comparison:
         padded = np.zeros((1, capacity), np.int32)
         padded[0, : len(prompt)] = prompt
         inputs = dataclasses.replace(inputs, prompts=jnp.asarray(padded))
-        return jax.device_put(inputs), program
+        return jax.device_put(inputs), config
 
     def blocks(self, prompt: list[int]) -> dict[str, Any]:
         """Measures steps of several block sizes, and compares them with a step of one token."""
@@ -204,10 +204,10 @@ class _Comparison:
         """Measures prefill with `jlade.start`, which makes pool and window, and prefill with one generated token."""
         ids = (prompt * PROMPT)[: PROMPT + 1]
         tensor = torch.tensor([ids[:PROMPT]])
-        inputs, program = self._prepare(np.array(ids), 1, 1024, 1)
+        inputs, config = self._prepare(np.array(ids), 1, 1024, 1)
 
         def prefill() -> jlade.DecodeState:
-            return jlade.start(jlade.prefill(self.params, inputs, program), inputs, program)
+            return jlade.start(jlade.prefill(self.params, inputs, config), inputs, config)
 
         with torch.no_grad():
             seconds = self.median_seconds(

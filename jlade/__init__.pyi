@@ -12,17 +12,17 @@ from . import (
     tuning,
 )
 from .config import LookaheadConfig, SamplingConfig
-from .decoding.loop import decode, step
+from .decoding.loop import decode, run_steps, step
 from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
-from .decoding.state import DecodeState, Inputs, Prefix, Program
+from .decoding.state import DecodeConfig, DecodeState, Inputs, Prefix
 from .decoding.stopping import Stopping, StopStrings
+from .drafts.pool import NGramPool
 from .drafts.recycled import RecycledLogits
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
 from .inspection.inspect import Inspection, inspect
-from .lookahead.ngram_pool import NGramPool
 from .mesh import make_mesh
 from .models.base import Decoder, KVCache
 from .models.llama import LlamaParams
@@ -32,6 +32,7 @@ from .tuning.result import Trial, Tuning
 from .tuning.search import tune
 
 __all__ = [
+    "DecodeConfig",
     "DecodeState",
     "Decoder",
     "Generation",
@@ -44,7 +45,6 @@ __all__ = [
     "Piece",
     "Plan",
     "Prefix",
-    "Program",
     "RecycledLogits",
     "Sampling",
     "SamplingConfig",
@@ -73,6 +73,7 @@ __all__ = [
     "planning",
     "prefill",
     "prepare",
+    "run_steps",
     "save_pool",
     "start",
     "step",

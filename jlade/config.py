@@ -11,8 +11,8 @@ WindowDraw = Literal["coupled", "greedy"]
 Source = Literal["pool", "suffix", "recycled"]
 
 SOURCES: tuple[Source, ...] = get_args(Source)
+REACH: dict[Source, int] = {"suffix": 12, "recycled": 6}  # most tokens of a draft; those of the pool have N-1
 MAX_BLOCK_SIZE = 4096
-SUFFIX_REACH, RECYCLED_REACH = 12, 6  # most tokens of a draft from these sources
 
 
 def check_int(name: str, value: Any, least: int) -> int:
@@ -28,75 +28,115 @@ def check_int(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+class _Unset(int):
+    """A default that differs from the same value given by a caller."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookaheadConfig:
-    """The width of a decoding step, and the drafts that it verifies.
+    """What a decoding step feeds to the model: a window, which guesses future tokens, and drafts, which it verifies.
 
-    `LookaheadConfig()` has the window of arXiv 2402.02057 and verifies the most promising drafts of several sources,
-    merged into a tree (`jlade.drafts`). `LookaheadConfig.tree(63)` has a tree alone. `LookaheadConfig.paper(15, 5,
-    15)` is the paper's algorithm.
+    `LookaheadConfig()` has the window of arXiv 2402.02057, and a tree of the most promising drafts of several sources
+    (`jlade.drafts`). `LookaheadConfig.tree(63)` has a tree alone. `LookaheadConfig.paper(15, 5, 15)` is the algorithm
+    of the paper. Sizes of a window or a pool come with `tree_size`: without it, the same call could mean the paper's
+    setting or one with a tree.
 
     Attributes:
-      tree_size: M, most tokens of the tree that a step verifies; 0 or more. None verifies the G n-grams of the pool
-        side by side, as in the paper.
-      candidates: the sources that share the tree: "pool", its n-grams; "suffix", the text after earlier occurrences of
-        its last tokens; "recycled", the most probable tokens after each token as the model last saw it. Without a tree
-        there is only the pool.
-      window_size: W, future positions decoded in parallel; 0 or more.
-      ngram_size: N, length of an n-gram, the most tokens that one n-gram of the pool can add; 2 or more.
-      guess_set_size: G, n-grams that the pool keeps for each first token; 0 or more. Without a tree, also the most
-        n-grams verified in a step.
-      pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
-        of the window.
-      verification: how sampled candidates are accepted. Both ways have the same distribution of texts. "coupled" draws
-        each token with noise that belongs to its position, so the text is that of plain sampling with the same key;
-        "rejection" is the paper's Algorithm 4. For greedy decoding they are the same.
+      window_size: the window's W, future positions decoded in parallel; 0 or more.
+      ngram_size: N, the length of an n-gram; 2 or more. The window has N-1 rows, and drafts of the pool N-1 tokens.
       window_draw: how the window's tokens are drawn when sampling: "coupled", with the noise of their positions, which
         finds more n-grams, or "greedy", as in the paper. It affects the number of steps, not the distribution.
-      step_cost: the time of a step in plain steps, as measured by `jlade.tune`; above 0. It makes decoding adaptive:
-        steps are narrower where a wide one does not pay (`jlade.lookahead.adaptive`). The sequences of a batch fall
-        back together. The text is the same; with "rejection" it has the same distribution. None never falls back.
+      tree_size: the drafts' M, most tokens of the tree that a step verifies; 0 or more. None verifies the G n-grams of
+        the pool side by side, as in the paper.
+      sources: where drafts come from: "pool", n-grams; "suffix", the text after earlier occurrences of its last tokens;
+        "recycled", the most probable tokens after each token as the model last saw it. Without a tree there is only the
+        pool.
+      guess_set_size: the pool's G, n-grams kept for each first token; 0 or more. Without a tree, also the most n-grams
+        verified in a step.
+      pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
+        of the window.
+      verification: how sampled drafts are accepted. Both ways have the same distribution of texts. "coupled" draws each
+        token with noise that belongs to its position, so the text is that of plain sampling with the same key;
+        "rejection" is the paper's Algorithm 4. For greedy decoding they are the same.
+      relative_step_time: the time of a step divided by that of a plain one, as `jlade.tune` measures it; above 0. It
+        makes decoding adaptive: steps are narrower where a wide one does not pay (`jlade.lookahead.adaptive`). The
+        sequences of a batch fall back together. The text is the same; with "rejection" it has the same distribution.
+        None never falls back.
 
     Raises:
-      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, or when the
-        block would exceed `MAX_BLOCK_SIZE` tokens.
+      TypeError, ValueError: on construction, when a value has the wrong type or is out of the range above, when sizes
+        come without `tree_size`, or when the block would exceed `MAX_BLOCK_SIZE` tokens.
     """
 
-    tree_size: int | None = 80
-    candidates: tuple[Source, ...] = SOURCES
-    window_size: int = 10
-    ngram_size: int = 5
-    guess_set_size: int = 10
+    window_size: int = _Unset(10)
+    ngram_size: int = _Unset(5)
+    window_draw: WindowDraw = "coupled"
+    tree_size: int | None = _Unset(80)
+    sources: tuple[Source, ...] = SOURCES
+    guess_set_size: int = _Unset(10)
     pool_from_prompt: bool = True
     verification: Verification = "coupled"
-    window_draw: WindowDraw = "coupled"
-    step_cost: float | None = None
+    relative_step_time: float | None = None
 
     @classmethod
-    def tree(cls, tree_size: int, **settings: Any) -> Self:
+    def tree(
+        cls,
+        tree_size: int,
+        *,
+        sources: tuple[Source, ...] = SOURCES,
+        verification: Verification = "coupled",
+        relative_step_time: float | None = None,
+    ) -> Self:
         """Returns a setting with a tree alone, without window and pool.
 
         Args:
           tree_size: M. A step feeds up to M + 1 tokens to the model.
-          **settings: other attributes.
+          sources, verification, relative_step_time: see `LookaheadConfig`.
         """
-        return cls(**{"tree_size": tree_size, "window_size": 0, "guess_set_size": 0, **settings})
+        return cls(
+            window_size=0,
+            ngram_size=5,
+            tree_size=tree_size,
+            sources=sources,
+            guess_set_size=0,
+            verification=verification,
+            relative_step_time=relative_step_time,
+        )
 
     @classmethod
-    def paper(cls, window_size: int = 15, ngram_size: int = 5, guess_set_size: int = 15, **settings: Any) -> Self:
+    def paper(
+        cls,
+        window_size: int = 15,
+        ngram_size: int = 5,
+        guess_set_size: int = 15,
+        *,
+        pool_from_prompt: bool = True,
+        window_draw: WindowDraw = "coupled",
+        verification: Verification = "coupled",
+        relative_step_time: float | None = None,
+    ) -> Self:
         """Returns a setting of the paper: a window and the n-grams of the pool side by side, without a tree.
 
         Some settings have names of their own: `ngram_size=2` is Jacobi decoding with a pool; `window_size=0` is prompt
-        lookup, whose candidates come from the text alone; `guess_set_size=0` has no candidates.
+        lookup, whose n-grams come from the text alone; `guess_set_size=0` verifies nothing.
 
         Args:
           window_size, ngram_size, guess_set_size: W, N and G. A step accepts at most N tokens.
-          **settings: other attributes.
+          pool_from_prompt, window_draw, verification, relative_step_time: see `LookaheadConfig`.
         """
-        sizes = {"window_size": window_size, "ngram_size": ngram_size, "guess_set_size": guess_set_size}
-        return cls(**{"tree_size": None, **sizes, **settings})
+        return cls(
+            window_size=window_size,
+            ngram_size=ngram_size,
+            window_draw=window_draw,
+            tree_size=None,
+            guess_set_size=guess_set_size,
+            pool_from_prompt=pool_from_prompt,
+            verification=verification,
+            relative_step_time=relative_step_time,
+        )
 
     def __post_init__(self) -> None:
+        self._check_tree_is_meant()
         for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
             object.__setattr__(self, name, check_int(name, getattr(self, name), least))
         if not isinstance(self.pool_from_prompt, bool):
@@ -104,17 +144,18 @@ class LookaheadConfig:
         for name, accepted in (("verification", get_args(Verification)), ("window_draw", get_args(WindowDraw))):
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
-        if self.step_cost is not None:
-            _check_number("step_cost", self.step_cost, "a number above 0, or None", lambda x: x > 0)
-        object.__setattr__(self, "candidates", _check_candidates(self.candidates))
+        if self.relative_step_time is not None:
+            accepted_cost = "a number above 0, or None"
+            _check_number("relative_step_time", self.relative_step_time, accepted_cost, lambda x: x > 0)
+        object.__setattr__(self, "sources", _check_sources(self.sources))
         if self.tree_size is not None:
             object.__setattr__(self, "tree_size", check_int("tree_size", self.tree_size, 0))
             if not self.reach:
-                raise ValueError("candidates=('pool',) needs guess_set_size of at least 1, got 0")
-        elif self.candidates in (SOURCES, ("pool",)):
-            object.__setattr__(self, "candidates", ("pool",))
+                raise ValueError("sources=('pool',) needs guess_set_size of at least 1, got 0")
+        elif self.sources in (SOURCES, ("pool",)):
+            object.__setattr__(self, "sources", ("pool",))
         else:
-            raise ValueError(f"candidates={self.candidates} need tree_size, the tokens of the tree that they share")
+            raise ValueError(f"sources={self.sources} need tree_size, the tokens of the tree that they share")
         if self.block_size > MAX_BLOCK_SIZE:
             sizes = f"window_size={self.window_size}, ngram_size={self.ngram_size}, "
             if self.tree_size is None:
@@ -122,6 +163,16 @@ class LookaheadConfig:
             else:
                 sizes += f"tree_size={self.tree_size} make a block of (N-1)W+M"
             raise ValueError(f"{sizes} = {self.block_size} tokens a step; at most {MAX_BLOCK_SIZE} are accepted")
+
+    def _check_tree_is_meant(self) -> None:
+        """Raises a TypeError for sizes of the paper beside a tree that nobody asked for."""
+        sizes = ("window_size", "ngram_size", "guess_set_size")
+        given = [f"{name}={getattr(self, name)!r}" for name in sizes if not isinstance(getattr(self, name), _Unset)]
+        if given and isinstance(self.tree_size, _Unset):
+            raise TypeError(
+                f"{', '.join(given)} came without tree_size: use LookaheadConfig.paper(...) for the setting of the "
+                f"paper, or add tree_size={int(self.tree_size)} for a tree of drafts beside the window"
+            )
 
     @property
     def block_size(self) -> int:
@@ -136,10 +187,8 @@ class LookaheadConfig:
     @property
     def reach(self) -> dict[Source, int]:
         """Most tokens of a draft, by source."""
-        longest: dict[Source, int] = {"suffix": SUFFIX_REACH, "recycled": RECYCLED_REACH}
-        if self.guess_set_size:
-            longest["pool"] = self.ngram_size - 1
-        return {source: longest[source] for source in self.candidates if source in longest}
+        longest = REACH | ({"pool": self.ngram_size - 1} if self.guess_set_size else {})
+        return {source: longest[source] for source in self.sources if source in longest}
 
     @property
     def max_accepted(self) -> int:
@@ -147,13 +196,13 @@ class LookaheadConfig:
         return min(max(self.reach.values(), default=0), self.num_drafted) + 1
 
 
-def _check_candidates(candidates: Any) -> tuple[Source, ...]:
+def _check_sources(sources: Any) -> tuple[Source, ...]:
     """Returns the sources in the order of `SOURCES`."""
-    if isinstance(candidates, str) or not isinstance(candidates, Iterable):
-        raise TypeError(f"candidates must be a tuple of {', '.join(map(repr, SOURCES))}, got {candidates!r}")
-    given = tuple(candidates)
+    if isinstance(sources, str) or not isinstance(sources, Iterable):
+        raise TypeError(f"sources must be a tuple of {', '.join(map(repr, SOURCES))}, got {sources!r}")
+    given = tuple(sources)
     if not given or not set(given) <= set(SOURCES) or len(set(given)) < len(given):
-        raise ValueError(f"candidates must be one or more of {', '.join(map(repr, SOURCES))}, got {given}")
+        raise ValueError(f"sources must be one or more of {', '.join(map(repr, SOURCES))}, got {given}")
     return tuple(source for source in SOURCES if source in given)
 
 
@@ -226,9 +275,6 @@ def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
 
 PLAIN = LookaheadConfig.paper(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)
 """Plain decoding, one token a step; the meaning of `lookahead=None`."""
-
-RECYCLING = LookaheadConfig.tree(0, pool_from_prompt=False, candidates=("recycled",))
-"""Plain decoding that keeps a table of recycled logits, as prompts are read for settings with that source."""
 
 SMALL_BLOCK = LookaheadConfig.tree(3)
 """A block of 4 tokens, for CPUs, where the cost of a step grows with its block."""

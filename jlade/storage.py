@@ -17,9 +17,9 @@ from jlade.config import SamplingConfig
 from jlade.conversion import checkpoint, location
 from jlade.conversion.json_files import Values, read_json
 from jlade.conversion.tensors import Sharding
+from jlade.drafts.pool import NGramPool
 from jlade.files import written_whole
 from jlade.generation.text import load_tokenizer
-from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.llama import LlamaParams
 
 NGRAMS = "ngrams"  # the array of a pool's file

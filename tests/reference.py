@@ -42,12 +42,12 @@ class Sources:
       size: tokens of the tree.
       reach: most tokens of a draft, by source.
       best: maps a text to its most probable next tokens.
-      odds: initial odds of each kind: a source and a number.
+      rates: initial acceptance rates of each kind: a source and a number.
       ranks: of the recycled drafts, in their order.
       num_ranks: how many tokens the table has for each token, and for each pair of tokens.
       matches, longest: how many matches are read on, and the length from which on they count as equal.
       slots: of the pool that are told apart.
-      prior, memory: judgements that the initial odds count for, and most judgements in a record.
+      prior, memory: proposals that the initial rates count for, and most proposals in a record.
       corpus: other texts to search.
       noise: maps the place of a token in the text, and the token, to the noise of its draw; None for greedy decoding.
       noise_reach: places after the text whose noise counts.
@@ -58,7 +58,7 @@ class Sources:
         size: int,
         reach: Mapping[str, int],
         best: Callable[[list[int]], list[int]],
-        odds: Mapping[Kind, float],
+        rates: Mapping[Kind, float],
         ranks: Sequence[Sequence[int]],
         num_ranks: int,
         matches: int,
@@ -74,7 +74,7 @@ class Sources:
         self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
         self.table: dict[tuple[int, ...], list[int]] = {}  # by one token, and by two
-        self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in odds.items()}
+        self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in rates.items()}
         self.noise, self.noise_reach = noise, noise_reach
         self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
 
@@ -91,10 +91,10 @@ class Sources:
     def _chance(self, text: list[int], kind: Kind, place: int, token: int) -> np.float32:
         """Returns the probability that the model draws a token at a place after the text."""
         agreed, judged = self.record[kind]
-        odds = agreed / judged
+        rate = agreed / judged
         if self.noise is None or place >= self.noise_reach:
-            return odds
-        return np.exp(-(1 - odds) / odds * np.exp(-np.float32(self.noise(len(text) + place, token))))
+            return rate
+        return np.exp(-(1 - rate) / rate * np.exp(-np.float32(self.noise(len(text) + place, token))))
 
     def _after(self, text: list[int], path: list[int], place: int) -> list[tuple[int, Kind]]:
         """Returns the recycled tokens after a path and their kinds, the most probable draws first."""

@@ -17,8 +17,10 @@ SOME_PROMPTS = [
     LookaheadConfig.paper(15, 5, 15),
     LookaheadConfig.paper(5, 4, 5, pool_from_prompt=False),
     LookaheadConfig(),
-    LookaheadConfig.tree(7, step_cost=1.5),
-    LookaheadConfig.paper(3, 8, 12, step_cost=3.5),  # more than some texts repay, so that steps become narrower
+    LookaheadConfig.tree(7, relative_step_time=1.5),
+    LookaheadConfig.paper(
+        3, 8, 12, relative_step_time=3.5
+    ),  # more than some texts repay, so that steps become narrower
 ]
 
 

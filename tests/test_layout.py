@@ -65,6 +65,7 @@ def reachable(graph, name):
 FLOORS = [
     {"config", "files"},
     {"mesh"},
+    {"vocabulary"},
     {"drafts"},
     {"lookahead", "models"},
     {"conversion", "decoding", "testing"},

@@ -22,7 +22,7 @@ def test_the_types_of_a_program_of_ones_own_are_public():
         jlade.start,
         jlade.step,
         jlade.Inputs,
-        jlade.Program,
+        jlade.DecodeConfig,
         jlade.Stopping,
     )
     hints = [hint for thing in things for hint in typing.get_type_hints(thing).values()]

@@ -129,7 +129,7 @@ def choose_adaptive(params: Any, decoder: object) -> LookaheadConfig:
     device = mesh_lib.device_of(params, mesh)
     times = estimate.step_times(device.platform, device.device_kind, 1, estimate.bytes_of_weight(params))
     cost = round(times[setting.block_size] / times[1], 2)
-    return dataclasses.replace(setting, step_cost=cost) if cost > FREE else setting
+    return dataclasses.replace(setting, relative_step_time=cost) if cost > FREE else setting
 
 
 def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:
@@ -165,7 +165,7 @@ def log_if_slow(
 
     An adaptive setting is not, as it falls back to plain steps. With lookahead parallelism nothing is logged.
     """
-    if lookahead.step_cost is None and lookahead.block_size > 1 and mesh_lib.size(mesh, LOOKAHEAD) == 1:
+    if lookahead.relative_step_time is None and lookahead.block_size > 1 and mesh_lib.size(mesh, LOOKAHEAD) == 1:
         device = mesh_lib.device_of(params, mesh)
         each, weight_bytes = batch_size // mesh_lib.size(mesh, DATA), estimate.bytes_of_weight(params)
         step_times = estimate.step_times(device.platform, device.device_kind, each, weight_bytes)

@@ -18,7 +18,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
 from jlade.config import PLAIN
 from jlade.generation import difference, text
-from jlade.generation.request import Options
+from jlade.generation.options import Keywords
 from jlade.lookahead.names import label
 from jlade.mesh import device_of, mesh_of
 from jlade.models.llama import LlamaParams
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
             shown = choice.choose(params, params.decoder, 1, mesh_of(params))
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
-        requests: list[Options] = [request | {"lookahead": setting} for setting in settings]
+        requests: list[Keywords] = [request | {"lookahead": setting} for setting in settings]
         jlade.prepare(params, ids, **requests[0])  # checks the arguments
         if not (options.json or console.is_terminal):
             print(options.prompt, end="", flush=True)
@@ -150,7 +150,7 @@ class _Run:
 _Runs = dict[jlade.LookaheadConfig, _Run]
 
 
-def _compile(params: LlamaParams, prompt: list[int], requests: list[Options]) -> None:
+def _compile(params: LlamaParams, prompt: list[int], requests: list[Keywords]) -> None:
     """Compiles all programs before the first is timed: the shared prefill, then those of each request in a thread.
 
     On a mesh there is one thread: devices that wait for each other must run programs in the same order.

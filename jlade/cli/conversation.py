@@ -9,7 +9,7 @@ import jax
 
 import jlade
 from jlade.choosing import choice
-from jlade.generation.request import Options
+from jlade.generation.options import Keywords
 from jlade.models.llama import LlamaParams
 
 Message = Mapping[str, str]  # with the keys "role" and "content"
@@ -42,7 +42,7 @@ class Conversation:
         self._turns: list[dict[str, str]] = []
         self._state: jlade.DecodeState | None = None
 
-    def warm_up(self, request: Options) -> None:
+    def warm_up(self, request: Keywords) -> None:
         """Compiles the programs of a conversation by two short turns, the second from the state of the first.
 
         They serve conversations of up to 1024 tokens, the answer's most included; longer ones have other programs.
@@ -63,13 +63,13 @@ class Conversation:
         messages = [*self._system, *self._turns, {"role": "user", "content": question}]
         return encode(self.tokenizer, messages, self._template)
 
-    def answer(self, prompt: list[int], request: Options) -> Iterator[jlade.Piece]:
+    def answer(self, prompt: list[int], request: Keywords) -> Iterator[jlade.Piece]:
         """Streams the answer. `request` has the key of the whole conversation, which gives each turn a key."""
         key, lookahead = request["key"], request["lookahead"]
         assert key is not None
         if lookahead == "auto":
             lookahead = choice.choose_adaptive(self.params, self.params.decoder)
-        options: Options = {
+        options: Keywords = {
             **request,
             "lookahead": lookahead,
             "key": jax.random.fold_in(key, len(self._turns) // 2),

@@ -19,7 +19,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
 from jlade.config import check_int
 from jlade.generation import text
-from jlade.generation.request import Options
+from jlade.generation.options import Keywords
 from jlade.models.llama import LlamaParams
 
 Record = dict[str, Any]  # a line of --json
@@ -67,7 +67,7 @@ class _Job(NamedTuple):
 
     items: list[_Item]
     params: LlamaParams
-    request: Options
+    request: Keywords
     batch_size: int
     given: Record  # the options in the records of --output
     file: TextIO
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
             print(f"{options.output}: {num_done} prompts")
 
 
-def _read(options: argparse.Namespace) -> tuple[Options, list[Prompt]]:
+def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt]]:
     """Returns the arguments for each call, and the prompts."""
     check_int("--batch-size", options.batch_size, 1)
     if options.logprobs and not (options.json or options.output):
@@ -111,7 +111,7 @@ def _read(options: argparse.Namespace) -> tuple[Options, list[Prompt]]:
 
 def _prepare(
     params: LlamaParams,
-    request: Options,
+    request: Keywords,
     prompts: list[Prompt],
     options: argparse.Namespace,
     stack: contextlib.ExitStack,
@@ -142,7 +142,7 @@ def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator
         yield len(batch)
 
 
-def _check(params: LlamaParams, prompt: Prompt, number: int, request: Options, options: argparse.Namespace) -> _Item:
+def _check(params: LlamaParams, prompt: Prompt, number: int, request: Keywords, options: argparse.Namespace) -> _Item:
     """Returns the prompt with its tokens, or with its error if --skip-invalid is given."""
     tokenizer = request["tokenizer"]
     assert tokenizer is not None
@@ -158,7 +158,7 @@ def _check(params: LlamaParams, prompt: Prompt, number: int, request: Options, o
     return _Item(prompt, number, ids, None)
 
 
-def _key(request: Options, item: _Item) -> jax.Array:
+def _key(request: Keywords, item: _Item) -> jax.Array:
     """Returns the key of a prompt. The first one has that of `jlade PROMPT`, and so the same text."""
     key = request["key"]
     assert key is not None

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.config import check_int
-from jlade.generation.request import Options
+from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
 from jlade.mesh import default_device
@@ -99,7 +99,7 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", metavar="STRING", help="end the text before STRING; may be repeated")
 
 
-def request(options: argparse.Namespace) -> Options:
+def request(options: argparse.Namespace) -> Keywords:
     """Returns the keyword arguments for `jlade.generate` and `jlade.stream`.
 
     Raises:

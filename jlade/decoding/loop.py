@@ -14,12 +14,10 @@ from jlade.config import LookaheadConfig
 from jlade.decoding import prefill as prefill_lib
 from jlade.decoding import sharding
 from jlade.decoding import step as step_lib
-from jlade.decoding.state import DecodeState, Inputs, Program
-from jlade.drafts.sources import Drafts
+from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory
 from jlade.lookahead import adaptive
-from jlade.lookahead.ngram_pool import NGramPool
 from jlade.mesh import DATA
-from jlade.models.base import KVCache, Params
+from jlade.models.base import Params
 
 NO_LIMIT = 2**30  # steps
 
@@ -30,7 +28,7 @@ class _Carry(NamedTuple):
     num_running: jax.Array  # [] int32, sequences that have not ended, on all devices
 
 
-def decode(params: Params, inputs: Inputs, program: Program) -> DecodeState:
+def decode(params: Params, inputs: Inputs, config: DecodeConfig) -> DecodeState:
     """Reads the prompts and makes steps until every sequence has ended.
 
     Called eagerly, it runs two compiled programs, one that reads and one that decodes, and a small one between them.
@@ -40,76 +38,65 @@ def decode(params: Params, inputs: Inputs, program: Program) -> DecodeState:
       params: the decoder's parameters.
       inputs: the request, as `jlade.prepare` makes it. Their capacity C must cover each prompt and its
         `max_new_tokens`. If these are traced, the caller has to see to it: tokens past the capacity are lost.
-      program: the static settings.
+      config: the static settings.
 
     Raises:
       ValueError: when the capacity is too small and lengths and limits are not traced.
     """
-    params = sharding.put_params(params, program)
-    cache = prefill_lib.prefill(params, inputs, program)
-    return run(params, prefill_lib.start(cache, inputs, program), program)
+    params = sharding.put_params(params, config.mesh)
+    cache = prefill_lib.prefill(params, inputs, config)
+    return run_steps(params, prefill_lib.start(cache, inputs, config), config)
 
 
-def step(params: Params, state: DecodeState, program: Program) -> DecodeState:
+def step(params: Params, state: DecodeState, config: DecodeConfig) -> DecodeState:
     """Returns the state after one step, at the width that the state's pace gives."""
-    if state.pace is None and program.mesh is None:
-        return step_lib.step(params, state, program, program.lookahead)
-    return _steps(params, state, jnp.int32(1), program)
+    if state.pace is None and config.mesh is None:
+        return step_lib.step(params, state, config, config.lookahead)
+    return _steps(params, state, jnp.int32(1), config)
 
 
-def run(params: Params, state: DecodeState, program: Program, max_steps: int | jax.Array = NO_LIMIT) -> DecodeState:
-    """Makes steps until every sequence has ended, at most `max_steps`, in one compiled program for any `max_steps`.
+def run_steps(
+    params: Params, state: DecodeState, config: DecodeConfig, max_steps: int | jax.Array = NO_LIMIT
+) -> DecodeState:
+    """Makes steps in place until every sequence has ended, at most `max_steps`, in one compiled program.
 
-    It takes over the buffers of the state's cache, pool and drafts, so `state` must not be used afterwards. The rest of
-    the state, which is small, may share arrays with the caller.
+    It takes over the buffers of `state.memory`, so `state` must not be used afterwards. The rest of the state, which is
+    small, may share arrays with the caller. A loop of these calls costs what `jlade.decode` costs, and the time to
+    start a program in each round.
     """
-    rest, *large = apart(state)
-    after = _run(params, rest, *large, jnp.int32(max_steps), program)
+    rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
+    after = _run(params, rest, state.memory, jnp.int32(max_steps), config)
     return dataclasses.replace(after, constants=state.constants)
 
 
-def apart(state: DecodeState) -> tuple[DecodeState, KVCache, NGramPool, Drafts | None]:
-    """Returns a state without its large parts, and these: programs take over their memory."""
-    rest = dataclasses.replace(state, cache=None, pool=None, drafts=None)  # type: ignore[arg-type]
-    return rest, state.cache, state.pool, state.drafts
-
-
-@functools.partial(jax.jit, static_argnames="program", donate_argnames=("cache", "pool", "drafts"))
-def _run(
-    params: Params,
-    rest: DecodeState,
-    cache: KVCache,
-    pool: NGramPool,
-    drafts: Drafts | None,
-    max_steps: jax.Array,
-    program: Program,
-) -> DecodeState:
-    after = _steps(params, dataclasses.replace(rest, cache=cache, pool=pool, drafts=drafts), max_steps, program)
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="memory")
+def _run(params: Params, rest: DecodeState, memory: Memory, max_steps: jax.Array, config: DecodeConfig) -> DecodeState:
+    after = _steps(params, dataclasses.replace(rest, memory=memory), max_steps, config)
     # A program copies what it returns as it came: in every step of a stream, the table of the stop strings.
-    return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run` has them
+    return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run_steps` has them
 
 
-def _steps(params: Params, state: DecodeState, max_steps: jax.Array, program: Program) -> DecodeState:
+def _steps(params: Params, state: DecodeState, max_steps: jax.Array, config: DecodeConfig) -> DecodeState:
     """Makes steps on the program's devices."""
-    loop = functools.partial(_loop, program=program)
-    specs = sharding.state_specs(state.constants.stopping, program)
-    in_specs = sharding.param_specs(params, program), specs, PartitionSpec()
-    return mesh_lib.shard(loop, program.mesh, in_specs, specs)(params, state, max_steps)
+    loop = functools.partial(_loop, config=config)
+    specs = sharding.state_specs(state.constants, config)
+    in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec()
+    return mesh_lib.shard(loop, config.mesh, in_specs, specs)(params, state, max_steps)
 
 
-def _loop(params: Params, state: DecodeState, max_steps: jax.Array, program: Program) -> DecodeState:
+def _loop(params: Params, state: DecodeState, max_steps: jax.Array, config: DecodeConfig) -> DecodeState:
     """`_steps` for the sequences of a device."""
 
     def goes_on(carry: _Carry) -> jax.Array:
         return (carry.num_running > 0) & (carry.num_steps < max_steps)
 
     def make_step(carry: _Carry) -> _Carry:
-        return _next(carry, step_lib.step(params, carry.state, program, program.lookahead), program.mesh)
+        return _next(carry, step_lib.step(params, carry.state, config, config.lookahead), config.mesh)
 
-    carry = _Carry(state, jnp.int32(0), _count(~state.done, program.mesh))
+    carry = _Carry(state, jnp.int32(0), _count(~state.done, config.mesh))
     if state.pace is None:
         return jax.lax.while_loop(goes_on, make_step, carry).state
-    return _adaptive_loop(params, carry, goes_on, program)
+    return _adaptive_loop(params, carry, goes_on, config)
 
 
 def _next(carry: _Carry, state: DecodeState, mesh: Mesh | None) -> _Carry:
@@ -132,29 +119,29 @@ def _mean(numbers: jax.Array, running: jax.Array, mesh: Mesh | None) -> jax.Arra
 
 
 def _adaptive_loop(
-    params: Params, carry: _Carry, goes_on: Callable[[_Carry], jax.Array], program: Program
+    params: Params, carry: _Carry, goes_on: Callable[[_Carry], jax.Array], config: DecodeConfig
 ) -> DecodeState:
     """Makes steps while `goes_on`, each at the level of the state's pace.
 
     Each level has a loop of its own, within one around all of them: with a conditional in a single loop, compilers copy
     the cache.
     """
-    levels = adaptive.levels(program.lookahead)
-    step_cost = carry.state.constants.step_cost
-    assert step_cost is not None
-    costs = adaptive.costs(levels, step_cost)
+    levels = adaptive.levels(config.lookahead)
+    relative_step_time = carry.state.constants.relative_step_time
+    assert relative_step_time is not None
+    costs = adaptive.costs(levels, relative_step_time)
 
     def step_at(level: LookaheadConfig, carry: _Carry) -> _Carry:
         before = carry.state
         assert before.pace is not None
-        after = step_lib.step(params, before, program, level)
-        if after.drafts is not None and adaptive.forecasts(program.lookahead):
-            expected = jax.vmap(functools.partial(adaptive.forecast, levels=levels))(after.drafts.tree)
-            pace = adaptive.choose(before.pace, _mean(expected, ~after.done, program.mesh), costs)
+        after = step_lib.step(params, before, config, level)
+        if adaptive.forecasts(config.lookahead):
+            expected = jax.vmap(functools.partial(adaptive.forecast, levels=levels))(after.memory.drafts.tree)
+            pace = adaptive.choose(before.pace, _mean(expected, ~after.done, config.mesh), costs)
         else:
             accepted = (after.num_tokens - before.num_tokens).astype(jnp.float32)
-            pace = adaptive.update(before.pace, _mean(accepted, ~before.done, program.mesh), costs)
-        return _next(carry, dataclasses.replace(after, pace=pace), program.mesh)
+            pace = adaptive.update(before.pace, _mean(accepted, ~before.done, config.mesh), costs)
+        return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
     def is_at(index: int, carry: _Carry) -> jax.Array:
         assert carry.state.pace is not None

@@ -3,7 +3,6 @@
 Functions on arrays are for one sequence. Settings are arrays too, so that other values compile nothing.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig, SamplingConfig
-from jlade.decoding.vocabulary import Vocabulary
 from jlade.drafts import sources
+from jlade.vocabulary import VocabularyShard
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
 
@@ -134,13 +133,13 @@ def _penalize(logits: jax.Array, sampling: Sampling, prompt: jax.Array, generate
     return logits
 
 
-def sharpen(logits: jax.Array, temperature: jax.Array, vocabulary: Vocabulary) -> jax.Array:
+def sharpen(logits: jax.Array, temperature: jax.Array, vocabulary: VocabularyShard) -> jax.Array:
     """Keeps only the highest of processed logits [R, V'] if `temperature` [] is 0, the limit of small temperatures."""
     is_best = vocabulary.tokens()[None, :] == vocabulary.argmax(logits)[:, None]
     return jnp.where((temperature == 0) & ~is_best, NEVER, logits)
 
 
-def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array, vocabulary: Vocabulary) -> jax.Array:
+def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array, vocabulary: VocabularyShard) -> jax.Array:
     """Sets the logits [R, V'] of `token_ids` [K], -1 for none, to -inf at the positions `where` [R]."""
     size = vocabulary.size
     is_banned = jnp.zeros(size, bool).at[jnp.where(token_ids < 0, size, token_ids)].set(True, mode="drop")
@@ -163,24 +162,22 @@ def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array
     )
 
 
-@functools.partial(jax.jit, static_argnames=("lookahead", "vocab_size"))
 def noise_ahead(
-    keys: jax.Array, num_tokens: jax.Array, sampling: Sampling, *, lookahead: LookaheadConfig, vocab_size: int
+    key: jax.Array, num_tokens: jax.Array, sampling: Sampling, lookahead: LookaheadConfig, vocab_size: int
 ) -> jax.Array | None:
-    """Returns the noise of the positions after the texts of a batch, for drafts: [B, D, V], or None without use for it.
+    """Returns the noise of the positions after a text, for drafts: [D, V], or None without use for it.
 
     Args:
-      keys: [B], of each sequence.
-      num_tokens: [B] int32, of each text.
-      sampling: fields [B]. The noise is NaN for a temperature of 0.
-      lookahead: the setting. Rejection sampling draws with other noise.
+      key: of the sequence.
+      num_tokens: [] int32, of the text.
+      sampling: of the sequence. The noise is NaN for a temperature of 0.
+      lookahead: the setting. Rejection sampling draws with other noise, and a static tree needs no costs.
       vocab_size: V.
     """
     if sampling.temperature is None or lookahead.tree_size is None or lookahead.verification == "rejection":
         return None
-    positions = num_tokens[:, None] + jnp.arange(sources.NOISE_REACH, dtype=jnp.int32)[None, :]
-    noise = jax.vmap(functools.partial(noise_at, vocab_size=vocab_size))(keys, positions)
-    return jnp.where((sampling.temperature == 0)[:, None, None], jnp.nan, noise)
+    positions = num_tokens + jnp.arange(sources.NOISE_REACH, dtype=jnp.int32)
+    return jnp.where(sampling.temperature == 0, jnp.nan, noise_at(key, positions, vocab_size))
 
 
 def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:

@@ -1,13 +1,15 @@
-"""The arrays of a decode on a mesh: sequences along `data`, KV heads and the pool's keys along the axes of `MODEL`."""
+"""The arrays of a decode on a mesh: sequences along `data`, KV heads along `model`, and sources as they say."""
 
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
-from jlade.decoding.state import Constants, DecodeState, Inputs, Prefix, Program
+from jlade.decoding.state import Constants, DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping, StopStrings
-from jlade.decoding.vocabulary import Vocabulary
+from jlade.drafts.sources import Drafts, Sources
 from jlade.mesh import DATA, HEADS, Specs
 from jlade.models import sharding as model_sharding
 from jlade.models.base import KVCache, Params
@@ -16,15 +18,18 @@ from jlade.models.llama import LlamaParams
 BATCH = P(DATA)
 CACHE = KVCache(keys=P(DATA, HEADS), values=P(DATA, HEADS), length=BATCH)  # type: ignore[arg-type]  # specs of arrays
 
-PREFIX = Prefix(cache=CACHE, recycled=BATCH)  # type: ignore[arg-type]
+
+def prefix_specs(readers: Sources) -> Prefix:
+    """Returns the specs of a prefix, given the sources that read prompts."""
+    return Prefix(cache=CACHE, sources=readers.specs)
 
 
-def param_specs(params: Params, program: Program) -> Specs:
+def param_specs(params: Params, mesh: Mesh | None) -> Specs:
     """Returns the specs of the parameters; those of a model that is not jlade's are whole on each device."""
-    return model_sharding.specs(params, program.mesh) if isinstance(params, LlamaParams) else P()
+    return model_sharding.specs(params, mesh) if isinstance(params, LlamaParams) else P()
 
 
-def input_specs(inputs: Inputs, program: Program) -> Inputs:
+def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
     """Returns the specs of the inputs."""
     specs: Any = Inputs
     return specs(
@@ -33,61 +38,65 @@ def input_specs(inputs: Inputs, program: Program) -> Inputs:
         stopping=_stopping_specs(inputs.stopping),
         key=BATCH if inputs.key.ndim else P(),
         sampling=BATCH,
-        step_cost=P(),
+        relative_step_time=P(),
         cache=P() if inputs.cache is None else CACHE,
-        pool=_pool_spec(program),
-        recycled=BATCH,
+        sources={name: config.sources().specs[name] for name in inputs.sources},
         corpus=P(),
     )
 
 
-def state_specs(stopping: Stopping, program: Program) -> DecodeState:
-    """Returns the specs of a state."""
+def state_specs(constants: Constants, config: DecodeConfig) -> DecodeState:
+    """Returns the specs of a state with these constants."""
     specs: Any = DecodeState
-    constants: Any = Constants
+    of_constants: Any = Constants
+    memory: Any = Memory
+    drafts: Any = Drafts
     return specs(
         tokens=BATCH,
         num_tokens=BATCH,
         num_steps=BATCH,
         done=BATCH,
-        cache=CACHE,
+        memory=memory(
+            cache=CACHE,
+            drafts=drafts(
+                tree=BATCH,
+                proposals=BATCH,
+                records=BATCH,
+                states=config.sources(constants.corpus is not None).specs,
+            ),
+        ),
         window=BATCH,
-        pool=_pool_spec(program),
-        candidates=BATCH,
-        drafts=BATCH,
         counts=BATCH,
         stop_state=BATCH,
         pace=P(),
-        constants=constants(
+        constants=of_constants(
             prompt_lengths=BATCH,
             keys=BATCH,
             sampling=BATCH,
-            stopping=_stopping_specs(stopping),
-            step_cost=P(),
+            stopping=_stopping_specs(constants.stopping),
+            relative_step_time=P(),
             corpus=P(),
         ),
         info=BATCH,
     )
 
 
-def put(inputs: Inputs, program: Program) -> Inputs:
-    """Returns the inputs on the program's mesh."""
-    if program.mesh is None:
+def batch_axes(specs: Any) -> Any:
+    """Returns the arguments `in_axes` and `out_axes` of `jax.vmap` over the sequences, for specs."""
+    return jax.tree.map(lambda spec: 0 if len(spec) and spec[0] == DATA else None, specs)
+
+
+def put(inputs: Inputs, config: DecodeConfig) -> Inputs:
+    """Returns the inputs on the mesh of `config`."""
+    if config.mesh is None:
         return inputs
-    placed: Inputs = mesh_lib.put(inputs, program.mesh, input_specs(inputs, program))
+    placed: Inputs = mesh_lib.put(inputs, config.mesh, input_specs(inputs, config))
     return placed
 
 
-def put_params(params: Params, program: Program) -> Params:
-    """Returns the parameters on the program's mesh. Those that are there already are not copied."""
-    if program.mesh is None:
-        return params
-    return mesh_lib.put(params, program.mesh, param_specs(params, program))
-
-
-def _pool_spec(program: Program) -> P:
-    axes = Vocabulary.of(program.decoder.vocab_size, program.mesh).axes
-    return P(DATA, axes) if axes else BATCH
+def put_params(params: Params, mesh: Mesh | None) -> Params:
+    """Returns the parameters on a mesh. Those that are there already are not copied."""
+    return params if mesh is None else mesh_lib.put(params, mesh, param_specs(params, mesh))
 
 
 def _stopping_specs(stopping: Stopping) -> Stopping:

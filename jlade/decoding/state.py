@@ -9,12 +9,13 @@ from jax.sharding import Mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
-from jlade.drafts.recycled import RecycledLogits
-from jlade.drafts.sources import Drafts
+from jlade.drafts.pool import NGramPool
+from jlade.drafts.source import State
+from jlade.drafts.sources import Drafts, Sources
 from jlade.lookahead.adaptive import Pace
-from jlade.lookahead.ngram_pool import NGramPool
 from jlade.mesh import COPIES
 from jlade.models.base import Decoder, KVCache
+from jlade.vocabulary import VocabularyShard
 
 # Tokens of the prompt in one forward pass, as pairs (chunk, least): a chunk is read while more than `least` tokens are
 # left. An accelerator's pass takes the time of reading the weights; a CPU's grows with its tokens, padding included.
@@ -36,12 +37,12 @@ class Inputs:
         tokens, which is independent between sequences, and the first window, which affects the number of steps but not
         the text. Sequence b draws its noise with `fold_in(key, b)`, or with `fold_in(key[b], 0)` as if it were alone.
       sampling: how tokens are drawn; greedy by default.
-      step_cost: [] float32, the time of a step of full width in plain steps. Decoding is then adaptive: steps are
-        narrower while they accept fewer tokens than they cost. None keeps every step at full width.
+      relative_step_time: [] float32, the time of a step of full width divided by that of a plain step. Decoding is then
+        adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at full width.
       cache: C entries for each sequence, of which the first `cache.length` hold the beginning of its prompt and are not
         computed again; at most all but the last token. None for an empty cache.
-      pool: the initial n-grams [B, V, G, N-1]; with `cache`, the pool that was made with it. None for an empty pool.
-      recycled: the initial tables of recycled logits [B, ...]; None for empty ones.
+      sources: the initial states [B, ...] of sources of drafts, by their names, such as the n-grams of "pool"; with
+        `cache`, those that were made with it. Absent ones are empty.
       corpus: [S] int32, other texts in which drafts are searched, for all sequences: each text followed by -1. None for
         no other texts.
     """
@@ -51,10 +52,9 @@ class Inputs:
     stopping: Stopping
     key: jax.Array
     sampling: Sampling = Sampling()
-    step_cost: jax.Array | None = None
+    relative_step_time: jax.Array | None = None
     cache: KVCache | None = None
-    pool: NGramPool | None = None
-    recycled: RecycledLogits | None = None
+    sources: dict[str, State] = flax.struct.field(default_factory=dict)
     corpus: jax.Array | None = None
 
 
@@ -63,23 +63,23 @@ class Prefix:
     """What `jlade.prefill` knows of the prompts, all but their last tokens."""
 
     cache: KVCache
-    recycled: RecycledLogits | None = None  # fields [B, ...]; None without recycled logits
+    sources: dict[str, State] = flax.struct.field(default_factory=dict)  # [B, ...], of sources that read prompts
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class DecodeConfig:
     """The static settings that programs are compiled for, besides the shapes of `Inputs`.
 
     Attributes:
       decoder: the model.
-      lookahead: W, N and G, and how candidates are drawn and verified. Its `step_cost` must be None: the number is an
-        array, `Inputs.step_cost`, so that another value compiles nothing.
+      lookahead: the window, and the drafts with the way to verify them. Its `relative_step_time` must be None: the
+        number is an array, `Inputs.relative_step_time`, so that another value compiles nothing.
       logprobs: whether to record the log-probabilities of the generated tokens.
       chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
       mesh: the devices that the programs run on, a result of `jlade.mesh.split`; None for those of the arrays.
 
     Raises:
-      ValueError: when `lookahead.step_cost` is set, or `mesh` has not the axes of `split`.
+      ValueError: when `lookahead.relative_step_time` is set, or `mesh` has not the axes of `split`.
     """
 
     decoder: Decoder
@@ -89,13 +89,22 @@ class Program:
     mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
-        if self.lookahead.step_cost is not None:
+        if self.lookahead.relative_step_time is not None:
             raise ValueError(
-                f"lookahead.step_cost must be None in a Program, got {self.lookahead.step_cost}: pass it as "
-                "Inputs.step_cost"
+                "lookahead.relative_step_time must be None in a DecodeConfig, got "
+                f"{self.lookahead.relative_step_time}: pass it as Inputs.relative_step_time"
             )
         if self.mesh is not None and COPIES not in self.mesh.axis_names:
-            raise ValueError("mesh must be that of a Program made by jlade.prepare(..., mesh=...)")
+            raise ValueError("mesh must be that of a DecodeConfig made by jlade.prepare(..., mesh=...)")
+
+    @property
+    def vocabulary(self) -> VocabularyShard:
+        """The tokens whose logits a device has."""
+        return VocabularyShard.of(self.decoder.vocab_size, self.mesh)
+
+    def sources(self, has_corpus: bool = False) -> Sources:
+        """Returns the sources of drafts, with or without a corpus to search."""
+        return Sources.of(self.lookahead, self.vocabulary, has_corpus)
 
 
 @flax.struct.dataclass
@@ -114,7 +123,7 @@ class Constants:
     keys: jax.Array  # [B] keys of `jax.random`, the source of each sequence's noise
     sampling: Sampling  # fields [B]
     stopping: Stopping
-    step_cost: jax.Array | None  # [] float32, None when every step has the full width
+    relative_step_time: jax.Array | None  # [] float32, None when every step has the full width
     corpus: jax.Array | None  # [S] int32, None without other texts than the sequences' own
 
 
@@ -123,9 +132,17 @@ class Info:
     """The part of the state that is only recorded: no step depends on it."""
 
     accepted: jax.Array  # [B, C] int32, tokens accepted in each step
-    num_candidates: jax.Array  # [B, C] int32, n-grams that the pool had for each step, or tokens of the tree
-    contributed: jax.Array  # [B, S] int32, tokens accepted from each of `sources.KINDS`; counted for trees
+    num_drafted: jax.Array  # [B, C] int32, tokens that each step verified
+    contributed: jax.Array  # [B, S] int32, accepted tokens of each source, in the order of `sources.TABLE`
     logprobs: LogProbs | None  # None when not asked for
+
+
+@flax.struct.dataclass
+class Memory:
+    """The large part of the state. Programs that make steps in place take over its buffers."""
+
+    cache: KVCache  # C entries
+    drafts: Drafts  # for the next step, with the states of their sources
 
 
 @flax.struct.dataclass
@@ -139,13 +156,15 @@ class DecodeState:
     num_tokens: jax.Array  # [B] int32
     num_steps: jax.Array  # [B] int32, forward passes made; prefill is not counted
     done: jax.Array  # [B] bool
-    cache: KVCache  # C entries
+    memory: Memory
     window: jax.Array  # [B, N-1, W] int32
-    pool: NGramPool  # ngrams [B, V, G, N-1]
-    candidates: jax.Array  # [B, G, N-1] int32, the pool's n-grams for the current token
-    drafts: Drafts | None  # None without a tree
     counts: TokenCounts | None  # fields [B, V], None when no control counts tokens
     stop_state: jax.Array | None  # [B] int32, None without stop strings
     pace: Pace | None  # None when every step has the full width
     constants: Constants
     info: Info
+
+    @property
+    def pool(self) -> NGramPool | None:
+        """The n-grams [B, V, G, N-1], None for a setting without a pool."""
+        return self.memory.drafts.states.get("pool")

@@ -32,9 +32,9 @@ class Stopping:
 class Cut(NamedTuple):
     """The part of a step's accepted tokens that is kept."""
 
-    num_kept: jax.Array  # [B] int32
-    ended: jax.Array  # [B] bool
-    stop_state: jax.Array | None  # [B] int32, after the kept tokens
+    num_kept: jax.Array  # [] int32
+    ended: jax.Array  # [] bool
+    stop_state: jax.Array | None  # [] int32, after the kept tokens
 
 
 def cut(
@@ -47,30 +47,29 @@ def cut(
     """Cuts accepted tokens at the limit, after the first end token, and after the token that completes a stop string.
 
     Args:
-      stopping: of B sequences.
-      stop_state: [B] int32, the last value read from `next_state`; None without stop strings.
-      tokens: [B, A] int32.
-      num_accepted: [B] int32, how many of `tokens` were accepted.
-      num_generated: [B] int32, tokens generated before them.
+      stopping: of one sequence: fields without B.
+      stop_state: [] int32, the last value read from `next_state`; None without stop strings.
+      tokens: [A] int32.
+      num_accepted: [] int32, how many of `tokens` were accepted.
+      num_generated: [] int32, tokens generated before them.
     """
-    num_tokens = tokens.shape[1]
-    offset = jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
-    ends = jnp.any(tokens[:, :, None] == stopping.eos_ids[:, None, :], axis=-1)
+    offset = jnp.arange(len(tokens), dtype=jnp.int32)
+    ends = jnp.any(tokens[:, None] == stopping.eos_ids[None, :], axis=1)
     if stopping.strings is not None:
         assert stop_state is not None
         read = [stop_state]
-        for i in range(num_tokens):
+        for token in tokens:
             before = jnp.where(read[-1] < 0, ~read[-1], read[-1])
-            read.append(stopping.strings.next_state[before, tokens[:, i]].astype(jnp.int32))
-        states = jnp.stack(read, axis=1)  # [B, 1 + A], before the first token and after each, in `next_state`'s code
-        completes = states[:, 1:] < 0
+            read.append(stopping.strings.next_state[before, token].astype(jnp.int32))
+        states = jnp.stack(read)  # [1 + A], before the first token and after each, in `next_state`'s code
+        completes = states[1:] < 0
         if stopping.min_new_tokens is not None:
-            completes &= num_generated[:, None] + offset + 1 >= stopping.min_new_tokens[:, None]
+            completes &= num_generated + offset + 1 >= stopping.min_new_tokens
         ends |= completes
 
-    first_end = jnp.min(jnp.where(ends, offset, num_tokens), axis=1)
+    first_end = jnp.min(jnp.where(ends, offset, len(tokens)))
     left = stopping.max_new_tokens - num_generated
     num_kept = jnp.minimum(jnp.minimum(num_accepted, first_end + 1), left)
     if stopping.strings is not None:
-        stop_state = jnp.take_along_axis(states, num_kept[:, None], axis=1)[:, 0]
+        stop_state = states[num_kept]
     return Cut(num_kept, (first_end < num_kept) | (num_kept == left), stop_state)

@@ -5,25 +5,70 @@ token that the row read, and by the last two tokens (arXiv 2604.02047), which sa
 current token on, in a tree that narrows with rank and depth.
 """
 
+import dataclasses
 import functools
 import heapq
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.config import LookaheadConfig
 from jlade.drafts import record as record_lib
+from jlade.drafts import suffix
+from jlade.drafts.source import RANKS, Rows, Source, Step, Text
 from jlade.drafts.tree import NONE, Shape
+from jlade.vocabulary import VocabularyShard
 
-RANKS = 8  # k, tokens kept for each token, and for each pair
+SPARE = 2.5  # proposals relative to the tokens of the tree: those that other sources propose too make room
 PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place of an earlier one with its hash
-# Share of the tokens that the model chose, by rank in the table: of all, after unknown pairs, and after known ones.
-# Measured with SmolLM2.
-ODDS = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
-ODDS_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
-ODDS_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
+# Acceptance rates by rank in the table: of all proposals, after unknown pairs, and after known ones. Measured with
+# SmolLM2.
+RATES = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
+RATES_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
+RATES_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recycled(Source):
+    """The most probable tokens after the current one, and after these. Kinds are ranks after tokens and after pairs."""
+
+    vocab_size: int
+    size: int  # proposals
+    depth: int  # most tokens of a draft
+
+    @classmethod
+    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+        size = max(RANKS, round(SPARE * lookahead.num_drafted))
+        return cls(vocabulary.size, size, lookahead.reach["recycled"])
+
+    @property
+    def shape(self) -> Shape:
+        return template(self.size, self.depth).shape
+
+    @property
+    def rates(self) -> np.ndarray:
+        return np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS)
+
+    @property
+    def reader(self) -> Self:
+        return dataclasses.replace(self, size=0, depth=0)
+
+    def empty(self) -> "RecycledLogits":
+        return empty(self.vocab_size)
+
+    def read(self, state: "RecycledLogits", rows: Rows) -> "RecycledLogits":
+        return update(state, *rows)
+
+    def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+        last = suffix.last(text.tokens, text.length)[1::-1]
+        return draft(state, last, template(self.size, self.depth), rates, text.noise)
+
+    def learn(self, state: "RecycledLogits", step: Step) -> "RecycledLogits":
+        assert step.rows is not None
+        return update(state, *step.rows)
 
 
 @flax.struct.dataclass
@@ -44,8 +89,8 @@ class Template(NamedTuple):
 
 @functools.cache
 def template(size: int, depth: int) -> Template:
-    """Returns the tree of the `size` most promising drafts by `ODDS`, up to `depth` tokens deep."""
-    ends: list[tuple[float, tuple[int, ...]]] = [(-odds, (rank,)) for rank, odds in enumerate(ODDS)]  # a heap
+    """Returns the tree of the `size` most promising drafts by `RATES`, up to `depth` tokens deep."""
+    ends: list[tuple[float, tuple[int, ...]]] = [(-rate, (rank,)) for rank, rate in enumerate(RATES)]  # a heap
     places: dict[tuple[int, ...], int] = {(): -1}
     parents: list[int] = []
     ranks: list[int] = []
@@ -55,8 +100,8 @@ def template(size: int, depth: int) -> Template:
         parents.append(places[path[:-1]])
         ranks.append(path[-1])
         if len(path) < depth:
-            for rank, odds in enumerate(ODDS):
-                heapq.heappush(ends, (score * odds, (*path, rank)))
+            for rank, rate in enumerate(RATES):
+                heapq.heappush(ends, (score * rate, (*path, rank)))
     return Template(Shape(tuple(parents)), tuple(ranks))
 
 
@@ -93,7 +138,7 @@ def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def draft(
-    table: RecycledLogits, last: jax.Array, template: Template, odds: jax.Array, noise: jax.Array | None
+    table: RecycledLogits, last: jax.Array, template: Template, rates: jax.Array, noise: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the drafts of a template. With noise the ranks of the template are those of the most probable draws.
 
@@ -101,7 +146,7 @@ def draft(
       table: of a sequence.
       last: [2] int32, the last tokens of the text; `NONE` before the first one.
       template: of Q drafts.
-      odds: [2 k] float32, see the result.
+      rates: [2 k] float32, acceptance rates of the kinds, see the result.
       noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
 
     Returns:
@@ -120,7 +165,7 @@ def draft(
         kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + jnp.where(is_pair, RANKS, 0)[:, None]
         if noise is not None and depth <= len(noise):
             of_best = noise[depth - 1, jnp.maximum(best, 0)]
-            chance = jnp.where(best == NONE, 0.0, record_lib.given_noise(odds[kind], of_best))
+            chance = jnp.where(best == NONE, 0.0, record_lib.given_noise(rates[kind], of_best))
             order = jnp.where(jnp.isnan(of_best), kind % RANKS, jnp.argsort(-chance, axis=1))
             best, kind = (jnp.take_along_axis(x, order, axis=1) for x in (best, kind))
         chosen = np.arange(len(at)), ranks[at]

@@ -1,7 +1,12 @@
-"""The sources of drafts together: what they propose for a text, and the tree of the best of it, for one sequence."""
+"""The sources of drafts together: what they propose for a text, and the tree made of it, for one sequence.
 
+A source is a class in a file of its own, and an entry of `TABLE`; `config.REACH` has the names that settings accept.
+"""
+
+import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Self
 
 import flax.struct
 import jax
@@ -10,162 +15,119 @@ import numpy as np
 
 from jlade.config import LookaheadConfig
 from jlade.drafts import record as record_lib
-from jlade.drafts import recycled as recycling
-from jlade.drafts import suffix
 from jlade.drafts import tree as tree_lib
+from jlade.drafts.corpus import Corpus
+from jlade.drafts.pool import Pool
 from jlade.drafts.record import Record
-from jlade.drafts.recycled import RecycledLogits, Template
+from jlade.drafts.recycled import Recycled
+from jlade.drafts.source import Prompt, Rows, Source, State, Step, Text
+from jlade.drafts.suffix import Suffix
 from jlade.drafts.tree import Proposals, Shape, Tree
+from jlade.vocabulary import VocabularyShard
 
-MATCHES = 4  # matches of the text's end that are read on
-NOISE_REACH = 6  # depths at which drafts use the noise of sampling
-SPARE = 2.5  # drafts from recycled logits, relative to the size of the tree: those that others propose too make room
-
-# Kinds of proposals: slots of the pool, the last one for all others; matches by length and rank, in the text and in the
-# corpus; ranks in the table, after tokens and after pairs.
-SLOTS = 8
-_SPANS = suffix.LONGEST * MATCHES
-KINDS = {"pool": SLOTS, "suffix": _SPANS, "recycled": 2 * recycling.RANKS, "corpus": _SPANS}
-FIRST = dict(zip(KINDS, np.cumsum([0, *KINDS.values()]).tolist(), strict=False))
-SOURCE_OF_KIND = np.repeat(np.arange(len(KINDS)), list(KINDS.values()))  # [K]
-# Initial odds, measured with SmolLM2: of the first match by length, and of the others relative to it; those of a corpus
-# are assumed.
-_OTHER_TEXT = 0.6
-_BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
-_BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
-_OF_SPANS = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
-_OF_SLOTS = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])
-_OF_RANKS = np.array(recycling.ODDS_AFTER_TOKENS + recycling.ODDS_AFTER_PAIRS)
-ODDS = np.concatenate([_OF_SLOTS, _OF_SPANS, _OF_RANKS, _OTHER_TEXT * _OF_SPANS])
+# Of proposals with equal costs, those of an earlier source come first.
+TABLE: dict[str, type[Source]] = {"pool": Pool, "suffix": Suffix, "corpus": Corpus, "recycled": Recycled}
+NOISE_REACH = 6  # positions whose noise of sampling drafts use
 
 
 @flax.struct.dataclass
 class Drafts:
-    """The drafts for the next step and the state of their sources, of one sequence; [B, ...] for a batch."""
+    """The tree for the next step, and the state of the sources, of one sequence; [B, ...] for a batch."""
 
-    tree: Tree  # of M tokens
-    proposals: Proposals  # that the tree was made of
-    record: Record
-    table: RecycledLogits | None  # of recycled logits, None without that source
-
-
-class Plan(NamedTuple):
-    """The static part: the sources and the shape of their proposals."""
-
-    template: Template | None  # None without recycled logits
-    shape: Shape
-    size: int  # M
+    tree: Tree
+    proposals: dict[str, Proposals]  # by source, those that the tree was made of; none for a static form
+    records: dict[str, Record]  # by source; none for a static form
+    states: dict[str, State]  # by source
 
 
-@functools.cache
-def plan(lookahead: LookaheadConfig, has_corpus: bool = False) -> Plan:
-    """Returns the plan of a setting with a tree, with or without a corpus to search."""
-    size = lookahead.num_drafted
-    shapes: list[Shape] = []
-    template = None
-    reach = lookahead.reach
-    if "pool" in reach:
-        shapes += [suffix.shape(lookahead.guess_set_size, reach["pool"])]
-    if "suffix" in reach:
-        shapes += [suffix.shape(MATCHES, reach["suffix"])] * (1 + has_corpus)
-    if "recycled" in reach:
-        template = recycling.template(max(recycling.RANKS, round(SPARE * size)), reach["recycled"])
-        shapes += [template.shape]
-    shape = Shape.join(shapes)
-    return Plan(template, shape, min(size, len(shape.parents)))
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """The sources of a setting, and the size M of the tree that they share.
 
-
-def start() -> Record:
-    """Returns the record of a sequence before its first step."""
-    return record_lib.start(ODDS)
-
-
-def empty_table(batch_size: int, vocab_size: int) -> RecycledLogits:
-    """Returns tables [B, ...] without any token."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), recycling.empty(vocab_size))
-
-
-def draft(
-    text: jax.Array,
-    length: jax.Array,
-    ngrams: jax.Array,
-    record: Record,
-    table: RecycledLogits | None,
-    noise: jax.Array | None,
-    corpus: jax.Array | None,
-    lookahead: LookaheadConfig,
-) -> Drafts:
-    """Returns the drafts for the step after a text.
-
-    Args:
-      text: [C] int32.
-      length: [] int32, tokens of the text; the last one is the current token.
-      ngrams: [G, N-1] int32, of the pool for the current token.
-      record: what the model agreed with so far.
-      table: of recycled logits.
-      noise: [D, V] float32, of the next positions, NaN for greedy decoding; None where it is not known.
-      corpus: [S] int32, other texts to search, each followed by `NONE`; None for none.
-      lookahead: the setting.
+    Without a size there is one source, and its proposals are the tree, whose form is static.
     """
-    template, shape, size = plan(lookahead, corpus is not None)
-    tokens, kinds = [], []
-    if "pool" in lookahead.reach:
-        slot = np.minimum(np.arange(len(ngrams)), SLOTS - 1) + FIRST["pool"]
-        tokens.append(ngrams.reshape(-1))
-        kinds.append(jnp.asarray(np.repeat(slot, ngrams.shape[1]), jnp.int32))
-    last = suffix.last(text, length)
-    if "suffix" in lookahead.reach:
-        reach = lookahead.reach["suffix"]
-        spans = [_spans("suffix", text, length, last, reach)]
-        if corpus is not None:
-            spans += [_spans("corpus", corpus, jnp.int32(len(corpus)), last, reach)]
-        tokens += [span_tokens for span_tokens, _ in spans]
-        kinds += [span_kinds for _, span_kinds in spans]
-    if template is not None:
-        assert table is not None
-        first = FIRST["recycled"]
-        recycled, ranks = recycling.draft(
-            table, last[1::-1], template, record.odds[first : first + KINDS["recycled"]], noise
-        )
-        tokens.append(recycled)
-        kinds.append(first + ranks)
-    proposals = Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds), shape)
-    odds = record.odds[proposals.kinds]
-    if noise is not None:
-        of_tokens = noise.at[shape.depths - 1, jnp.maximum(proposals.tokens, 0)].get(mode="fill", fill_value=jnp.nan)
-        odds = record_lib.given_noise(odds, of_tokens)
-    tree = tree_lib.merge(proposals, record_lib.cost(odds), size)
-    return Drafts(tree, proposals, record, table)
 
+    sources: tuple[tuple[str, Source], ...]
+    tree_size: int | None
 
-def _spans(source: str, text: jax.Array, length: jax.Array, last: jax.Array, reach: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens and the kinds of the spans after the longest matches of `last` in a text."""
-    places, lengths = suffix.find(text, length, last, MATCHES)
-    spans = suffix.read(text, length, places, reach)
-    matched = jnp.minimum(lengths[:, None] + jnp.arange(reach, dtype=jnp.int32)[None, :], suffix.LONGEST)
-    rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
-    tokens = jnp.where(lengths[:, None] > 0, spans, tree_lib.NONE)
-    kinds = FIRST[source] + (jnp.maximum(matched, 1) - 1) * MATCHES + rank
-    return tokens.reshape(-1), kinds.reshape(-1)
+    @classmethod
+    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard, has_corpus: bool) -> Self:
+        """Returns the sources of a setting, with or without a corpus to search."""
+        names = {"corpus", *lookahead.reach} if has_corpus and "suffix" in lookahead.reach else set(lookahead.reach)
+        sources = tuple((name, source.of(lookahead, vocabulary)) for name, source in TABLE.items() if name in names)
+        return cls(sources, lookahead.tree_size)
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the form of the tree is static."""
+        return self.tree_size is None
 
-def learn(
-    drafts: Drafts,
-    pairs: jax.Array,
-    best: jax.Array | None,
-    order: jax.Array,
-    accepted: jax.Array,
-    num_accepted: jax.Array,
-) -> tuple[Record, RecycledLogits | None]:
-    """Returns the record and the table after a step.
+    @functools.cached_property
+    def shape(self) -> Shape:
+        """Of the proposals of all sources."""
+        return Shape.join([source.shape for _, source in self.sources])
 
-    Args:
-      drafts: of the step.
-      pairs, best, order: see `recycling.update`.
-      accepted: [A] int32, the tokens after the current one.
-      num_accepted: [] int32, how many of these were accepted.
-    """
-    record = record_lib.update(drafts.record, drafts.proposals, accepted, num_accepted)
-    if drafts.table is None or best is None:
-        return record, drafts.table
-    return record, recycling.update(drafts.table, pairs, best, order)
+    @property
+    def readers(self) -> "Sources":
+        """The sources that read prompts, equal for all settings that read alike."""
+        readers = ((name, source.reader) for name, source in self.sources)
+        return Sources(tuple((name, reader) for name, reader in readers if reader is not None), None)
+
+    @property
+    def specs(self) -> dict[str, Any]:
+        """The `PartitionSpec` of each source's state."""
+        return {name: source.spec for name, source in self.sources}
+
+    def empty(self) -> dict[str, State]:
+        """Returns the states that know nothing."""
+        return {name: source.empty() for name, source in self.sources}
+
+    def read(self, states: Mapping[str, State], rows: Rows) -> dict[str, State]:
+        """Returns the states after a part of the prompt."""
+        return {name: source.read(states[name], rows) for name, source in self.sources}
+
+    def start(self, states: Mapping[str, State], prompt: Prompt) -> dict[str, State]:
+        """Returns the states before the first step; see `Source.start`."""
+        return {name: source.start(states[name], prompt) for name, source in self.sources}
+
+    def draft(self, states: dict[str, State], records: dict[str, Record] | None, text: Text) -> Drafts:
+        """Returns the drafts for the step after a text; `records` are None before the first step."""
+        if records is None:
+            records = {} if self.is_static else {name: record_lib.start(source.rates) for name, source in self.sources}
+        rates = {name: record.rates for name, record in records.items()}
+        proposals = {
+            name: Proposals(
+                *source.propose(states[name], text, rates.get(name, jnp.asarray(source.rates, jnp.float32))),
+                source.shape,
+            )
+            for name, source in self.sources
+        }
+        tokens = jnp.concatenate([jnp.zeros(0, jnp.int32), *(each.tokens for each in proposals.values())])
+        numbers = [list(TABLE).index(name) for name, _ in self.sources]
+        sources = np.repeat(np.array(numbers, np.int32), [len(source.shape.parents) for _, source in self.sources])
+        if self.tree_size is None:
+            return Drafts(Tree(tokens, self.shape, jnp.asarray(sources), None), {}, {}, states)
+        chances = jnp.concatenate([rates[name][each.kinds] for name, each in proposals.items()])
+        if text.noise is not None:
+            at = self.shape.depths - 1, jnp.maximum(tokens, 0)
+            chances = record_lib.given_noise(chances, text.noise.at[at].get(mode="fill", fill_value=jnp.nan))
+        size = min(self.tree_size, len(tokens))
+        tree = tree_lib.merge(tokens, self.shape, sources, record_lib.cost(chances), size)
+        return Drafts(tree, proposals, records, states)
+
+    def learn(
+        self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step
+    ) -> tuple[dict[str, State], dict[str, Record]]:
+        """Returns the states and the records after a step.
+
+        Args:
+          drafts: for the step.
+          tokens: [A] int32, the tokens after the current one.
+          num_accepted: [] int32, how many of these were accepted.
+          step: what it showed.
+        """
+        records = {
+            name: record_lib.update(record, drafts.proposals[name], tokens, num_accepted)
+            for name, record in drafts.records.items()
+        }
+        return {name: source.learn(drafts.states[name], step) for name, source in self.sources}, records

@@ -1,9 +1,13 @@
-"""The tree of drafts: proposals of several sources, each prefix once, the most promising ones."""
+"""The tree of drafts: tokens that one step verifies, each after its parent, for one sequence.
+
+The paper's candidates are a tree of G chains, whose form is static. Proposals of several sources are merged into a tree
+that has each prefix once, and whose form differs by sequence and step.
+"""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import flax.struct
 import jax
@@ -14,14 +18,16 @@ NONE = -1  # equals no token, so it is never accepted
 NEVER = 2**24  # the cost of a draft that does not exist; more than that of any path
 
 
-class Shape(NamedTuple):
-    """The shape of L proposals, which is static: each continues an earlier one, or the current token."""
+@jax.tree_util.register_static  # without arrays: masks made of it are constants of the compiled program
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The static form of L tokens: each continues an earlier one, or the current token."""
 
     parents: tuple[int, ...]  # [L], -1 for the current token
 
     @property
     def lineage(self) -> np.ndarray:
-        """[L, D] int32: the places of a proposal's predecessors and its own, by depth, then L."""
+        """[L, D] int32: the places of a token's predecessors and its own, by depth, then L."""
         return _lineage(self.parents)
 
     @property
@@ -29,13 +35,27 @@ class Shape(NamedTuple):
         """[L] int32: places after the current token, from 1."""
         return np.asarray((self.lineage < len(self.parents)).sum(axis=1), np.int32)
 
+    @property
+    def mask(self) -> np.ndarray:
+        """[L, L] bool, mask[q, k]: k is q or one of its predecessors."""
+        return _mask(self.parents)
+
+    @classmethod
+    def chains(cls, number: int, length: int) -> Self:
+        """Returns the shape of `number` chains of `length` tokens each, one after the other."""
+        return cls.join([cls(tuple(range(-1, length - 1)))] * number)
+
     @classmethod
     def join(cls, shapes: Sequence[Self]) -> Self:
-        """Returns the shape of the proposals of several sources, one after the other."""
+        """Returns the shape of several parts, one after the other."""
         parents: list[int] = []
         for shape in shapes:
             parents += [parent if parent < 0 else parent + len(parents) for parent in shape.parents]
         return cls(tuple(parents))
+
+    def first(self, size: int) -> Self:
+        """Returns the shape of the first tokens."""
+        return type(self)(self.parents[:size])
 
 
 @functools.cache
@@ -50,28 +70,39 @@ def _lineage(parents: tuple[int, ...]) -> np.ndarray:
     return result
 
 
-@flax.struct.dataclass
-class Proposals:
-    """What the sources propose, for one sequence; [B, L] for a batch."""
+@functools.cache
+def _mask(parents: tuple[int, ...]) -> np.ndarray:
+    result = np.asarray((_lineage(parents)[:, :, None] == np.arange(len(parents))).any(axis=1))
+    result.flags.writeable = False  # shared
+    return result
 
-    tokens: jax.Array  # [L] int32, `NONE` where a source has nothing
-    kinds: jax.Array  # [L] int32, of `record.Record`
-    shape: Shape = flax.struct.field(pytree_node=False)
+
+@flax.struct.dataclass
+class Form:
+    """The form of M tokens in arrays, with the meaning of `Shape`; [B, ...] for a batch."""
+
+    parents: jax.Array  # [M] int32
+    depths: jax.Array  # [M] int32
+    mask: jax.Array  # [M, M] bool
+
+    def first(self, size: int) -> Self:
+        """Returns the form of the first tokens."""
+        return dataclasses.replace(
+            self,
+            parents=self.parents[..., :size],
+            depths=self.depths[..., :size],
+            mask=self.mask[..., :size, :size],
+        )
 
 
 @flax.struct.dataclass
 class Tree:
-    """M drafted tokens of one sequence, the most promising first, each after its parent; [B, ...] for a batch.
-
-    The first ones of a tree are a tree.
-    """
+    """M drafted tokens of one sequence; [B, ...] for a batch. The first ones of a tree are a tree."""
 
     tokens: jax.Array  # [M] int32, `NONE` where there are fewer
-    parents: jax.Array  # [M] int32, -1 for the current token
-    depths: jax.Array  # [M] int32, places after the current token, from 1
-    mask: jax.Array  # [M, M] bool, mask[q, k]: k is q or before it on its path
-    kinds: jax.Array  # [M] int32, of the most promising proposal
-    costs: jax.Array  # [M] int32, of the path; see `record.Record.costs`
+    form: Shape | Form
+    sources: jax.Array  # [M] int32, of the most promising proposal of each token: a place in `sources.TABLE`
+    costs: jax.Array | None  # [M] int32, of the path up to each token (`record.cost`); None for a static form
     CURRENT: ClassVar[int] = -1
 
     @property
@@ -80,25 +111,41 @@ class Tree:
         return jnp.sum(self.tokens != NONE, axis=-1, dtype=jnp.int32)
 
     def first(self, size: int) -> Self:
-        """Returns the tree [..., size, ...] of the first tokens."""
-        cut = {name: getattr(self, name)[..., :size] for name in ("tokens", "parents", "depths", "kinds", "costs")}
-        return dataclasses.replace(self, mask=self.mask[..., :size, :size], **cut)
+        """Returns the tree of the first tokens."""
+        return dataclasses.replace(
+            self,
+            tokens=self.tokens[..., :size],
+            form=self.form.first(size),
+            sources=self.sources[..., :size],
+            costs=None if self.costs is None else self.costs[..., :size],
+        )
 
 
-def merge(proposals: Proposals, costs: jax.Array, size: int) -> Tree:
-    """Returns the tree of the `size` most promising tokens. Proposals that agree up to a token share it.
+@flax.struct.dataclass
+class Proposals:
+    """The drafts that a source proposes for one sequence; [B, ...] for a batch."""
+
+    tokens: jax.Array  # [L] int32, `NONE` where the source has nothing
+    kinds: jax.Array  # [L] int32, kinds of the source's `record.Record`
+    shape: Shape
+
+
+def merge(tokens: jax.Array, shape: Shape, sources: np.ndarray, costs: jax.Array, size: int) -> Tree:
+    """Returns the tree of the `size` most promising tokens, which come first. Proposals with equal prefixes share them.
 
     A proposal costs the sum along its path. A shared token has the lowest cost of its proposals.
 
     Args:
-      proposals: L of them.
+      tokens: [L] int32, of the proposals of all sources.
+      shape: of L tokens.
+      sources: [L] int32, the source of each.
       costs: [L] int32, of each token alone, 1 or more: the less probable it is, the higher.
       size: M, at most L.
     """
-    number = len(proposals.shape.parents)
-    lineage, depths = jnp.asarray(proposals.shape.lineage), jnp.asarray(proposals.shape.depths)
+    number = len(shape.parents)
+    lineage, depths = jnp.asarray(shape.lineage), jnp.asarray(shape.depths)
     index = jnp.arange(number, dtype=jnp.int32)
-    paths = proposals.tokens.at[lineage].get(mode="fill", fill_value=0)
+    paths = tokens.at[lineage].get(mode="fill", fill_value=0)
     exists = jnp.all(paths >= 0, axis=1)
     of_path = jnp.sum(costs.at[lineage].get(mode="fill", fill_value=0), axis=1, dtype=jnp.int32)
     cost = jnp.where(exists, of_path, NEVER)
@@ -117,10 +164,12 @@ def merge(proposals: Proposals, costs: jax.Array, size: int) -> Tree:
     depth = jnp.where(is_drafted, depths[chosen], 1)
     is_parent = mask & (depth[None, :] == depth[:, None] - 1)
     return Tree(
-        tokens=jnp.where(is_drafted, proposals.tokens[chosen], NONE),
-        parents=jnp.max(jnp.where(is_parent, place[None, :], Tree.CURRENT), axis=1),
-        depths=depth,
-        mask=mask | (place[:, None] == place[None, :]),
-        kinds=proposals.kinds[best[chosen]],
+        tokens=jnp.where(is_drafted, tokens[chosen], NONE),
+        form=Form(
+            parents=jnp.max(jnp.where(is_parent, place[None, :], Tree.CURRENT), axis=1),
+            depths=depth,
+            mask=mask | (place[:, None] == place[None, :]),
+        ),
+        sources=jnp.asarray(sources)[best[chosen]],
         costs=-of_chosen,
     )

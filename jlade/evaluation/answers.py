@@ -17,12 +17,13 @@ from jlade import conversion
 from jlade.config import PLAIN, SamplingConfig
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Prefix
+from jlade.drafts.pool import NGramPool
 from jlade.evaluation.methods import Method
 from jlade.generation import request as request_lib
 from jlade.generation import results, text
+from jlade.generation.options import Options
 from jlade.generation.request import Request
 from jlade.generation.text import Tokenizer
-from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.llama import LlamaParams
 
 GROWTH_STEPS = 8  # between two counts of the pool
@@ -40,7 +41,7 @@ class Answer:
       steps: forward passes that gave tokens: those of jlade without prefill, those of transformers with it, as its
         prefill gives the first token.
       accepted: tokens of each step; empty for transformers.
-      candidates: n-grams of the pool in each step; empty for transformers.
+      num_drafted: tokens that each step verified; empty for transformers.
       pool: n-grams and keys in the pool at the end; (0, 0) for transformers.
       growth: tokens, n-grams and keys while the text grows, if the method shows them.
       prefill_seconds: until the prompt is read; those of jlade are of one reading for all methods of a dtype.
@@ -54,7 +55,7 @@ class Answer:
     text: str
     steps: int
     accepted: tuple[int, ...]
-    candidates: tuple[int, ...]
+    num_drafted: tuple[int, ...]
     pool: tuple[int, int]
     growth: tuple[tuple[int, int, int], ...]
     prefill_seconds: float
@@ -104,11 +105,11 @@ class Model:
         request = self._request(prompt, method, key, pool)
         params = self.params(self._dtype(method))
         shapes = jax.tree.map(np.shape, request.inputs)
-        compiled = self._dtype(method), request.program, jax.tree.structure(request.inputs), str(shapes)
+        compiled = self._dtype(method), request.config, jax.tree.structure(request.inputs), str(shapes)
         if compiled not in self._compiled:
-            inputs, program = request.inputs, request.program
-            state = prefill.start(prefill.prefill(params, inputs, program), inputs, program)
-            jax.block_until_ready(loop.run(params, state, program, max_steps=1))
+            inputs, config = request.inputs, request.config
+            state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
+            jax.block_until_ready(loop.run_steps(params, state, config, max_steps=1))
             self._compiled.add(compiled)
         return self._decode(request, method)
 
@@ -117,29 +118,29 @@ class Model:
 
     def _request(self, prompt: Sequence[int], method: Method, key: jax.Array, pool: NGramPool | None) -> Request:
         params = self.params(self._dtype(method))
-        options: request_lib.Options = {
-            "max_new_tokens": self.max_new_tokens,
-            "lookahead": None if method.setting == PLAIN else method.setting,
-            "sampling": SamplingConfig(temperature=method.temperature),
-            "tokenizer": self.tokenizer,
-            "key": key,
-            "pool": pool,
-            "with_statistics": True,
-        }
+        options = Options(
+            max_new_tokens=self.max_new_tokens,
+            lookahead=None if method.setting == PLAIN else method.setting,
+            sampling=SamplingConfig(temperature=method.temperature),
+            tokenizer=self.tokenizer,
+            key=key,
+            pool=pool,
+            with_statistics=True,
+        )
         return request_lib.check(params, list(prompt), options)
 
-    def _decode(self, request: Request, method: Method) -> tuple[Answer, NGramPool]:
-        params, inputs, program = self.params(self._dtype(method)), request.inputs, request.program
+    def _decode(self, request: Request, method: Method) -> tuple[Answer, NGramPool | None]:
+        params, inputs, config = self.params(self._dtype(method)), request.inputs, request.config
         prefix, prefill_seconds = self._prefill(request, method)
         begin = time.perf_counter()
-        state = prefill.start(prefix, inputs, program)
-        state = jax.block_until_ready(loop.run(params, state, program, max_steps=1))
+        state = prefill.start(prefix, inputs, config)
+        state = jax.block_until_ready(loop.run_steps(params, state, config, max_steps=1))
         after_first = time.perf_counter()
         growth = []
         while method.shows_growth and not state.done[0]:
             growth.append((int(state.num_tokens[0] - inputs.lengths[0]), *_pool_size(state.pool)))
-            state = loop.run(params, state, program, max_steps=GROWTH_STEPS)
-        state = jax.block_until_ready(loop.run(params, state, program))
+            state = loop.run_steps(params, state, config, max_steps=GROWTH_STEPS)
+        state = jax.block_until_ready(loop.run_steps(params, state, config))
         end = time.perf_counter()
 
         generation = results.gather(state, request)
@@ -151,7 +152,7 @@ class Model:
             text=generation.text[0],
             steps=steps,
             accepted=tuple(generation.accepted[0, :steps].tolist()),
-            candidates=tuple(generation.statistics.num_candidates[0, :steps].tolist()),
+            num_drafted=tuple(generation.statistics.num_drafted[0, :steps].tolist()),
             pool=size,
             growth=(*growth, (tokens, *size)) if method.shows_growth else (),
             prefill_seconds=prefill_seconds,
@@ -166,11 +167,11 @@ class Model:
         Methods share the program that reads prompts. So one of them reads a prompt, and the others copy its cache.
         """
         params, inputs = self.params(self._dtype(method)), request.inputs
-        recycles = "recycled" in request.program.lookahead.reach
+        recycles = "recycled" in request.config.lookahead.reach
         read = self._dtype(method), recycles, np.asarray(inputs.prompts).tobytes(), tuple(inputs.lengths)
         if self._read is None or self._read[0] != read:
             begin = time.perf_counter()
-            prefix = jax.block_until_ready(prefill.prefill(params, inputs, request.program))
+            prefix = jax.block_until_ready(prefill.prefill(params, inputs, request.config))
             self._read = read, prefix, time.perf_counter() - begin
         _, prefix, seconds = self._read
         return jax.block_until_ready(jax.tree.map(jnp.copy, prefix)), seconds  # decoding takes over the buffers
@@ -223,7 +224,7 @@ class Model:
             text=text.decode(self.tokenizer, tokens),
             steps=len(times),
             accepted=(),
-            candidates=(),
+            num_drafted=(),
             pool=(0, 0),
             growth=(),
             prefill_seconds=times[0] - begin,
@@ -233,7 +234,9 @@ class Model:
         )
 
 
-def _pool_size(pool: NGramPool) -> tuple[int, int]:
+def _pool_size(pool: NGramPool | None) -> tuple[int, int]:
     """Returns the numbers of n-grams and of keys in a pool [1, V, G, N-1]."""
+    if pool is None:
+        return 0, 0
     fan_out = np.asarray(jnp.sum(pool.ngrams[0, ..., 0] != NGramPool.EMPTY, axis=-1))
     return int(fan_out.sum()), int((fan_out > 0).sum())

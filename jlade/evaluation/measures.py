@@ -60,17 +60,17 @@ def accepted_shares(results: Iterable[Result]) -> list[float]:
 
 
 def hit_rates(results: Iterable[Result], size: int) -> list[tuple[int, float]]:
-    """Returns how often the pool had a candidate, over time.
+    """Returns how often a step had a draft, over time.
 
     Args:
       results: of one method.
       size: steps that are taken together.
 
     Returns:
-      Pairs of the last step of each group, from 1, and the share of its steps, over all answers, with a candidate.
+      Pairs of the last step of each group, from 1, and the share of its steps, over all answers, with a draft.
       Groups that fewer than half of the answers reach are left out.
     """
-    given = [answer.candidates for answer in answers(results)]
+    given = [answer.num_drafted for answer in answers(results)]
     rates = []
     for begin in range(0, max(map(len, given), default=0), size):
         parts = [hits[begin : begin + size] for hits in given if len(hits) > begin]

@@ -57,7 +57,9 @@ class Method:
             base = names.name(self.setting)
             flags += [f"no-{source}" for source in _left_out(self.setting)]
             flags += [] if self.setting.pool_from_prompt else ["no-prompt"]
-            flags += [] if self.setting.step_cost is None else [f"cost={_exact(self.setting.step_cost)}"]
+            flags += (
+                [] if self.setting.relative_step_time is None else [f"cost={_exact(self.setting.relative_step_time)}"]
+            )
         flags += ["warm"] if self.is_warm else []
         flags += ["growth"] if self.shows_growth else []
         flags += [self.dtype] if self.dtype else []
@@ -80,7 +82,7 @@ class Method:
             parts = [kind + names.label(self.setting)]
             parts += [f"without {source}" for source in _left_out(self.setting)]
             parts += [] if self.setting.pool_from_prompt else ["without the prompt"]
-            parts += [] if self.setting.step_cost is None else ["adaptive"]
+            parts += [] if self.setting.relative_step_time is None else ["adaptive"]
         parts += ["warm pool"] if self.is_warm else []
         parts += ["counting the pool"] if self.shows_growth else []
         parts += [self.dtype] if self.dtype else []
@@ -135,9 +137,11 @@ def _with_flag(method: Method, flag: str) -> Method:
         if not isinstance(method.setting, LookaheadConfig) or (name != "cost" and method.setting.tree_size is None):
             raise ValueError(f":{name} needs {'sizes' if name == 'cost' else 'a tree'}")
         if name == "cost":
-            return dataclasses.replace(method, setting=dataclasses.replace(method.setting, step_cost=float(value)))
-        others = tuple(source for source in method.setting.candidates if flag != f"no-{source}")
-        return dataclasses.replace(method, setting=dataclasses.replace(method.setting, candidates=others))
+            return dataclasses.replace(
+                method, setting=dataclasses.replace(method.setting, relative_step_time=float(value))
+            )
+        others = tuple(source for source in method.setting.sources if flag != f"no-{source}")
+        return dataclasses.replace(method, setting=dataclasses.replace(method.setting, sources=others))
     has_pool = isinstance(method.setting, LookaheadConfig) and method.setting.guess_set_size > 0
     if flag in ("no-prompt", "warm", "growth") and not has_pool:
         raise ValueError(f":{flag} needs W, N and G with a pool")
@@ -154,7 +158,7 @@ def _with_flag(method: Method, flag: str) -> Method:
 
 def _left_out(setting: LookaheadConfig) -> list[str]:
     """Returns the sources that a tree lacks."""
-    return [] if setting.tree_size is None else [source for source in SOURCES if source not in setting.candidates]
+    return [] if setting.tree_size is None else [source for source in SOURCES if source not in setting.sources]
 
 
 def _exact(number: float) -> str:

@@ -227,7 +227,7 @@ def _setting(name: str) -> LookaheadConfig:
 
 
 def growth_table(results: Results) -> Table:
-    """Returns the n-grams in the pool while texts grow, and how often it had a candidate."""
+    """Returns the n-grams in the pool while texts grow, and how often a step had a draft."""
     (name,) = [name for name in results if parse(name).shows_growth]
     given = measures.answers(results[name])
     longest = max(len(answer.tokens) for answer in given)
@@ -237,7 +237,7 @@ def growth_table(results: Results) -> Table:
         found = [[each for each in answer.growth if low < each[0] <= high] for answer in given]
         last = [each[-1] for each in found if each]
         if last:
-            steps = list(itertools.chain.from_iterable(_candidates(answer, low, high) for answer in given))
+            steps = list(itertools.chain.from_iterable(_num_drafted(answer, low, high) for answer in given))
             mean = [sum(each[i] for each in last) / len(last) for i in (1, 2)]
             rows.append(
                 (f"{low} to {high}", *mean, sum(number > 0 for number in steps) / max(1, len(steps)), len(last))
@@ -246,7 +246,7 @@ def growth_table(results: Results) -> Table:
         Column("tokens of the text"),
         Column("n-grams", ".0f"),
         Column("keys", ".0f"),
-        Column("steps with a candidate", ".0%"),
+        Column("steps with a draft", ".0%"),
         Column("answers", "d"),
     )
     setting = dataclasses.replace(parse(name), shows_growth=False).label
@@ -254,20 +254,20 @@ def growth_table(results: Results) -> Table:
     return Table("growth", "Growth of the pool", columns, tuple(rows), note)
 
 
-def _candidates(answer: Answer, low: int, high: int) -> Iterable[int]:
-    """Returns the candidates of the steps that began with `low` to `high` tokens."""
+def _num_drafted(answer: Answer, low: int, high: int) -> Iterable[int]:
+    """Returns the drafted tokens of the steps that began with `low` to `high` tokens."""
     begins = itertools.accumulate(answer.accepted, initial=0)
-    return [number for begin, number in zip(begins, answer.candidates, strict=False) if low <= begin < high]
+    return [number for begin, number in zip(begins, answer.num_drafted, strict=False) if low <= begin < high]
 
 
 def hits_figure(results: Results) -> Figure:
-    """Returns the share of steps with a candidate over time, with cold and warm pools."""
+    """Returns the share of steps with a draft over time, with cold and warm pools."""
     series = {}
     for name, of_method in results.items():
         rates = measures.hit_rates(of_method, HIT_STEPS)
         if rates and not parse(name).shows_growth and _setting(name).guess_set_size:
             series[parse(name).label] = [(float(step), 100 * rate) for step, rate in rates]
-    draw = figures.lines(series, "step", "% of the steps with a candidate")
+    draw = figures.lines(series, "step", "% of the steps with a draft")
     note = (
         f"Means over {HIT_STEPS} steps. A cold pool starts empty for each prompt, a warm one with the n-grams of the "
         "prompts before."

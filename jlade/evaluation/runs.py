@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jax
 
 from jlade import storage
+from jlade.drafts.pool import NGramPool
 from jlade.evaluation import quality
 from jlade.evaluation.answers import Answer, Model
 from jlade.evaluation.datasets import Question
 from jlade.evaluation.methods import Method, parse
 from jlade.generation import difference, text
 from jlade.generation.difference import Difference
-from jlade.lookahead.ngram_pool import NGramPool
 
 Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]  # token ids of the messages of a conversation
 TIMES = ("prefill_seconds", "first_seconds", "seconds")

@@ -3,21 +3,24 @@
 import dataclasses
 import json
 import pathlib
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import DecodeState
+from jlade.drafts.pool import NGramPool
+from jlade.drafts.tree import Shape
 from jlade.generation import request as request_lib
 from jlade.generation import results, text
-from jlade.generation.prompts import Prompt
-from jlade.generation.request import Options
+from jlade.generation.options import Options, keywords
+from jlade.generation.prompts import Prompts
 from jlade.generation.text import Detokenizer
 from jlade.lookahead import adaptive, block
-from jlade.lookahead.ngram_pool import NGramPool
 from jlade.models.base import Params
 
 TEMPLATE = pathlib.Path(__file__).with_name("trace.html")
@@ -63,7 +66,8 @@ class Trace:
     steps: list[Step]
 
 
-def trace(params: Params, prompt: Prompt, **options: Unpack[Options]) -> Trace:
+@keywords(Options)
+def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     """Generates the text of `jlade.generate` for one prompt, one step at a time, and records every step.
 
     Args:
@@ -73,26 +77,26 @@ def trace(params: Params, prompt: Prompt, **options: Unpack[Options]) -> Trace:
     Raises:
       TypeError, ValueError: as `jlade.stream` does.
     """
-    if options.get("lookahead", "auto") == "auto":
-        options["lookahead"] = SHOWN
+    if options.lookahead == "auto":
+        options = dataclasses.replace(options, lookahead=SHOWN)
     request = request_lib.check(params, prompt, options)
     request_lib.check_single(request)
     tokenizer = request.tokenizer
     if tokenizer is None:
         raise TypeError("tokenizer must be given: the trace shows the text of tokens")
-    inputs, program = request.inputs, request.program
-    if program.lookahead.tree_size is not None:
+    inputs, config = request.inputs, request.config
+    if config.lookahead.tree_size is not None:
         raise ValueError(
-            f"lookahead has tree_size={program.lookahead.tree_size}; a trace shows candidates side by side: use "
+            f"lookahead has tree_size={config.lookahead.tree_size}; a trace shows candidates side by side: use "
             "tree_size=None"
         )
-    levels = (program.lookahead,) if inputs.step_cost is None else adaptive.levels(program.lookahead)
-    params = sharding.put_params(params, program)
+    levels = (config.lookahead,) if inputs.relative_step_time is None else adaptive.levels(config.lookahead)
+    params = sharding.put_params(params, config.mesh)
 
-    state = prefill.start(prefill.prefill(params, inputs, program), inputs, program)
+    state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
     before, steps = _snapshot(state), []
     while not before.done:
-        state = loop.run(params, state, program, max_steps=1)
+        state = loop.run_steps(params, state, config, max_steps=1)
         after = _snapshot(state)
         steps.append(_step(before, after, levels[before.level]))
         before = after
@@ -101,7 +105,7 @@ def trace(params: Params, prompt: Prompt, **options: Unpack[Options]) -> Trace:
     detokenizer = Detokenizer(tokenizer)
     used = set(tokens).union(*map(_tokens_of, steps))
     return Trace(
-        lookahead=program.lookahead,
+        lookahead=config.lookahead,
         levels=levels,
         prompt_length=int(inputs.lengths[0]),
         tokens=tokens,
@@ -117,7 +121,9 @@ def page(trace: Trace) -> str:
     blocks = [
         {"sizes": _sizes(level), "positions": built.positions.tolist(), "seen": [_runs(row) for row in built.mask]}
         for level in trace.levels
-        for built in [block.build(*_sizes(level))]
+        for built in [
+            block.build(level.window_size, level.ngram_size, Shape.chains(level.guess_set_size, level.ngram_size - 1))
+        ]
     ]
     kind, description = describe(trace.lookahead)
     data = dataclasses.asdict(trace) | {"blocks": blocks, "kind": kind, "description": description}
@@ -167,13 +173,23 @@ class _Snapshot(NamedTuple):
 
 def _snapshot(state: DecodeState) -> _Snapshot:
     level = None if state.pace is None else state.pace.level
+    of_pool, of_tree = _ngrams(state), state.memory.drafts.tree.tokens
     tokens, length, window, pool, candidates, done, level = mesh.fetch(
-        (state.tokens, state.num_tokens, state.window, state.pool.ngrams, state.candidates, state.done, level)
+        (state.tokens, state.num_tokens, state.window, of_pool, of_tree, state.done, level)
     )
     # The next step takes over the pool's buffer.
     return _Snapshot(
-        tokens[0, : length[0]], window[0], pool[0].copy(), candidates[0], 0 if level is None else int(level), done[0]
+        tokens=tokens[0, : length[0]],
+        window=window[0],
+        pool=pool[0].copy(),
+        candidates=candidates[0].reshape(-1, window.shape[1]).copy(),
+        level=0 if level is None else int(level),
+        done=done[0],
     )
+
+
+def _ngrams(state: DecodeState) -> jax.Array:
+    return jnp.zeros((1, 0, 0, 0), jnp.int32) if state.pool is None else state.pool.ngrams
 
 
 def _step(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> Step:
@@ -214,7 +230,7 @@ def _ngrams_of_text(before: _Snapshot, after: _Snapshot, level: LookaheadConfig)
 
 def _has(pool: np.ndarray, ngram: np.ndarray) -> bool:
     """Returns whether the pool [V, G, N-1] has the n-gram [N]."""
-    return bool((pool[ngram[0]] == ngram[1:]).all(axis=-1).any())
+    return pool.size > 0 and bool((pool[ngram[0]] == ngram[1:]).all(axis=-1).any())
 
 
 def _tokens_of(step: Step) -> set[int]:

@@ -26,7 +26,8 @@ def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahe
         )
     expected = jax.eval_shape(lambda params: decoder.init_cache(params, num_sequences, capacity), params)
     of_state, of_model = (
-        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)] for cache in (state.cache, expected)
+        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)]
+        for cache in (state.memory.cache, expected)
     )
     if of_state != of_model:
         raise ValueError(
@@ -34,11 +35,17 @@ def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahe
             f"{len(of_model)} like {of_model[0]}"
         )
     shape = (num_sequences, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
-    if state.pool.shape != shape:
+    pool = None if state.pool is None else state.pool.shape
+    accepted = shape if "pool" in lookahead.reach else None
+    if pool != accepted:
         raise ValueError(
-            f"state is of another lookahead setting: its pool has shape {list(state.pool.shape)}, accepted is "
-            f"[B, V, G, N-1] = {list(shape)}"
+            "state is of another lookahead setting: its pool has shape [B, V, G, N-1] = "
+            f"{_shown(pool)}, accepted is {_shown(accepted)}"
         )
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))
 
 
 def for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
@@ -47,7 +54,7 @@ def for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
     def repeat(array: jax.Array) -> jax.Array:
         return jnp.broadcast_to(array, (batch_size, *array.shape[1:]))
 
-    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "cache", "pool", "drafts")}
+    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "memory")}
     return dataclasses.replace(state, **jax.tree.map(repeat, fields))
 
 
@@ -59,4 +66,4 @@ def reuse(state: DecodeState, prompts: list[np.ndarray], capacity: int) -> KVCac
         most = min(length, len(ids)) - 1  # the last token of either is left to the first step
         differs = np.flatnonzero(known[:most] != ids[:most])
         shared.append(differs[0] if len(differs) else most)
-    return resize(state.cache, np.array(shared, np.int32), capacity)
+    return resize(state.memory.cache, np.array(shared, np.int32), capacity)

@@ -14,6 +14,7 @@ from jlade import mesh as mesh_lib
 from jlade.decoding.state import DecodeState
 from jlade.drafts import recycled as recycling
 from jlade.drafts.recycled import RecycledLogits
+from jlade.drafts.source import RANKS
 from jlade.drafts.tree import NONE
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import Prompt
@@ -55,7 +56,7 @@ def recycled(corpus: Corpus, tokens: np.ndarray, batch_size: int, vocab_size: in
       batch_size: B.
       vocab_size: V.
     """
-    tables = [one.drafts.table for one in corpus if isinstance(one, DecodeState) and one.drafts is not None]
+    tables = [one.memory.drafts.states.get("recycled") for one in corpus if isinstance(one, DecodeState)]
     rows = [
         jax.tree.map(operator.itemgetter(row), table)
         for table in tables
@@ -74,8 +75,8 @@ def _followers(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     order = np.lexsort((-counts, pairs[:, 0]))
     first, second = pairs[order].T
     rank = np.arange(len(first)) - np.searchsorted(first, first)
-    table = np.full((vocab_size, recycling.RANKS), NONE, np.int32)
-    is_kept = rank < recycling.RANKS
+    table = np.full((vocab_size, RANKS), NONE, np.int32)
+    is_kept = rank < RANKS
     table[first[is_kept], rank[is_kept]] = second[is_kept]
     return table
 

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec
 
 from jlade import mesh
 from jlade.decoding import prefill, sharding
-from jlade.decoding.state import Program
-from jlade.decoding.vocabulary import Vocabulary
+from jlade.decoding.state import DecodeConfig
 from jlade.generation.request import prepare
 from jlade.models.base import KVCache, Params
+from jlade.vocabulary import VocabularyShard
 
 
 class Difference(NamedTuple):
@@ -38,24 +38,24 @@ def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Seque
     differs = np.flatnonzero(np.asarray(one[:shorter]) != np.asarray(other[:shorter]))
     position = int(differs[0]) if len(differs) else shorter
     text = [*prompt, *one[:position]]
-    inputs, program = prepare(params, text, max_new_tokens=1, lookahead=None)
-    cache = prefill.prefill(params, inputs, program).cache
+    inputs, config = prepare(params, text, max_new_tokens=1, lookahead=None)
+    cache = prefill.prefill(params, inputs, config).cache
     token = np.array([text[-1:]], np.int32)
-    first, second = mesh.fetch(_largest_two(params, cache, token, program))
+    first, second = mesh.fetch(_largest_two(params, cache, token, config))
     return Difference(position, float(first - second))
 
 
-@functools.partial(jax.jit, static_argnames="program")
-def _largest_two(params: Params, cache: KVCache, token: jax.Array, program: Program) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="config")
+def _largest_two(params: Params, cache: KVCache, token: jax.Array, config: DecodeConfig) -> jax.Array:
     """Returns the two largest logits [2] after `token` [1, 1], which follows the tokens of the cache."""
-    largest = functools.partial(_largest_two_part, program=program)
-    specs = sharding.param_specs(params, program), sharding.CACHE, PartitionSpec()
-    return mesh.shard(largest, program.mesh, specs, PartitionSpec())(params, cache, token)
+    largest = functools.partial(_largest_two_part, config=config)
+    specs = sharding.param_specs(params, config.mesh), sharding.CACHE, PartitionSpec()
+    return mesh.shard(largest, config.mesh, specs, PartitionSpec())(params, cache, token)
 
 
-def _largest_two_part(params: Params, cache: KVCache, token: jax.Array, program: Program) -> jax.Array:
+def _largest_two_part(params: Params, cache: KVCache, token: jax.Array, config: DecodeConfig) -> jax.Array:
     """`_largest_two` for a device."""
-    decoder = program.decoder
+    decoder = config.decoder
     hidden, _ = decoder.forward(params, token, cache.length[:, None], cache, np.ones((1, 1), bool))
-    logits = Vocabulary.of(decoder.vocab_size, program.mesh).whole(decoder.logits(params, hidden))
+    logits = VocabularyShard.of(decoder.vocab_size, config.mesh).whole(decoder.logits(params, hidden))
     return jax.lax.top_k(logits[0, 0].astype(jnp.float32), 2)[0]

@@ -1,7 +1,8 @@
 """`generate` and `stream`: prompts in, a `Generation` out, whole or in pieces."""
 
+import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -9,8 +10,9 @@ from jlade import mesh
 from jlade.decoding import loop, prefill, sharding
 from jlade.generation import request as request_lib
 from jlade.generation import results
+from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
-from jlade.generation.request import Options, Request
+from jlade.generation.request import Request
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer
 from jlade.models.base import Params
@@ -26,9 +28,15 @@ class Streamer(Protocol):
         """Marks the end of the tokens."""
 
 
-def generate(
-    params: Params, prompt: Prompts, *, streamer: Streamer | None = None, **options: Unpack[Options]
-) -> Generation:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateOptions(Options):
+    """The options of `generate`."""
+
+    streamer: Streamer | None = None
+
+
+@keywords(GenerateOptions)
+def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Generation:
     """Generates the text of plain decoding in fewer steps.
 
     Args:
@@ -41,9 +49,9 @@ def generate(
         as many as the model's positions leave, up to 256.
       min_new_tokens: before this many tokens no end token is generated and no stop string ends the text, for all
         prompts or one for each; 0 by default.
-      lookahead: the width of a step and its drafts; None for plain decoding, one token a step; "auto", the default, for
-        the setting that `jlade.tune` found on this device for this model and batch size, or an estimate if it did not
-        run. A setting that is known to be slower than plain decoding here is logged once, at INFO by the logger
+      lookahead: the window and the drafts of a step; None for plain decoding, one token a step; "auto", the default,
+        for the setting that `jlade.tune` found on this device for this model and batch size, or an estimate if it did
+        not run. A setting that is known to be slower than plain decoding here is logged once, at INFO by the logger
         "jlade".
       sampling: how tokens are drawn, for all prompts or one for each; greedy by default. Other values compile nothing;
         a control that was not used before does.
@@ -71,7 +79,7 @@ def generate(
         for all prompts [V, G, N-1] or one for each [B, V, G, N-1]. By default no call sees the n-grams of another.
       corpus: other texts in which drafts are searched as in the text itself, such as earlier texts of the same user: a
         list of strings, token ids, or `Generation.state` of earlier calls, whose recycled logits are used too. For all
-        prompts. It needs a `lookahead` with a tree and "suffix" among its candidates; "auto" ignores it where it has
+        prompts. It needs a `lookahead` with a tree and "suffix" among its sources; "auto" ignores it where it has
         none.
       logprobs: whether to return the log-probabilities of the tokens; False by default.
       with_statistics: whether to return `Generation.statistics`; False by default.
@@ -82,13 +90,14 @@ def generate(
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
     """
     request = request_lib.check(params, prompt, options)
-    if streamer is None:
-        return results.gather(loop.decode(params, request.inputs, request.program), request)
-    request_lib.check_streamer(streamer, request)
-    return _feed(streamer, request, _pieces(params, request))
+    if options.streamer is None:
+        return results.gather(loop.decode(params, request.inputs, request.config), request)
+    request_lib.check_streamer(options.streamer, request)
+    return _feed(options.streamer, request, _pieces(params, request))
 
 
-def stream(params: Params, prompt: Prompts, **options: Unpack[Options]) -> Iterator[Piece]:
+@keywords(Options)
+def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]:
     """Generates the text of `generate` for one prompt, and yields the addition of each step as soon as it is made.
 
     The last piece has the whole `Generation`. Closing the iterator earlier ends the work. Arguments and errors are
@@ -100,13 +109,13 @@ def stream(params: Params, prompt: Prompts, **options: Unpack[Options]) -> Itera
 
 
 def _pieces(params: Params, request: Request) -> Iterator[Piece]:
-    inputs, program = request.inputs, request.program
-    params = sharding.put_params(params, program)
-    state = prefill.start(prefill.prefill(params, inputs, program), inputs, program)
+    inputs, config = request.inputs, request.config
+    params = sharding.put_params(params, config.mesh)
+    state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
     detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
     begin, done = int(inputs.lengths[0]), False
     while not done:
-        state = loop.run(params, state, program, max_steps=1)
+        state = loop.run_steps(params, state, config, max_steps=1)
         tokens, end, done = (x[0] for x in mesh.fetch((state.tokens, state.num_tokens, state.done)))
         new = tokens[begin:end]
         text = None if detokenizer is None else detokenizer.feed(new.tolist(), last=bool(done))

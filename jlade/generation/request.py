@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,17 @@ from jlade.choosing import choice
 from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding.sampling import Sampling
-from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Program
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs
 from jlade.decoding.stopping import Stopping
+from jlade.drafts.pool import NGramPool
+from jlade.drafts.source import State
 from jlade.generation import continuation, stop_strings, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import prompts as prompts_lib
-from jlade.generation.corpus import Corpus
+from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
-from jlade.lookahead.ngram_pool import NGramPool
-from jlade.mesh import DATA, LOOKAHEAD, MODEL
+from jlade.mesh import DATA, MODEL
 from jlade.models import sharding
 from jlade.models.base import Decoder, Params
 from jlade.models.llama import Llama, LlamaParams
@@ -37,58 +38,31 @@ SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so
 EOS_SLOTS = 32  # end tokens, or this times a power of two, for the same reason
 
 
-class TextOptions(TypedDict, total=False):
-    """The options that decide the text; see `jlade.generate`."""
-
-    max_new_tokens: int | Sequence[int] | None
-    min_new_tokens: int | Sequence[int]
-    sampling: SamplingConfig | Sequence[SamplingConfig]
-    tokenizer: Tokenizer | None
-    attention_mask: Any
-    parse_special: bool
-    eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
-    stop: str | Sequence[str] | Sequence[Sequence[str]] | None
-    key: jax.Array | None
-    decoder: Decoder | None
-    mesh: Mesh | None
-
-
-class Options(TextOptions, total=False):
-    """The options of `jlade.generate` and `jlade.stream`; see `jlade.generate`."""
-
-    lookahead: LookaheadConfig | Literal["auto"] | None
-    state: DecodeState | None
-    pool: NGramPool | None
-    corpus: Corpus | None
-    logprobs: bool
-    with_statistics: bool
-    keep_state: bool
-
-
 @dataclasses.dataclass(frozen=True)
 class Request:
     """Checked arguments for B sequences: what the device needs, and what the host makes of the result."""
 
     inputs: Inputs
-    program: Program
+    config: DecodeConfig
     tokenizer: Tokenizer | None
     stop: tuple[tuple[str, ...], ...]  # [B], the stop strings of each sequence
     with_statistics: bool
     keep_state: bool
 
 
-def prepare(params: Params, prompt: Prompts, **options: Unpack[Options]) -> tuple[Inputs, Program]:
+@keywords(Options)
+def prepare(params: Params, prompt: Prompts, options: Options) -> tuple[Inputs, DecodeConfig]:
     """Returns the arguments of `jlade.decode`, `jlade.prefill` and `jlade.start`, made from those of `jlade.generate`.
 
     Raises:
       TypeError, ValueError: as `jlade.generate` does.
     """
     request = check(params, prompt, options)
-    return request.inputs, request.program
+    return request.inputs, request.config
 
 
 def check(params: Params, prompt: Prompts, options: Options, batch_size: int | None = None) -> Request:
-    """Checks the arguments of `jlade.generate`; absent options get their defaults here.
+    """Checks the arguments of `jlade.generate`.
 
     Args:
       params, prompt, options: of `jlade.generate`.
@@ -97,108 +71,45 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
-    check_names(options, Options)
-    decoder, mesh = _check_decoder(params, options.get("decoder"), options.get("mesh"))
-    tokenizer = options.get("tokenizer")
-    if tokenizer is not None:
-        text.token_bytes(tokenizer)
-    parse_special = _check_bool("parse_special", options.get("parse_special", True))
-    mask = options.get("attention_mask")
-    prompts = prompts_lib.read(prompt, tokenizer, decoder.vocab_size, mask, parse_special)
+    decoder, mesh = _check_decoder(params, options.decoder, options.mesh)
+    prompts = _check_prompts(prompt, options, decoder)
     _check_batch(len(prompts) if batch_size is None else batch_size, mesh)
-    batch_size = len(prompts)
-    state = options.get("state")
-    # "auto" continues with the setting of the state, which may have one sequence for all prompts.
-    num_sequences = state.tokens.shape[0] if isinstance(state, DecodeState) else batch_size
-    lookahead = _check_lookahead(options.get("lookahead", "auto"), params, decoder, num_sequences, mesh)
-    if lookahead.tree_size is not None and mesh_lib.size(mesh, LOOKAHEAD) > 1:
-        raise ValueError(
-            f"lookahead has tree_size={lookahead.tree_size}, and a tree is not divided among the devices of the mesh's "
-            f"lookahead={mesh_lib.size(mesh, LOOKAHEAD)}: use these devices for data or model, or tree_size=None"
-        )
-    lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
-    limits = _check_limits(options.get("max_new_tokens"), lengths, decoder.max_positions)
-    fewest = _check_ints("min_new_tokens", options.get("min_new_tokens", 0), 0, batch_size)
-    for most, least in zip(limits, fewest, strict=True):
-        if least > most:
-            raise ValueError(f"min_new_tokens must be at most max_new_tokens={most}, got {least}")
-    stop = _check_stop(options.get("stop"), batch_size)
-    eos_ids = options.get("eos_ids")
-    strings = None
-    if any(stop):
-        if tokenizer is None:
-            raise TypeError(f"stop={options.get('stop')!r} needs the tokenizer: pass tokenizer= with it")
-        strings = stop_strings.build(tokenizer, decoder.vocab_size, stop)
-    stopping = Stopping(
-        max_new_tokens=limits,
-        eos_ids=_check_eos_ids(decoder.eos_ids if eos_ids is None else eos_ids, batch_size, decoder.vocab_size),
-        min_new_tokens=fewest if fewest.any() else None,
-        strings=strings,
-    )
-    logprobs, with_statistics, keep_state = (
-        _check_bool(name, options.get(name, False)) for name in ("logprobs", "with_statistics", "keep_state")
-    )
-    key = _check_key(options.get("key"), batch_size)
-    sampling = _check_sampling(options.get("sampling", SamplingConfig()), batch_size, decoder.vocab_size)
+    lookahead = _check_lookahead(options, params, decoder, len(prompts), mesh)
+    stopping, stop = _check_stopping(options, prompts, decoder)
+    key = _check_key(options.key, len(prompts))
+    sampling = _check_sampling(options.sampling, len(prompts), decoder.vocab_size)
+    known = _check_known(options, params, decoder, prompts, lookahead)
+    for name in ("logprobs", "with_statistics", "keep_state"):
+        _check_bool(name, getattr(options, name))
 
-    capacity = min(prompts_lib.round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), decoder.max_positions)
-    corpus, recycled = options.get("corpus"), None
-    corpus_tokens: HostArray = None
-    if corpus is not None:
-        corpus_tokens = corpus_lib.read(corpus, tokenizer, decoder.vocab_size)
-        if "suffix" not in lookahead.reach:
-            if options.get("lookahead", "auto") != "auto":
-                raise ValueError(f"corpus needs a lookahead with 'suffix' among its candidates, got {lookahead}")
-            corpus_tokens = None  # the setting for this device has no use for it
-        elif "recycled" in lookahead.reach:
-            recycled = corpus_lib.recycled(corpus, corpus_tokens, batch_size, decoder.vocab_size)
-    cache, pool = None, _check_pool(options.get("pool"), batch_size, decoder.vocab_size, lookahead)
-    if state is not None:
-        if pool is not None:
-            raise ValueError("pool and state cannot both be given: the state has a pool of its own")
-        continuation.check(state, batch_size, params, decoder, lookahead)
-        state = continuation.for_each_sequence(state, batch_size)
-        capacity = max(capacity, state.tokens.shape[1])
-        cache, pool = continuation.reuse(state, prompts, capacity), state.pool
-        recycled = recycled if state.drafts is None else state.drafts.table
-    padded: HostArray = np.zeros((batch_size, capacity), np.int32)
-    for tokens, ids in zip(padded, prompts, strict=True):
-        tokens[: len(ids)] = ids
+    tokens, lengths = _pad(prompts, stopping.max_new_tokens, known.capacity, decoder.max_positions)
     # Plain decoding has no narrower level to fall back to.
-    cost = lookahead.step_cost if lookahead.block_size > 1 else None
-    step_cost: HostArray = None if cost is None else np.float32(cost)
+    relative_time = lookahead.relative_step_time if lookahead.block_size > 1 else None
+    relative_step_time: HostArray = None if relative_time is None else np.float32(relative_time)
     return Request(
         inputs=Inputs(
-            prompts=padded,
+            prompts=tokens,
             lengths=lengths,
             stopping=stopping,
             key=key,
             sampling=sampling,
-            step_cost=step_cost,
-            cache=cache,
-            pool=pool,
-            recycled=recycled,
-            corpus=corpus_tokens,
+            relative_step_time=relative_step_time,
+            cache=None if known.state is None else continuation.reuse(known.state, prompts, tokens.shape[1]),
+            sources=known.sources,
+            corpus=known.corpus,
         ),
-        program=Program(
+        config=DecodeConfig(
             decoder=decoder,
-            lookahead=dataclasses.replace(lookahead, step_cost=None),
-            logprobs=logprobs,
+            lookahead=dataclasses.replace(lookahead, relative_step_time=None),
+            logprobs=options.logprobs,
             chunks=CHUNKS_ON_CPU if mesh_lib.device_of(params, mesh).platform == "cpu" else CHUNKS,
             mesh=mesh,
         ),
-        tokenizer=tokenizer,
+        tokenizer=options.tokenizer,
         stop=stop,
-        with_statistics=with_statistics,
-        keep_state=keep_state,
+        with_statistics=options.with_statistics,
+        keep_state=options.keep_state,
     )
-
-
-def check_names(options: Mapping[str, Any], accepted: type) -> None:
-    """Raises a TypeError that names an option that is not a field of the TypedDict `accepted`."""
-    for name in options:
-        if name not in accepted.__annotations__:
-            raise TypeError(f"{name} is not an argument; accepted are {', '.join(sorted(accepted.__annotations__))}")
 
 
 def check_single(request: Request) -> None:
@@ -239,6 +150,13 @@ def _check_decoder(params: Params, decoder: Decoder | None, mesh: Mesh | None) -
     return decoder, mesh
 
 
+def _check_prompts(prompt: Prompts, options: Options, decoder: Decoder) -> list[np.ndarray]:
+    if options.tokenizer is not None:
+        text.token_bytes(options.tokenizer)
+    parse_special = _check_bool("parse_special", options.parse_special)
+    return prompts_lib.read(prompt, options.tokenizer, decoder.vocab_size, options.attention_mask, parse_special)
+
+
 def _check_batch(batch_size: int, mesh: Mesh | None) -> None:
     """Raises a ValueError if the axis `data` of the mesh does not divide the batch."""
     groups = mesh_lib.size(mesh, DATA)
@@ -251,8 +169,12 @@ def _check_batch(batch_size: int, mesh: Mesh | None) -> None:
 
 
 def _check_lookahead(
-    lookahead: Any, params: Params, decoder: Decoder, batch_size: int, mesh: Mesh | None
+    options: Options, params: Params, decoder: Decoder, batch_size: int, mesh: Mesh | None
 ) -> LookaheadConfig:
+    lookahead: Any = options.lookahead
+    if isinstance(options.state, DecodeState):
+        # "auto" continues with the setting of the state, which may have one sequence for all prompts.
+        batch_size = options.state.tokens.shape[0]
     if isinstance(lookahead, str) and lookahead == "auto":
         return choice.choose(params, decoder, batch_size, mesh)
     if not isinstance(lookahead, LookaheadConfig | None):
@@ -261,6 +183,75 @@ def _check_lookahead(
         return PLAIN
     choice.log_if_slow(lookahead, params, decoder, batch_size, mesh)
     return lookahead
+
+
+def _check_stopping(
+    options: Options, prompts: list[np.ndarray], decoder: Decoder
+) -> tuple[Stopping, tuple[tuple[str, ...], ...]]:
+    """Returns when the texts end, as arrays, and the stop strings of each."""
+    lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
+    limits = _check_limits(options.max_new_tokens, lengths, decoder.max_positions)
+    fewest = _check_ints("min_new_tokens", options.min_new_tokens, 0, len(prompts))
+    for most, least in zip(limits, fewest, strict=True):
+        if least > most:
+            raise ValueError(f"min_new_tokens must be at most max_new_tokens={most}, got {least}")
+    stop = _check_stop(options.stop, len(prompts))
+    if any(stop) and options.tokenizer is None:
+        raise TypeError(f"stop={options.stop!r} needs the tokenizer: pass tokenizer= with it")
+    eos_ids = decoder.eos_ids if options.eos_ids is None else options.eos_ids
+    stopping = Stopping(
+        max_new_tokens=limits,
+        eos_ids=_check_eos_ids(eos_ids, len(prompts), decoder.vocab_size),
+        min_new_tokens=fewest if fewest.any() else None,
+        strings=stop_strings.build(options.tokenizer, decoder.vocab_size, stop) if any(stop) else None,
+    )
+    return stopping, stop
+
+
+class _Known(NamedTuple):
+    """What earlier texts contribute to a request."""
+
+    state: DecodeState | None  # to continue from, with one sequence for each prompt
+    capacity: int  # of the state, 0 without one
+    sources: dict[str, State]  # initial states of sources
+    corpus: HostArray  # [S] int32, None for no corpus
+
+
+def _check_known(
+    options: Options, params: Params, decoder: Decoder, prompts: list[np.ndarray], lookahead: LookaheadConfig
+) -> _Known:
+    """Checks `state`, `pool` and `corpus` of the options."""
+    batch_size, vocab_size = len(prompts), decoder.vocab_size
+    sources: dict[str, State] = {}
+    corpus: HostArray = None
+    if options.corpus is not None:
+        corpus = corpus_lib.read(options.corpus, options.tokenizer, vocab_size)
+        if "suffix" not in lookahead.reach:
+            if options.lookahead != "auto":
+                raise ValueError(f"corpus needs a lookahead with 'suffix' among its sources, got {lookahead}")
+            corpus = None  # the setting for this device has no use for it
+        elif "recycled" in lookahead.reach:
+            sources["recycled"] = corpus_lib.recycled(options.corpus, corpus, batch_size, vocab_size)
+    pool = _check_pool(options.pool, batch_size, vocab_size, lookahead)
+    state = options.state
+    if state is None:
+        return _Known(None, 0, sources | ({} if pool is None else {"pool": pool}), corpus)
+    if pool is not None:
+        raise ValueError("pool and state cannot both be given: the state has a pool of its own")
+    continuation.check(state, batch_size, params, decoder, lookahead)
+    state = continuation.for_each_sequence(state, batch_size)
+    of_state = {name: each for name, each in state.memory.drafts.states.items() if each is not None}
+    return _Known(state, state.tokens.shape[1], sources | of_state, corpus)
+
+
+def _pad(prompts: list[np.ndarray], limits: HostArray, least: int, max_positions: int) -> tuple[HostArray, HostArray]:
+    """Returns the prompts [B, C] with room for new tokens, C at least `least`, and their lengths [B]."""
+    lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
+    capacity = min(prompts_lib.round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), max_positions)
+    padded: HostArray = np.zeros((len(prompts), max(capacity, least)), np.int32)
+    for tokens, ids in zip(padded, prompts, strict=True):
+        tokens[: len(ids)] = ids
+    return padded, lengths
 
 
 def _check_bool(name: str, value: Any) -> bool:

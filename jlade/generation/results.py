@@ -10,10 +10,10 @@ import numpy as np
 from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
-from jlade.drafts.sources import KINDS
+from jlade.drafts.pool import NGramPool
+from jlade.drafts.sources import TABLE
 from jlade.generation.request import Request
 from jlade.generation.text import Detokenizer
-from jlade.lookahead.ngram_pool import NGramPool
 
 SHOWN = 8  # sequences in a `repr`
 _shorten = reprlib.Repr()
@@ -80,9 +80,8 @@ class Statistics:
 
     steps: np.ndarray
     accepted_histogram: np.ndarray  # [B, A] steps that accepted 1, 2, ... A tokens, the most that a step can accept
-    # [B, max(steps)] n-grams that the pool had for each step, or tokens of the tree; 0 after the last step
-    num_candidates: np.ndarray
-    contributed: dict[str, np.ndarray] | None  # tokens accepted from each source [B]; None without a tree
+    num_drafted: np.ndarray  # [B, max(steps)] tokens that each step verified; 0 after the last step
+    contributed: dict[str, np.ndarray]  # tokens accepted from each source [B]
     steps_with_accepted: np.ndarray  # steps that accepted more than one token
     keys: np.ndarray
     ngrams: np.ndarray
@@ -91,14 +90,14 @@ class Statistics:
     max_fan_out: np.ndarray
 
     @property
-    def steps_with_candidate(self) -> np.ndarray:
+    def steps_with_draft(self) -> np.ndarray:
         """[B] steps for which there was a draft."""
-        return (self.num_candidates > 0).sum(axis=1)
+        return (self.num_drafted > 0).sum(axis=1)
 
     @property
-    def candidate_rate(self) -> np.ndarray:
+    def draft_rate(self) -> np.ndarray:
         """[B] share of the steps for which there was a draft."""
-        return self.steps_with_candidate / self.steps
+        return self.steps_with_draft / self.steps
 
     @property
     def accepted_rate(self) -> np.ndarray:
@@ -108,17 +107,19 @@ class Statistics:
 
 def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
     """Returns the statistics of a decode that has ended, and of its setting."""
-    fan_out = jnp.sum(state.pool.ngrams[..., 0] != NGramPool.EMPTY, axis=-1)  # [B, V]
-    info, most = state.info, lookahead.max_accepted
-    fan_outs, accepted, steps, num_candidates, contributed = mesh.fetch(
-        (fan_out, info.accepted, state.num_steps, info.num_candidates, info.contributed)
+    info, most, pool = state.info, lookahead.max_accepted, state.pool
+    fan_out = jnp.zeros((len(state.done), 1), jnp.int32)
+    if pool is not None:
+        fan_out = jnp.sum(pool.ngrams[..., 0] != NGramPool.EMPTY, axis=-1)  # [B, V]
+    fan_outs, accepted, steps, num_drafted, contributed = mesh.fetch(
+        (fan_out, info.accepted, state.num_steps, info.num_drafted, info.contributed)
     )
     of_keys = [counts[counts > 0] if counts.any() else np.zeros(1, counts.dtype) for counts in fan_outs]
     return Statistics(
         steps=steps,
         accepted_histogram=np.stack([np.bincount(counts, minlength=most + 1)[1:] for counts in accepted]),
-        num_candidates=num_candidates[:, : steps.max()],
-        contributed=None if lookahead.tree_size is None else dict(zip(KINDS, contributed.T, strict=True)),
+        num_drafted=num_drafted[:, : steps.max()],
+        contributed=dict(zip(TABLE, contributed.T, strict=True)),
         steps_with_accepted=(accepted > 1).sum(axis=1),
         keys=(fan_outs > 0).sum(axis=1),
         ngrams=fan_outs.sum(axis=1),
@@ -153,7 +154,7 @@ def gather(state: DecodeState, request: Request) -> Generation:
         text=None if request.tokenizer is None else tuple(text or "" for _, text in endings),
         logprobs=None if logprobs is None else generated(logprobs.model, np.nan),
         processed_logprobs=None if logprobs is None else generated(logprobs.processed, np.nan),
-        statistics=statistics(state, request.program.lookahead) if request.with_statistics else None,
+        statistics=statistics(state, request.config.lookahead) if request.with_statistics else None,
         state=state if request.keep_state else None,
     )
 

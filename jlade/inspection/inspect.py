@@ -214,7 +214,7 @@ def inspect(
         each, weight_bytes = batch_size // mesh_lib.size(divided, DATA), estimate.bytes_of_weight(params)
         kind = target.platform, target.device_kind, each, weight_bytes, mesh_lib.size(divided, LOOKAHEAD)
         lookahead = stored.lookahead if stored else estimate.estimate(*kind)
-    setting = dataclasses.replace(lookahead or PLAIN, step_cost=None)
+    setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)
     programs = Programs(params, decoder, target, batch_size, capacity, rates, divided)
     found = Inspection(

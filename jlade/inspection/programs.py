@@ -13,7 +13,7 @@ from jlade import mesh as mesh_lib
 from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding import loop, prefill, sharding
-from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeState, Inputs, Prefix, Program
+from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Loop, Sizes
@@ -36,9 +36,9 @@ class Programs(NamedTuple):
     rates: Rates
     mesh: Mesh | None = None  # a result of `mesh_for`; `device` is then one of its devices
 
-    def program(self, lookahead: LookaheadConfig) -> Program:
+    def config(self, lookahead: LookaheadConfig) -> DecodeConfig:
         chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
-        return Program(self.decoder, lookahead, chunks=chunks, mesh=self.mesh)
+        return DecodeConfig(self.decoder, lookahead, chunks=chunks, mesh=self.mesh)
 
     def inputs(self, length: int) -> Inputs:
         """Returns random prompts of `length` tokens, to be continued up to the capacity."""
@@ -53,14 +53,14 @@ class Programs(NamedTuple):
 
         def start(params: LlamaParams) -> DecodeState:
             cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
-            return prefill.start(Prefix(cache), self.inputs(1), self.program(lookahead))
+            return prefill.start(Prefix(cache), self.inputs(1), self.config(lookahead))
 
         state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
         if self.mesh is None:
-            return self.params, *loop.apart(state), steps
-        specs = sharding.state_specs(state.constants.stopping, self.program(lookahead))
+            return self.params, *_apart(state), steps
+        specs = sharding.state_specs(state.constants, self.config(lookahead))
         state, steps = mesh_lib.shapes((state, steps), self.mesh, (specs, PartitionSpec()))
-        return self.placed_params(), *loop.apart(state), steps
+        return self.placed_params(), *_apart(state), steps
 
     def placed_params(self) -> LlamaParams:
         """Returns the shapes of the parameters, with their shardings on a mesh."""
@@ -73,34 +73,33 @@ class Programs(NamedTuple):
         """Returns the compiled program that reads prompts."""
 
         def read(params: LlamaParams, inputs: Inputs) -> Any:
-            return prefill.prefill(params, inputs, self.program(lookahead))
+            return prefill.prefill(params, inputs, self.config(lookahead))
 
         shapes = jax.eval_shape(lambda: self.inputs(1))
         if self.mesh is not None:
-            shapes = mesh_lib.shapes(shapes, self.mesh, sharding.input_specs(shapes, self.program(PLAIN)))
+            shapes = mesh_lib.shapes(shapes, self.mesh, sharding.input_specs(shapes, self.config(PLAIN)))
         return targets.compile_for(self.mesh or self.device, read, self.placed_params(), shapes)
 
     def decoding(self, lookahead: LookaheadConfig) -> Any:
         """Returns the compiled program that makes steps."""
 
-        def decode(
-            params: LlamaParams, rest: DecodeState, cache: Any, pool: Any, drafts: Any, max_steps: jax.Array
-        ) -> DecodeState:
-            whole = dataclasses.replace(rest, cache=cache, pool=pool, drafts=drafts)
-            return loop.run(params, whole, self.program(lookahead), max_steps)
+        def decode(params: LlamaParams, rest: DecodeState, memory: Memory, max_steps: jax.Array) -> DecodeState:
+            whole = dataclasses.replace(rest, memory=memory)
+            return loop.run_steps(params, whole, self.config(lookahead), max_steps)
 
-        return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2, 3, 4))
+        return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2,))
 
     def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
         """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
-        params, _, cache, pool, drafts, _ = self.arguments(lookahead)
-        table = None if drafts is None else drafts.table
+        params, _, memory, _ = self.arguments(lookahead)
+        states = dict(memory.drafts.states)
+        pool = states.pop("pool", None)
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
         sizes = Sizes(
             weights=frozenset(weights),
-            cache_layer=mesh_lib.local_size(cache.keys[0]),
-            pool=mesh_lib.local_size(pool.rows),
-            tables=frozenset(() if table is None else map(mesh_lib.local_size, jax.tree.leaves(table))),
+            cache_layer=mesh_lib.local_size(memory.cache.keys[0]),
+            pool=0 if pool is None else mesh_lib.local_size(pool.rows),
+            tables=frozenset(map(mesh_lib.local_size, jax.tree.leaves(states))),
         )
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
@@ -114,18 +113,23 @@ class Programs(NamedTuple):
             params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
             if any(map(is_int8, jax.tree.leaves(self.params, is_leaf=is_int8))):
                 params = quantize(params)
-            params = sharding.put_params(params, self.program(PLAIN))
+            params = sharding.put_params(params, self.mesh)
             return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
 
     def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
         room = (REPEAT + 1) * STEPS * setting.max_accepted
         inputs = self.inputs(max(1, self.capacity - room))
-        inputs = sharding.put(inputs, self.program(setting)) if self.mesh else jax.device_put(inputs, self.device)
-        state = prefill.start(reading(params, inputs), inputs, self.program(setting))
+        inputs = sharding.put(inputs, self.config(setting)) if self.mesh else jax.device_put(inputs, self.device)
+        state = prefill.start(reading(params, inputs), inputs, self.config(setting))
         seconds = []
         for _ in range(REPEAT + 1):
             before = int(state.num_steps.max())
             began = time.perf_counter()
-            state = jax.block_until_ready(decode(params, *loop.apart(state), jnp.int32(STEPS)))
+            state = jax.block_until_ready(decode(params, *_apart(state), jnp.int32(STEPS)))
             seconds.append((time.perf_counter() - began) / max(1, int(state.num_steps.max()) - before))
         return statistics.median(seconds[1:])  # the first call also loads the program
+
+
+def _apart(state: DecodeState) -> tuple[DecodeState, Memory]:
+    """Returns a state without its memory, and this, which programs take over."""
+    return dataclasses.replace(state, memory=None), state.memory  # type: ignore[arg-type]

@@ -62,14 +62,14 @@ def forecasts(lookahead: LookaheadConfig) -> bool:
     return lookahead.tree_size is not None and lookahead.window_size == 0
 
 
-def costs(levels: Sequence[LookaheadConfig], step_cost: jax.Array) -> jax.Array:
+def costs(levels: Sequence[LookaheadConfig], relative_step_time: jax.Array) -> jax.Array:
     """Returns the cost of a step at each level [L], in plain steps.
 
-    The cost is taken to grow linearly from a plain step, 1, to a step of full width, `step_cost` [].
+    The cost is taken to grow linearly from a plain step, 1, to a step of full width, `relative_step_time` [].
     """
     widest = levels[0].block_size
     share = [(level.block_size - 1) / max(1, widest - 1) for level in levels]
-    return 1 + (step_cost - 1) * jnp.asarray(share, jnp.float32)
+    return 1 + (relative_step_time - 1) * jnp.asarray(share, jnp.float32)
 
 
 def start() -> Pace:
@@ -79,6 +79,7 @@ def start() -> Pace:
 
 def forecast(tree: Tree, levels: Sequence[LookaheadConfig]) -> jax.Array:
     """Returns the tokens that a step with a tree is expected to accept at each level [L] float32."""
+    assert tree.costs is not None
     probability = jnp.exp2(tree.costs.astype(jnp.float32) / -BIT)
     return jnp.stack([1 + jnp.sum(probability[: level.num_drafted]) for level in levels])
 

@@ -1,16 +1,16 @@
 """The block: order, positions and mask of the tokens that one step feeds to the model.
 
-For W = 3, N = 4, G = 2 the block is a window of N-1 rows and W columns, then G candidates of N-1 tokens:
+For W = 3, N = 4 and G = 2 the block is a window of N-1 rows and W columns, then a tree of drafts, here G chains:
 
     window  row 0   cur  r01  r02     position p    p+1  p+2
             row 1   r10  r11  r12              p+1  p+2  p+3
             row 2   r20  r21  r22              p+2  p+3  p+4
-    candidates      c00  c01  c02              p+1  p+2  p+3
-                    c10  c11  c12              p+1  p+2  p+3
+    drafts          d00  d01  d02              p+1  p+2  p+3
+                    d10  d11  d12              p+1  p+2  p+3
 
-`cur`, the last accepted token at position p, stands in column 0 of row 0. A window token sees row 0 up to its own
-column, then its column down to itself: the trajectory of the Jacobi iterations. A candidate's token sees `cur` and the
-candidate up to itself. All tokens see the cache. (arXiv 2402.02057, section 3.3 and Figure 2.)
+`cur`, the last accepted token at position p, stands in column 0 of row 0. A window token attends to row 0 up to its own
+column, then to its column down to itself: the trajectory of the Jacobi iterations. A draft's token attends to `cur`, to
+its predecessors and to itself. All tokens attend to the cache. (arXiv 2402.02057, section 3.3 and Figure 2.)
 """
 
 import functools
@@ -20,69 +20,62 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.drafts.tree import Form, Shape
+
+Array = np.ndarray | jax.Array
+
 
 class Block(NamedTuple):
-    """The layout of a step's T tokens, in NumPy: it depends on W, N and G alone. An index is a place in the block."""
+    """The layout of a step's T tokens, with a tree of M. An index is a place in the block.
 
-    positions: np.ndarray  # [T] int32, relative to the position of the current token
-    mask: np.ndarray  # [T, T] bool, mask[q, k]: token q sees token k
-    newest_row: np.ndarray  # [W] int32, indices of the newest window row
-    candidates: np.ndarray  # [G, N-1] int32, indices of the candidates' tokens
+    It is in NumPy for a tree of static form. Otherwise positions and mask are arrays [..., T] and [..., T, T].
+    """
 
-    @property
-    def outputs(self) -> np.ndarray:
-        """[1 + W + G(N-1)] indices of the tokens whose logits are used: current, newest window row, candidates."""
-        return np.concatenate([np.zeros(1, np.int32), self.newest_row, self.candidates.reshape(-1)])
-
-    @property
-    def drafted(self) -> int:
-        """Index of the first drafted token: of a candidate, or of the tree that takes the place of the candidates."""
-        return len(self.positions) - self.candidates.size
+    positions: Array  # [T] int32, relative to the position of the current token
+    mask: Array  # [T, T] bool, mask[q, k]: token q attends to token k
+    outputs: np.ndarray  # [1 + W + M] int32, indices of the tokens whose logits are used: current, newest row, drafts
+    first_draft: int  # index of the first token of the tree
 
 
 @functools.cache
-def build(window_size: int, ngram_size: int, guess_set_size: int) -> Block:
-    """Returns the block of the setting W, N, G."""
-    columns, rows, guesses = window_size, ngram_size - 1, guess_set_size
-    window_end = max(1, rows * columns)  # without a window the current token comes alone
-    size = window_end + guesses * rows
+def window(window_size: int, ngram_size: int) -> Block:
+    """Returns the block of W and N without drafts: the window, or without one the current token."""
+    columns, rows = window_size, ngram_size - 1
+    size = max(1, rows * columns)
     positions = np.zeros(size, np.int32)
     mask = np.eye(size, dtype=bool)
     mask[:, 0] = True
-
-    window = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+    index = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
     for row in range(rows):
         for column in range(columns):
-            positions[window[row, column]] = row + column
-            mask[window[row, column], window[0, : column + 1]] = True
-            mask[window[row, column], window[: row + 1, column]] = True
-
-    candidates = window_end + np.arange(guesses * rows, dtype=np.int32).reshape(guesses, rows)
-    for candidate in candidates:
-        positions[candidate] = 1 + np.arange(rows)
-        mask[np.ix_(candidate, candidate)] = np.tri(rows, dtype=bool)
-
-    for array in (positions, mask):
+            positions[index[row, column]] = row + column
+            mask[index[row, column], index[0, : column + 1]] = True
+            mask[index[row, column], index[: row + 1, column]] = True
+    outputs = np.append(np.zeros(1, np.int32), index[-1])
+    for array in (positions, mask, outputs):
         array.flags.writeable = False  # the result is cached and shared
-    return Block(positions, mask, window[-1], candidates)
+    return Block(positions, mask, outputs, size)
 
 
-def tokens(current: jax.Array, window: jax.Array, drafted: jax.Array) -> jax.Array:
-    """Returns a block's tokens [T] from the current token [], the window [N-1, W] and the drafted tokens [...]."""
-    return jnp.concatenate([current[None], window.reshape(-1)[1:], drafted.reshape(-1)])
+def build(window_size: int, ngram_size: int, form: Shape | Form) -> Block:
+    """Returns the block of the window of W and N, followed by a tree. The fields of a `Form` may be [..., M]."""
+    before = window(window_size, ngram_size)
+    (*batch, drafts), size = np.shape(form.depths), before.first_draft
+    xp = np if isinstance(form, Shape) else jnp
+    of_window = np.pad(before.mask, ((0, drafts), (0, 0)))
+    of_window[:, 0] = True  # all attend to the current token
+    of_tree = xp.pad(form.mask, [(0, 0)] * len(batch) + [(size, 0), (0, 0)])
+    return Block(
+        positions=xp.concatenate([xp.broadcast_to(before.positions, (*batch, size)), form.depths], axis=-1),
+        mask=xp.concatenate([xp.broadcast_to(of_window, (*batch, *of_window.shape)), of_tree], axis=-1),
+        outputs=np.append(before.outputs, size + np.arange(drafts, dtype=np.int32)),
+        first_draft=size,
+    )
 
 
-def with_tree(block: Block, depths: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns positions [T] and mask [T, T] of a block without candidates, followed by a tree.
+def tokens(current: jax.Array, window: jax.Array, drafts: jax.Array) -> jax.Array:
+    """Returns a block's tokens [T] from the current token [], the window [N-1, W] and the tree's tokens [M].
 
-    Args:
-      block: the window alone.
-      depths: [M] int32, positions of the tree's tokens relative to the current token.
-      mask: [M, M] bool, of the tree.
+    Where there are fewer drafts, it has arbitrary tokens; verification knows them.
     """
-    size = len(depths)
-    positions = jnp.concatenate([block.positions, depths])
-    of_window = np.pad(block.mask, ((0, size), (0, 0)))
-    of_window[:, 0] = True  # all see the current token
-    of_tree = jnp.pad(mask, ((len(block.positions), 0), (0, 0)))
-    return positions, jnp.concatenate([of_window, of_tree], axis=1)
+    return jnp.maximum(jnp.concatenate([current[None], window.reshape(-1)[1:], drafts]), 0)

@@ -8,7 +8,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jlade.config import LookaheadConfig
-from jlade.drafts import recycled as recycling
+from jlade.drafts import recycled
+from jlade.drafts.source import RANKS
 from jlade.lookahead import division
 from jlade.mesh import AXES, COPIES
 from jlade.models import sharding
@@ -187,7 +188,7 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     pool = shard.vocab_size * setting.guess_set_size * (setting.ngram_size - 1)
     if "recycled" in setting.reach:
-        pool += shard.vocab_size * recycling.RANKS + recycling.num_places(shard.vocab_size) * (recycling.RANKS + 2)
+        pool += shard.vocab_size * RANKS + recycled.num_places(shard.vocab_size) * (RANKS + 2)
     return Memory(
         weights=shard.num_bytes,
         cache=sequences * 2 * c.num_layers * shard.kv_heads * c.head_dim * shard.item * capacity,

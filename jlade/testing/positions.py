@@ -104,7 +104,7 @@ def check_order(model: Model) -> None:
 def check_far_positions(model: Model) -> None:
     """Checks that guesses past the last position do not affect the tokens that do not see them."""
     cache = model.prefix
-    seen = slice(0, BLOCK.candidates[0, 0])
+    seen = slice(0, BLOCK.first_draft)
     far = model.positions.copy()
     far[:, seen.stop :] += model.decoder.max_positions
     model.require_equal(

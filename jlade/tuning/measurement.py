@@ -14,7 +14,7 @@ from jlade import mesh
 from jlade.choosing import processes
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding import loop, prefill
-from jlade.decoding.state import Inputs, Program
+from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.models.base import Params
 from jlade.tuning.result import Trial
 
@@ -42,16 +42,16 @@ class Measurement:
     """Decodes and times batches of one shape, which share their programs."""
 
     params: Params
-    program: Program
+    config: DecodeConfig
     batches: list[Inputs]  # of B sequences each
     compiled: set[LookaheadConfig] = dataclasses.field(default_factory=set)
 
     @classmethod
-    def of(cls, params: Params, inputs: Inputs, program: Program, batch_size: int) -> "Measurement":
+    def of(cls, params: Params, inputs: Inputs, config: DecodeConfig, batch_size: int) -> "Measurement":
         """Divides `inputs` into batches; the first prompts fill up the last one."""
         number = len(inputs.lengths)
         sequences = [np.arange(begin, begin + batch_size) % number for begin in range(0, number, batch_size)]
-        return cls(params, program, [_take(inputs, indices) for indices in sequences])
+        return cls(params, config, [_take(inputs, indices) for indices in sequences])
 
     def trials(self, settings: Sequence[LookaheadConfig], repeat: int) -> list[Trial]:
         """Returns the trials of plain decoding and of the settings, taken in turns."""
@@ -67,7 +67,7 @@ class Measurement:
                     seconds_per_step=step,
                     tokens_per_second=rate,
                     speed=rate / trials[0].tokens_per_second if trials else 1.0,
-                    step_cost=step / trials[0].seconds_per_step if trials else 1.0,
+                    relative_step_time=step / trials[0].seconds_per_step if trials else 1.0,
                     spread=max(seconds) / min(seconds) - 1,
                 )
             )
@@ -89,17 +89,17 @@ class Measurement:
         return list(zip(*turns, strict=True))
 
     def _decode(self, setting: LookaheadConfig, batches: Sequence[Inputs]) -> Decoded:
-        program = dataclasses.replace(self.program, lookahead=dataclasses.replace(setting, step_cost=None))
-        cost = None if setting.step_cost is None else jnp.float32(setting.step_cost)
+        config = dataclasses.replace(self.config, lookahead=dataclasses.replace(setting, relative_step_time=None))
+        cost = None if setting.relative_step_time is None else jnp.float32(setting.relative_step_time)
         tokens = steps = loop_steps = 0
         seconds = loop_seconds = 0.0
         for batch in batches:
-            batch = dataclasses.replace(batch, step_cost=cost)
+            batch = dataclasses.replace(batch, relative_step_time=cost)
             begin = time.perf_counter()
-            cache = prefill.prefill(self.params, batch, program)
-            state = jax.block_until_ready(prefill.start(cache, batch, program))
+            cache = prefill.prefill(self.params, batch, config)
+            state = jax.block_until_ready(prefill.start(cache, batch, config))
             started = time.perf_counter()
-            state = jax.block_until_ready(loop.run(self.params, state, program))
+            state = jax.block_until_ready(loop.run_steps(self.params, state, config))
             end = time.perf_counter()
             ends, lengths, num_steps = mesh.fetch((state.num_tokens, state.constants.prompt_lengths, state.num_steps))
             tokens += int(np.sum(ends - lengths))
@@ -108,7 +108,7 @@ class Measurement:
             loop_steps += int(np.max(num_steps))
             loop_seconds += end - started
         decoded = Decoded(tokens, steps, seconds, loop_steps, loop_seconds)
-        if program.mesh is not None and program.mesh.is_multi_process:  # all take the same decisions
+        if config.mesh is not None and config.mesh.is_multi_process:  # all take the same decisions
             decoded = processes.gather(decoded)[0]
         return decoded
 

@@ -24,8 +24,9 @@ class Trial:
       seconds_per_step: of the device, for all sequences of a batch.
       tokens_per_second: of all sequences together.
       speed: `tokens_per_second` divided by that of plain decoding, measured in the same turns.
-      step_cost: `seconds_per_step` divided by that of plain decoding, measured in the same turns. With fewer tokens per
-        step than this, plain decoding is faster. For an adaptive setting, the mean over steps of all widths.
+      relative_step_time: `seconds_per_step` divided by that of plain decoding, measured in the same turns.
+        With fewer tokens per step than this, plain decoding is faster. For an adaptive setting, the mean over steps of
+        all widths.
       spread: of the repeated timings of the texts, the longest relative to the shortest, less 1.
     """
 
@@ -34,7 +35,7 @@ class Trial:
     seconds_per_step: float
     tokens_per_second: float
     speed: float
-    step_cost: float
+    relative_step_time: float
     spread: float = 0.0
 
 
@@ -66,9 +67,9 @@ class Tuning:
     def lookahead(self) -> LookaheadConfig:
         """The fastest setting, with the cost of its step if it is adaptive; `config.PLAIN` for plain decoding."""
         setting = self.best.lookahead
-        if setting.step_cost is not None or not self.adaptive or setting.block_size == 1:
+        if setting.relative_step_time is not None or not self.adaptive or setting.block_size == 1:
             return setting
-        return dataclasses.replace(setting, step_cost=round(self.best.step_cost, 2))
+        return dataclasses.replace(setting, relative_step_time=round(self.best.relative_step_time, 2))
 
     @property
     def spread(self) -> float:
@@ -130,7 +131,7 @@ def measurements(
             str(trial.lookahead.block_size),
             f"{trial.tokens_per_step:.2f}",
             f"{1000 * trial.seconds_per_step:.2f}",
-            f"{trial.step_cost:.2f}",
+            f"{trial.relative_step_time:.2f}",
             f"{trial.tokens_per_second:.0f}",
             f"{trial.speed:.2f}x",
         ]

@@ -6,22 +6,19 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Unpack, cast
 
 import jax
 import numpy as np
 
-from jlade import mesh as mesh_lib
 from jlade.choosing import choice, processes
 from jlade.choosing.estimate import SLACK, speed_limit
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.decoding import sharding
 from jlade.generation import request
+from jlade.generation.options import Options, TextOptions, keywords
 from jlade.generation.prompts import Prompts
-from jlade.generation.request import Options, TextOptions
 from jlade.lookahead.adaptive import forecasts
 from jlade.lookahead.names import label
-from jlade.mesh import LOOKAHEAD
 from jlade.models.base import Params
 from jlade.tuning.measurement import Measurement
 from jlade.tuning.result import Trial, Tuning
@@ -52,19 +49,22 @@ class Interrupted(KeyboardInterrupt):
         self.step_times, self.trials = step_times, trials
 
 
-def tune(
-    params: Params,
-    prompts: Prompts,
-    *,
-    settings: Sequence[LookaheadConfig] = USUAL,
-    batch_size: int = 1,
-    repeat: int = 3,
-    adaptive: bool = True,
-    store: bool = True,
-    force: bool = False,
-    progress: Callable[[str, int, int], None] = lambda doing, done, total: None,
-    **options: Unpack[TextOptions],
-) -> Tuning:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuneOptions(TextOptions):
+    """The options of `tune`."""
+
+    max_new_tokens: int | Sequence[int] | None = 128
+    settings: Sequence[LookaheadConfig] = USUAL
+    batch_size: int = 1
+    repeat: int = 3
+    adaptive: bool = True
+    store: bool = True
+    force: bool = False
+    progress: Callable[[str, int, int], None] = lambda doing, done, total: None
+
+
+@keywords(TuneOptions)
+def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
     """Finds the setting, plain decoding included, that decodes prompts like these fastest on this device.
 
     First, the steps of some settings are timed, each with a block at least twice as large as the one before. These
@@ -76,48 +76,45 @@ def tune(
     Args:
       params: the model's parameters.
       prompts: a few prompts like those to come, as tokens per step depend on the text; see `jlade.generate`.
-      settings: the settings to try besides plain decoding and the estimate for this device. With lookahead parallelism,
-        those without a tree.
+      settings: the settings to try besides plain decoding and the estimate for this device.
       batch_size: prompts decoded at once. The result holds for batches of this size.
       repeat: how often the best settings are timed; the other ones are timed half as often. The median counts for
         texts, the minimum for steps.
       adaptive: whether the returned setting falls back to narrower steps where wide ones do not pay, by the measured
-        `LookaheadConfig.step_cost`. Trees without a window do so in their trials too; other settings do not.
+        `LookaheadConfig.relative_step_time`. Trees without a window do so in their trials too; other settings do not.
       store: whether to store the result for `lookahead="auto"`, in place of an earlier one. An earlier one that was
         measured with more tokens, by the product of prompts, tokens and repeats, stays; a warning says so.
       force: whether to replace that one, too.
       progress: called before each measurement with its description, the number of measurements that are done, and the
         most that there will be in all, which falls as settings are excluded; and at the end with "done" and that number
         twice. A setting is one measurement, like the time of a step and the last comparison.
-      **options: the text options of `jlade.generate`: `max_new_tokens`, 128 by default, at least twice the largest N;
-        `sampling`, as sampled texts give fewer tokens per step than greedy ones; `tokenizer` and so on.
+      max_new_tokens: at least twice the most tokens that a step can accept.
+      sampling: sampled texts give fewer tokens per step than greedy ones.
+      tokenizer and others: see `jlade.generate`.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
       Interrupted: after Ctrl-C; a KeyboardInterrupt with the measurements until then. Nothing is stored.
     """
-    repeat, batch_size = check_int("repeat", repeat, 1), check_int("batch_size", batch_size, 1)
-    for setting in settings:
+    repeat, batch_size = check_int("repeat", options.repeat, 1), check_int("batch_size", options.batch_size, 1)
+    for setting in options.settings:
         if not isinstance(setting, LookaheadConfig):
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
-    request.check_names(options, TextOptions)
-    options.setdefault("max_new_tokens", 128)
-    checked = request.check(params, prompts, cast(Options, options | {"lookahead": None}), batch_size)
-    mesh = checked.program.mesh
+    of_text = {field.name: getattr(options, field.name) for field in dataclasses.fields(TextOptions)}
+    checked = request.check(params, prompts, Options(**of_text, lookahead=None), batch_size)
+    mesh = checked.config.mesh
     default = choice.estimated(params, batch_size, mesh)
-    settings = [setting for setting in (default, *settings) if setting != PLAIN]  # plain decoding is tried anyway
-    if mesh_lib.size(mesh, LOOKAHEAD) > 1:
-        settings = [setting for setting in settings if setting.tree_size is None]
+    settings = [setting for setting in (default, *options.settings) if setting != PLAIN]  # plain is tried anyway
     least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
-    max_new_tokens = check_int("max_new_tokens", options["max_new_tokens"], least)
-    key = choice.key(params, checked.program.decoder, batch_size, mesh)
-    params = sharding.put_params(params, checked.program)
+    max_new_tokens = check_int("max_new_tokens", options.max_new_tokens, least)
+    key = choice.key(params, checked.config.decoder, batch_size, mesh)
+    params = sharding.put_params(params, checked.config.mesh)
     amount = {"prompts": len(checked.inputs.lengths), "tokens": max_new_tokens, "repeat": repeat}
-    store = store and (force or _replaces(amount, choice.load(key)))
+    store = options.store and (options.force or _replaces(amount, choice.load(key)))
     shared = mesh is not None and mesh.is_multi_process
     if shared:
         store = processes.gather(store)[0]
-    measure = Measurement.of(params, checked.inputs, checked.program, batch_size)
+    measure = Measurement.of(params, checked.inputs, checked.config, batch_size)
 
     step_times: dict[int, float] = {}
     found: dict[LookaheadConfig, Trial] = {}
@@ -125,7 +122,7 @@ def tune(
 
     def announce(doing: str, num_left: int) -> None:
         done = next(num_done)
-        progress(doing, done, done + num_left)
+        options.progress(doing, done, done + num_left)
 
     def trials(settings: Sequence[LookaheadConfig], is_final: bool) -> list[Trial]:
         measured = measure.trials(settings, repeat if is_final else (repeat + 1) // 2)
@@ -134,13 +131,13 @@ def tune(
 
     try:
         _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce)
-        if adaptive:
+        if options.adaptive:
             default, *settings = (_with_cost(setting, step_times) for setting in (default, *settings))
         best, tried, pruned = search(settings, step_times, trials, default, announce)
     except KeyboardInterrupt as interrupt:
         raise Interrupted(dict(step_times), tuple(found.values())) from interrupt
     announce("done", 0)
-    result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size, adaptive)
+    result = Tuning(best, tuple(tried), tuple(pruned), step_times, key.device, batch_size, options.adaptive)
     if result.spread > BUSY:
         warnings.warn(
             f"the machine was busy: repeated timings of the same texts differ by {result.spread:.0%}. Tune again when "
@@ -232,7 +229,7 @@ def _with_cost(setting: LookaheadConfig, step_times: dict[int, float]) -> Lookah
     if not forecasts(setting):
         return setting
     seconds = np.interp(setting.block_size, list(step_times), list(step_times.values()))
-    return dataclasses.replace(setting, step_cost=round(float(seconds) / step_times[1], 2))
+    return dataclasses.replace(setting, relative_step_time=round(float(seconds) / step_times[1], 2))
 
 
 def _replaces(amount: dict[str, int], earlier: choice.Stored | None) -> bool:

@@ -30,7 +30,9 @@ def key_of(params, batch_size=1):
     return choice.key(params, params.decoder, batch_size)
 
 
-@pytest.mark.parametrize("setting", [PLAIN, SETTING, LookaheadConfig.tree(9, verification="rejection", step_cost=1.5)])
+@pytest.mark.parametrize(
+    "setting", [PLAIN, SETTING, LookaheadConfig.tree(9, verification="rejection", relative_step_time=1.5)]
+)
 def test_what_is_stored_is_loaded(setting, cache_directory):
     assert choice.load(KEY) is None
     choice.save(KEY, SMALL_BLOCK, {"pruned": [1]})
@@ -168,7 +170,7 @@ def test_auto_gives_the_text_of_plain_decoding_and_compiles_once():
             out = jlade.generate(params, prompt, max_new_tokens=12, lookahead="auto", keep_state=True)
             if prompt == [1, 2, 3]:
                 np.testing.assert_array_equal(out.tokens, expected.tokens)
-            assert out.state.candidates.shape[1:] == (SMALL_BLOCK.guess_set_size, SMALL_BLOCK.ngram_size - 1)
+            assert out.state.memory.drafts.tree.tokens.shape[1:] == (SMALL_BLOCK.num_drafted,)
 
 
 def test_auto_is_what_is_stored_for_as_many_prompts():
@@ -176,9 +178,9 @@ def test_auto_is_what_is_stored_for_as_many_prompts():
     choice.save(key_of(params, 2), SETTING, {})
     for prompts, setting in (([[1, 2]], SMALL_BLOCK), ([[1, 2], [3]], SETTING)):
         out = jlade.generate(params, prompts, max_new_tokens=4, lookahead="auto", keep_state=True)
-        assert out.state.candidates.shape[1:] == (setting.guess_set_size, setting.ngram_size - 1)
+        assert out.state.memory.drafts.tree.tokens.shape[1:] == (setting.num_drafted,)
     *_, last = jlade.stream(params, [1, 2], max_new_tokens=4, lookahead="auto", keep_state=True)
-    assert last.generation.state.candidates.shape[1:] == (SMALL_BLOCK.guess_set_size, SMALL_BLOCK.ngram_size - 1)
+    assert last.generation.state.memory.drafts.tree.tokens.shape[1:] == (SMALL_BLOCK.num_drafted,)
 
 
 def test_a_process_stays_with_what_it_found_until_told_to_look_again():
@@ -195,10 +197,10 @@ def test_auto_is_the_default_and_reads_the_file_once(monkeypatch):
     choice.save(key_of(params), SETTING, {})
     read = choice.Stored.read
     monkeypatch.setattr(choice.Stored, "read", lambda path: reads.append(path) or read(path))
-    programs = [
+    configs = [
         jlade.prepare(params, [1, 2], max_new_tokens=4, **options)[1] for options in ({}, {"lookahead": "auto"}, {})
     ]
-    assert {program.lookahead for program in programs} == {SETTING}
+    assert {config.lookahead for config in configs} == {SETTING}
     assert reads == [key_of(params).path]
     assert jlade.prepare(params, [[1], [2]], max_new_tokens=4)[1].lookahead == SMALL_BLOCK
 
@@ -235,7 +237,7 @@ def trials(**speeds):
         # N = 3 tokens for a step of 8 that takes 4 plain ones
         (SETTING, {"step_times": {1: 1.0, 8: 4.0}}, r"0\.86x its speed, at most, by the step times of tuning"),
         (SETTING, {"step_times": {1: 1.0, 8: 3.0}}, None),
-        (dataclasses.replace(WIDE, step_cost=9.0), None, None),  # falls back to plain steps
+        (dataclasses.replace(WIDE, relative_step_time=9.0), None, None),  # falls back to plain steps
         (PLAIN, trials(narrow=2.0), None),
         (None, None, None),
         ("auto", None, None),
@@ -264,8 +266,8 @@ def test_other_values_are_refused(lookahead):
 def test_a_conversation_falls_back_where_the_estimated_step_costs_more(monkeypatch):
     params = tiny_llama(3)
     setting = choice.choose_adaptive(params, params.decoder)
-    assert dataclasses.replace(setting, step_cost=None) == choice.choose(params, params.decoder, 1)
-    assert 1.05 < setting.step_cost < setting.block_size, (
+    assert dataclasses.replace(setting, relative_step_time=None) == choice.choose(params, params.decoder, 1)
+    assert 1.05 < setting.relative_step_time < setting.block_size, (
         "on a CPU every token costs time, and the weights are read once"
     )
     monkeypatch.setattr(choice, "estimated", lambda *_: LookaheadConfig())

@@ -16,9 +16,10 @@ from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
-from jlade.drafts import record, sources, suffix
+from jlade.drafts import pool, record, sources, suffix
 from jlade.drafts import recycled as recycling
 from jlade.lookahead import adaptive, window
+from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
 from tests.lookahead.test_adaptive import levels_of
 from tests.tiny import tiny_llama
@@ -33,9 +34,9 @@ SETTINGS = [
     LookaheadConfig.paper(3, 3, 0),
     LookaheadConfig.paper(5, 6, 1),
     LookaheadConfig(tree_size=12, window_size=3, ngram_size=4, guess_set_size=3),
-    LookaheadConfig(tree_size=6, window_size=2, ngram_size=3, guess_set_size=9, candidates=("pool",)),
-    LookaheadConfig.tree(9, candidates=("suffix",)),
-    LookaheadConfig.tree(20, candidates=("recycled",)),
+    LookaheadConfig(tree_size=6, window_size=2, ngram_size=3, guess_set_size=9, sources=("pool",)),
+    LookaheadConfig.tree(9, sources=("suffix",)),
+    LookaheadConfig.tree(20, sources=("recycled",)),
     PLAIN,
 ]
 
@@ -56,21 +57,26 @@ def sources_of(seed, lookahead, corpus=(), noise=None):
     """Returns the sources of the reference with jlade's constants, None without a tree."""
     if lookahead.tree_size is None:
         return None
-    template, _, size = sources.plan(lookahead)
+    of_setting = sources.Sources.of(lookahead, VocabularyShard(13), has_corpus=True)
+    recycled = dict(of_setting.sources).get("recycled")
+    template = recycling.template(recycled.size, recycled.depth) if recycled else None
+    size = min(lookahead.tree_size, len(sources.Sources.of(lookahead, VocabularyShard(13), bool(corpus)).shape.parents))
     ranks: list[list[int]] = []
     for parent, rank in zip(template.shape.parents, template.ranks, strict=True) if template else ():
         ranks.append([*(ranks[parent] if parent >= 0 else []), rank])
-    kinds = [(source, number) for source, count in sources.KINDS.items() for number in range(count)]
+    rates = {
+        (name, kind): rate for name, source in of_setting.sources for kind, rate in enumerate(source.rates.tolist())
+    }
     return reference.Sources(
         size,
         lookahead.reach,
         lambda text: np.argsort(-logits_of(seed)(text), kind="stable")[: recycling.RANKS].tolist(),
-        dict(zip(kinds, sources.ODDS, strict=True)),
+        rates,
         ranks,
         recycling.RANKS,
-        sources.MATCHES,
+        suffix.MATCHES,
         suffix.LONGEST,
-        sources.SLOTS,
+        pool.SLOTS,
         record.PRIOR,
         record.MEMORY,
         corpus,
@@ -131,7 +137,7 @@ def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_
     is_of_the_model=st.booleans(),
 )
 def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_model):
-    lookahead, key = LookaheadConfig.tree(12, candidates=("suffix",)), jax.random.key(0)
+    lookahead, key = LookaheadConfig.tree(12, sources=("suffix",)), jax.random.key(0)
     if is_of_the_model:
         corpus = [*corpus, prompt[-3:] + decode_plainly(seed, prompt, 20, PLAIN, key, ())[0]]
     expected = decode_plainly(seed, prompt, 30, lookahead, key, (), corpus)
@@ -170,7 +176,7 @@ def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(looka
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
     plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
     never_pays, always_pays = (
-        generate(lookahead=dataclasses.replace(lookahead, step_cost=cost)) for cost in (9.0, 0.1)
+        generate(lookahead=dataclasses.replace(lookahead, relative_step_time=cost)) for cost in (9.0, 0.1)
     )
     for out in (wide, never_pays, always_pays):
         np.testing.assert_array_equal(out.tokens, plain.tokens)
@@ -187,7 +193,7 @@ def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
     lookahead = LookaheadConfig(tree_size=20, window_size=2, ngram_size=3, guess_set_size=3)
     plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
-    slow, free = (generate(lookahead=dataclasses.replace(lookahead, step_cost=cost)) for cost in (40.0, 0.1))
+    slow, free = (generate(lookahead=dataclasses.replace(lookahead, relative_step_time=cost)) for cost in (40.0, 0.1))
     for out in (wide, slow, free):
         np.testing.assert_array_equal(out.tokens, plain.tokens)
     np.testing.assert_array_equal(free.accepted, wide.accepted)
@@ -200,16 +206,16 @@ def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
 def test_a_tree_without_a_window_is_as_wide_as_its_forecast_says():
     batch = [[1, 2, 3], [5], [4, 4, 4, 4]]
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), batch, max_new_tokens=150)
-    lookahead = LookaheadConfig.tree(7, candidates=("suffix", "recycled"))
+    lookahead = LookaheadConfig.tree(7, sources=("suffix", "recycled"))
     plain, wide = generate(lookahead=None), generate(lookahead=lookahead, with_statistics=True)
     free, fair, slow = (
-        generate(lookahead=dataclasses.replace(lookahead, step_cost=cost), with_statistics=True)
+        generate(lookahead=dataclasses.replace(lookahead, relative_step_time=cost), with_statistics=True)
         for cost in (0.1, 3.0, 100.0)
     )
     for out in (wide, free, fair, slow):
         np.testing.assert_array_equal(out.tokens, plain.tokens)
     np.testing.assert_array_equal(free.accepted, wide.accepted)
-    drafted = [set(out.statistics.num_candidates[0, 1 : out.steps[0]].tolist()) for out in (free, fair, slow)]
+    drafted = [set(out.statistics.num_drafted[0, 1 : out.steps[0]].tolist()) for out in (free, fair, slow)]
     assert max(drafted[0]) == 7
     assert drafted[1] & {1, 3}, "steps of several widths"
     assert drafted[2] == {0}
@@ -221,8 +227,8 @@ def test_prompts_longer_than_a_prefill_chunk(chunks):
     params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig.paper(3, 4, 3)
     for length in (1, 3, 4, 5, 8, 9, 17):
         prompt = np.random.default_rng(length).integers(0, 13, length).tolist()
-        inputs, program = jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, key=key)
-        state = jlade.decode(params, inputs, dataclasses.replace(program, chunks=chunks))
+        inputs, config = jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, key=key)
+        state = jlade.decode(params, inputs, dataclasses.replace(config, chunks=chunks))
         tokens = state.tokens[0, length : state.num_tokens[0]].tolist()
         accepted = state.info.accepted[0, : state.num_steps[0]].tolist()
         assert (tokens, accepted) == decode_plainly(0, prompt, 20, lookahead, key, ())
@@ -230,14 +236,14 @@ def test_prompts_longer_than_a_prefill_chunk(chunks):
 
 def test_a_capacity_that_is_too_small_is_refused_where_it_is_known():
     params = tiny_llama()
-    inputs, program = jlade.prepare(params, [[1, 2, 3], [4]], max_new_tokens=[5, 9])
+    inputs, config = jlade.prepare(params, [[1, 2, 3], [4]], max_new_tokens=[5, 9])
     short = dataclasses.replace(inputs, prompts=inputs.prompts[:, :9])
     message = "inputs.prompts has a capacity of 9 tokens, but a prompt and its max_new_tokens make 10: pad it to"
     for values in (short, jax.tree.map(jnp.asarray, short)):
         for function, first in ((jlade.decode, params), (jlade.prefill, params), (jlade.start, None)):
             with pytest.raises(ValueError, match=message):
-                function(first, values, program)
-    traced = jax.eval_shape(lambda values: jlade.decode(params, values, program), short)
+                function(first, values, config)
+    traced = jax.eval_shape(lambda values: jlade.decode(params, values, config), short)
     assert traced.tokens.shape == (2, 9), "traced lengths are not known"
 
 
@@ -298,20 +304,20 @@ def test_no_request_sees_anothers_pool():
 
 
 def state_before_steps(params, prompts, lookahead, **options):
-    inputs, program = jlade.prepare(params, prompts, lookahead=lookahead, **options)
-    return jlade.start(jlade.prefill(params, inputs, program), inputs, program), program
+    inputs, config = jlade.prepare(params, prompts, lookahead=lookahead, **options)
+    return jlade.start(jlade.prefill(params, inputs, config), inputs, config), config
 
 
 def test_step_leaves_its_state_as_it_was():
     params = tiny_llama()
-    state, program = state_before_steps(params, [1, 2, 3], LookaheadConfig.paper(3, 4, 3), max_new_tokens=20)
+    state, config = state_before_steps(params, [1, 2, 3], LookaheadConfig.paper(3, 4, 3), max_new_tokens=20)
     before = jax.tree.map(jnp.copy, state)
-    one_step = jax.jit(functools.partial(jlade.step, program=program))
+    one_step = jax.jit(functools.partial(jlade.step, config=config))
     first, second = (one_step(params, state) for _ in range(2))
     chex.assert_trees_all_equal(*map(without_keys, (state, before)))
     chex.assert_trees_all_equal(*map(without_keys, (first, second)))
     assert first.num_steps.tolist() == [1]
-    chex.assert_trees_all_equal(*map(without_keys, (loop.run(params, state, program, max_steps=1), first)))
+    chex.assert_trees_all_equal(*map(without_keys, (loop.run_steps(params, state, config, max_steps=1), first)))
 
 
 def without_keys(state):
@@ -322,10 +328,10 @@ def without_keys(state):
 def test_a_sequence_that_is_done_stays_as_it_is():
     params = tiny_llama()
     prompts = [[1, 2, 3], [4, 5, 6]]
-    state, program = state_before_steps(
+    state, config = state_before_steps(
         params, prompts, LookaheadConfig.paper(3, 4, 3), max_new_tokens=[2, 40], eos_ids=()
     )
-    one_step = jax.jit(functools.partial(jlade.step, program=program))
+    one_step = jax.jit(functools.partial(jlade.step, config=config))
     while not state.done[0]:
         state = one_step(params, state)
     later = one_step(params, state)
@@ -338,9 +344,9 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
     params, lookahead = tiny_llama(3), LookaheadConfig.paper(3, 4, 3)
     prompts = np.array([[1, 2], [3, 4], [5, 6]])
     of_all = [jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, eos_ids=()) for prompt in prompts]
-    program = of_all[0][1]
+    config = of_all[0][1]
     inputs = jax.tree.map(lambda *arrays: jnp.stack(arrays), *(inputs for inputs, _ in of_all))
-    together = jax.jit(jax.vmap(lambda inputs: jlade.decode(params, inputs, program).tokens[0, 2:22]))(inputs)
+    together = jax.jit(jax.vmap(lambda inputs: jlade.decode(params, inputs, config).tokens[0, 2:22]))(inputs)
     for tokens, prompt in zip(together, prompts, strict=True):
         alone = jlade.generate(params, prompt, max_new_tokens=20, lookahead=lookahead)
         assert tokens.tolist() == alone.tokens[0].tolist()
@@ -361,14 +367,14 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
     settings = [
         None,
         LookaheadConfig.paper(3, 3, 3),
-        LookaheadConfig.paper(0, 5, 1, step_cost=1.5),
+        LookaheadConfig.paper(0, 5, 1, relative_step_time=1.5),
         LookaheadConfig(tree_size=9, window_size=2, ngram_size=3, guess_set_size=2),
     ]
     rng = np.random.default_rng(0)
     for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
         setting = settings[i % 4]
-        if setting is not None and setting.step_cost is not None:
-            setting = dataclasses.replace(setting, step_cost=1.5 + i)
+        if setting is not None and setting.relative_step_time is not None:
+            setting = dataclasses.replace(setting, relative_step_time=1.5 + i)
         jlade.generate(
             params,
             rng.integers(0, 13, length),
@@ -384,8 +390,10 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
 
 
 def test_a_program_holds_no_step_cost():
-    with pytest.raises(ValueError, match=r"lookahead\.step_cost must be None in a Program, got 1\.5: pass it"):
-        jlade.Program(tiny_llama().decoder, LookaheadConfig.paper(step_cost=1.5))
+    with pytest.raises(
+        ValueError, match=r"lookahead\.relative_step_time must be None in a DecodeConfig, got 1\.5: pass it"
+    ):
+        jlade.DecodeConfig(tiny_llama().decoder, LookaheadConfig.paper(relative_step_time=1.5))
 
 
 def test_works_with_64_bit_types_enabled():

@@ -30,7 +30,7 @@ MESHES = {
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2], [3, 9, 4, 3, 9], [12], [7, 1, 2], [4, 4, 5, 4]]
 SETTINGS = {
     "greedy": {},
-    "adaptive": {"lookahead": LookaheadConfig.paper(4, 4, 3, step_cost=1.5)},
+    "adaptive": {"lookahead": LookaheadConfig.paper(4, 4, 3, relative_step_time=1.5)},
     "penalties": {"sampling": SamplingConfig(repetition_penalty=1.3, frequency_penalty=0.2, logit_bias={3: 1.0})},
     "temperature": {"sampling": SamplingConfig(temperature=0.8), "key": jax.random.key(1)},
     "filters": {
@@ -92,8 +92,9 @@ def test_a_vocabulary_that_does_not_divide(name):
     assert_same(jlade.generate(qwen(13), PROMPTS, mesh=jlade.make_mesh(1, 2, 4), **options), expected)
 
 
-def test_a_tree():
-    """Table and corpus are whole on each device, though logits are divided."""
+@pytest.mark.parametrize("sizes", [(2, 1, 4), (1, 8, 1), (1, 2, 4), (2, 2, 2)])
+def test_a_tree(sizes):
+    """A tree beside a window, with a corpus: tables are whole on each device, drafts and logits are divided."""
     options = {
         "max_new_tokens": 24,
         "lookahead": LookaheadConfig(tree_size=16, window_size=2, ngram_size=3, guess_set_size=3),
@@ -103,7 +104,7 @@ def test_a_tree():
     texts = jlade.generate(qwen(16), PROMPTS, **options).tokens
     options["corpus"] = [text[text >= 0][:8] for text in texts[::2]]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
-    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(2, 1, 4), **options)
+    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
     assert_same(found, expected)
     assert expected.statistics.contributed.keys() == {*SOURCES, "corpus"}
     for source, counts in expected.statistics.contributed.items():
@@ -111,10 +112,20 @@ def test_a_tree():
         np.testing.assert_array_equal(found.statistics.contributed[source], counts)
 
 
-def test_a_tree_is_not_divided():
-    lookahead = LookaheadConfig(tree_size=16, window_size=2, ngram_size=3, guess_set_size=3)
-    with pytest.raises(ValueError, match=r"tree_size=16, and a tree is not divided .* lookahead=2: use these devices"):
-        jlade.generate(tiny_llama(), [1], mesh=jlade.make_mesh(lookahead=2), lookahead=lookahead)
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (1, 2, 4), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sampling": SamplingConfig(temperature=0.7, repetition_penalty=1.1), "logprobs": True}],
+    ids=["greedy", "sampled"],
+)
+def test_the_default_setting(sizes, options):
+    options |= {"max_new_tokens": 24, "lookahead": LookaheadConfig(), "with_statistics": True}
+    expected = jlade.generate(qwen(16), PROMPTS, **options)
+    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
+    assert_same(found, expected)
+    np.testing.assert_array_equal(found.statistics.num_drafted, expected.statistics.num_drafted)
+    if "logprobs" in options:
+        np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 8, 1)])

@@ -21,10 +21,10 @@ CAPACITY = 4096
 LOOKAHEADS = {
     "prompt pool": LookaheadConfig.paper(3, 4, 3),
     "window": LookaheadConfig.paper(3, 4, 3, pool_from_prompt=False),
-    "adaptive": LookaheadConfig.paper(3, 4, 3, step_cost=2.0),
+    "adaptive": LookaheadConfig.paper(3, 4, 3, relative_step_time=2.0),
     # Table and pool have the same size in the first, and the logits of neither are a multiple of the pool.
     "tree": LookaheadConfig(tree_size=11, window_size=3, guess_set_size=2),
-    "adaptive tree": LookaheadConfig(tree_size=11, window_size=3, guess_set_size=3, step_cost=2.0),
+    "adaptive tree": LookaheadConfig(tree_size=11, window_size=3, guess_set_size=3, relative_step_time=2.0),
     "plain": PLAIN,
 }
 
@@ -38,8 +38,8 @@ def request_for(batch_size, lookahead):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_no_loop_over_chunks_copies_a_cache_layer(batch_size):
-    params, inputs, program, layer = request_for(batch_size, PLAIN)
-    read = jax.jit(jlade.prefill, static_argnames="program").lower(params, inputs, program)
+    params, inputs, config, layer = request_for(batch_size, PLAIN)
+    read = jax.jit(jlade.prefill, static_argnames="config").lower(params, inputs, config)
     assert copies_in_loops(read.compile().as_text(), layer) == []
 
 
@@ -59,11 +59,11 @@ def test_no_loop_over_chunks_copies_a_cache_layer(batch_size):
 def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size):
     """The start is part of the program, as its loop inserts n-grams into the pool."""
     lookahead = LOOKAHEADS[name]
-    params, inputs, program, layer = request_for(batch_size, lookahead)
+    params, inputs, config, layer = request_for(batch_size, lookahead)
     cache = params.decoder.init_cache(params, batch_size, CAPACITY)
 
     def decode(params, cache, inputs):
-        return loop.run(params, jlade.start(jlade.Prefix(cache), inputs, program), program)
+        return loop.run_steps(params, jlade.start(jlade.Prefix(cache), inputs, config), config)
 
     text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()
     pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)

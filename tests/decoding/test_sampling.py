@@ -17,7 +17,7 @@ from jlade.config import SOURCES
 from jlade.decoding import sampling
 from jlade.decoding import step as step_module
 from jlade.decoding.stopping import Stopping
-from jlade.lookahead.ngram_pool import NGramPool
+from jlade.drafts.pool import NGramPool
 from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window, sources_of
@@ -143,7 +143,7 @@ def noise(key, row, position, vocab_size):
 def test_coupled_sampling_equals_the_reference():
     """Noise that belongs to a position makes the next token a function of the text, as the reference wants it."""
     params, key, prompt, configs = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5], [*ALONE, TOGETHER]
-    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[-1], LookaheadConfig.tree(20, candidates=("recycled",))):
+    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[-1], LookaheadConfig.tree(20, sources=("recycled",))):
         start = first_window(key, prompt, lookahead)
         batch = [prompt] * len(configs)
         out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=configs, key=key)
@@ -181,7 +181,7 @@ def test_sampled_texts_are_the_same_for_every_setting():
     prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(configs))]
     arguments = {"max_new_tokens": 40, "sampling": configs, "key": jax.random.key(1)}
     plain = jlade.generate(tiny_llama(2), prompts, lookahead=None, **arguments)
-    alone = [dataclasses.replace(LOOKAHEADS[-1], candidates=(source,)) for source in SOURCES]
+    alone = [dataclasses.replace(LOOKAHEADS[-1], sources=(source,)) for source in SOURCES]
     for lookahead in (*LOOKAHEADS, *alone):
         out = jlade.generate(tiny_llama(2), prompts, lookahead=lookahead, **arguments)
         np.testing.assert_array_equal(out.tokens, plain.tokens)
@@ -327,23 +327,24 @@ def planted_pool():
 
 def p_value(params, expected, lookahead):
     """Draws texts that all start with the planted pool; returns the chi-square p-value of their joint distribution."""
-    program = jlade.Program(params.decoder, lookahead)
+    config = jlade.DecodeConfig(params.decoder, lookahead)
     prompts = np.zeros((NUM_SAMPLES, 16), np.int32)
     prompts[:, :2] = [1, 2]
     full = functools.partial(np.full, NUM_SAMPLES, dtype=np.int32)
     settings = sampling.to_arrays([SMALL] * NUM_SAMPLES, SMALL_VOCAB)
     stopping = Stopping(full(LENGTH), full(-1)[:, None])
-    inputs = jlade.Inputs(prompts, full(2), stopping, jax.random.split(jax.random.key(0), NUM_SAMPLES), settings)
+    ngrams = jnp.broadcast_to(planted_pool(), (NUM_SAMPLES, *planted_pool().shape))
+    pool = {"pool": NGramPool.of(ngrams)} if "pool" in lookahead.reach else {}
+    keys = jax.random.split(jax.random.key(0), NUM_SAMPLES)
+    inputs = jlade.Inputs(prompts, full(2), stopping, keys, settings, sources=pool)
 
     @jax.jit
     def run(params, inputs):
-        state = jlade.start(jlade.prefill(params, inputs, program), inputs, program)
-        ngrams = jnp.broadcast_to(planted_pool(), state.pool.shape)
-        state = dataclasses.replace(state, pool=NGramPool.of(ngrams), candidates=ngrams[:, 2])
-        return jax.lax.while_loop(lambda s: ~jnp.all(s.done), lambda s: jlade.step(params, s, program), state)
+        state = jlade.start(jlade.prefill(params, inputs, config), inputs, config)
+        return jax.lax.while_loop(lambda s: ~jnp.all(s.done), lambda s: jlade.step(params, s, config), state)
 
     state = run(params, inputs)
-    assert state.num_steps.min() < LENGTH, "candidates should be accepted"
+    assert state.num_steps.min() < LENGTH, "drafts should be accepted"
     texts = np.asarray(state.tokens)[:, 2 : 2 + LENGTH]
     observed = np.bincount(texts @ SMALL_VOCAB ** np.arange(LENGTH)[::-1], minlength=len(expected))
     assert not observed[expected == 0].any(), "an impossible text was drawn"
@@ -362,21 +363,21 @@ def test_texts_follow_the_models_distribution(verification, window_draw, small_m
 
 
 @pytest.mark.parametrize(
-    ("verification", "candidates"),
+    ("verification", "drafted"),
     [("coupled", SOURCES), ("rejection", SOURCES), *(("rejection", (source,)) for source in SOURCES)],
 )
-def test_texts_of_a_tree_follow_the_models_distribution(verification, candidates, small_model, expected_counts):
+def test_texts_of_a_tree_follow_the_models_distribution(verification, drafted, small_model, expected_counts):
     """After a first step without drafts, all sources have some."""
     lookahead = LookaheadConfig(
-        tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification=verification, candidates=candidates
+        tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification=verification, sources=drafted
     )
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 
 def test_the_test_of_the_distribution_finds_a_wrong_sampler(small_model, expected_counts, monkeypatch):
-    def without_renormalisation(key, candidates, next_logits, candidate_logits):
+    def without_renormalisation(key, tree, next_logits, logits, most):
         """Draws from the whole distribution where nothing was accepted, though some of its mass was tried already."""
-        verdict = verify_by_rejection(key, candidates, next_logits, candidate_logits)
+        verdict = verify_by_rejection(key, tree, next_logits, logits, most)
         redrawn = jax.random.categorical(jax.random.fold_in(key, 99), next_logits).astype(jnp.int32)
         first = jnp.where(verdict.num_accepted == 1, redrawn, verdict.tokens[0])
         return verdict._replace(tokens=verdict.tokens.at[0].set(first))

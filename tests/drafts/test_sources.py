@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade import LookaheadConfig
-from jlade.decoding.vocabulary import Vocabulary
-from jlade.drafts import record, sources, suffix
+from jlade.drafts import record, suffix
 from jlade.drafts import recycled as recycling
+from jlade.drafts.source import Prompt, Text
+from jlade.drafts.sources import TABLE, Sources
 from jlade.drafts.tree import NONE, Proposals, Shape
+from jlade.vocabulary import VocabularyShard
 
 CAPACITY = 24
 
@@ -40,10 +42,10 @@ def test_the_longest_matches_are_found_and_read_on(text, number):
 def test_a_template_narrows_with_rank_and_depth():
     template = recycling.template(40, 3)
     assert len(set(zip(template.shape.parents, template.ranks, strict=True))) == 40
-    odds: list[float] = []
+    rates: list[float] = []
     for parent, rank in zip(template.shape.parents, template.ranks, strict=True):
-        odds.append(recycling.ODDS[rank] * (odds[parent] if parent >= 0 else 1))
-    np.testing.assert_allclose(odds, sorted(odds, reverse=True))
+        rates.append(recycling.RATES[rank] * (rates[parent] if parent >= 0 else 1))
+    np.testing.assert_allclose(rates, sorted(rates, reverse=True))
     assert template.shape.depths.max() == 3
     assert recycling.template(5, 1).ranks == (0, 1, 2, 3, 4)
 
@@ -63,8 +65,8 @@ def test_drafts_follow_the_table():
     after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
     template = recycling.template(40, 3)
     for last in (0, 2):
-        odds = jnp.full(2 * recycling.RANKS, 0.5)
-        drafted, kinds = (x.tolist() for x in recycling.draft(table, jnp.array([last, 1]), template, odds, None))
+        rates = jnp.full(2 * recycling.RANKS, 0.5)
+        drafted, kinds = (x.tolist() for x in recycling.draft(table, jnp.array([last, 1]), template, rates, None))
         assert all(kind % recycling.RANKS == rank for kind, rank in zip(kinds, template.ranks, strict=True))
         follows_pair = [kind >= recycling.RANKS for kind in kinds]
         lines: list[tuple[int, ...]] = []
@@ -118,23 +120,23 @@ def test_a_pair_whose_place_another_one_took_is_unknown():
 def test_the_highest_logits_are_found(size):
     logits = jax.random.normal(jax.random.key(0), (2, 5, size))
     equal = jnp.round(logits)  # where several are the highest, the first one counts
-    np.testing.assert_array_equal(Vocabulary(size).argmax(equal), np.argmax(equal, axis=-1))
-    found = Vocabulary(size).top(logits, 8)
+    np.testing.assert_array_equal(VocabularyShard(size).argmax(equal), np.argmax(equal, axis=-1))
+    found = VocabularyShard(size).top(logits, 8)
     np.testing.assert_array_equal(found, np.argsort(-logits, axis=-1)[..., :8])
     assert found.dtype == jnp.int32
-    assert Vocabulary(3).top(jnp.array([[5.0, 7.0, 6.0]]), 5).tolist() == [[1, 2, 0, -1, -1]]
+    assert VocabularyShard(3).top(jnp.array([[5.0, 7.0, 6.0]]), 5).tolist() == [[1, 2, 0, -1, -1]]
 
 
-def test_the_record_judges_proposals_whose_predecessors_were_accepted():
+def test_the_record_counts_proposals_whose_predecessors_were_accepted():
     proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), Shape((-1, 0, 1, -1, 3)))
     before = record.start(np.array([0.5, 0.5, 0.5]))
     after = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(2))
-    np.testing.assert_allclose(after.agreed, [6, 5, 5])
-    np.testing.assert_allclose(after.judged, [12, 11, 10])  # the last proposal does not exist
-    assert record.cost(after.odds[0]) == record.cost(before.odds[0]) == 256
-    assert record.cost(after.odds[1]) > record.cost(before.odds[1])
+    np.testing.assert_allclose(after.accepted, [6, 5, 5])
+    np.testing.assert_allclose(after.tried, [12, 11, 10])  # the last proposal does not exist
+    assert record.cost(after.rates[0]) == record.cost(before.rates[0]) == 256
+    assert record.cost(after.rates[1]) > record.cost(before.rates[1])
     unchanged = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(0))
-    np.testing.assert_allclose(unchanged.judged, before.judged)
+    np.testing.assert_allclose(unchanged.tried, before.tried)
 
 
 def test_the_record_forgets():
@@ -143,39 +145,54 @@ def test_the_record_forgets():
     state = record.start(np.array([0.5]))
     for token in [1] * 300 + [2] * 100:
         state = update(state, jnp.int32(token))
-    assert state.judged[0] == pytest.approx(record.MEMORY)
-    assert state.agreed[0] / state.judged[0] < 0.2
+    assert state.tried[0] == pytest.approx(record.MEMORY)
+    assert state.accepted[0] / state.tried[0] < 0.2
 
 
 def test_the_probability_of_a_draw_is_given_its_noise():
     """Against the share of draws in which the first token, with noise close to a value, is the highest."""
-    odds = np.array([0.3, 0.5, 0.15, 0.05])
+    rates = np.array([0.3, 0.5, 0.15, 0.05])
     noise = np.random.default_rng(0).gumbel(size=(400_000, 4))
-    is_first = np.argmax(np.log(odds) + noise, axis=1) == 0
+    is_first = np.argmax(np.log(rates) + noise, axis=1) == 0
     for value in (-1.0, 0.0, 1.0, 3.0):
         share = is_first[np.abs(noise[:, 0] - value) < 0.05].mean()
         assert record.given_noise(jnp.float32(0.3), jnp.float32(value)) == pytest.approx(share, abs=0.02)
     assert record.given_noise(jnp.float32(0.3), jnp.float32(np.nan)) == np.float32(0.3)
 
 
-def test_every_source_has_its_kinds():
-    assert len(sources.ODDS) == len(sources.SOURCE_OF_KIND) == sum(sources.KINDS.values())
-    for source, first in sources.FIRST.items():
-        if source in sources.KINDS:
-            assert sources.SOURCE_OF_KIND[first] == list(sources.KINDS).index(source)
+@pytest.mark.parametrize("lookahead", [LookaheadConfig(), LookaheadConfig.tree(9), LookaheadConfig.paper(3, 4, 2)])
+def test_sources_propose_in_their_shapes_and_kinds(lookahead):
+    """The form of what decoding relies on, for every source of the table."""
+    sources = Sources.of(lookahead, VocabularyShard(13), has_corpus=True)
+    corpus = jnp.array([1, 2, 3, NONE], jnp.int32)
+    text = Text(*padded([1, 2, 3, 1, 2]), corpus, None)
+    states = sources.start(sources.empty(), Prompt(text.tokens, text.length, jnp.int32(0), jnp.int32(5)))
+    drafts = sources.draft(states, None, text)
+    for name, source in sources.sources:
+        tokens, kinds = source.propose(states[name], text, jnp.asarray(source.rates, jnp.float32))
+        assert tokens.shape == kinds.shape == (len(source.shape.parents),)
+        assert tokens.dtype == kinds.dtype == jnp.int32
+        assert 0 <= kinds.min() <= kinds.max() < len(source.rates)
+        assert jax.tree.structure(states[name]) == jax.tree.structure(source.empty())
+    assert len(drafts.tree.tokens) == lookahead.num_drafted
+    assert set(drafts.tree.sources.tolist()) <= {list(TABLE).index(name) for name, _ in sources.sources}
+    names = {name for name, _ in sources.sources}
+    assert names == ({*lookahead.reach, "corpus"} if "suffix" in lookahead.reach else set(lookahead.reach))
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"candidates": ("suffix",), "tree_size": None}, ValueError, "need tree_size"),
-        ({"candidates": ("trie",), "tree_size": 9}, ValueError, "candidates must be one or more of 'pool', 'suffix'"),
-        ({"candidates": (), "tree_size": 9}, ValueError, "candidates must be one or more"),
-        ({"candidates": ("suffix", "suffix"), "tree_size": 9}, ValueError, "candidates must be one or more"),
-        ({"candidates": "suffix", "tree_size": 9}, TypeError, "candidates must be a tuple of"),
+        ({"sources": ("suffix",), "tree_size": None}, ValueError, "need tree_size"),
+        ({"sources": ("trie",), "tree_size": 9}, ValueError, "sources must be one or more of 'pool', 'suffix'"),
+        ({"sources": (), "tree_size": 9}, ValueError, "sources must be one or more"),
+        ({"sources": ("suffix", "suffix"), "tree_size": 9}, ValueError, "sources must be one or more"),
+        ({"sources": "suffix", "tree_size": 9}, TypeError, "sources must be a tuple of"),
         ({"tree_size": -1}, ValueError, "tree_size must be at least 0, got -1"),
         ({"tree_size": 2.5}, TypeError, "tree_size must be an integer"),
-        ({"guess_set_size": 0, "candidates": ("pool",)}, ValueError, "needs guess_set_size of at least 1"),
+        ({"guess_set_size": 0, "sources": ("pool",), "tree_size": 9}, ValueError, "needs guess_set_size of at least 1"),
+        ({"window_size": 15}, TypeError, r"window_size=15 came without tree_size: use LookaheadConfig.paper\(...\)"),
+        ({"ngram_size": 5, "guess_set_size": 2}, TypeError, "ngram_size=5, guess_set_size=2 came without tree_size"),
         ({"tree_size": 5000, "window_size": 15}, ValueError, r"tree_size=5000 make .* \(N-1\)W\+M = 5060 tokens"),
     ],
 )
@@ -185,7 +202,7 @@ def test_wrong_settings_are_refused(arguments, error, message):
 
 
 def test_sizes_of_a_setting_with_a_tree():
-    setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, candidates=("recycled", "pool"))
-    assert setting.candidates == ("pool", "recycled"), "in the order of SOURCES"
+    setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, sources=("recycled", "pool"))
+    assert setting.sources == ("pool", "recycled"), "in the order of SOURCES"
     assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 7)
     assert setting.reach == {"pool": 4, "recycled": 6}

@@ -3,14 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.drafts import tree as tree_lib
-from jlade.drafts.tree import NONE, Proposals, Shape
+from jlade.drafts.tree import NONE, Shape, Tree
 from jlade.lookahead import block as blocks
-from jlade.lookahead.verification import verify_tree_by_matching, verify_tree_by_rejection
+from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
 PARENTS = (-1, 0, 1, 2, -1, 4, 5, -1, -1, 7, 7, 9, 10)  # two chains, and a tree that branches
 SHAPE = Shape(PARENTS)
@@ -28,23 +29,24 @@ def paths_of(tokens):
 
 
 def merge(tokens, costs, size=SIZE):
-    proposals = Proposals(jnp.array(tokens, jnp.int32), jnp.arange(len(tokens), dtype=jnp.int32), SHAPE)
-    return jax.jit(tree_lib.merge, static_argnames="size")(proposals, jnp.array(costs, jnp.int32), size=size)
+    sources = np.arange(len(tokens), dtype=np.int32)
+    merge = jax.jit(lambda tokens, costs: tree_lib.merge(tokens, SHAPE, sources, costs, size))
+    return merge(jnp.array(tokens, jnp.int32), jnp.array(costs, jnp.int32))
 
 
 def paths_in(tree):
     """The paths of a tree by its parents, checked against depths and mask."""
     paths: list[tuple[int, ...]] = []
     lines: list[list[int]] = []
-    for i, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+    for i, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.form.parents.tolist(), strict=True)):
         if token == NONE:
-            assert np.flatnonzero(tree.mask[i]).tolist() == [i]
+            assert np.flatnonzero(tree.form.mask[i]).tolist() == [i]
             continue
         assert parent < i, "predecessors come first"
         paths.append(((*paths[parent], token)) if parent >= 0 else (token,))
         lines.append([*(lines[parent] if parent >= 0 else []), i])
-        assert tree.depths[i] == len(paths[i])
-        assert np.flatnonzero(tree.mask[i]).tolist() == sorted(lines[i])
+        assert tree.form.depths[i] == len(paths[i])
+        assert np.flatnonzero(tree.form.mask[i]).tolist() == sorted(lines[i])
     return paths
 
 
@@ -67,9 +69,9 @@ def test_the_cheapest_paths_are_kept_and_equal_ones_are_one(case):
     tree = merge(tokens, costs)
     assert paths_in(tree) == expected
     assert tree.costs[: len(expected)].tolist() == [cheapest[path] for path in expected]
-    for path, kind in zip(expected, tree.kinds.tolist(), strict=False):
-        assert paths_of(tokens)[kind] == path
-        assert along[kind] == cheapest[path]
+    for path, source in zip(expected, tree.sources.tolist(), strict=False):
+        assert paths_of(tokens)[source] == path
+        assert along[source] == cheapest[path]
     assert paths_in(tree.first(4)) == expected[:4]
 
 
@@ -89,28 +91,34 @@ def test_accepts_the_longest_path_that_the_model_agrees_with(case, model):
     while tuple(walked) in [(), *paths]:
         walked.append(model.get(tuple(walked), 0))
     predicted = [model.get(path, 0) for path in paths] + [0] * (SIZE - len(paths))
-    verdict = verify_tree_by_matching(tree, jnp.int32(model.get((), 0)), jnp.array(predicted, jnp.int32), most)
+    verdict = verify_by_matching(tree, jnp.int32(model.get((), 0)), jnp.array(predicted, jnp.int32), most)
     assert verdict.tokens.shape == (most,)
     assert verdict.tokens[: verdict.num_accepted].tolist() == walked
-    assert tree.tokens[verdict.drafted[: len(walked) - 1]].tolist() == walked[:-1]
+    assert tree.tokens[verdict.path[: len(walked) - 1]].tolist() == walked[:-1]
 
 
 def test_without_a_tree_the_next_token_alone_is_accepted():
-    verdict = verify_tree_by_matching(merge([1] * 13, [1] * 13).first(0), jnp.int32(2), jnp.zeros(0, jnp.int32), 1)
-    assert (verdict.tokens.tolist(), int(verdict.num_accepted), verdict.drafted.shape) == ([2], 1, (0,))
+    verdict = verify_by_matching(merge([1] * 13, [1] * 13).first(0), jnp.int32(2), jnp.zeros(0, jnp.int32), 1)
+    assert (verdict.tokens.tolist(), int(verdict.num_accepted), verdict.path.shape) == ([2], 1, (0,))
 
 
-def test_rejection_draws_from_the_models_distribution():
+MERGED = merge([0, 1, 2, 0, 1, 0, 1, 0, 1, 1, 2, 0, 0], [1, 2, 3, 3, 1, 2, 3, 4, 4, 1, 1, 2, 2])
+CHAINS = Tree(
+    jnp.array([0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0, NONE, NONE, NONE]), Shape.chains(5, 3), jnp.zeros(15), None
+)
+
+
+@pytest.mark.parametrize("tree", [MERGED, CHAINS], ids=["merged", "chains that begin alike"])
+def test_rejection_draws_from_the_models_distribution(tree):
     """The first two tokens: those that the tree decides, completed by draws where a step accepted only one."""
     rng = np.random.default_rng(0)
     first, second = rng.dirichlet(np.ones(VOCAB)), rng.dirichlet(np.ones(VOCAB), VOCAB)
-    tree = merge([0, 1, 2, 0, 1, 0, 1, 0, 1, 1, 2, 0, 0], [1, 2, 3, 3, 1, 2, 3, 4, 4, 1, 1, 2, 2])
     last = np.maximum(tree.tokens, 0)
     logits = jnp.log(jnp.asarray(second, jnp.float32))
-    most = int(SHAPE.depths.max()) + 1
+    most = int(np.max(tree.form.depths)) + 1
 
     def draw(key):
-        verdict = verify_tree_by_rejection(key, tree, jnp.log(jnp.asarray(first, jnp.float32)), logits[last], most)
+        verdict = verify_by_rejection(key, tree, jnp.log(jnp.asarray(first, jnp.float32)), logits[last], most)
         again = jax.random.categorical(jax.random.fold_in(key, 9), logits[verdict.tokens[0]]).astype(jnp.int32)
         second_token = jnp.where(verdict.num_accepted > 1, verdict.tokens[1], again)
         return verdict.tokens[0], second_token, verdict.num_accepted
@@ -124,13 +132,12 @@ def test_rejection_draws_from_the_models_distribution():
 
 @given(st.integers(0, 4), st.integers(2, 5), drawn)
 def test_a_block_with_a_tree(window_size, ngram_size, case):
-    tree = merge(*case)
-    window = blocks.build(window_size, ngram_size, 0)
-    positions, mask = blocks.with_tree(window, tree.depths, tree.mask)
+    form = merge(*case).form
+    window, block = blocks.window(window_size, ngram_size), blocks.build(window_size, ngram_size, form)
     size = len(window.positions)
-    np.testing.assert_array_equal(positions, [*window.positions, *tree.depths])
-    np.testing.assert_array_equal(mask[:size, :size], window.mask)
-    assert not mask[:size, size:].any(), "the window does not see the tree"
-    assert mask[size:, 0].all(), "the tree sees the current token"
-    assert not mask[size:, 1:size].any(), "and nothing else of the window"
-    np.testing.assert_array_equal(mask[size:, size:], tree.mask)
+    np.testing.assert_array_equal(block.positions, [*window.positions, *form.depths])
+    np.testing.assert_array_equal(block.mask[:size, :size], window.mask)
+    assert not block.mask[:size, size:].any(), "the window does not attend to the tree"
+    assert block.mask[size:, 0].all(), "the tree attends to the current token"
+    assert not block.mask[size:, 1:size].any(), "and to nothing else of the window"
+    np.testing.assert_array_equal(block.mask[size:, size:], form.mask)

@@ -19,7 +19,7 @@ ABOUT = {
 }
 
 
-def answer(accepted, candidates=(), **changes):
+def answer(accepted, num_drafted=(), **changes):
     """Returns an answer of steps that accepted these numbers of tokens."""
     steps, tokens = len(accepted), sum(accepted)
     facts = {
@@ -28,7 +28,7 @@ def answer(accepted, candidates=(), **changes):
         "text": "some text",
         "steps": steps,
         "accepted": tuple(accepted),
-        "candidates": tuple(candidates) or (0,) * steps,
+        "num_drafted": tuple(num_drafted) or (0,) * steps,
         "pool": (0, 0),
         "growth": (),
         "prefill_seconds": 1.0,

@@ -39,12 +39,14 @@ def test_an_answer_is_that_of_generate(name):
     expected = generate(method)
     assert list(answer.tokens) == tokens(expected)
     assert (answer.text, answer.prompt_tokens) == (expected.text[0], len(PROMPT))
-    assert answer.steps == expected.steps[0] == len(answer.accepted) == len(answer.candidates)
+    assert answer.steps == expected.steps[0] == len(answer.accepted) == len(answer.num_drafted)
     assert answer.accepted == tuple(expected.accepted[0])
     assert sum(answer.accepted) == len(answer.tokens) == answer.timed_tokens
-    assert answer.candidates == tuple(expected.statistics.num_candidates[0])
+    assert answer.num_drafted == tuple(expected.statistics.num_drafted[0])
     assert answer.pool == (expected.statistics.ngrams[0], expected.statistics.keys[0])
-    np.testing.assert_array_equal(pool.ngrams, expected.state.pool.ngrams)
+    assert (pool is None) == (expected.state.pool is None)
+    if pool is not None:
+        np.testing.assert_array_equal(pool.ngrams, expected.state.pool.ngrams)
     assert answer.growth == ()
 
 
@@ -146,7 +148,7 @@ def test_answers_of_transformers_are_those_of_jlade(name, demo_model, monkeypatc
         answer, pool = model.answer(prompt, parse(name), KEY)
         assert (answer.tokens, answer.text, answer.prompt_tokens) == (plain.tokens, plain.text, plain.prompt_tokens)
         assert pool is None
-        assert (answer.accepted, answer.candidates, answer.pool, answer.growth) == ((), (), (0, 0), ())
+        assert (answer.accepted, answer.num_drafted, answer.pool, answer.growth) == ((), (), (0, 0), ())
         assert 0 < answer.prefill_seconds == answer.first_seconds
         assert answer.seconds > 0
         assert answer.timed_tokens == len(answer.tokens) - 1, "prefill gives the first one"

@@ -46,12 +46,12 @@ def test_what_names_mean():
     assert parse("auto").setting == "auto"
     assert parse("transformers") == Method(None)
     assert parse("transformers-lookup:bfloat16") == Method(None, lookup_tokens=10, dtype="bfloat16")
-    tree = LookaheadConfig.tree(63, candidates=("suffix", "recycled"))
+    tree = LookaheadConfig.tree(63, sources=("suffix", "recycled"))
     assert parse("0,2,0:tree=63:no-pool") == Method(tree)
     assert str(Method(tree)) == "tree=63:no-pool"
-    adaptive = LookaheadConfig.tree(7, step_cost=1.5)
+    adaptive = LookaheadConfig.tree(7, relative_step_time=1.5)
     assert parse("tree=7:cost=1.5") == Method(adaptive)
-    assert parse("2,3,4:cost=2").setting == LookaheadConfig.paper(2, 3, 4, step_cost=2.0)
+    assert parse("2,3,4:cost=2").setting == LookaheadConfig.paper(2, 3, 4, relative_step_time=2.0)
     everything = Method(LookaheadConfig.paper(7, 5, 3, pool_from_prompt=False), 0, "float16", 0.7, True, True)
     assert parse("7,5,3:t=0.7:warm:float16:growth:no-prompt") == everything
 
@@ -98,7 +98,7 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
         ("plain:tree=3", "a setting is"),
         ("15,5,15:no-suffix", ":no-suffix needs a tree"),
         ("auto:cost=2", ":cost needs sizes"),
-        ("tree=7:cost=0", "step_cost must be a number above 0, or None, got 0.0"),
+        ("tree=7:cost=0", "relative_step_time must be a number above 0, or None, got 0.0"),
         ("15,1,15", "ngram_size must be at least 2, got 1"),
         ("plain:warm", ":warm needs W, N and G with a pool"),
         ("auto:growth", ":growth needs W, N and G with a pool"),

@@ -102,9 +102,9 @@ def test_warm_pools_go_from_turn_to_turn_and_question_to_question(whole):
                 keep_state=True,
             )
             pool = out.state.pool
-            candidates.append(tuple(out.statistics.num_candidates[0].tolist()))
+            candidates.append(tuple(out.statistics.num_drafted[0].tolist()))
     found = [results["some", question.id, "4,4,3:warm"] for question in QUESTIONS]
-    assert [answer.candidates for result in found for answer in result.answers] == candidates
+    assert [answer.num_drafted for result in found for answer in result.answers] == candidates
 
 
 def prompt_of(question, turn, said):

@@ -14,6 +14,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.cli.display import STEP_STYLES
 from jlade.config import PLAIN
+from jlade.drafts.tree import Shape
 from jlade.evaluation import trace as trace_lib
 from jlade.evaluation.trace import NGram
 from jlade.lookahead import adaptive, block
@@ -113,7 +114,7 @@ def test_a_mesh_changes_nothing():
 
 
 def test_adaptive_steps_have_the_levels_of_their_pace():
-    lookahead = LookaheadConfig.paper(3, 4, 3, step_cost=9.0)
+    lookahead = LookaheadConfig.paper(3, 4, 3, relative_step_time=9.0)
     params = tiny_llama(2, max_positions=300)
     found = trace_lib.trace(params, [1, 2, 3], tokenizer=tiny_tokenizer(), max_new_tokens=120, lookahead=lookahead)
     costs = adaptive.costs(adaptive.levels(lookahead), np.float32(9.0)).tolist()
@@ -170,14 +171,14 @@ def data_of(page):
 
 
 def test_the_page_has_the_trace_and_the_masks():
-    lookahead = LookaheadConfig.paper(4, 4, 3, step_cost=9.0)
+    lookahead = LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0)
     found = traced(lookahead=lookahead)
     data = data_of(trace_lib.page(found))
     expected = json.loads(json.dumps(dataclasses.asdict(found)))
     assert data.items() >= expected.items()
     for level, built in zip(adaptive.levels(found.lookahead), data["blocks"], strict=True):
         sizes = (level.window_size, level.ngram_size, level.guess_set_size)
-        mask = block.build(*sizes).mask
+        mask = block.build(sizes[0], sizes[1], Shape.chains(sizes[2], sizes[1] - 1)).mask
         assert tuple(built["sizes"]) == sizes
         for row, runs in zip(mask, built["seen"], strict=True):
             seen = [k for begin, end in zip(runs[::2], runs[1::2], strict=True) for k in range(begin, end)]

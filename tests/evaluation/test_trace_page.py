@@ -8,6 +8,7 @@ import pytest
 
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
+from jlade.drafts.tree import Shape
 from jlade.evaluation import trace as trace_lib
 from jlade.lookahead import block
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -109,13 +110,13 @@ def test_playing(found, file, open_page):
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_token_shows_what_it_attends_to(file, width, open_page):
     opened = open_page(file, width)
-    page, mask = opened.page, block.build(5, 4, 5).mask
+    page, mask = opened.page, block.build(5, 4, Shape.chains(5, 3)).mask
 
     def check(index):
         seen = page.locator("#window .seen").evaluate_all("cells => cells.map(cell => Number(cell.dataset.token))")
         assert seen == [k for k in np.flatnonzero(mask[index]) if k < 15]
         about = page.locator("#about").inner_text()
-        assert f"position +{block.build(5, 4, 5).positions[index]})" in about
+        assert f"position +{block.build(5, 4, Shape.chains(5, 3)).positions[index]})" in about
         assert f"{mask[index].sum()} of these {len(mask)} tokens" in about
 
     page.locator("[data-token='13']").click()
@@ -151,7 +152,7 @@ def test_colours_follow_the_system(file, open_page):
         (LookaheadConfig.paper(6, 2, 4), ["text", "guess", "verify", "learn", "attend"]),
         (LookaheadConfig.paper(4, 4, 0), ["text", "guess", "attend"]),
         (LookaheadConfig.paper(60, 5, 60), ["text", "guess", "verify", "learn", "attend"]),
-        (LookaheadConfig.paper(4, 4, 3, step_cost=9.0), ["text", "guess", "verify", "learn", "attend"]),
+        (LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0), ["text", "guess", "verify", "learn", "attend"]),
     ],
     ids=str,
 )

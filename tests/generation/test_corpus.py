@@ -63,11 +63,11 @@ def test_the_states_of_a_corpus_bring_their_recycled_logits():
     states = [generate(prompt, keep_state=True).state for prompt in ([3, 1, 4], [1, 5])]
     inputs, _ = jlade.prepare(PARAMS, [[3], [4]], lookahead=TREE, corpus=states)
     for first_column, name in (("after_token", "after_token"), ("pairs", "pairs"), ("pairs", "after_pair")):
-        keys = [np.asarray(getattr(state.drafts.table, first_column))[0, :, :1] for state in states]
-        first, second = (np.asarray(getattr(state.drafts.table, name))[0] for state in states)
+        keys = [np.asarray(getattr(state.memory.drafts.states["recycled"], first_column))[0, :, :1] for state in states]
+        first, second = (np.asarray(getattr(state.memory.drafts.states["recycled"], name))[0] for state in states)
         expected, known = np.where(keys[1] == NONE, first, second), (np.concatenate(keys, axis=1) != NONE).any(axis=1)
         assert known.any()
-        for row in np.asarray(getattr(inputs.recycled, name)):
+        for row in np.asarray(getattr(inputs.sources["recycled"], name)):
             np.testing.assert_array_equal(row[known], expected[known])
 
 
@@ -92,7 +92,7 @@ def test_a_setting_that_was_chosen_without_a_tree_ignores_it(monkeypatch):
         ({"corpus": np.array([1, 2])}, TypeError, "corpus must be a list of texts, .* got ndarray"),
         ({"corpus": [[1], [99]]}, ValueError, r"corpus\[1\] holds token id 99; accepted are 0 to 12"),
         ({"corpus": ["text"]}, TypeError, r"corpus\[0\] is a string, 'text': pass tokenizer="),
-        ({"corpus": [[1]], "lookahead": None}, ValueError, "corpus needs a lookahead with 'suffix' among its cand"),
+        ({"corpus": [[1]], "lookahead": None}, ValueError, "corpus needs a lookahead with 'suffix' among its sour"),
         ({"corpus": [[1]], "lookahead": LookaheadConfig.paper(2, 3, 2)}, ValueError, "corpus needs a lookahead with"),
     ],
 )

@@ -174,7 +174,8 @@ def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
         histogram = [accepted.count(number) for number in range(1, lookahead.max_accepted + 1)]
         assert statistics.accepted_histogram[row].tolist() == histogram
         assert statistics.steps_with_accepted[row] == sum(number > 1 for number in accepted)
-        fan_outs = [sum(ngram[0] >= 0 for ngram in ngrams) for ngrams in out.state.pool.ngrams[row].tolist()]
+        pool = out.state.pool.ngrams[row].tolist() if lookahead.guess_set_size else []
+        fan_outs = [sum(ngram[0] >= 0 for ngram in ngrams) for ngrams in pool]
         fan_outs = [fan_out for fan_out in fan_outs if fan_out] or [0]
         assert statistics.keys[row] == (len(fan_outs) if lookahead.guess_set_size else 0)
         assert statistics.ngrams[row] == sum(fan_outs)
@@ -182,24 +183,24 @@ def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
         assert statistics.median_fan_out[row] == np.median(fan_outs)
         assert statistics.max_fan_out[row] == max(fan_outs)
         if lookahead.window_size == 0:
-            expected = num_candidates(prompt, out.tokens[row], accepted, lookahead)
-            assert statistics.num_candidates[row].tolist() == expected + [0] * (out.steps.max() - len(expected))
-    np.testing.assert_array_equal(statistics.steps_with_candidate, (statistics.num_candidates > 0).sum(axis=1))
-    assert (statistics.steps_with_accepted <= statistics.steps_with_candidate).all()
-    np.testing.assert_allclose(statistics.candidate_rate, statistics.steps_with_candidate / out.steps)
+            expected = num_drafted(prompt, out.tokens[row], accepted, lookahead)
+            assert statistics.num_drafted[row].tolist() == expected + [0] * (out.steps.max() - len(expected))
+    np.testing.assert_array_equal(statistics.steps_with_draft, (statistics.num_drafted > 0).sum(axis=1))
+    assert (statistics.steps_with_accepted <= statistics.steps_with_draft).all()
+    np.testing.assert_allclose(statistics.draft_rate, statistics.steps_with_draft / out.steps)
     np.testing.assert_allclose(statistics.accepted_rate, statistics.steps_with_accepted / out.steps)
     assert generate(tiny_llama(3), prompts, max_new_tokens=30, lookahead=lookahead).statistics is None
 
 
-def num_candidates(prompt, tokens, accepted, lookahead):
-    """Returns the number of candidates of each step, with a pool of the text alone in plain Python."""
+def num_drafted(prompt, tokens, accepted, lookahead):
+    """Returns the drafted tokens of each step, with a pool of the text alone in plain Python."""
     pool, text, numbers = reference.Pool(lookahead.guess_set_size), [], []
     for new in (prompt, *np.split(tokens[: sum(accepted)], np.cumsum(accepted))):
         for token in [int(i) for i in new]:
             text.append(token)
             if len(text) >= lookahead.ngram_size:
                 pool.insert(text[-lookahead.ngram_size :])
-        numbers.append(len(pool.lookup(text[-1])))
+        numbers.append((lookahead.ngram_size - 1) * len(pool.lookup(text[-1])))
     return numbers[: len(accepted)]
 
 
@@ -355,7 +356,7 @@ def nothing_compiles(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("the program was called")
 
-    for module, name in ((loop, "decode"), (loop, "run"), (prefill, "prefill"), (prefill, "start")):
+    for module, name in ((loop, "decode"), (loop, "run_steps"), (prefill, "prefill"), (prefill, "start")):
         monkeypatch.setattr(module, name, fail)
 
 

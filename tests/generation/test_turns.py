@@ -45,14 +45,16 @@ def test_a_turn_continues_with_the_recycled_logits():
     """The table has every token that a turn read, also those that the next one does not read again."""
     first = generate([3, 1, 4, 1, 5], lookahead=TREE)
     text = [3, 1, 4, 1, 5, *first.tokens[0, : first.lengths[0]].tolist(), 9]
-    before = np.asarray(first.state.drafts.table.after_token)
+    before = np.asarray(first.state.memory.drafts.states["recycled"].after_token)
     assert all(before[0, token, 0] >= 0 for token in [3, 1, 4, 1, 5])
-    inputs, program = jlade.prepare(PARAMS, text, state=first.state, lookahead=TREE, max_new_tokens=15)
-    prefix = jlade.prefill(PARAMS, inputs, program)
+    inputs, config = jlade.prepare(PARAMS, text, state=first.state, lookahead=TREE, max_new_tokens=15)
+    prefix = jlade.prefill(PARAMS, inputs, config)
     known = before[0, :, 0] >= 0
-    assert (np.asarray(prefix.recycled.after_token)[0, known, 0] >= 0).all()
-    np.testing.assert_array_equal(first.state.drafts.table.after_token, before, "the state stays as it was")
-    assert jlade.prefill(PARAMS, *jlade.prepare(PARAMS, text, lookahead=LOOKAHEAD)).recycled is None
+    assert (np.asarray(prefix.sources["recycled"].after_token)[0, known, 0] >= 0).all()
+    np.testing.assert_array_equal(
+        first.state.memory.drafts.states["recycled"].after_token, before, "the state stays as it was"
+    )
+    assert jlade.prefill(PARAMS, *jlade.prepare(PARAMS, text, lookahead=LOOKAHEAD)).sources == {}
 
 
 def test_only_what_is_new_is_read(monkeypatch):
@@ -61,7 +63,7 @@ def test_only_what_is_new_is_read(monkeypatch):
     texts = [[*p, *row.tolist(), 5, 6] for p, row in zip([[3, 1, 4], [1]], first.tokens, strict=True)]
     seen = []
     prefix = generate([3, 1, 4, 1, 5], max_new_tokens=1)
-    monkeypatch.setattr(loop, "decode", lambda params, inputs, program: seen.append(inputs) or first.state)
+    monkeypatch.setattr(loop, "decode", lambda params, inputs, config: seen.append(inputs) or first.state)
     generate(texts, state=first.state)
     cache = seen[0].cache
     assert cache.length.tolist() == [len(text) - 3 for text in texts]
@@ -145,7 +147,7 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
         out = generate(prompts, pool=pool, with_statistics=True)
         np.testing.assert_array_equal(out.tokens, alone.tokens)
         assert out.steps.sum() < alone.steps.sum()
-        assert (out.statistics.steps_with_candidate == out.steps).all()
+        assert (out.statistics.steps_with_draft == out.steps).all()
     pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=LOOKAHEAD, pool=of_one_row))
     assert len(pieces) == out.steps[0]
     without_prompt_pool = LookaheadConfig.paper(4, 4, 3, pool_from_prompt=False)
@@ -164,7 +166,7 @@ def test_the_cache_is_that_of_the_model():
     text += second.tokens[0].tolist()
     anew = generate([*text, 0], max_new_tokens=1)
     length = len(text) - 1
-    for got, expected in zip(second.state.cache.keys, anew.state.cache.keys, strict=True):
+    for got, expected in zip(second.state.memory.cache.keys, anew.state.memory.cache.keys, strict=True):
         np.testing.assert_allclose(got[:, :, :length], expected[:, :, :length], atol=1e-4)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import NEVER, Tree
+from jlade.drafts.tree import NEVER, Shape, Tree
 from jlade.lookahead import adaptive
 
 COSTS = (2.971, 1.937, 1.0)  # no mean of some whole numbers
@@ -54,18 +54,17 @@ def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
 
 
 def test_a_tree_is_as_wide_as_its_forecast_says():
-    lookahead = LookaheadConfig.tree(7, candidates=("suffix",))
+    lookahead = LookaheadConfig.tree(7, sources=("suffix",))
     levels = adaptive.levels(lookahead)
     assert [level.tree_size for level in levels] == [7, 3, 1, 0]
     assert [level.block_size for level in levels] == [8, 4, 2, 1]
     costs = adaptive.costs(levels, jnp.float32(2.4))
     assert costs.tolist() == pytest.approx([2.4, 1.6, 1.2, 1.0])
     for probabilities, best in (([0.9] * 7, 7), ([0.5, 0.4, 0.3, 0, 0, 0, 0], 3), ([0.3] + [0] * 6, 1), ([0.1] * 7, 0)):
-        chain = [list(range(i + 1)) for i in range(7)]
         tree = Tree(
-            *(jnp.zeros(7, jnp.int32) for _ in range(3)),
-            mask=jnp.array([[k in line for k in range(7)] for line in chain]),
-            kinds=jnp.zeros(7, jnp.int32),
+            tokens=jnp.zeros(7, jnp.int32),
+            form=Shape.chains(1, 7),
+            sources=jnp.zeros(7, jnp.int32),
             costs=jnp.array([NEVER if p == 0 else round(-256 * np.log2(p)) for p in probabilities], jnp.int32),
         )
         expected = adaptive.forecast(tree, levels)

@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.config import LookaheadConfig
+from jlade.drafts.tree import Shape
 from jlade.lookahead import block as blocks
 
 settings = st.tuples(st.integers(0, 7), st.integers(2, 6), st.integers(0, 6))
+
+
+def build(window_size, ngram_size, guess_set_size):
+    return blocks.build(window_size, ngram_size, Shape.chains(guess_set_size, ngram_size - 1))
 
 
 def table(window_size, ngram_size, guess_set_size):
@@ -29,7 +34,7 @@ def table(window_size, ngram_size, guess_set_size):
 
 @given(settings)
 def test_equals_the_table(setting):
-    block, rows = blocks.build(*setting), table(*setting)
+    block, rows = build(*setting), table(*setting)
     names = [name for name, _, _ in rows]
     assert block.positions.tolist() == [position for _, position, _ in rows]
     for visible, (name, _, others) in zip(block.mask, rows, strict=True):
@@ -38,7 +43,7 @@ def test_equals_the_table(setting):
 
 @given(settings)
 def test_every_token_sees_one_text(setting):
-    block = blocks.build(*setting)
+    block = build(*setting)
     for visible, position in zip(block.mask, block.positions, strict=True):
         assert sorted(block.positions[visible]) == list(range(position + 1))
 
@@ -46,7 +51,7 @@ def test_every_token_sees_one_text(setting):
 @given(settings)
 def test_sizes(setting):
     window_size, ngram_size, guess_set_size = setting
-    block = blocks.build(*setting)
+    block = build(*setting)
     config = LookaheadConfig.paper(*setting)
     assert len(block.positions) == config.block_size
     if window_size:
@@ -54,20 +59,18 @@ def test_sizes(setting):
     else:
         assert config.block_size == 1 + guess_set_size * (ngram_size - 1)
     assert len(block.outputs) == 1 + window_size + guess_set_size * (ngram_size - 1)
-    assert block.drafted + config.num_drafted == len(block.positions)
+    assert block.first_draft + config.num_drafted == len(block.positions)
 
 
 def test_tokens_are_laid_out_in_the_order_of_the_table():
     current, window = jnp.int32(7), jnp.array([[-9, 11, 12], [20, 21, 22], [30, 31, 32]])
-    candidates = jnp.array([[40, 41, 42], [50, 51, 52]])
-    laid_out = blocks.tokens(current, window, candidates)
+    laid_out = blocks.tokens(current, window, jnp.array([40, 41, 42, 50, 51, 52]))
     assert laid_out.tolist() == [7, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42, 50, 51, 52]
-    block = blocks.build(3, 4, 2)
-    assert laid_out[block.newest_row].tolist() == [30, 31, 32]
-    assert laid_out[block.candidates].tolist() == candidates.tolist()
-    assert laid_out[block.drafted :].tolist() == [40, 41, 42, 50, 51, 52]
+    block = build(3, 4, 2)
+    assert laid_out[block.outputs].tolist() == [7, 30, 31, 32, 40, 41, 42, 50, 51, 52]
+    assert laid_out[block.first_draft :].tolist() == [40, 41, 42, 50, 51, 52]
 
 
 def test_a_cached_block_cannot_be_changed():
     with pytest.raises(ValueError, match="read-only"):
-        blocks.build(3, 4, 2).mask[0, 0] = False
+        blocks.window(3, 4).mask[0, 0] = False

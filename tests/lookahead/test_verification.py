@@ -6,9 +6,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jlade.drafts.tree import Shape, Tree
 from jlade.lookahead.verification import verify_by_matching
 
 VOCAB = 3
+
+
+@jax.jit
+def verify(candidates, next_token, predicted):
+    """Verifies candidates [G, N-1], given the model's tokens after each of them [G, N-1]."""
+    number, length = candidates.shape
+    zeros = jnp.zeros(candidates.size, jnp.int32)
+    tree = Tree(jnp.asarray(candidates).reshape(-1), Shape.chains(number, length), zeros, None)
+    most = length + 1 if number else 1
+    return verify_by_matching(tree, jnp.int32(next_token), jnp.asarray(predicted).reshape(-1), most)
 
 
 def walk(candidates, next_token, predicted):
@@ -40,26 +51,26 @@ def cases(draw):
 @given(cases())
 def test_accepts_what_the_walk_accepts(case):
     candidates, next_token, predicted = case
-    verdict = jax.jit(verify_by_matching)(candidates, jnp.int32(next_token), predicted)
+    verdict = verify(candidates, next_token, predicted)
     accepted = walk(candidates, next_token, predicted)
     assert verdict.tokens[: verdict.num_accepted].tolist() == accepted
-    kept = candidates.reshape(-1)[verdict.drafted[: len(accepted) - 1]].tolist()
+    kept = candidates.reshape(-1)[verdict.path[: len(accepted) - 1]].tolist()
     assert kept == accepted[:-1]
 
 
 def test_ties_go_to_the_first_candidate():
     candidates = jnp.array([[9, 9], [1, 8], [1, 7]])
-    verdict = verify_by_matching(candidates, jnp.int32(1), jnp.array([[0, 0], [2, 0], [2, 0]]))
-    assert (verdict.drafted.tolist(), int(verdict.num_accepted)) == ([2, 3], 2)
+    verdict = verify(candidates, 1, jnp.array([[0, 0], [2, 0], [2, 0]]))
+    assert (verdict.path[:1].tolist(), int(verdict.num_accepted)) == ([2], 2)
 
 
 def test_a_whole_candidate_and_the_token_after_it_are_accepted():
-    verdict = verify_by_matching(jnp.array([[1, 2, 3]]), jnp.int32(1), jnp.array([[2, 3, 4]]))
+    verdict = verify(jnp.array([[1, 2, 3]]), 1, jnp.array([[2, 3, 4]]))
     assert verdict.tokens.tolist() == [1, 2, 3, 4]
     assert int(verdict.num_accepted) == 4
 
 
 def test_without_candidates_the_next_token_alone_is_accepted():
-    verdict = verify_by_matching(jnp.zeros((0, 3), jnp.int32), jnp.int32(6), jnp.zeros((0, 3), jnp.int32))
+    verdict = verify(jnp.zeros((0, 3), jnp.int32), 6, jnp.zeros((0, 3), jnp.int32))
     assert verdict.tokens.tolist() == [6]
     assert int(verdict.num_accepted) == 1

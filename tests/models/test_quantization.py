@@ -116,7 +116,7 @@ def test_no_matrix_is_converted_whole():
     """Neither before the loop, which would keep a floating-point copy, nor, if it is large, in the loop."""
     params = llama.quantize(tiny_llama(vocab_size=1300, hidden_size=24, intermediate_size=1200))
     inputs, setting = jlade.prepare(params, [1], max_new_tokens=60, lookahead=None)
-    program = jax.jit(jlade.decode, static_argnames="program").lower(params, inputs, setting).compile().as_text()
+    program = jax.jit(jlade.decode, static_argnames="config").lower(params, inputs, setting).compile().as_text()
     assert " while(" in program
     assert "s8[1200,24]" in program
     assert "f32[1300,24]" in program  # the embedding, which is not quantized

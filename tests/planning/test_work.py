@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
+from jlade.drafts.tree import Shape
 from jlade.lookahead import division
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
@@ -77,5 +78,5 @@ def test_the_size_of_a_share(window, ngram, guesses, number):
     if number == 1:
         assert division.share_size(setting, 1) == (setting.block_size, 1 + window + guesses * (ngram - 1))
         return
-    share = division.divide(window, ngram, guesses, number)
-    assert division.share_size(setting, number) == (share.members.shape[1], share.outputs.shape[1])
+    share = division.share(setting, Shape.chains(guesses, ngram - 1), number, jnp.int32(0))
+    assert division.share_size(setting, number) == (len(share.members), len(share.outputs))

@@ -23,13 +23,13 @@ from jlade.tuning import measurement, search
 from tests.tiny import tiny_llama
 
 SMALL, LONG, WIDE = SMALL_BLOCK, LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)
-ADAPTIVE = dataclasses.replace(SMALL, step_cost=1.6)  # by the clock below
+ADAPTIVE = dataclasses.replace(SMALL, relative_step_time=1.6)  # by the clock below
 STEP_TIMES = {1: 2.0, 4: 2.5, 8: 4.0, 16: 8.0, 128: 40.0}
 
 
 def trial(setting, speed):
     return Trial(
-        setting, tokens_per_step=2.0, seconds_per_step=1.0, tokens_per_second=speed, speed=speed, step_cost=1.0
+        setting, tokens_per_step=2.0, seconds_per_step=1.0, tokens_per_second=speed, speed=speed, relative_step_time=1.0
     )
 
 
@@ -104,8 +104,8 @@ def test_pruning_never_costs_the_fastest_setting(data):
     times = dict(zip((2**i for i in range(9)), np.cumsum(growth) + 1, strict=True))
     speeds = {}
     for setting in search.USUAL:
-        step_cost = np.interp(setting.block_size, list(times), list(times.values())) / times[1]
-        speeds[setting] = data.draw(st.floats(1, setting.max_accepted)) / step_cost
+        relative_step_time = np.interp(setting.block_size, list(times), list(times.values())) / times[1]
+        speeds[setting] = data.draw(st.floats(1, setting.max_accepted)) / relative_step_time
     best, _, pruned = search.search(search.USUAL, times, Measured(speeds))
     assert best.speed >= (1 - search.TIE) * max(1.0, *speeds.values())
     assert best.lookahead not in pruned
@@ -139,22 +139,22 @@ def clock(monkeypatch):
     """
     now, clock = 0.0, types.SimpleNamespace(slower=itertools.repeat(1))
 
-    def prefill_later(params, inputs, program):
+    def prefill_later(params, inputs, config):
         nonlocal now
         now += 10
-        return real_prefill(params, inputs, program)
+        return real_prefill(params, inputs, config)
 
-    def run_later(params, state, program):
+    def run_later(params, state, config):
         nonlocal now
         before = int(np.max(state.num_steps))
-        state = real_run(params, state, program)
+        state = real_run(params, state, config)
         steps = int(np.max(state.num_steps)) - before
-        now += steps * (1 + program.lookahead.block_size / 4) * next(clock.slower)
+        now += steps * (1 + config.lookahead.block_size / 4) * next(clock.slower)
         return state
 
-    real_prefill, real_run = prefill.prefill, loop.run
+    real_prefill, real_run = prefill.prefill, loop.run_steps
     monkeypatch.setattr(prefill, "prefill", prefill_later)
-    monkeypatch.setattr(loop, "run", run_later)
+    monkeypatch.setattr(loop, "run_steps", run_later)
     monkeypatch.setattr(measurement, "time", types.SimpleNamespace(perf_counter=lambda: now))
     return clock
 
@@ -199,7 +199,7 @@ def test_what_is_measured(clock):
         rates[found.lookahead] = tokens / seconds
         assert found.tokens_per_step == pytest.approx(tokens / steps)
         assert found.seconds_per_step == pytest.approx(cost)
-        assert found.step_cost == pytest.approx(cost / 1.25)
+        assert found.relative_step_time == pytest.approx(cost / 1.25)
         assert found.tokens_per_second == pytest.approx(rates[found.lookahead])
         assert found.speed == pytest.approx(rates[found.lookahead] / rates[PLAIN])
         assert found.spread == 0
@@ -294,7 +294,7 @@ TUNING = jlade.Tuning(
 
 
 def test_the_setting_knows_what_its_step_costs():
-    assert TUNING.lookahead == dataclasses.replace(SMALL, step_cost=round(TUNING.best.step_cost, 2))
+    assert TUNING.lookahead == dataclasses.replace(SMALL, relative_step_time=round(TUNING.best.relative_step_time, 2))
     assert dataclasses.replace(TUNING, adaptive=False).lookahead == SMALL
     assert dataclasses.replace(TUNING, best=TUNING.trials[0]).lookahead == PLAIN
 
@@ -313,8 +313,8 @@ def test_it_prints_as_tables():
 def test_figures_are_json():
     figures = json.loads(json.dumps(TUNING.figures()))
     assert LookaheadConfig(**figures["best"]["lookahead"]) == SMALL
-    step_cost = round(TUNING.best.step_cost, 2)
-    assert LookaheadConfig(**figures["lookahead"]) == dataclasses.replace(SMALL, step_cost=step_cost)
+    relative_step_time = round(TUNING.best.relative_step_time, 2)
+    assert LookaheadConfig(**figures["lookahead"]) == dataclasses.replace(SMALL, relative_step_time=relative_step_time)
     assert figures["step_times"] == {str(size): seconds for size, seconds in STEP_TIMES.items()}
 
 

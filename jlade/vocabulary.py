@@ -1,4 +1,4 @@
-"""The vocabulary of a device, all tokens or a slice of them where a mesh divides the model, and its n-grams."""
+"""The tokens whose logits a device has: the whole vocabulary, or a slice where a mesh divides the model."""
 
 import functools
 from typing import NamedTuple, Self
@@ -8,13 +8,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.lookahead import ngram_pool
-from jlade.lookahead.ngram_pool import NGramPool
 from jlade.mesh import MODEL
 
 
-class Vocabulary(NamedTuple):
-    """The tokens whose logits and n-grams a device has: all, or one of equal slices along axes of the mesh."""
+class VocabularyShard(NamedTuple):
+    """The vocabulary of a device: all tokens, or one of equal slices along axes of the mesh."""
 
     size: int  # V
     axes: tuple[str, ...] = ()
@@ -130,20 +128,3 @@ def _highest_parts_on_cpu(logits: jax.Array, number: int) -> tuple[jax.Array, ja
 def _part(size: int, number: int) -> int:
     """Returns the size of the parts of a vocabulary of `size` tokens, of which there are at least `number`."""
     return next(part for part in (64, 32, 16, 8, 4, 2, 1) if size % part == 0 and size // part >= number)
-
-
-def lookup(pool: NGramPool, keys: jax.Array, vocabulary: Vocabulary) -> jax.Array:
-    """Returns the candidates [B, G, N-1] of the tokens `keys` [B] in the pools of B sequences."""
-    if not vocabulary.axes:
-        return jax.vmap(ngram_pool.lookup)(pool, keys)
-    place, is_here = vocabulary.local(keys)
-    found = jnp.where(is_here[:, None, None], jax.vmap(ngram_pool.lookup)(pool, place), NGramPool.EMPTY)
-    return jax.lax.pmax(found, vocabulary.axes)
-
-
-def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array, vocabulary: Vocabulary) -> NGramPool:
-    """Returns the pools of B sequences with more n-grams, see `ngram_pool.insert`: those of this device's keys."""
-    if vocabulary.axes:
-        keys, is_here = vocabulary.local(keys)
-        valid &= is_here
-    return jax.vmap(ngram_pool.insert)(pool, keys, ngrams, valid)

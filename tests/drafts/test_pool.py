@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jlade.lookahead import ngram_pool
-from jlade.lookahead.ngram_pool import NGramPool
+from jlade.drafts import pool as ngram_pool
+from jlade.drafts.pool import NGramPool
 from tests.reference import Pool
 
 VOCAB = 4  # few tokens, so that keys collide, n-grams repeat and full keys evict

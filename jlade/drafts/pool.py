@@ -2,13 +2,101 @@
 
 An n-gram is a key, its first token, and the N-1 tokens after it. Inserting an n-gram that is already in the pool makes
 it the newest; inserting under a full key drops the oldest. (arXiv 2402.02057, section 3.2 and Algorithm 2.)
+
+On a mesh that divides the model, each device has the n-grams whose keys are in its part of the vocabulary.
 """
 
+import dataclasses
 from typing import ClassVar, Self
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jlade.config import LookaheadConfig
+from jlade.drafts.source import Prompt, Source, Step, Text
+from jlade.drafts.tree import Shape
+from jlade.mesh import DATA
+from jlade.vocabulary import VocabularyShard
+
+SLOTS = 8  # slots with acceptance rates of their own; later ones share the last rate
+RATES = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])  # initial ones by slot, measured with SmolLM2
+CHUNK = 32  # n-grams of a prompt that are inserted at once; the work for each grows with their number
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool(Source):
+    """N-grams of the window, and of the text if asked for: G chains of N-1 tokens."""
+
+    ngram_size: int  # N
+    guess_set_size: int  # G
+    from_text: bool
+    vocabulary: VocabularyShard
+
+    @classmethod
+    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+        return cls(lookahead.ngram_size, lookahead.guess_set_size, lookahead.pool_from_prompt, vocabulary)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.chains(self.guess_set_size, self.ngram_size - 1)
+
+    @property
+    def rates(self) -> np.ndarray:
+        return RATES
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return PartitionSpec(DATA, self.vocabulary.axes) if self.vocabulary.axes else PartitionSpec(DATA)
+
+    def empty(self) -> "NGramPool":
+        return empty(self.vocabulary.slice_size, self.ngram_size, self.guess_set_size)
+
+    def start(self, state: "NGramPool", prompt: Prompt) -> "NGramPool":
+        """Returns the pool with, if asked for, the n-grams that end past the known tokens of the prompt."""
+        if not self.from_text:
+            return state
+        number = min(CHUNK, len(prompt.tokens))
+
+        def insert_chunk(carry: tuple[jax.Array, NGramPool]) -> tuple[jax.Array, NGramPool]:
+            done, pool = carry
+            ends = prompt.known + done + jnp.arange(number, dtype=jnp.int32)  # places of the n-grams' last tokens
+            return done + number, self._insert(pool, *self._ending_at(prompt.tokens, prompt.length, ends))
+
+        return jax.lax.while_loop(lambda carry: carry[0] < prompt.longest, insert_chunk, (jnp.int32(0), state))[1]
+
+    def propose(self, state: "NGramPool", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key = text.tokens[text.length - 1]
+        if self.vocabulary.axes:
+            key, is_here = self.vocabulary.local(key)
+            found = jnp.where(is_here, lookup(state, key), NGramPool.EMPTY)
+            ngrams = jax.lax.pmax(found, self.vocabulary.axes)
+        else:
+            ngrams = lookup(state, key)
+        slots = np.minimum(np.arange(self.guess_set_size, dtype=np.int32), SLOTS - 1)
+        return ngrams.reshape(-1), jnp.asarray(np.repeat(slots, self.ngram_size - 1))
+
+    def learn(self, state: "NGramPool", step: Step) -> "NGramPool":
+        ngrams = step.ngrams
+        if self.from_text:
+            ends = step.before + jnp.arange(step.max_accepted, dtype=jnp.int32)
+            of_text = self._ending_at(step.text, step.length, ends)
+            keys, values, valid = (jnp.concatenate(pair) for pair in zip(ngrams, of_text, strict=True))
+            ngrams = keys, values, valid
+        return self._insert(state, *ngrams)
+
+    def _ending_at(
+        self, tokens: jax.Array, length: jax.Array, ends: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return ngrams_at(tokens, length, ends - (self.ngram_size - 1), self.ngram_size)
+
+    def _insert(self, pool: "NGramPool", keys: jax.Array, ngrams: jax.Array, valid: jax.Array) -> "NGramPool":
+        if self.vocabulary.axes:
+            keys, is_here = self.vocabulary.local(keys)
+            valid &= is_here
+        return insert(pool, keys, ngrams, valid)
 
 
 @flax.struct.dataclass
@@ -46,7 +134,7 @@ def empty(vocab_size: int, ngram_size: int, guess_set_size: int) -> NGramPool:
 
 
 def lookup(pool: NGramPool, key: jax.Array) -> jax.Array:
-    """Returns the candidates [G, N-1] of the token `key` [], newest first, then `EMPTY`."""
+    """Returns the n-grams [G, N-1] of the token `key` [], newest first, then `EMPTY`."""
     return pool.rows[key].reshape(pool.shape[1:])
 
 

@@ -1,0 +1,108 @@
+"""The protocol of a source of drafts: pure functions over a state of its own, for one sequence.
+
+A source is static: frozen and hashable. Its state is any pytree, None by default. Decoding calls `start` before the
+first step, then `learn` and `propose` after each step, as proposals are made one step ahead: a program that reads a
+table and writes to it in one step would copy it.
+"""
+
+from typing import Any, NamedTuple, Protocol, Self
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jlade.config import LookaheadConfig
+from jlade.drafts.tree import Shape
+from jlade.mesh import DATA
+from jlade.vocabulary import VocabularyShard
+
+State = Any
+RANKS = 8  # k, most probable tokens of each of the `Rows`
+
+
+class Prompt(NamedTuple):
+    """The prompt of a sequence."""
+
+    tokens: jax.Array  # [C] int32
+    length: jax.Array  # [] int32
+    known: jax.Array  # [] int32, tokens of it that the state of an earlier call knows
+    longest: jax.Array  # [] int32, most unknown tokens of a sequence of the batch, the same number for all: for loops
+
+
+class Text(NamedTuple):
+    """The text that drafts continue, and what else is known when they are proposed."""
+
+    tokens: jax.Array  # [C] int32
+    length: jax.Array  # [] int32; the last of these tokens is the current one
+    corpus: jax.Array | None  # [S] int32, other texts, each followed by `tree.NONE`; None for none
+    noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
+
+
+class Rows(NamedTuple):
+    """Tokens that the model read, each with its predictions."""
+
+    pairs: jax.Array  # [R, 2] int32, the token before each, `tree.NONE` for none, and the token
+    best: jax.Array  # [R, k] int32, the most probable next tokens
+    order: jax.Array  # [R] int32, different numbers: of equal tokens the last one counts. Negative for rows to ignore
+
+
+class Step(NamedTuple):
+    """What a step showed."""
+
+    text: jax.Array  # [C] int32, with the accepted tokens
+    before: jax.Array  # [] int32, tokens of the text before the step
+    length: jax.Array  # [] int32, tokens of the text after it
+    max_accepted: int  # A, most tokens that the step could accept
+    ngrams: tuple[jax.Array, jax.Array, jax.Array]  # of the window: keys [W], tokens after them [W, N-1], valid [W]
+    rows: Rows | None  # None if no source has use for them
+
+
+class Source(Protocol):
+    """A source of drafts. The methods with a body here need no override where a source has no such part."""
+
+    @classmethod
+    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+        """Returns the source of a setting."""
+
+    @property
+    def shape(self) -> Shape:
+        """Of L proposals."""
+
+    @property
+    def rates(self) -> np.ndarray:
+        """[K] initial acceptance rates of the kinds of proposals."""
+
+    @property
+    def reader(self) -> "Source | None":
+        """The source as it reads prompts, equal for all settings that read alike; None if it reads no `Rows`."""
+        return None
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The arrays of the state, of a batch, on a mesh."""
+        return PartitionSpec(DATA)
+
+    def empty(self) -> State:
+        """Returns the state that knows nothing."""
+        return None
+
+    def read(self, state: State, rows: Rows) -> State:
+        """Returns the state after a part of the prompt."""
+        return state
+
+    def start(self, state: State, prompt: Prompt) -> State:
+        """Returns the state before the first step, given an empty one, one of an earlier call, or one after `read`."""
+        return state
+
+    def propose(self, state: State, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the proposed tokens [L] int32, `tree.NONE` where there are none, and their kinds [L] int32.
+
+        Args:
+          state: the source's.
+          text: to continue.
+          rates: [K] float32, acceptance rates of the kinds.
+        """
+
+    def learn(self, state: State, step: Step) -> State:
+        """Returns the state after a step. A sequence that is done adds no token to its text."""
+        return state
