@@ -14,8 +14,7 @@ import scipy.stats
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.config import SOURCES
-from jlade.decoding import sampling
-from jlade.decoding import step as step_module
+from jlade.decoding import sampling, verification
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.pool import NGramPool
 from jlade.lookahead.verification import verify_by_rejection
@@ -382,6 +381,6 @@ def test_the_test_of_the_distribution_finds_a_wrong_sampler(small_model, expecte
         first = jnp.where(verdict.num_accepted == 1, redrawn, verdict.tokens[0])
         return verdict._replace(tokens=verdict.tokens.at[0].set(first))
 
-    monkeypatch.setattr(step_module, "verify_by_rejection", without_renormalisation)
+    monkeypatch.setattr(verification, "verify_by_rejection", without_renormalisation)
     lookahead = LookaheadConfig.paper(2, 3, 4, verification="rejection")
     assert p_value(small_model, expected_counts, lookahead) < RIGHT
