@@ -104,7 +104,7 @@ def _highest_parts(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array
       Logits and indices [..., K] of the `number` parts with the highest maxima.
     """
     *rows, size = logits.shape
-    part = _part(size, number)
+    part = part_size(size, number)
     parts = logits.reshape(*rows, size // part, part)
     _, highest = jax.lax.top_k(jnp.max(parts, axis=-1), number)
     values = jnp.take_along_axis(parts, highest[..., None], axis=-2)
@@ -115,7 +115,7 @@ def _highest_parts(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array
 def _highest_parts_on_cpu(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
     """`_highest_parts` without a transposition on CPUs, whose products with the output matrix have V first."""
     *rows, size = logits.shape
-    part = _part(size, number)
+    part = part_size(size, number)
     parts = jnp.moveaxis(logits, -1, 0).reshape(size // part, part, *rows)
     _, highest = jax.lax.top_k(jnp.moveaxis(jnp.max(parts, axis=1), 0, -1), number)
     first = jnp.moveaxis(highest, -1, 0)[:, None]  # [number, 1, ...]
@@ -125,6 +125,6 @@ def _highest_parts_on_cpu(logits: jax.Array, number: int) -> tuple[jax.Array, ja
     return values, places
 
 
-def _part(size: int, number: int) -> int:
+def part_size(size: int, number: int) -> int:
     """Returns the size of the parts of a vocabulary of `size` tokens, of which there are at least `number`."""
     return next(part for part in (64, 32, 16, 8, 4, 2, 1) if size % part == 0 and size // part >= number)

@@ -1,5 +1,6 @@
 """Prompts into the KV cache, and the state before the first step."""
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -83,7 +84,9 @@ def _read(
     cache_specs = sharding.BATCH if cache is None else sharding.CACHE
     given = {name: readers.specs[name] for name in states}
     specs = sharding.param_specs(params, mesh), sharding.BATCH, sharding.BATCH, cache_specs, given
-    return mesh_lib.shard(read, mesh, specs, sharding.prefix_specs(readers))(params, prompts, lengths, cache, states)
+    return mesh_lib.shard(read, mesh, specs, sharding.prefix_specs(readers, readers.specs))(
+        params, prompts, lengths, cache, states
+    )
 
 
 def _read_part(
@@ -166,6 +169,9 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig) -> DecodeState:
     """
     check_capacity(inputs)
     inputs = sharding.put(inputs, config)
+    # Another setting may have read the prompts, with sources that this one lacks.
+    known = {name: state for name, state in prefix.sources.items() if name in config.sources().readers.specs}
+    prefix = dataclasses.replace(prefix, sources=known)
     window_tokens = config.lookahead.window_size * (config.lookahead.ngram_size - 1)
     number = DRAWN * max(1, -(-window_tokens // DRAWN))
     keys, drawn = _draw(inputs.key, inputs.prompts, inputs.lengths, number)
@@ -201,8 +207,11 @@ def _start(
     prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, noise: jax.Array | None, config: DecodeConfig
 ) -> DecodeState:
     start = functools.partial(_start_part, config=config)
-    of_prefix = sharding.prefix_specs(config.sources().readers)
-    specs = of_prefix, sharding.input_specs(inputs, config), *[sharding.BATCH] * 3
+    specs = (
+        sharding.prefix_specs(config.sources().readers, prefix.sources),
+        sharding.input_specs(inputs, config),
+        *[sharding.BATCH] * 3,
+    )
     out_specs = sharding.state_specs(_constants(inputs, keys), config)
     return mesh_lib.shard(start, config.mesh, specs, out_specs)(prefix, inputs, keys, drawn, noise)
 

@@ -1,5 +1,6 @@
 """The arrays of a decode on a mesh: sequences along `data`, KV heads along `model`, and sources as they say."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -19,9 +20,9 @@ BATCH = P(DATA)
 CACHE = KVCache(keys=P(DATA, HEADS), values=P(DATA, HEADS), length=BATCH)  # type: ignore[arg-type]  # specs of arrays
 
 
-def prefix_specs(readers: Sources) -> Prefix:
-    """Returns the specs of a prefix, given the sources that read prompts."""
-    return Prefix(cache=CACHE, sources=readers.specs)
+def prefix_specs(readers: Sources, names: Iterable[str]) -> Prefix:
+    """Returns the specs of a prefix with the states of sources of these names, given those that read prompts."""
+    return Prefix(cache=CACHE, sources={name: readers.specs[name] for name in names})
 
 
 def param_specs(params: Params, mesh: Mesh | None) -> Specs:

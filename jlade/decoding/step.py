@@ -42,7 +42,8 @@ def step(params: Params, state: DecodeState, config: DecodeConfig, level: Lookah
     share = shares.own(tree.form, state.num_tokens, level, config.mesh)
     block = blocks.build(level.window_size, level.ngram_size, tree.form)
     offsets, mask, outputs = (block if share is None else share)[:3]
-    tokens = jax.vmap(functools.partial(_block_tokens, level=level))(state)
+    axes = sharding.batch_axes(sharding.state_specs(state.constants, config))
+    tokens = jax.vmap(functools.partial(_block_tokens, level=level), in_axes=(axes,))(state)
     if share is not None:
         tokens = jnp.take_along_axis(tokens, share.members, axis=1)
     positions = (state.num_tokens - 1)[:, None] + jnp.broadcast_to(offsets, tokens.shape)
@@ -51,7 +52,6 @@ def step(params: Params, state: DecodeState, config: DecodeConfig, level: Lookah
     best = config.vocabulary.top(logits, RANKS) if config.sources().readers.sources else None
 
     # Verify, learn and draft, sequence by sequence.
-    axes = sharding.batch_axes(sharding.state_specs(state.constants, config))
     finish = jax.vmap(
         functools.partial(_finish, config=config, level=level),
         in_axes=(axes, 0, 0, None if share is None else BATCH_AXES),

@@ -15,6 +15,7 @@ from jlade.mesh import AXES, COPIES
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
+from jlade.vocabulary import part_size
 
 CHUNK = 512  # tokens of a prompt that are read at once
 PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
@@ -160,7 +161,7 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     Args:
       shard: the result of `shard` for `layout.model`.
       layout: the mesh. Its `data` divides `batch_size`.
-      setting: the setting; one with a tree has no `layout.lookahead` above 1.
+      setting: the setting.
       batch_size: B.
       capacity: entries of the cache of each sequence.
     """
@@ -202,16 +203,21 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
     c, found = shard.config, []
     tokens, outputs = share_size(setting, layout)
     whole = share_size(setting, layout._replace(lookahead=1))[1]
+    recycles = "recycled" in setting.reach
     if layout.model > 1:
         hidden = sequences * tokens * c.hidden_size * shard.item
         arrays = 2 * c.num_layers * [hidden]
-        if shard.divides_vocabulary:  # the embedding, the highest logits, their indices, and the pool's candidates
-            candidates = sequences * 4 * setting.guess_set_size * (setting.ngram_size - 1)
-            arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs, *filter(None, [candidates])]
+        if shard.divides_vocabulary:  # the embedding, the highest logits, their indices, and the pool's n-grams
+            ngrams = sequences * 4 * setting.guess_set_size * (setting.ngram_size - 1)
+            arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs, *filter(None, [ngrams])]
+            if recycles:  # logits and tokens of the parts of each slice that hold the highest
+                kept = min(RANKS, shard.vocab_size)
+                arrays += 2 * [4 * sequences * outputs * kept * part_size(shard.vocab_size, kept)]
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
         accepted = setting.max_accepted * shard.kv_heads * c.head_dim * shard.item
         arrays = [4 * sequences * whole, 2 * c.num_layers * sequences * accepted]  # predictions; keys and values
+        arrays += [4 * sequences * whole * RANKS] if recycles else []
         found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
     if layout.data > 1:
         found.append(Collective(layout.data, layout.num_devices, 1, 4))  # the number of sequences that have not ended

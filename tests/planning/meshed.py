@@ -32,9 +32,10 @@ def step_launches(program, trips):
 
 
 def collectives(launched):
-    """Returns the bytes of the operands of all-reduces, which are the only collectives."""
+    """Returns the bytes of the operands of all collectives."""
     found = list(filter(is_collective, launched))
-    assert {launch.instruction.opcode for launch in found} <= {"all-reduce", "all-reduce-start"}
+    opcodes = {launch.instruction.opcode.removesuffix("-start") for launch in found}
+    assert opcodes <= {"all-reduce", "all-gather"}, opcodes
     return sum(operand.num_bytes * launch.times for launch in found for operand in launch.operands)
 
 

@@ -27,6 +27,7 @@ CONFIG = LlamaConfig(
     max_positions=1024,
 )
 SETTING = LookaheadConfig.paper(6, 4, 6)
+TREE = LookaheadConfig(tree_size=40, window_size=4, ngram_size=3, guess_set_size=2)
 BATCH, CAPACITY = 2, 2 * plain.CHUNK
 
 
@@ -38,6 +39,8 @@ BATCH, CAPACITY = 2, 2 * plain.CHUNK
         ((2, 2, 2), SETTING, {"tie_embeddings": True}),
         ((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
         ((2, 1, 4), PLAIN, {}),
+        ((1, 8, 1), TREE, {}),
+        ((2, 2, 2), TREE, {}),
     ],
 )
 def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes):
