@@ -178,13 +178,14 @@ def decode(
     start: Sequence[Sequence[int]],
     eos_ids: Sequence[int] = (),
     sources: Sources | None = None,
-    watch: Callable[[list[int], list[list[int]], list[int], Pool], None] = lambda *step: None,
+    watch: Callable[[list[int], list[list[int]], list[int], Pool, list[Path]], None] = lambda *step: None,
 ) -> tuple[list[int], list[int]]:
     """Returns the generated tokens and how many of them each step accepted; `start` is the first window.
 
     With `sources` a step verifies the paths of their tree, otherwise the n-grams of the pool.
 
-    In each step `watch` is given the text and the window before it, the predicted row, and the pool before it.
+    In each step `watch` is given the text and the window before it, the predicted row, the pool before it, and the
+    drafts.
     """
     text = list(prompt)
     window = [list(row) for row in start]
@@ -203,12 +204,11 @@ def decode(
             text + window[0][1 : column + 1] + [row[column] for row in window[1:]] for column in range(window_size)
         ]
         new = [next_token(context) for context in contexts]
-        watch(text, window, new, pool)
-
         accepted: list[int] = []
         candidates = pool.lookup(text[-1])
         if sources is not None:
             candidates = sources.tree(text, candidates)
+        watch(text, window, new, pool, candidates)
         for candidate in candidates:
             matching: list[int] = []
             while len(matching) < len(candidate) and next_token(text + matching) == candidate[len(matching)]:

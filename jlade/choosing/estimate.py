@@ -18,11 +18,7 @@ KERNEL = 2e-6  # seconds of the shortest kernel of a GPU, with its launch in a C
 SLACK = 1.15  # an interpolated step time may be too long by this factor
 
 SETTINGS = (LookaheadConfig(), *map(LookaheadConfig.tree, (63, 31, 15, 7, 3)))  # widest first
-# Lookahead parallelism divides the paper's block alone: wide ones, those of Table 4 of arXiv 2402.02057, smaller ones.
-DIVIDED = tuple(
-    LookaheadConfig.paper(*sizes)
-    for sizes in ((60, 5, 60), (30, 5, 30), (15, 5, 15), (10, 5, 10), (7, 5, 7), (5, 4, 5), (0, 4, 1))
-)
+WIDE = tuple(map(LookaheadConfig.tree, (959, 479, 239)))  # for several devices that share the tokens of a step
 
 
 class Rates(NamedTuple):
@@ -105,10 +101,10 @@ def estimate(
       batch_size: B.
       weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half
         the rate.
-      lookahead: devices that share the tokens of a step. With more than one it is the widest of `DIVIDED`.
+      lookahead: devices that share the tokens of a step. With more than one the trees of `WIDE` are settings too.
     """
     if platform == "cpu":
-        return SMALL_BLOCK if lookahead == 1 else DIVIDED[-1]
+        return SMALL_BLOCK
     device = rates(platform, device_kind)
 
     def is_free(setting: LookaheadConfig) -> bool:
@@ -116,7 +112,7 @@ def estimate(
         step = step_time(device, tokens, batch_size, min(weight_bytes, 2.0))
         return step.arithmetic <= step.memory
 
-    return next(filter(is_free, DIVIDED if lookahead > 1 else SETTINGS), PLAIN)
+    return next(filter(is_free, (*WIDE, *SETTINGS) if lookahead > 1 else SETTINGS), PLAIN)
 
 
 def bytes_of_weight(params: Any) -> float:

@@ -15,6 +15,7 @@ from jlade.conversion import location
 from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
 from jlade.planning.plan import DTYPES, Option, Plan
+from jlade.planning.tokens_per_step import SOURCES
 
 ROWS = 12  # of the table
 
@@ -27,8 +28,12 @@ def parser() -> argparse.ArgumentParser:
         "divided among, and recommend one with a setting. The estimates come from shapes and data sheets: nothing is "
         "compiled, and weights are not read.",
     )
-    result.add_argument("--model", required=True, metavar="DIR", help="directory with a config.json, or a GGUF file")
-    result.add_argument("--device", required=True, choices=tuple(TARGETS), help="the kind of the devices")
+    result.add_argument(
+        "--model", metavar="DIR", help="directory with a config.json, or a GGUF file (default: the demo model)"
+    )
+    result.add_argument(
+        "--device", default="h100", choices=tuple(TARGETS), help="the kind of the devices (default: %(default)s)"
+    )
     result.add_argument("--count", type=int, default=1, metavar="D", help="number of devices (default: %(default)s)")
     result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
     result.add_argument(
@@ -39,10 +44,10 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--lookahead", metavar="SETTING", help="plan for this one, like 15,5,15 (default: the fastest)")
     result.add_argument(
         "--compression",
-        default="paper",
+        default="smollm2",
         metavar="X",
-        help="tokens per step: paper, a formula fitted to LLaMA-2-7B-Chat; demo, measured with the demo model; or a "
-        "number, for --lookahead (default: %(default)s)",
+        help="tokens per step: smollm2 or demo, measured with that model; paper, a formula fitted to LLaMA-2-7B-Chat, "
+        "without trees; or a number, for --lookahead (default: %(default)s)",
     )
     result.add_argument("--json", action="store_true", help="print one JSON object, with all meshes, instead of tables")
     return result
@@ -52,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
     found = jlade.plan(
-        location.find_local("--model", options.model),
+        options_lib.DEMO if options.model is None else location.find_local("--model", options.model),
         options.device,
         options.count,
         dtype=options.dtype,
@@ -69,12 +74,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _compression(text: str) -> Any:
-    if text in ("paper", "demo"):
+    if text in SOURCES:
         return text
     try:
         return float(text)
     except ValueError as error:
-        raise ValueError(f"--compression must be paper, demo or a number, got {text!r}") from error
+        raise ValueError(f"--compression must be {', '.join(SOURCES)} or a number, got {text!r}") from error
 
 
 def _table(found: Plan) -> Table:

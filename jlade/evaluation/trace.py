@@ -6,26 +6,44 @@ import pathlib
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import DecodeState
-from jlade.drafts.pool import NGramPool
-from jlade.drafts.tree import Shape
+from jlade.drafts.record import BIT
+from jlade.drafts.sources import TABLE
+from jlade.drafts.tree import NONE, Tree
 from jlade.generation import request as request_lib
 from jlade.generation import results, text
 from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Detokenizer
-from jlade.lookahead import adaptive, block
+from jlade.lookahead import adaptive, block, names
 from jlade.models.base import Params
 
 TEMPLATE = pathlib.Path(__file__).with_name("trace.html")
-SHOWN = LookaheadConfig.paper(7, 5, 7)  # by default: a window and candidates, in a block that fits a page
 DATA = "TRACE_DATA"  # its place in the template
+SOURCES = {
+    "pool": "pool: n-grams of window and text",
+    "suffix": "suffix: after earlier occurrences of the last tokens",
+    "corpus": "corpus: the same in other texts",
+    "recycled": "recycled: most probable tokens when last seen",
+}
+MOST_LEARNED, BEST = 40, 3  # entries of a step, and tokens of an entry, that the trace keeps of recycled logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A token that a step verified."""
+
+    token: int
+    parent: int  # its place among the step's drafts, -1 for the current token
+    source: str  # a name of `sources.TABLE`
+    chance: float | None  # expected probability that it and its predecessors are accepted; None for a static tree
+    verdict: str  # "accepted"; "rejected", the first wrong one of its path; or "unreached", after a rejected one
+    is_kept: bool  # whether its keys and values entered the cache; of equal drafts one is kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +57,25 @@ class NGram:
 
 
 @dataclasses.dataclass(frozen=True)
+class Recycled:
+    """An entry of the table of recycled logits that a step changed."""
+
+    token: int
+    best: list[int]  # [up to BEST] the most probable tokens after it
+    before: list[int]  # the same before the step; [] if the table had none
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """One step. Its tokens are read from the states before and after it."""
 
-    level: int  # index of the step's setting in `Trace.levels`; W and G below are of that setting
+    level: int  # index of the step's setting in `Trace.levels`; W and M below are of that setting
     window: list[list[int]]  # [N-1, W] before the step, with the current token in its place
     predicted: list[int]  # [W] the row that the step appended to the window
-    candidates: list[list[int]]  # [up to G, N-1]
-    matched: list[int]  # accepted tokens of each candidate, 0 to N-1
-    chosen: int | None  # the candidate that the accepted tokens follow; None if none had an accepted token
-    accepted: list[int]  # [1 to N]
-    ngrams: list[NGram]  # completed by the columns of the window, then by the accepted tokens
+    drafts: list[Draft]  # [up to M]
+    accepted: list[int]  # [1 to A]
+    ngrams: list[NGram]  # completed by the columns of the window, then by the accepted tokens; [] without a pool
+    recycled: list[Recycled]  # [up to MOST_LEARNED], those of accepted tokens first; [] without that source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,24 +98,19 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
 
     Args:
       params, prompt, options: those of `jlade.stream`; `tokenizer` is required. A stop string is not cut off the text.
-        For `lookahead="auto"` it is `SHOWN`; there must be no tree.
+        `lookahead="auto"` is `LookaheadConfig()`, which shows a window and a tree, on any device.
 
     Raises:
       TypeError, ValueError: as `jlade.stream` does.
     """
     if options.lookahead == "auto":
-        options = dataclasses.replace(options, lookahead=SHOWN)
+        options = dataclasses.replace(options, lookahead=LookaheadConfig())
     request = request_lib.check(params, prompt, options)
     request_lib.check_single(request)
     tokenizer = request.tokenizer
     if tokenizer is None:
         raise TypeError("tokenizer must be given: the trace shows the text of tokens")
     inputs, config = request.inputs, request.config
-    if config.lookahead.tree_size is not None:
-        raise ValueError(
-            f"lookahead has tree_size={config.lookahead.tree_size}; a trace shows candidates side by side: use "
-            "tree_size=None"
-        )
     levels = (config.lookahead,) if inputs.relative_step_time is None else adaptive.levels(config.lookahead)
     params = sharding.put_params(params, config.mesh)
 
@@ -118,15 +139,18 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
 
 def page(trace: Trace) -> str:
     """Returns a page of HTML that shows the trace. It needs no network and no other file."""
+    windows = [block.window(level.window_size, level.ngram_size) for level in trace.levels]
     blocks = [
-        {"sizes": _sizes(level), "positions": built.positions.tolist(), "seen": [_runs(row) for row in built.mask]}
-        for level in trace.levels
-        for built in [
-            block.build(level.window_size, level.ngram_size, Shape.chains(level.guess_set_size, level.ngram_size - 1))
-        ]
+        {
+            "sizes": [level.window_size, level.ngram_size, level.num_drafted],
+            "label": names.label(level),
+            "positions": window.positions.tolist(),
+            "seen": [_runs(row) for row in window.mask],
+        }
+        for level, window in zip(trace.levels, windows, strict=True)
     ]
     kind, description = describe(trace.lookahead)
-    data = dataclasses.asdict(trace) | {"blocks": blocks, "kind": kind, "description": description}
+    data = dataclasses.asdict(trace) | {"blocks": blocks, "kind": kind, "description": description, "sources": SOURCES}
     # Within a script element, only "<" could end the data.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return TEMPLATE.read_text(encoding="utf-8").replace(DATA, embedded)
@@ -134,21 +158,31 @@ def page(trace: Trace) -> str:
 
 def describe(lookahead: LookaheadConfig) -> tuple[str, str]:
     """Returns the name of decoding with the setting, and an explanation in one or two sentences."""
-    window, ngram, guesses = _sizes(lookahead)
-    if not window and not guesses:
+    window, drafts = lookahead.window_size, lookahead.num_drafted
+    if not window and not drafts:
         return "Plain decoding", "Each forward pass gives one token."
-    if not guesses:
+    if not drafts:
         return (
             "Decoding with a window alone",
             "Each forward pass guesses future tokens. None is verified, so a step accepts one token.",
         )
+    if lookahead.tree_size is not None:
+        return (
+            "Lookahead decoding with a tree" if window else "Decoding with a tree",
+            (
+                "Each forward pass guesses future tokens in a window, and verifies"
+                if window
+                else "Each forward pass verifies"
+            )
+            + " a tree of drafts from several sources. Several tokens can be accepted at once.",
+        )
     if not window:
         return (
             "Prompt lookup",
-            f"Candidates are n-grams of {ngram} tokens from the text so far. One forward pass verifies all tokens of a "
-            "candidate at once.",
+            f"Drafts are n-grams of {lookahead.ngram_size} tokens from the text so far. One forward pass verifies all "
+            "tokens of a draft at once.",
         )
-    if ngram == 2:
+    if lookahead.ngram_size == 2:
         return (
             "Jacobi decoding",
             "Each forward pass guesses a row of future tokens, and verifies pairs of tokens that earlier passes found.",
@@ -165,59 +199,78 @@ class _Snapshot(NamedTuple):
 
     tokens: np.ndarray  # those so far
     window: np.ndarray  # [N-1, W]
-    pool: np.ndarray  # [V, G, N-1]
-    candidates: np.ndarray  # [G, N-1]
+    tree: Tree
+    pool: np.ndarray | None  # [V, G, N-1]
+    table: np.ndarray | None  # [V, k], of recycled logits
     level: int
     done: bool
 
 
 def _snapshot(state: DecodeState) -> _Snapshot:
-    level = None if state.pace is None else state.pace.level
-    of_pool, of_tree = _ngrams(state), state.memory.drafts.tree.tokens
-    tokens, length, window, pool, candidates, done, level = mesh.fetch(
-        (state.tokens, state.num_tokens, state.window, of_pool, of_tree, state.done, level)
-    )
-    # The next step takes over the pool's buffer.
-    return _Snapshot(
-        tokens=tokens[0, : length[0]],
-        window=window[0],
-        pool=pool[0].copy(),
-        candidates=candidates[0].reshape(-1, window.shape[1]).copy(),
-        level=0 if level is None else int(level),
-        done=done[0],
-    )
-
-
-def _ngrams(state: DecodeState) -> jax.Array:
-    return jnp.zeros((1, 0, 0, 0), jnp.int32) if state.pool is None else state.pool.ngrams
+    drafts, level = state.memory.drafts, None if state.pace is None else state.pace.level
+    pool = None if state.pool is None else state.pool.ngrams
+    table = drafts.states["recycled"].after_token if "recycled" in drafts.states else None
+    found = mesh.fetch((state.tokens, state.window, drafts.tree, pool, table, state.done))
+    # The next step takes over some of these buffers.
+    tokens, window, tree, pool, table, done = jax.tree.map(lambda x: x[0].copy(), found)
+    length, level = mesh.fetch((state.num_tokens, level))
+    return _Snapshot(tokens[: length[0]], window, tree, pool, table, 0 if level is None else int(level), bool(done))
 
 
 def _step(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> Step:
     """Returns the step between two states."""
-    accepted = after.tokens[len(before.tokens) :]
+    accepted = after.tokens[len(before.tokens) :].tolist()
     window, predicted = before.window[:, : level.window_size].copy(), after.window[-1, : level.window_size]
     window[0, :1] = before.tokens[-1]  # the array's value there is arbitrary
     columns = np.concatenate([window, predicted[None]]).T  # [W, N]
-
-    # A candidate's accepted tokens are the first accepted tokens: the model's own.
-    candidates = before.candidates[: level.guess_set_size]
-    candidates = candidates[candidates[:, 0] != NGramPool.EMPTY]
-    compared = min(len(accepted), candidates.shape[1])
-    matched = np.cumprod(candidates[:, :compared] == accepted[:compared], axis=1).sum(axis=1)
+    completed = (("window", columns), ("text", _ngrams_of_text(before, after, level)))
     return Step(
         level=before.level,
         window=window.tolist(),
         predicted=predicted.tolist(),
-        candidates=candidates.tolist(),
-        matched=matched.tolist(),
-        chosen=int(np.argmax(matched)) if matched.any() else None,
-        accepted=accepted.tolist(),
+        drafts=_drafts(before.tree.first(level.num_drafted), accepted),
+        accepted=accepted,
         ngrams=[
             NGram(ngram.tolist(), source, known=_has(before.pool, ngram), kept=_has(after.pool, ngram))
-            for source, ngrams in (("window", columns), ("text", _ngrams_of_text(before, after, level)))
+            for source, ngrams in completed
             for ngram in ngrams
+            if before.pool is not None
         ],
+        recycled=_recycled(before, after, accepted),
     )
+
+
+def _drafts(tree: Tree, accepted: list[int]) -> list[Draft]:
+    """Returns the drafts of a tree, with the verdicts that the accepted tokens tell."""
+    sources, parents = list(TABLE), np.asarray(tree.form.parents).tolist()
+    found: list[Draft] = []
+    depths: list[int] = []
+    for i in range(int(tree.size)):
+        parent, token = parents[i], int(tree.tokens[i])
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        is_reached = (parent < 0 or found[parent].verdict == "accepted") and depths[i] <= len(accepted)
+        agrees = is_reached and token == accepted[depths[i] - 1]
+        verdict = "accepted" if agrees else "rejected" if is_reached else "unreached"
+        chance = None if tree.costs is None else round(2 ** (-int(tree.costs[i]) / BIT), 4)
+        found.append(Draft(token, parent, sources[int(tree.sources[i])], chance, verdict, is_kept=False))
+    deepest = max(
+        (i for i, draft in enumerate(found) if draft.verdict == "accepted"), key=depths.__getitem__, default=-1
+    )
+    while deepest >= 0:
+        found[deepest] = dataclasses.replace(found[deepest], is_kept=True)
+        deepest = found[deepest].parent
+    return found
+
+
+def _recycled(before: _Snapshot, after: _Snapshot, accepted: list[int]) -> list[Recycled]:
+    """Returns the entries of the table that a step changed."""
+    if before.table is None or after.table is None:
+        return []
+    changed = np.flatnonzero((before.table[:, :BEST] != after.table[:, :BEST]).any(axis=1)).tolist()
+    first = [int(before.tokens[-1]), *accepted]
+    changed.sort(key=lambda token: first.index(token) if token in first else len(first))
+    known = [[[i for i in row[:BEST].tolist() if i != NONE] for row in x[changed]] for x in (after.table, before.table)]
+    return [Recycled(*entry) for entry in zip(changed, *known, strict=True)][:MOST_LEARNED]
 
 
 def _ngrams_of_text(before: _Snapshot, after: _Snapshot, level: LookaheadConfig) -> list[np.ndarray]:
@@ -228,19 +281,17 @@ def _ngrams_of_text(before: _Snapshot, after: _Snapshot, level: LookaheadConfig)
     return [after.tokens[end - level.ngram_size : end] for end in range(first, len(after.tokens) + 1)]
 
 
-def _has(pool: np.ndarray, ngram: np.ndarray) -> bool:
+def _has(pool: np.ndarray | None, ngram: np.ndarray) -> bool:
     """Returns whether the pool [V, G, N-1] has the n-gram [N]."""
-    return pool.size > 0 and bool((pool[ngram[0]] == ngram[1:]).all(axis=-1).any())
+    return pool is not None and bool((pool[ngram[0]] == ngram[1:]).all(axis=-1).any())
 
 
 def _tokens_of(step: Step) -> set[int]:
     """Returns the ids of all tokens in a step, but those of the text."""
-    rows = [*step.window, step.predicted, *step.candidates, *(ngram.tokens for ngram in step.ngrams)]
+    rows = [*step.window, step.predicted, *(ngram.tokens for ngram in step.ngrams)]
+    rows += [[draft.token for draft in step.drafts]]
+    rows += [[entry.token, *entry.best, *entry.before] for entry in step.recycled]
     return set().union(*rows)
-
-
-def _sizes(lookahead: LookaheadConfig) -> tuple[int, int, int]:
-    return lookahead.window_size, lookahead.ngram_size, lookahead.guess_set_size
 
 
 def _runs(seen: np.ndarray) -> list[int]:

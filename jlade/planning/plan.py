@@ -1,4 +1,4 @@
-"""`jlade.plan`: the meshes for a model, with their memory, estimated speed, and W, N and G. Nothing is compiled."""
+"""`jlade.plan`: the meshes for a model, with their memory, estimated speed and setting. Nothing is compiled."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from jlade.inspection.targets import Gpu
 from jlade.lookahead import names
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig
-from jlade.planning import tokens_per_step as compression_lib
+from jlade.planning import tokens_per_step
 from jlade.planning import work as work_lib
 from jlade.planning.tokens_per_step import Source
 from jlade.planning.work import Collective, Layout, Memory, Shard, Work
@@ -61,7 +61,7 @@ class Option(NamedTuple):
 
     Attributes:
       layout: sizes of the mesh.
-      lookahead: W, N and G.
+      lookahead: the setting.
       compression: tokens per step.
       memory: of a device.
       fits: whether the device has as much.
@@ -127,7 +127,7 @@ def plan(
     lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
     batch_size: int = 1,
     capacity: int = 1024,
-    compression: Source | float = "paper",
+    compression: Source | float = "smollm2",
 ) -> Plan:
     """Estimates greedy decoding on every mesh of up to `count` devices that the model can be divided among.
 
@@ -142,8 +142,9 @@ def plan(
       lookahead: the setting, None for plain decoding, or "auto" for the fastest that has a known compression.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text in the cache, which is taken to be full.
-      compression: tokens per step: "paper" for the formula fitted to LLaMA-2-7B-Chat on MT-Bench, "demo" for those
-        measured with the demo model, or the number for `lookahead`.
+      compression: tokens per step: "smollm2" or "demo" for those measured with that model, with trees among the
+        settings of the former; "paper" for the formula fitted to LLaMA-2-7B-Chat on MT-Bench, for settings without a
+        tree; or the number for `lookahead`.
 
     Raises:
       TypeError, ValueError: an argument is out of range; the message names it and what is accepted.
@@ -163,12 +164,8 @@ def plan(
     options = []
     for layout in _layouts(count, batch_size, shards):
         request = shards[layout.model], layout, batch_size, capacity
-        choices = [
-            _option(setting, tokens, *request, device, limit)
-            for setting, tokens in settings.items()
-            if layout.lookahead == 1 or setting.tree_size is None  # a tree is not divided
-        ]
-        options += [_best(choices)] if choices else []
+        choices = [_option(setting, tokens, *request, device, limit) for setting, tokens in settings.items()]
+        options.append(_best(choices))
     options.sort(key=lambda option: (not option.fits, -option.tokens_per_second, option.layout.num_devices))
     return Plan(device, count, batch_size, capacity, dtype, int8, compression, limit, tuple(options))
 
@@ -220,24 +217,24 @@ def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     """Returns the tokens per step of the settings to try."""
     if lookahead != "auto" and not isinstance(lookahead, LookaheadConfig | None):
         raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
-    if compression not in ("paper", "demo"):
+    if compression not in tokens_per_step.SOURCES:
         if isinstance(compression, bool) or not isinstance(compression, int | float):
-            raise TypeError(f'compression must be "paper", "demo" or a number, got {compression!r}')
+            accepted = ", ".join(f'"{source}"' for source in tokens_per_step.SOURCES)
+            raise TypeError(f"compression must be {accepted} or a number, got {compression!r}")
         if lookahead == "auto":
             raise ValueError(f"compression={compression} is that of one setting: name it with lookahead")
         setting = lookahead or PLAIN
         if not 1 <= compression <= setting.max_accepted:
-            raise ValueError(f"compression must be 1 to N = {setting.max_accepted} tokens per step, got {compression}")
+            raise ValueError(f"compression must be 1 to {setting.max_accepted} tokens per step, got {compression}")
         return {setting: float(compression)}
     if lookahead != "auto":
         settings: Sequence[LookaheadConfig] = [lookahead or PLAIN]
-    elif compression == "demo":
-        settings = [PLAIN, *(LookaheadConfig.paper(*sizes) for sizes in compression_lib.DEMO)]
+    elif compression != "paper":
+        settings = [PLAIN, *tokens_per_step.measured(compression)]
     else:
         sizes = [(w, n, w) for w in WIDTHS for n in NGRAMS if 2 * w * (n - 1) <= MAX_BLOCK_SIZE]
         settings = [PLAIN, *(LookaheadConfig.paper(*each) for each in sizes)]
-    tokens = compression_lib.paper if compression == "paper" else compression_lib.demo
-    return {setting: tokens(setting) for setting in settings}
+    return {setting: tokens_per_step.of(setting, compression) for setting in settings}
 
 
 def _divisors(number: int) -> list[int]:

@@ -57,6 +57,10 @@ def test_the_table_and_the_recommendation(capsys, monkeypatch):
     assert best.layout in {tuple(map(int, row[0].split(", "))) for row in rows}
 
 
+def test_without_options_it_plans_for_the_demo_model(capsys):
+    assert plan(capsys) == plan(capsys, "--model", DEMO, "--device", "h100")
+
+
 def test_more_meshes_than_rows(capsys):
     """Of powers of two: data x lookahead x model divides 16, and 8 heads divide among 1, 2, 4 or 8 devices."""
     printed = plan(capsys, DEMO, "--device", "v6e", "--count", 16, "--batch-size", 16)
@@ -77,14 +81,16 @@ def test_nothing_fits(directory, capsys, monkeypatch):
             ["--model", "/no/where", "--device", "v5e"],
             "--model must be a directory with a checkpoint, a GGUF file or smollm2, got '/no/where'",
         ),
-        (["--model", DEMO], "the following arguments are required: --device"),
         (["--model", DEMO, "--device", "cpu"], "--device: invalid choice: 'cpu'"),
         (["--model", DEMO, "--device", "v5e", "--count", 0], "count must be at least 1, got 0"),
         (
             ["--model", DEMO, "--device", "v5e", "--lookahead", "3"],
             "--lookahead: a setting is W,N,G, tree=M or W,N,G:tree=M; got '3'",
         ),
-        (["--model", DEMO, "--device", "v5e", "--compression", "x"], "must be paper, demo or a number, got 'x'"),
+        (
+            ["--model", DEMO, "--device", "v5e", "--compression", "x"],
+            "must be smollm2, demo, paper or a number, got 'x'",
+        ),
         (["--model", DEMO, "--device", "v5e", "--compression", "2"], "compression=2.0 is that of one setting"),
     ],
 )

@@ -14,12 +14,11 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.cli.display import STEP_STYLES
 from jlade.config import PLAIN
-from jlade.drafts.tree import Shape
 from jlade.evaluation import trace as trace_lib
 from jlade.evaluation.trace import NGram
 from jlade.lookahead import adaptive, block
 from tests import reference
-from tests.decoding.test_decoding import first_window, next_token_of
+from tests.decoding.test_decoding import first_window, next_token_of, sources_of
 from tests.lookahead.test_adaptive import levels_of
 from tests.tiny import tiny_llama, tiny_tokenizer
 
@@ -31,6 +30,8 @@ SETTINGS = [
     LookaheadConfig.paper(0, 3, 2),
     LookaheadConfig.paper(3, 3, 0),
     PLAIN,
+    LookaheadConfig(tree_size=12, window_size=3, ngram_size=4, guess_set_size=3),
+    LookaheadConfig.tree(9),
 ]
 
 
@@ -55,19 +56,35 @@ def steps_of_reference(seed, lookahead, key):
         guess_set_size=lookahead.guess_set_size,
         pool_from_prompt=lookahead.pool_from_prompt,
         start=first_window(key, PROMPT, lookahead),
+        sources=sources_of(seed, lookahead),
         watch=lambda *step: watched.append(copy.deepcopy(step)),
     )
     steps = []
-    for (text, window, new, pool), number in zip(watched, accepted, strict=True):
+    for (text, window, new, _, drafts), number in zip(watched, accepted, strict=True):
         own = tokens[len(text) - len(PROMPT) :][:number]
-        candidates = [list(ngram) for ngram in pool.lookup(text[-1])]
-        matched = []
-        for candidate in candidates:
-            wrong = [i for i, token in enumerate(candidate) if next_token(text + candidate[:i]) != token]
-            matched.append(min([*wrong, len(candidate), number]))
-        chosen = matched.index(max(matched)) if any(matched) else None
-        steps.append((window, new, candidates, matched, chosen, own))
+        steps.append((window, new, [verdict_on(path, own) for path in paths_of(drafts, lookahead)], own))
     return steps, watched, tokens
+
+
+def paths_of(drafts, lookahead):
+    """Returns the path to each draft: all prefixes of an n-gram of the pool, the paths of a tree as they are."""
+    if lookahead.tree_size is not None:
+        return drafts
+    return [ngram[:end] for ngram in drafts for end in range(1, len(ngram) + 1)]
+
+
+def verdict_on(path, accepted):
+    right = next((i for i, token in enumerate(path) if i >= len(accepted) or token != accepted[i]), len(path))
+    is_wrong = right == len(path) - 1 and right < len(accepted)
+    return path, "accepted" if right == len(path) else "rejected" if is_wrong else "unreached"
+
+
+def paths_in(step):
+    """Returns the path to each draft of a step, and its verdict."""
+    paths = []
+    for draft in step.drafts:
+        paths.append((*(paths[draft.parent] if draft.parent >= 0 else ()), draft.token))
+    return [(path, draft.verdict) for path, draft in zip(paths, step.drafts, strict=True)]
 
 
 @pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
@@ -78,17 +95,39 @@ def test_equals_the_reference(seed, lookahead):
     found = traced(seed, lookahead=lookahead, eos_ids=(), key=key)
     assert found.tokens == PROMPT + tokens
     assert (found.prompt_length, found.finish_reason, found.levels) == (len(PROMPT), "length", (lookahead,))
-    steps = [(s.window, s.predicted, s.candidates, s.matched, s.chosen, s.accepted) for s in found.steps]
-    assert steps == expected
+    assert [(s.window, s.predicted, paths_in(s), s.accepted) for s in found.steps] == expected
+    for step in found.steps:
+        kept = [draft.token for draft in step.drafts if draft.is_kept]
+        assert kept == step.accepted[: len(kept)]
+        assert len(step.accepted) in (len(kept), len(kept) + 1)
 
-    pools = [pool for *_, pool in watched]
-    for step, (text, window, new, before), after in zip(found.steps, watched, pools[1:], strict=False):
+    pools = [pool for *_, pool, _ in watched]
+    for step, (text, window, new, before, _), after in zip(found.steps, watched, pools[1:], strict=False):
+        if not lookahead.guess_set_size:
+            assert step.ngrams == []
+            continue
         columns = [[*column, last] for *column, last in zip(*window, new, strict=True)]
         whole = text + step.accepted
         ends = range(max(len(text) + 1, lookahead.ngram_size), len(whole) + 1) if lookahead.pool_from_prompt else ()
         ngrams = [(ngram, "window") for ngram in columns]
         ngrams += [(whole[end - lookahead.ngram_size : end], "text") for end in ends]
         assert step.ngrams == [NGram(ngram, origin, has(before, ngram), has(after, ngram)) for ngram, origin in ngrams]
+
+
+def test_what_the_table_learned_is_the_difference_between_states():
+    """Every token that a step read is followed by the most probable ones of the last text that it ended."""
+    found = traced(lookahead=LookaheadConfig.tree(9), eos_ids=())
+    table: dict[int, list[int]] = {}
+    for step in found.steps:
+        for entry in step.recycled:
+            assert table.get(entry.token, entry.before) == entry.before != entry.best
+            table[entry.token] = entry.best
+    assert len(table) > 3
+    assert all(len(best) == trace_lib.BEST for best in table.values())
+
+
+def test_auto_shows_a_window_and_a_tree():
+    assert traced(lookahead="auto", max_new_tokens=2).lookahead == LookaheadConfig()
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
@@ -102,10 +141,10 @@ def test_sampled_tokens_are_those_of_generate(verification):
     out = jlade.generate(tiny_llama(), PROMPT, max_new_tokens=40, **options)
     assert sum((s.accepted for s in found.steps), PROMPT) == found.tokens == [*PROMPT, *out.tokens[0]]
     assert [len(s.accepted) for s in found.steps] == out.accepted[0].tolist()
-    assert any(s.chosen is not None for s in found.steps)
+    assert any(draft.is_kept for s in found.steps for draft in s.drafts)
     for step in found.steps:
-        from_candidate = 0 if step.chosen is None else step.matched[step.chosen]
-        assert len(step.accepted) in (from_candidate, from_candidate + 1)
+        from_drafts = sum(draft.is_kept for draft in step.drafts)
+        assert len(step.accepted) in (from_drafts, from_drafts + 1)
 
 
 def test_a_mesh_changes_nothing():
@@ -127,7 +166,7 @@ def test_adaptive_steps_have_the_levels_of_their_pace():
     for step in found.steps:
         level = found.levels[step.level]
         assert len(step.predicted) == level.window_size
-        assert len(step.candidates) <= level.guess_set_size
+        assert len(step.drafts) <= level.num_drafted
 
 
 def test_texts_and_names(demo):
@@ -177,9 +216,8 @@ def test_the_page_has_the_trace_and_the_masks():
     expected = json.loads(json.dumps(dataclasses.asdict(found)))
     assert data.items() >= expected.items()
     for level, built in zip(adaptive.levels(found.lookahead), data["blocks"], strict=True):
-        sizes = (level.window_size, level.ngram_size, level.guess_set_size)
-        mask = block.build(sizes[0], sizes[1], Shape.chains(sizes[2], sizes[1] - 1)).mask
-        assert tuple(built["sizes"]) == sizes
+        mask = block.window(level.window_size, level.ngram_size).mask
+        assert built["sizes"] == [level.window_size, level.ngram_size, level.num_drafted]
         for row, runs in zip(mask, built["seen"], strict=True):
             seen = [k for begin, end in zip(runs[::2], runs[1::2], strict=True) for k in range(begin, end)]
             assert seen == np.flatnonzero(row).tolist()
@@ -196,7 +234,8 @@ def test_text_cannot_leave_the_data():
 def test_settings_have_names():
     names = [trace_lib.describe(lookahead)[0] for lookahead in SETTINGS]
     assert names[:2] == ["Lookahead decoding"] * 2
-    assert names[2:] == ["Jacobi decoding", "Prompt lookup", "Decoding with a window alone", "Plain decoding"]
+    assert names[2:6] == ["Jacobi decoding", "Prompt lookup", "Decoding with a window alone", "Plain decoding"]
+    assert names[6:] == ["Lookahead decoding with a tree", "Decoding with a tree"]
 
 
 def test_the_page_has_as_many_colours_as_the_command():

@@ -8,21 +8,21 @@ import pytest
 
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
-from jlade.drafts.tree import Shape
 from jlade.evaluation import trace as trace_lib
 from jlade.lookahead import block
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 LOOKAHEAD = LookaheadConfig.paper(5, 4, 5)
+TREE = LookaheadConfig()
 MARKS = str.maketrans({" ": "·", "\n": "↵"})
 
 
-@pytest.fixture(scope="module")
-def found(demo):
+@pytest.fixture(scope="module", params=[LOOKAHEAD, TREE], ids=["paper", "tree"])
+def found(demo, request):
     """A trace of the demo model."""
     params, tokenizer = demo
     prompt = "def read_config(path):\n    # </script><b>\n"
-    found = trace_lib.trace(params, prompt, tokenizer=tokenizer, max_new_tokens=48, lookahead=LOOKAHEAD)
+    found = trace_lib.trace(params, prompt, tokenizer=tokenizer, max_new_tokens=48, lookahead=request.param)
     markup = "</script><script>undefined()</script><img src=x onerror=undefined()>"  # a token might be like that
     return dataclasses.replace(found, texts=[markup, *found.texts[1:]], names=found.names | {found.tokens[-1]: markup})
 
@@ -60,9 +60,12 @@ def check_shows(page, found, number):
     assert page.locator("#text .now").all_text_contents() == found.texts[end - len(step.accepted) : end]
     assert titles(page, "#window [data-token]") == names(found, *step.window)
     assert titles(page, "#window td.now") == names(found, step.predicted)
-    assert titles(page, "#candidates [data-token]") == names(found, *step.candidates)
-    chosen = page.locator("#candidates tr").evaluate_all("rows => rows.map(row => row.className === 'chosen')")
-    assert [i - 1 for i, is_chosen in enumerate(chosen) if is_chosen] == ([] if step.chosen is None else [step.chosen])
+    assert sorted(titles(page, "#drafts [data-token]")) == sorted(names(found, [d.token for d in step.drafts]))
+    kept = names(found, [draft.token for draft in step.drafts if draft.is_kept])
+    assert titles(page, "#drafts [data-token].now") == kept
+    assert page.locator("#drafts tr.chosen").count() == bool(kept)
+    verdicts = [draft.verdict for draft in step.drafts]
+    assert page.locator("#drafts .wrong").count() == verdicts.count("rejected")
     assert titles(page, "#ngrams td") == names(found, *(ngram.tokens for ngram in step.ngrams))
 
 
@@ -108,16 +111,30 @@ def test_playing(found, file, open_page):
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_a_token_shows_what_it_attends_to(file, width, open_page):
+def test_a_token_shows_what_it_attends_to(found, file, width, open_page):
     opened = open_page(file, width)
-    page, mask = opened.page, block.build(5, 4, Shape.chains(5, 3)).mask
+    page = opened.page
+    before = next(i for i, step in enumerate(found.steps) if len(step.drafts) > 4)
+    drafts = found.steps[before].drafts
+    for _ in range(before):
+        page.keyboard.press("ArrowRight")
+    window = block.window(found.lookahead.window_size, found.lookahead.ngram_size)
+    size = len(window.positions)
+
+    def line(draft):
+        return [*(line(drafts[draft].parent) if drafts[draft].parent >= 0 else []), draft]
 
     def check(index):
-        seen = page.locator("#window .seen").evaluate_all("cells => cells.map(cell => Number(cell.dataset.token))")
-        assert seen == [k for k in np.flatnonzero(mask[index]) if k < 15]
+        seen = page.locator("#window .seen, #drafts .seen").evaluate_all("all => all.map(one => +one.dataset.token)")
+        if index < size:
+            expected, position = np.flatnonzero(window.mask[index]).tolist(), window.positions[index]
+        else:
+            expected = [0, *(size + i for i in line(index - size))]
+            position = len(expected) - 1
+        assert sorted(seen) == expected
         about = page.locator("#about").inner_text()
-        assert f"position +{block.build(5, 4, Shape.chains(5, 3)).positions[index]})" in about
-        assert f"{mask[index].sum()} of these {len(mask)} tokens" in about
+        assert f"position +{position})" in about
+        assert f"{len(expected)} of these {size + len(drafts)} tokens" in about
 
     page.locator("[data-token='13']").click()
     check(13)
@@ -125,11 +142,11 @@ def test_a_token_shows_what_it_attends_to(file, width, open_page):
     page.mouse.move(0, 0)
     assert page.locator(".seen").count() == 0
     canvas = page.locator("#mask")
-    side = canvas.bounding_box()["height"] / len(mask)
-    canvas.click(position={"x": 60, "y": 22.5 * side})
-    check(22)
+    side = canvas.bounding_box()["height"] / (size + len(drafts))
+    canvas.click(position={"x": 60, "y": (size + 2.5) * side})
+    check(size + 2)
     page.keyboard.press("ArrowUp")
-    check(21)
+    check(size + 1)
     assert opened.errors == []
 
 
@@ -152,6 +169,8 @@ def test_colours_follow_the_system(file, open_page):
         (LookaheadConfig.paper(6, 2, 4), ["text", "guess", "verify", "learn", "attend"]),
         (LookaheadConfig.paper(4, 4, 0), ["text", "guess", "attend"]),
         (LookaheadConfig.paper(60, 5, 60), ["text", "guess", "verify", "learn", "attend"]),
+        (LookaheadConfig.tree(63), ["text", "verify", "learn", "attend"]),
+        (LookaheadConfig.tree(15, relative_step_time=3.0), ["text", "verify", "learn", "attend"]),
         (LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0), ["text", "guess", "verify", "learn", "attend"]),
     ],
     ids=str,

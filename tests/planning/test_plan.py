@@ -99,7 +99,7 @@ def test_the_recommended_mesh_fits_and_is_among_the_fastest():
     assert best in fitting
     assert best.memory.total <= found.memory == targets.memory("v5e")
     assert best.tokens_per_second >= 0.98 * max(option.tokens_per_second for option in fitting)
-    assert best.compression == tokens_per_step.paper(best.lookahead)
+    assert best.compression == tokens_per_step.of(best.lookahead, "smollm2")
     assert found.options[-1].fits is False or len(fitting) == len(found.options)
 
 
@@ -124,7 +124,7 @@ def test_compressions():
     assert tokens_per_step.paper(LookaheadConfig.paper(400, 3, 400)) == pytest.approx((3.106 - 1 + 3) / 3.106, rel=1e-6)
     one_guess = sum(0.425**i for i in range(5))  # E of one candidate: a geometric series
     assert tokens_per_step.paper(LookaheadConfig.paper(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
-    assert tokens_per_step.paper(PLAIN) == tokens_per_step.demo(PLAIN) == 1
+    assert all(tokens_per_step.of(PLAIN, source) == 1 for source in tokens_per_step.SOURCES)
     results = [
         json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in ("wide_blocks", "compression_grid")
     ]
@@ -134,9 +134,12 @@ def test_compressions():
         for method in itertools.chain.from_iterable(result["methods"] for result in results)
         if method["setting"] and method["setting"]["pool_from_prompt"]
     }
-    assert all(math.isclose(found[sizes], value, abs_tol=0.005) for sizes, value in tokens_per_step.DEMO.items())
-    best = jlade.plan(SEVEN, "h100", 8, compression="demo").recommended
-    assert tokens_per_step.demo(best.lookahead) == best.compression
+    for setting, value in tokens_per_step.measured("demo").items():
+        sizes = tuple(getattr(setting, name) for name in names)
+        assert math.isclose(found[sizes], value, abs_tol=0.005)
+    for source in ("demo", "smollm2"):
+        best = jlade.plan(SEVEN, "h100", 8, compression=source).recommended
+        assert tokens_per_step.of(best.lookahead, source) == best.compression
     (given,) = jlade.plan(SEVEN, "h100", lookahead=SETTING, compression=2.5).options
     assert given.compression == 2.5
 
@@ -151,12 +154,17 @@ def test_compressions():
         ({"dtype": "int8"}, ValueError, "dtype must be one of 'bfloat16', 'float16', 'float32'; got 'int8'"),
         ({"capacity": 4097}, ValueError, "capacity must be at most 4096, the model's positions, got 4097"),
         ({"compression": 2.0}, ValueError, "compression=2.0 is that of one setting: name it with lookahead"),
-        ({"compression": "best"}, TypeError, 'compression must be "paper", "demo" or a number, got \'best\''),
-        ({"compression": 5.5, "lookahead": SETTING}, ValueError, "compression must be 1 to N = 5 .*, got 5.5"),
+        ({"compression": "best"}, TypeError, 'must be "smollm2", "demo", "paper" or a number, got \'best\''),
+        ({"compression": 5.5, "lookahead": SETTING}, ValueError, "compression must be 1 to 5 .*, got 5.5"),
         (
             {"compression": "demo", "lookahead": LookaheadConfig.paper(9, 3, 9)},
             ValueError,
             "was measured at 4, 3, 2; .*9, 3",
+        ),
+        (
+            {"compression": "paper", "lookahead": LookaheadConfig.tree(7)},
+            ValueError,
+            "no formula for a tree, got tree=7",
         ),
     ],
 )
