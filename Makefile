@@ -1,11 +1,16 @@
 # All targets need nothing but Python 3.11 or newer, and install into .venv. `make chat` and `make bench` download a model
-# of 93 MB, `make accelerators` the compilers of TPUs and GPUs, 2 GB.
+# of 93 MB, `make accelerators` the compilers of TPUs and GPUs, 2 GB. JAX for an accelerator is installed where one is
+# found, or as ACCELERATOR says: cuda12, cuda13, tpu or cpu.
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= def read_config(path):
 BIN := $(VENV)/bin
+ACCELERATOR ?= $(shell sh tools/find_accelerator.sh)
+ifeq ($(filter cpu cuda12 cuda13 tpu,$(ACCELERATOR)),)
+$(error ACCELERATOR must be cpu, cuda12, cuda13 or tpu, got "$(ACCELERATOR)")
+endif
 
-.PHONY: demo chat bench install test accelerators lint clean
+.PHONY: demo chat bench install test quick accelerators docs lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jlade "$(PROMPT)" --also 10,5,10:tree=80
@@ -21,8 +26,17 @@ install: $(VENV)/.test
 test: install
 	$(BIN)/python -m pytest $(ARGS)
 
+quick: install  # the core: the algorithm, sources, decoding against the reference, one golden text, the layout
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not thorough" tests/lookahead tests/drafts tests/test_config.py \
+		tests/test_layout.py tests/generation/test_prompts.py tests/generation/test_text.py \
+		"tests/decoding/test_decoding.py::test_equals_the_reference" tests/decoding/test_stopping.py \
+		tests/models/test_llama.py tests/planning $(ARGS)
+
 accelerators: $(VENV)/.test $(VENV)/.tpu-compiler $(VENV)/.gpu-compiler
 	$(BIN)/python -m pytest tests/accelerators $(ARGS)
+
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -b html docs build/docs
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -41,6 +55,7 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
+	if [ $(ACCELERATOR) != cpu ]; then $(BIN)/pip install --quiet --editable ".[$(ACCELERATOR)]"; fi
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --editable .

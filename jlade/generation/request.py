@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.choosing import choice
+from jlade.choosing import attached, choice
 from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding.sampling import Sampling
@@ -71,6 +71,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
+    attached.log_unseen()
     decoder, mesh = _check_decoder(params, options.decoder, options.mesh)
     prompts = _check_prompts(prompt, options, decoder)
     _check_batch(len(prompts) if batch_size is None else batch_size, mesh)

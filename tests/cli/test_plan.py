@@ -5,6 +5,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, cli
+from jlade.cli import options
 from jlade.cli.options import DEMO
 from jlade.conversion import save_hf
 from jlade.conversion.hf_config import read_config
@@ -20,14 +21,15 @@ def directory(tmp_path):
     return tmp_path / "bare"
 
 
-def plan(capsys, directory, *arguments):
-    assert cli.main(["plan", "--model", str(directory), *map(str, arguments)]) == 0
+def plan(capsys, *arguments):
+    assert cli.main(["plan", *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
 def test_json_is_that_of_the_function(directory, capsys):
     arguments = ("--device", "v5e", "--count", 4, "--batch-size", 2, "--length", 64, "--int8", "--dtype", "float16")
-    facts = json.loads(plan(capsys, directory, *arguments, "--lookahead", "3,4,3", "--compression", "1.5", "--json"))
+    setting = ("--lookahead", "3,4,3", "--compression", "1.5")
+    facts = json.loads(plan(capsys, "--model", directory, *arguments, *setting, "--json"))
     expected = jlade.plan(
         read_config(directory),
         "v5e",
@@ -46,7 +48,7 @@ def test_json_is_that_of_the_function(directory, capsys):
 
 def test_the_table_and_the_recommendation(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    printed = plan(capsys, DEMO, "--device", "h100", "--count", 4)
+    printed = plan(capsys, "--model", DEMO, "--device", "h100", "--count", 4)
     best = jlade.plan(DEMO, "h100", 4).recommended
     data, lookahead, model = best.layout
     assert f"Recommended: jlade.make_mesh(data={data}, lookahead={lookahead}, model={model}), " in printed
@@ -58,18 +60,18 @@ def test_the_table_and_the_recommendation(capsys, monkeypatch):
 
 
 def test_without_options_it_plans_for_the_demo_model(capsys):
-    assert plan(capsys) == plan(capsys, "--model", DEMO, "--device", "h100")
+    assert plan(capsys) == plan(capsys, "--model", options.DEMO, "--device", "h100")
 
 
 def test_more_meshes_than_rows(capsys):
     """Of powers of two: data x lookahead x model divides 16, and 8 heads divide among 1, 2, 4 or 8 devices."""
-    printed = plan(capsys, DEMO, "--device", "v6e", "--count", 16, "--batch-size", 16)
+    printed = plan(capsys, "--model", DEMO, "--device", "v6e", "--count", 16, "--batch-size", 16)
     assert f"--json has {15 + 10 + 6 + 3 - 12} more meshes" in printed
 
 
 def test_nothing_fits(directory, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    printed = plan(capsys, directory, "--device", "l4", "--length", 64, "--batch-size", 2_000_000)
+    printed = plan(capsys, "--model", directory, "--device", "l4", "--length", 64, "--batch-size", 2_000_000)
     assert "does not fit" in printed
     assert re.search(r"No mesh fits: a device needs at least .* and has 24\.1 GB\. Take more\s+devices", printed)
 
