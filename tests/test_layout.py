@@ -5,21 +5,8 @@ import graphlib
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
-FILES = {
-    file.relative_to(ROOT): ("jlade.conversion" if folder == "conversion" else folder, file)
-    for folder in ("jlade", "conversion")
-    for file in (ROOT / folder).rglob("*.py")
-    if not file.is_relative_to(ROOT / "jlade" / "conversion")  # the link
-}
-
-
-def module_name(path, package):
-    parts = list(path.with_suffix("").parts)
-    parts[0] = package
-    return ".".join(parts).removesuffix(".__init__")
-
-
-MODULES = {module_name(path, package): file for path, (package, file) in FILES.items()}
+FILES = sorted((ROOT / "jlade").rglob("*.py"))
+MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
 MODULES["jlade"] = ROOT / "jlade" / "__init__.pyi"  # the imports that __init__.py makes when they are needed
 
 
