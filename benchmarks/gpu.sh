@@ -13,8 +13,8 @@
 #   overhead      share of a step outside the model, at a 1 B shape                      (step_overhead.py)
 #   meshes        texts, steps and times on meshes of all GPUs, if there are several     (meshes.py)
 #
-# It needs no network and installs nothing: it runs a copy of this checkout with the packages of PYTHON, and prints the
-# missing ones first. If a part fails or takes too long, the others still run, and the status is 1.
+# It needs JAX for the device (the extra cuda12, cuda13 or tpu), flax, safetensors and tokenizers in PYTHON. It installs
+# nothing: it runs a copy of this checkout, and prints what is missing first. If a part fails or takes too long, the others still run, and the status is 1.
 #
 #     OUT=DIR        directory of the results (default: benchmarks/results)
 #     PYTHON=python3
@@ -31,12 +31,10 @@ mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 parts=("$@")
 [[ $# -gt 0 ]] || parts=(correctness attention estimate decode transformers int8 overhead meshes)
 
-# Without installation, the package jlade.conversion must be in the directory of jlade, as a link.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 mkdir "$copy/tests"
-cp -r "$root/jlade" "$root/conversion" "$root/benchmarks" "$copy" && cp -r "$root/tests/golden" "$copy/tests" || exit 1
-ln -sfn ../conversion "$copy/jlade/conversion" || exit 1
+cp -r "$root/jlade" "$root/benchmarks" "$copy" && cp -r "$root/tests/golden" "$copy/tests" || exit 1
 cd "$copy" || exit 1
 
 # Later parts and calls reuse compiled programs.

@@ -105,7 +105,7 @@ def run_line(words, place, monkeypatch, capsys):
             inspection.parser().parse_args(words[2:])
         case ["jlade", *arguments]:
             run_command(arguments, "/help\n/exit\n" if arguments[0] == "chat" else "", place, monkeypatch, capsys)
-        case ["make", target]:
+        case ["make", target, *settings] if all(re.match(r"[A-Z]+=", setting) for setting in settings):
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), place
         case ["pip", "install", "--no-deps", package]:
             assert f"--no-deps {package}" in (ROOT / "Makefile").read_text(encoding="utf-8"), place
