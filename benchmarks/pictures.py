@@ -25,8 +25,8 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 PROMPT = "def read_config(path):"
-LOOKAHEAD = ("--lookahead", "15,5,15", "--max-new-tokens", "64")
-STEP = 27  # with 15 candidates, of which one is accepted whole
+LENGTH = ("--max-new-tokens", "64")
+STEP = 11  # it accepts drafts of a branch
 QUESTION = "Write a Python function that reverses each word of a sentence."
 ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}
@@ -51,7 +51,7 @@ def trace(path: str) -> None:
 
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
         page_file = pathlib.Path(directory) / "trace.html"
-        jlade("trace", PROMPT, *LOOKAHEAD, "--output", str(page_file))
+        jlade("trace", PROMPT, *LENGTH, "--output", str(page_file))
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 2400}, color_scheme="light")
         page.goto(page_file.as_uri())

@@ -30,6 +30,8 @@ from jlade.planning.work import Layout
 
 EIGHT = dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)
 MODELS = {
+    "134m": SHAPES["134m"],
+    "1b": SHAPES["1b"],
     "7b": SHAPES["7b"],
     "8b": EIGHT,
     "70b": dataclasses.replace(EIGHT, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64),
@@ -39,7 +41,7 @@ DEVICES = ["v5e", "v5p", "v6e", "h100", "h200"]
 COUNTS = [1, 2, 4, 8, 16, 32, 64]
 BATCHES = [1, 8, 32, 128]
 CAPACITY = 4096
-SOURCES = {"paper": "tokens per step of the paper", "demo": "tokens per step of the demo model"}
+SOURCES = {"smollm2": "tokens per step of SmolLM2", "paper": "the paper's settings and formula"}
 
 
 def main() -> None:
@@ -63,7 +65,7 @@ def main() -> None:
 
 
 @functools.cache
-def plan(model: str, device: str, count: int, batch_size: int = 1, source: str | None = "paper") -> Plan:
+def plan(model: str, device: str, count: int, batch_size: int = 1, source: str | None = "smollm2") -> Plan:
     """Returns a plan with the tokens per step of `source`, or with plain decoding for None."""
     config: LlamaConfig = dataclasses.replace(MODELS[model], max_positions=CAPACITY)
     options: Any = {"lookahead": None} if source is None else {"compression": source}
@@ -83,7 +85,7 @@ def streams() -> str:
 def batches() -> str:
     """Returns a table of the recommended meshes of eight devices for batches."""
     lines = ["| model, device | " + " | ".join(map(str, BATCHES)) + " |", "|---" * (1 + len(BATCHES)) + "|"]
-    for model in ("8b", "70b"):
+    for model in ("1b", "8b", "70b"):
         for device in DEVICES:
             cells = (cell(plan(model, device, 8, batch_size), first=0) for batch_size in BATCHES)
             lines.append(f"| {model}, {device} | " + " | ".join(cells) + " |")
@@ -91,13 +93,13 @@ def batches() -> str:
 
 
 def cell(found: Plan, first: int = 1) -> str:
-    """Returns tokens per second, the mesh from its axis `first` on, and W and N."""
+    """Returns tokens per second, the mesh from its axis `first` on, and the setting."""
     best = found.recommended
     if best is None:
         return "-"
     mesh, setting = "x".join(map(str, best.layout[first:])), best.lookahead
-    sizes = "plain" if setting.block_size == 1 else f"{setting.window_size}, {setting.ngram_size}"
-    return f"{best.tokens_per_second:.0f} ({mesh}; {sizes})"
+    size = "plain" if setting.block_size == 1 else setting.block_size
+    return f"{best.tokens_per_second:.0f} ({mesh}; {size})"
 
 
 def rows() -> list[dict[str, Any]]:

@@ -126,12 +126,19 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "figure4": Experiment(
         "Windows (Figure 4)",
-        "tokens per step against W and N, with the fit of alpha and f",
+        "tokens per step against W and N, with the fit of alpha and f, and against the size of a tree",
         "Tokens per step are measured at several windows W = G and lengths N of n-grams, and compared with the paper's "
-        "formula.",
-        _names(paper.scaling_methods()),
+        "formula; trees of drafts of the same sizes beside them.",
+        _names([*paper.scaling_methods(), *paper.tree_methods()]),
         _any,
-        _each(lambda run, results: [paper.scaling_table(results), *paper.scaling_figures(results)]),
+        _each(
+            lambda run, results: [
+                paper.scaling_table(results),
+                paper.trees_table(results),
+                *paper.scaling_figures(results),
+                paper.blocks_figure(results),
+            ]
+        ),
     ),
     "table4": Experiment(
         "Settings (Table 4)",

@@ -30,6 +30,7 @@ ABLATION = (
 # S by row of Table 3, for LLaMA-2-7B-Chat on MT-Bench; the first two rows are plain decoding and prompt lookup.
 PAPER_ABLATION = (1.00, 1.55, 1.45, 1.51, 1.12, 1.59, 1.79, 1.96, 2.05)
 WINDOWS, NGRAMS = (1, 2, 4, 8, 16), (3, 5, 7)  # W = G and N of Figure 4
+TREES = (7, 15, 31, 63, 119)  # drafts of the trees beside them
 HIT_STEPS = 8  # steps of a point in the figure of hit rates
 
 
@@ -174,6 +175,41 @@ def scaling_figures(results: Results) -> list[Figure]:
     return [
         Figure("figure4a", "Tokens per step against W and N, measured", figures.lines(measured, *axes, is_log=True)),
         Figure("figure4b", "The fitted formula", figures.lines(formula, *axes, is_log=True), _fit(results)),
+    ]
+
+
+def tree_methods() -> list[Method]:
+    """Returns the methods beside those of Figure 4: trees without a window."""
+    return [Method(LookaheadConfig.tree(size)) for size in TREES]
+
+
+def trees_table(results: Results) -> Table:
+    """Returns tokens per step by the size of a tree, with their fit to log2 of the tokens of a step."""
+    points = _by_block(results, tree_methods())
+    fit = statistics.fit_log([int(tokens) for tokens, _ in points], [s for _, s in points])
+    rows = [(int(tokens) - 1, int(tokens), compression) for tokens, compression in points]
+    columns = Column("tree", "d"), Column("tokens of a step", "d"), Column("tokens/step", ".2f")
+    note = f"Each doubling of the tokens of a step adds {fit.slope:.3f} tokens per step; R² of the fit {fit.r2:.3f}."
+    return Table("figure4-trees", "Tokens per step by the size of a tree", columns, tuple(rows), note)
+
+
+def blocks_figure(results: Results) -> Figure:
+    """Returns tokens per step against the tokens of a step, of windows and of trees."""
+    series = {
+        f"N = {n}": _by_block(results, [each for each in scaling_methods() if _setting(str(each)).ngram_size == n])
+        for n in NGRAMS
+    }
+    series["trees"] = _by_block(results, tree_methods())
+    draw = figures.lines(series, "tokens of a step", "tokens per step", is_log=True)
+    return Figure("figure4c", "Tokens per step against the tokens of a step", draw)
+
+
+def _by_block(results: Results, methods: Sequence[Method]) -> list[tuple[float, float]]:
+    """Returns pairs of the tokens of a step and tokens per step."""
+    return [
+        (_setting(str(method)).block_size, measures.compression(results[str(method)]))
+        for method in methods
+        if str(method) in results
     ]
 
 

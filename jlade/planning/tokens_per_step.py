@@ -16,18 +16,18 @@ STEPS = 3.106
 # Means over 12 prompts of five tasks with SmolLM2-135M-Instruct, 64 greedy tokens each:
 # benchmarks/results/bench_smollm2_sizes.json.
 SMOLLM2 = {
-    "15,5,15": 1.39,
-    "30,5,30": 1.39,
-    "60,5,60": 1.39,
-    "10,5,10:tree=80": 1.94,
-    "tree=7": 1.16,
-    "tree=15": 1.25,
-    "tree=31": 1.33,
-    "tree=63": 1.52,
-    "tree=119": 1.66,
-    "tree=239": 1.80,
-    "tree=479": 1.97,
-    "tree=959": 2.25,
+    "15,5,15": 1.82,
+    "30,5,30": 1.88,
+    "60,5,60": 1.92,
+    "10,5,10:tree=80": 2.77,
+    "tree=7": 1.70,
+    "tree=15": 1.92,
+    "tree=31": 2.14,
+    "tree=63": 2.49,
+    "tree=119": 2.69,
+    "tree=239": 2.93,
+    "tree=479": 3.17,
+    "tree=959": 3.35,
 }
 
 # Means over 26 prompts, 256 greedy tokens each, with n-grams of the prompt: benchmarks/results/compression_grid.json,

@@ -101,6 +101,16 @@ def test_figure_4_finds_the_line_and_the_law_that_made_the_numbers():
     assert all(figure.png().startswith(b"\x89PNG") for figure in (one, other))
 
 
+def test_trees_beside_figure_4_find_the_line_that_made_the_numbers():
+    results = {str(method): of(method, 1 + 0.3 * i) for i, method in enumerate(paper.tree_methods())}
+    del results["tree=119"]  # of another number of drafts than twice the one before
+    table = paper.trees_table(results)
+    assert table.texts() == [["7", "8", "1.00"], ["15", "16", "1.30"], ["31", "32", "1.60"], ["63", "64", "1.90"]]
+    assert table.note == "Each doubling of the tokens of a step adds 0.300 tokens per step; R² of the fit 1.000."
+    results |= scaling(lambda setting: 1.5)
+    assert paper.blocks_figure(results).png().startswith(b"\x89PNG")
+
+
 def test_figure_4_of_equal_numbers_has_no_share_of_variance():
     assert {row[-1] for row in paper.scaling_table(scaling(lambda setting: 1.2)).texts()} == {"-"}
 

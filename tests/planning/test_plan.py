@@ -14,6 +14,7 @@ from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.inspection import targets
+from jlade.lookahead import names
 from jlade.planning import plan, tokens_per_step
 from jlade.planning import work as work_lib
 from jlade.planning.work import Collective, Layout
@@ -128,15 +129,18 @@ def test_compressions():
     results = [
         json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in ("wide_blocks", "compression_grid")
     ]
-    names = ("window_size", "ngram_size", "guess_set_size")
+    fields = ("window_size", "ngram_size", "guess_set_size")
     found = {
-        tuple(method["setting"][name] for name in names): method["tokens_per_step"]
+        tuple(method["setting"][name] for name in fields): method["tokens_per_step"]
         for method in itertools.chain.from_iterable(result["methods"] for result in results)
         if method["setting"] and method["setting"]["pool_from_prompt"]
     }
     for setting, value in tokens_per_step.measured("demo").items():
-        sizes = tuple(getattr(setting, name) for name in names)
+        sizes = tuple(getattr(setting, name) for name in fields)
         assert math.isclose(found[sizes], value, abs_tol=0.005)
+    sizes = json.loads((RESULTS / "bench_smollm2_sizes.json").read_text("utf-8"))
+    found = {row["tokens/step"]: round(row["all"], 2) for row in sizes["tasks"]["rows"]}
+    assert {names.label(x): y for x, y in tokens_per_step.measured("smollm2").items()} | {"plain": 1.0} == found
     for source in ("demo", "smollm2"):
         best = jlade.plan(SEVEN, "h100", 8, compression=source).recommended
         assert tokens_per_step.of(best.lookahead, source) == best.compression
