@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks import report
 from jlade.mesh import default_device
-from jlade.models.attention import attend, resolve
+from jlade.models.attention import Operands, attend, resolve
 
 FULL: dict[str, Any] = {
     "layers": 32,
@@ -129,9 +129,8 @@ def _step(block: tuple[jax.Array, ...], caches: Any, lengths: jax.Array, impleme
     queries, keys, values = block
     mask = np.tri(queries.shape[1], dtype=bool)
     for cached_keys, cached_values in caches:
-        queries = attend(
-            queries, keys, values, cached_keys, cached_values, lengths, mask, implementation=implementation
-        )
+        operands = Operands(queries, keys, values, cached_keys, cached_values, lengths, mask)
+        queries = attend(operands, implementation=implementation)
     return queries
 
 

@@ -112,7 +112,9 @@ class GPTDecoder:
         block_kv = []
         for layer, cached_keys, cached_values in zip(model.layers, cache.keys, cache.values, strict=True):
             queries, keys, values = layer.attention.project(layer.attention_norm(x))
-            mixed = attention.attend(queries, keys, values, cached_keys, cached_values, cache.length, block_mask)
+            mixed = attention.attend(
+                attention.Operands(queries, keys, values, cached_keys, cached_values, cache.length, block_mask)
+            )
             x += layer.attention.output(mixed.reshape(x.shape))
             x += layer.mlp(layer.mlp_norm(x))
             block_kv.append((keys, values))

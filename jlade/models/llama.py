@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.mesh import HEADS, MODEL
 from jlade.models import attention, base, rotary
-from jlade.models.attention import attend
+from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.quantization import Int8Matrix, is_int8, multiply, quantize_matrix
 
@@ -258,7 +258,8 @@ def _layer(
         queries = rms_norm(queries, layer.query_norm, c.rms_norm_eps)
         keys = rms_norm(keys, layer.key_norm, c.rms_norm_eps)
     queries, keys = (rotary.rotate(x, rotation) for x in (queries, keys))
-    mixed = attend(queries, keys, values, *prefix, block_mask, positions, window, attention)
+    operands = Operands(queries, keys, values, *prefix, block_mask, positions)
+    mixed = attend(operands, window, attention)
     mixed = mixed.reshape(*hidden.shape[:2], -1)
     hidden += sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
     normed = rms_norm(hidden, layer.mlp_norm, c.rms_norm_eps)

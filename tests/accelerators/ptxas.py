@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.inspection import targets
-from jlade.models.attention import hopper
+from jlade.models.attention import Operands, hopper
 
 DIRECTORY = "MOSAIC_GPU_DUMP_TO"  # of Pallas's reports
 
@@ -60,7 +60,7 @@ def compile_and_report(index: int, case: Case) -> None:
     length = jax.ShapeDtypeStruct((case.batch_size,), jnp.int32)
     mask = jax.ShapeDtypeStruct((case.num_masks, case.block_size, case.block_size), bool)
     device, _ = targets.find("h100")
-    targets.compile_for(device, lambda *arguments: hopper.attend(*arguments), *arrays, length, mask)
+    targets.compile_for(device, lambda operands: hopper.attend(operands), Operands(*arrays, length, mask))
     directory = pathlib.Path(os.environ[DIRECTORY])
     (report,) = directory.glob("*.ptxas")
     report.rename(directory / f"{index:03}")

@@ -8,7 +8,7 @@ import pytest
 
 from jlade.inspection import targets
 from jlade.inspection.hlo import Module
-from jlade.models.attention import plain
+from jlade.models.attention import Operands, plain
 from tests.accelerators.needs import gpu_compiler
 from tests.accelerators.ptxas import Case, spills
 
@@ -37,8 +37,8 @@ def compiled_attention(name, block_size, capacity):
     block, cache = (1, block_size, 32, 128), (1, 32, capacity, 128)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (block, block, block, cache, cache)]
     length, mask = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((1, block_size, block_size), bool)
-    attend = functools.partial(plain.attend, positions=None, window=None)
-    return targets.compile_for(targets.find(name)[0], attend, *arrays, length, mask)
+    attend = functools.partial(plain.attend, window=None)
+    return targets.compile_for(targets.find(name)[0], attend, Operands(*arrays, length, mask))
 
 
 def largest(program):

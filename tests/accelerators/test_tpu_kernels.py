@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jlade.inspection import targets
-from jlade.models.attention import tpu
+from jlade.models.attention import Operands, tpu
 from tests.accelerators.needs import device
 
 OPTIMIZED = True
@@ -35,6 +35,6 @@ def test_compiles(name, block_size, group, head_dim):
     shapes = [(2, block_size, 8 * group, head_dim), block, block, cache, cache]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     lengths, mask = jax.ShapeDtypeStruct((2,), jnp.int32), jax.ShapeDtypeStruct((1, block_size, block_size), bool)
-    program = targets.compile_for(target, tpu.attend, *arrays, lengths, mask)
+    program = targets.compile_for(target, tpu.attend, Operands(*arrays, lengths, mask))
     assert "tpu_custom_call" in program.as_text()
     assert program.memory_analysis().temp_size_in_bytes < 0.1e9

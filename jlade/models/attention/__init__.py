@@ -4,65 +4,47 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jlade.models.attention import plain
+from jlade.models.attention.operands import Operands as Operands
 
 IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
 AUTOMATIC = ("gpu", "tpu")  # platforms with a kernel of that name, which "auto" tries
 
 
-def attend(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    cached_keys: jax.Array,
-    cached_values: jax.Array,
-    cached_length: jax.Array,
-    block_mask: jax.Array | np.ndarray,
-    positions: jax.Array | None = None,
-    window: int | None = None,
-    implementation: str = "auto",
-) -> jax.Array:
+def attend(operands: Operands, window: int | None = None, implementation: str = "auto") -> jax.Array:
     """Returns grouped-query attention, with one softmax over prefix and block.
 
-    The prefix is masked by its length, the block by `block_mask`. Every implementation reads the prefix in chunks up
+    The prefix is masked by its length, the block by its mask. Every implementation reads the prefix in chunks up
     to its length, so the work grows with the text and not with the cache's capacity; only "plain" on GPUs reads the
     whole cache. All give the same result up to rounding.
 
     Args:
-      queries: [B, T, H, D].
-      keys, values: [B, T, KH, D] of the block; H is a multiple of KH.
-      cached_keys, cached_values: [B, KH, S, D].
-      cached_length: [B] int32, cache entries in use.
-      block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. Token q sees token k where
-        `block_mask[..., q, k]`; every token sees itself.
-      positions: [B, T] of the block's tokens; needed with `window`. Cache entry i has position i.
+      operands: the arrays.
       window: number of positions that a token sees, its own included; None for all.
       implementation: one of `IMPLEMENTATIONS`. "plain" is JAX without kernels and runs everywhere; "gpu" is a kernel
         for NVIDIA's Hopper GPUs and "tpu" one for TPUs. "auto" is "plain" here: `resolve` chooses for a device.
         Neither kernel has windows; with `window`, "plain" runs instead.
 
     Returns:
-      [B, T, H, D] in the dtype of `queries`; scores and softmax are float32.
+      [B, T, H, D] in the dtype of the queries; scores and softmax are float32.
 
     Raises:
       ValueError: `implementation` is unknown.
     """
     check_implementation(implementation)
-    prefix = cached_keys, cached_values, cached_length
-    mask = jnp.asarray(block_mask)
-    mask = mask if mask.ndim == 3 else mask[None]  # [1 or B, T, T]
+    mask = jnp.asarray(operands.block_mask)
+    operands = operands._replace(block_mask=mask if mask.ndim == 3 else mask[None])  # [1 or B, T, T]
     if window is not None or implementation in ("auto", "plain"):
-        return plain.attend(queries, keys, values, *prefix, mask, positions, window)
+        return plain.attend(operands, window)
     # Imported on demand, as some builds of JAX lack parts of Pallas.
     if implementation == "gpu":
         from jlade.models.attention import hopper
 
-        return hopper.attend(queries, keys, values, *prefix, mask)
+        return hopper.attend(operands)
     from jlade.models.attention import tpu
 
-    return tpu.attend(queries, keys, values, *prefix, mask)
+    return tpu.attend(operands)
 
 
 def resolve(

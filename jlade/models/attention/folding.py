@@ -3,31 +3,23 @@
 import jax
 import jax.numpy as jnp
 
+from jlade.models.attention.operands import Operands
+
 
 def fold(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    block_mask: jax.Array,
-    row_multiple: int,
-    column_multiple: int,
+    operands: Operands, row_multiple: int, column_multiple: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns queries [B, KH, R, D], keys and values [B, KH, C, D], and mask [1 or B, R, C].
 
     Row g * T + t is token t for the g-th head of the group, so that each KV head is read once for its whole group.
     R and C are padded to the multiples with zeros, which the mask hides.
-
-    Args:
-      queries: [B, T, H, D].
-      keys, values: [B, T, KH, D].
-      block_mask: [1 or B, T, T] bool.
     """
-    batch_size, _, heads, head_dim = queries.shape
-    kv_heads = keys.shape[2]
-    queries = jnp.transpose(queries, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
+    batch_size, _, heads, head_dim = operands.queries.shape
+    kv_heads = operands.keys.shape[2]
+    queries = jnp.transpose(operands.queries, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
     queries = _pad(queries, 2, row_multiple)
-    keys, values = (_pad(jnp.transpose(x, (0, 2, 1, 3)), 2, column_multiple) for x in (keys, values))
-    mask = jnp.tile(block_mask, (1, heads // kv_heads, 1))
+    keys, values = (_pad(jnp.transpose(x, (0, 2, 1, 3)), 2, column_multiple) for x in operands[1:3])
+    mask = jnp.tile(jnp.asarray(operands.block_mask), (1, heads // kv_heads, 1))
     return queries, keys, values, _pad(_pad(mask, 1, row_multiple), 2, column_multiple)
 
 

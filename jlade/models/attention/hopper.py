@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jlade.models.attention import plain
 from jlade.models.attention.folding import fold, unfold
+from jlade.models.attention.operands import Operands
 
 CHUNK = 64  # keys per iteration of a program
 SLOTS = 3  # chunks in shared memory at once, loaded or loading
@@ -18,16 +19,7 @@ ROWS = 64  # queries per warpgroup: the rows of its matrix product
 PROGRAMS = 128  # the cache is split until there are this many; a Hopper has 132 multiprocessors
 
 
-def attend(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    cached_keys: jax.Array,
-    cached_values: jax.Array,
-    cached_length: jax.Array,
-    block_mask: jax.Array,
-    interpret: Any = None,
-) -> jax.Array:
+def attend(operands: Operands, interpret: Any = None) -> jax.Array:
     """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T], without sliding windows.
 
     Dtypes are bfloat16 and float16, D is 16, 32, ... 128. The keys, cache first and block last, are cut into chunks,
@@ -38,17 +30,16 @@ def attend(
     Args:
       interpret: parameters of Pallas that simulate the GPU on a CPU; for tests.
     """
-    batch_size, block_size, heads, head_dim = queries.shape
-    kv_heads, capacity = cached_keys.shape[1:3]
+    batch_size, block_size, heads, head_dim = operands.queries.shape
+    kv_heads, capacity = operands.cached_keys.shape[1:3]
     if capacity < CHUNK or capacity % 8:  # the hardware copies whole chunks, from entries 0, 8, ...
-        prefix = cached_keys, cached_values, cached_length
-        return plain.attend(queries, keys, values, *prefix, block_mask, positions=None, window=None)
+        return plain.attend(operands, window=None)
     rows = heads // kv_heads * block_size
     warpgroups = 1 if rows <= ROWS else 2  # they share the keys and values of a program
     tiles = pl.cdiv(rows, ROWS * warpgroups)
     splits = pl.cdiv(PROGRAMS, batch_size * kv_heads * tiles)
 
-    queries, keys, values, mask = fold(queries, keys, values, block_mask, ROWS * warpgroups, CHUNK)
+    queries, keys, values, mask = fold(operands, ROWS * warpgroups, CHUNK)
 
     def tiled(*shape: int, dtype: jax.typing.DTypeLike = queries.dtype) -> Any:
         """Returns shared memory in the layout of matrix products and copies; all operands need the same swizzle."""
@@ -86,9 +77,8 @@ def attend(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True),
         interpret=interpret,
     )
-    mixed, highest, total = kernel(
-        cached_length, queries, keys, values, mask.astype(queries.dtype), cached_keys, cached_values
-    )
+    block = queries, keys, values, mask.astype(queries.dtype)
+    mixed, highest, total = kernel(operands.cached_length, *block, operands.cached_keys, operands.cached_values)
 
     shrink = jnp.exp2(highest - jnp.max(highest, axis=2, keepdims=True))
     mixed = jnp.sum(mixed * shrink[..., None], axis=2) / jnp.sum(total * shrink, axis=2)[..., None]

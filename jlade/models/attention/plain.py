@@ -5,72 +5,41 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jlade.models.attention.operands import Operands
+
 CHUNK = 256  # cache entries read at once; without a loop, a multiple
 SCORES = 2**24  # in memory at once without a loop, about: 64 MB
 
 
-def attend(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    cached_keys: jax.Array,
-    cached_values: jax.Array,
-    cached_length: jax.Array,
-    block_mask: jax.Array,
-    positions: jax.Array | None,
-    window: int | None,
-) -> jax.Array:
+def attend(operands: Operands, window: int | None) -> jax.Array:
     """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T].
 
     A loop reads the prefix up to the longest sequence. GPUs read the whole cache without a loop: a loop whose length
     is not static is run by the host, which waits for the GPU in every iteration.
     """
-    arguments = queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions
+    is_row = operands.queries.shape[1:3] == (1, operands.keys.shape[2])  # one token, with a KV head for each head
     loop = functools.partial(attend_in_chunks, window=window, unrolled=False)
     unrolled = functools.partial(attend_in_chunks, window=window, unrolled=True)
-    on_tpu = functools.partial(attend_row_twice, window=window) if queries.shape[1:3] == (1, keys.shape[2]) else loop
-    mixed: jax.Array = jax.lax.platform_dependent(*arguments, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=loop)
+    on_tpu = functools.partial(attend_row_twice, window=window) if is_row else loop
+    mixed: jax.Array = jax.lax.platform_dependent(operands, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=loop)
     return mixed
 
 
-def attend_row_twice(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    cached_keys: jax.Array,
-    cached_values: jax.Array,
-    cached_length: jax.Array,
-    block_mask: jax.Array,
-    positions: jax.Array | None,
-    *,
-    window: int | None,
-) -> jax.Array:
+def attend_row_twice(operands: Operands, *, window: int | None) -> jax.Array:
     """Returns `attend` of one token with a KV head for each head, as of two: see `llama.multiply_row_twice`."""
-    queries, keys, values = (jnp.repeat(x, 2, axis=1) for x in (queries, keys, values))
-    positions = None if positions is None else jnp.repeat(positions, 2, axis=1)
-    alone = jnp.eye(2, dtype=bool)[None]
-    prefix = cached_keys, cached_values, cached_length
-    return attend_in_chunks(queries, keys, values, *prefix, alone, positions, window=window, unrolled=False)[:, :1]
+    names = [name for name in ("queries", "keys", "values", "positions") if getattr(operands, name) is not None]
+    twice = operands._replace(**{name: jnp.repeat(getattr(operands, name), 2, axis=1) for name in names})
+    twice = twice._replace(block_mask=jnp.eye(2, dtype=bool)[None])
+    return attend_in_chunks(twice, window=window, unrolled=False)[:, :1]
 
 
-def attend_in_chunks(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    cached_keys: jax.Array,
-    cached_values: jax.Array,
-    cached_length: jax.Array,
-    block_mask: jax.Array,
-    positions: jax.Array | None,
-    *,
-    window: int | None,
-    unrolled: bool,
-) -> jax.Array:
+def attend_in_chunks(operands: Operands, *, window: int | None, unrolled: bool) -> jax.Array:
     """Returns `attend` by an online softmax (arXiv 1805.02867) over the block, then over chunks of the prefix.
 
     Args:
       unrolled: whether to read the whole cache in few large chunks, without a loop.
     """
+    queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions = operands
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
     grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
@@ -114,7 +83,7 @@ def attend_in_chunks(
         total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
         return queries, higher, total, mixed * shrink + mix(weights, chunk_values)
 
-    products = scores(queries, keys, within_window(block_mask, positions))
+    products = scores(queries, keys, within_window(jnp.asarray(block_mask), positions))
     highest = jnp.max(products, axis=-1, keepdims=True)  # finite, as every token sees itself
     weights = jnp.exp(products - highest)
     carry: tuple[jax.Array, ...] = queries, highest, jnp.sum(weights, axis=-1, keepdims=True), mix(weights, values)

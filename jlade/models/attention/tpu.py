@@ -8,22 +8,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jlade.models.attention.folding import fold, unfold
+from jlade.models.attention.operands import Operands
 
 CHUNK = 1024  # cache entries read at once, at most
 SCORES = 2**19  # scores in memory at once: 2 MB, and a few more arrays of that size
 LANES = 128
 
 
-def attend(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    cached_keys: jax.Array,
-    cached_values: jax.Array,
-    cached_length: jax.Array,
-    block_mask: jax.Array,
-    interpret: bool = False,
-) -> jax.Array:
+def attend(operands: Operands, interpret: bool = False) -> jax.Array:
     """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T], without sliding windows.
 
     The chunks of a KV head are consecutive steps of the grid, so the state of the online softmax (arXiv 1805.02867)
@@ -33,9 +25,10 @@ def attend(
     Args:
       interpret: run the kernel as plain JAX, on any device; for tests.
     """
-    batch_size, block_size, heads, head_dim = queries.shape
+    cached_keys, cached_values, cached_length = operands[3:6]
+    batch_size, block_size, heads, head_dim = operands.queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
-    queries, keys, values, mask = fold(queries, keys, values, block_mask, 16, LANES)
+    queries, keys, values, mask = fold(operands, 16, LANES)
     num_masks, rows, columns = mask.shape
     chunk = min(max(SCORES // rows // LANES, 1) * LANES, CHUNK, capacity)
 

@@ -25,10 +25,10 @@ import numpy as np
 from jaxlib import version as jaxlib_version
 
 from jlade import files
+from jlade.models.attention.operands import Operands
 from jlade.models.base import KVCache, commit
 
-# `jlade.models.attention.attend`, from queries to block_mask
-Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+Attend = Callable[[Operands], jax.Array]
 
 BLOCK = 60  # tokens of a step with lookahead
 PREFILL = 512  # tokens of the largest block that reads a prompt: a kernel's memory may not suffice for it
@@ -289,7 +289,7 @@ def _layers(attend: Attend) -> Callable[[_Case, jax.Array], jax.Array]:
 
         def layer(_: jax.Array, carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
             queries, cache = carry
-            mixed = attend(queries, keys, values, cache.keys[0], cache.values[0], cache.length, case.mask)
+            mixed = attend(Operands(queries, keys, values, cache.keys[0], cache.values[0], cache.length, case.mask))
             committed = commit(cache, [(keys, values)], case.indices, case.num_accepted)
             return mixed, dataclasses.replace(committed, length=cache.length)
 

@@ -12,7 +12,7 @@ import pytest
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.models.attention import attend, plain, resolve, trial
+from jlade.models.attention import Operands, attend, plain, resolve, trial
 from jlade.models.llama import Llama
 from tests.tiny import tiny_llama
 
@@ -52,9 +52,8 @@ def random_case(seed: int, dtype=np.float32, mask_shape=(5, 5)):
 def form(request, monkeypatch):
     """Runs a test with the form for CPUs and TPUs, and with that for GPUs."""
 
-    def attend(*arguments):
-        *arrays, window = arguments
-        return plain.attend_in_chunks(*arrays, window=window, unrolled=request.param)
+    def attend(operands, window):
+        return plain.attend_in_chunks(operands, window=window, unrolled=request.param)
 
     monkeypatch.setattr(plain, "attend", attend)
 
@@ -68,14 +67,14 @@ def test_equals_plain_attention(form, mask_shape, window, chunk, scores, monkeyp
     monkeypatch.setattr(plain, "SCORES", scores)
     arrays, length, mask = random_case(chunk, mask_shape=mask_shape)
     positions = length[:, None] + np.array([0, 1, 2, 1, 2], np.int32)
-    got = jax.jit(functools.partial(attend, window=window))(*arrays, length, mask, positions)
+    got = jax.jit(functools.partial(attend, window=window))(Operands(*arrays, length, mask, positions))
     expected = plain_attention(*map(np.asarray, arrays), length, mask, positions, window or 99)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_bfloat16_keeps_its_type_and_is_close(form):
     arrays, length, mask = random_case(0, jnp.bfloat16)
-    got = attend(*arrays, length, mask)
+    got = attend(Operands(*arrays, length, mask))
     assert got.dtype == jnp.bfloat16
     expected = plain_attention(*(np.asarray(a, np.float32) for a in arrays), length, mask, np.zeros((3, 5)))
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=0.03)
@@ -88,15 +87,15 @@ def test_vmap_over_sequences_with_their_own_masks(form, window, axes):
     positions = length[:, None] + np.array([[0, 1, 2, 1, 2]], np.int32)
     run = functools.partial(attend, window=window)
     own = mask if axes == "TT" else mask[:, None]
-    alone = jax.vmap(run)(*(x[:, None] for x in (*arrays, length)), own, positions[:, None])
-    np.testing.assert_allclose(alone[:, 0], run(*arrays, length, mask, positions), atol=1e-6)
+    alone = jax.vmap(run)(Operands(*(x[:, None] for x in (*arrays, length)), own, positions[:, None]))
+    np.testing.assert_allclose(alone[:, 0], run(Operands(*arrays, length, mask, positions)), atol=1e-6)
 
 
 def test_entries_of_the_cache_beyond_its_length_are_not_read(form):
     arrays, length, mask = random_case(0)
     unused = np.arange(9)[None, None, :, None] >= length[:, None, None, None]
     poisoned = [*arrays[:3], *(jnp.where(unused, 1e30, a) for a in arrays[3:])]
-    np.testing.assert_array_equal(attend(*poisoned, length, mask), attend(*arrays, length, mask))
+    np.testing.assert_array_equal(attend(Operands(*poisoned, length, mask)), attend(Operands(*arrays, length, mask)))
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -105,7 +104,7 @@ def test_a_single_row_is_that_of_two(window):
     (queries, keys, values, *cached), length, _ = random_case(0)
     arrays = [queries[:, :1, :2], keys[:, :1], values[:, :1], *cached]
     mask, positions = np.ones((1, 1, 1), bool), length[:, None]
-    got = plain.attend_row_twice(*arrays, length, mask, positions, window=window)
+    got = plain.attend_row_twice(Operands(*arrays, length, mask, positions), window=window)
     expected = plain_attention(*map(np.asarray, arrays), length, mask[0], positions, window or 99)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
@@ -115,7 +114,7 @@ def exported(platforms, block_size, capacity, axis=None):
     shapes = [(1, block_size, 8, 16), (1, block_size, 2, 16), (1, block_size, 2, 16)] + 2 * [(1, 2, capacity, 16)]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     arrays += [jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((block_size, block_size), bool)]
-    run = jax.jit(attend)
+    run = jax.jit(lambda *arrays: attend(Operands(*arrays)))
     if axis is not None:
         arrays, run = [jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in arrays], jax.vmap(run, axis)
     return jax.export.export(jax.jit(run), platforms=platforms)(*arrays).mlir_module()
@@ -191,14 +190,14 @@ def test_unknown_implementations_are_refused_everywhere():
     with pytest.raises(ValueError, match=r"attention must be one of 'auto', 'plain', 'gpu', 'tpu'; got 'fast'"):
         Llama(tiny_llama().config, attention="fast")
     with pytest.raises(ValueError, match="got 'fast'"):
-        attend(*arrays, length, mask, implementation="fast")
+        attend(Operands(*arrays, length, mask), implementation="fast")
 
 
 @pytest.mark.parametrize("implementation", ["auto", "plain"])
 def test_auto_is_plain_in_a_program(implementation, monkeypatch):
     monkeypatch.setattr(plain, "attend", lambda *arguments: "plain")
     arrays, length, mask = random_case(0)
-    assert attend(*arrays, length, mask, implementation=implementation) == "plain"
+    assert attend(Operands(*arrays, length, mask), implementation=implementation) == "plain"
 
 
 @pytest.mark.parametrize(("name", "module"), [("gpu", "hopper"), ("tpu", "tpu")])
@@ -207,8 +206,9 @@ def test_a_kernel_runs_where_there_is_no_window(name, module, monkeypatch):
     monkeypatch.setattr(f"jlade.models.attention.{module}.attend", lambda *arguments: name)
     monkeypatch.setattr(plain, "attend", lambda *arguments: "plain")
     arrays, length, mask = random_case(0)
-    assert attend(*arrays, length, mask, implementation=name) == name
-    windowed = attend(*arrays, length, mask, np.zeros((3, 5), np.int32), window=100, implementation=name)
+    assert attend(Operands(*arrays, length, mask), implementation=name) == name
+    operands = Operands(*arrays, length, mask, np.zeros((3, 5), np.int32))
+    windowed = attend(operands, window=100, implementation=name)
     assert windowed == "plain"
 
 

@@ -11,7 +11,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # pu
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.generation import request
-from jlade.models.attention import hopper
+from jlade.models.attention import Operands, hopper
 from jlade.models.attention import tpu as tpu_module
 from jlade.models.llama import Llama
 from tests.models.attention.test_attend import HOPPER, TPU, plain_attention
@@ -24,7 +24,7 @@ KERNELS = [pytest.param(gpu, id="gpu", marks=simulated_gpu), pytest.param(tpu, i
 
 
 def random_case(block_size, heads, kv_heads, head_dim, capacity, lengths, dtype, num_masks=1):
-    """Returns random arguments, and the same with huge numbers in the cache entries that are not in use."""
+    """Returns random operands, and the same with huge numbers in the cache entries that are not in use."""
     rng = np.random.default_rng(block_size)
     block, cache = (len(lengths), block_size, kv_heads, head_dim), (len(lengths), kv_heads, capacity, head_dim)
     shapes = [(len(lengths), block_size, heads, head_dim), block, block, cache, cache]
@@ -33,7 +33,7 @@ def random_case(block_size, heads, kv_heads, head_dim, capacity, lengths, dtype,
     unused = np.arange(capacity)[None, None, :, None] >= np.array(lengths)[:, None, None, None]
     poisoned = [*arrays[:3], *(jnp.where(unused, jnp.asarray(1e30, dtype), x) for x in arrays[3:])]
     rest = np.array(lengths, np.int32), mask
-    return [*arrays, *rest], [*poisoned, *rest]
+    return Operands(*arrays, *rest), Operands(*poisoned, *rest)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -55,33 +55,34 @@ def test_equals_plain_attention(
     monkeypatch.setattr(hopper, "SLOTS", 2)  # fewer than the chunks of a program, in the last case
     monkeypatch.setattr(tpu_module, "CHUNK", 32)
     shape = block_size, heads, kv_heads, head_dim, capacity, lengths
-    arguments, poisoned = random_case(*shape, jnp.bfloat16, num_masks)
+    operands, poisoned = random_case(*shape, jnp.bfloat16, num_masks)
     run = jax.jit(kernel)
-    got = run(*arguments)
+    got = run(operands)
     assert got.dtype == jnp.bfloat16
-    arrays, (length, mask) = [np.asarray(x, np.float32) for x in arguments[:5]], arguments[5:]
+    arrays, (length, mask) = [np.asarray(x, np.float32) for x in operands[:5]], operands[5:7]
     expected = plain_attention(*arrays, length, mask, np.zeros((len(lengths), block_size)))
     difference = np.linalg.norm(np.asarray(got, np.float32) - expected)
     assert difference < 2**-8 * np.linalg.norm(expected)  # a bfloat16 has 8 significant bits
-    np.testing.assert_array_equal(run(*poisoned), got)
+    np.testing.assert_array_equal(run(poisoned), got)
 
 
 def test_float32_on_a_tpu(monkeypatch):
     monkeypatch.setattr(tpu_module, "CHUNK", 32)
-    arguments, _ = random_case(5, 4, 2, 6, 70, [0, 33, 70], jnp.float32)
-    arrays, (length, mask) = map(np.asarray, arguments[:5]), arguments[5:]
+    operands, _ = random_case(5, 4, 2, 6, 70, [0, 33, 70], jnp.float32)
+    arrays, (length, mask) = map(np.asarray, operands[:5]), operands[5:7]
     expected = plain_attention(*arrays, length, mask, np.zeros((3, 5)))
-    np.testing.assert_allclose(tpu(*arguments), expected, atol=1e-5)
+    np.testing.assert_allclose(tpu(operands), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("num_masks", [1, 2])
 def test_vmap(kernel, num_masks, monkeypatch):
     monkeypatch.setattr(hopper, "PROGRAMS", 1)  # otherwise one sequence alone is split, and rounded, differently
-    (*arrays, masks), _ = random_case(3, 2, 1, 16, 64, [3, 64], jnp.bfloat16, num_masks)
+    (*arrays, masks, _), _ = random_case(3, 2, 1, 16, 64, [3, 64], jnp.bfloat16, num_masks)
     mask, axis = (masks, None) if num_masks == 1 else (masks[:, None], 0)
-    alone = jax.vmap(kernel, in_axes=(*[0] * len(arrays), axis))(*(x[:, None] for x in arrays), mask)
-    np.testing.assert_array_equal(alone[:, 0], kernel(*arrays, masks))
+    each = jax.vmap(kernel, in_axes=(Operands(*[0] * len(arrays), axis),))
+    alone = each(Operands(*(x[:, None] for x in arrays), mask))
+    np.testing.assert_array_equal(alone[:, 0], kernel(Operands(*arrays, masks)))
 
 
 @pytest.mark.parametrize(
@@ -124,5 +125,5 @@ def test_lowers(platform, attend, num_masks, block_size, group, head_dim):
     mesh = jax.sharding.AbstractMesh((1,), ("one",), abstract_device=device if platform == "tpu" else None)
     with jax.sharding.use_abstract_mesh(mesh):
         lowered = jax.export.export(jax.jit(attend), platforms=[platform])
-        program = lowered(*arrays, lengths, mask).mlir_module()
+        program = lowered(Operands(*arrays, lengths, mask)).mlir_module()
     assert {"cuda": "mosaic_gpu", "tpu": "tpu_custom_call"}[platform] in program

@@ -34,8 +34,8 @@ BAD = Verdict(False, "raises ValueError: no")
 layers = functools.cache(trial._layers)  # plain attention is compiled once for all tests
 
 
-def plain(*arguments):
-    return attention.attend(*arguments, implementation="plain")
+def plain(operands):
+    return attention.attend(operands, implementation="plain")
 
 
 @pytest.fixture(autouse=True)
@@ -56,36 +56,36 @@ def next_process():
     trial._known = known
 
 
-def one_more_key(queries, keys, values, cached_keys, cached_values, length, mask):
-    return plain(queries, keys, values, cached_keys, cached_values, length + 1, mask)
+def one_more_key(operands):
+    return plain(operands._replace(cached_length=operands.cached_length + 1))
 
 
-def causal(*arguments):
-    return plain(*arguments[:-1], np.tri(arguments[-1].shape[-1], dtype=bool))
+def causal(operands):
+    return plain(operands._replace(block_mask=np.tri(operands.block_mask.shape[-1], dtype=bool)))
 
 
-def without_prefill(*arguments):
-    if arguments[0].shape[1] == trial.PREFILL:
+def without_prefill(operands):
+    if operands.queries.shape[1] == trial.PREFILL:
         raise NotImplementedError("too many rows\nfor the memory")
-    return plain(*arguments)
+    return plain(operands)
 
 
-def raising_at_run_time(*arguments):
+def raising_at_run_time(operands):
     def fail(x):
         raise RuntimeError("launch failed")
 
-    return jax.pure_callback(fail, arguments[0], arguments[0])
+    return jax.pure_callback(fail, operands.queries, operands.queries)
 
 
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
         (plain, None),
-        (lambda *arguments: plain(*arguments) + jnp.bfloat16(2**-12), None),
+        (lambda operands: plain(operands) + jnp.bfloat16(2**-12), None),
         (one_more_key, "gives wrong results: an error of "),
         (causal, "gives wrong results: an error of "),
-        (lambda *arguments: plain(*arguments) * jnp.bfloat16(np.nan), "gives wrong results: an error of nan"),
-        (lambda *arguments: plain(*arguments)[:, :1], "raises "),
+        (lambda operands: plain(operands) * jnp.bfloat16(np.nan), "gives wrong results: an error of nan"),
+        (lambda operands: plain(operands)[:, :1], "raises "),
         (without_prefill, "raises NotImplementedError: too many rows$"),
         (raising_at_run_time, "raises JaxRuntimeError: .*"),
     ],
@@ -109,7 +109,7 @@ def test_the_kernel_of_tpus_passes_in_simulation(monkeypatch):
     monkeypatch.setattr(tpu, "CHUNK", 8)
     monkeypatch.setattr(trial, "REPEAT", 1)
     kernel = functools.partial(tpu.attend, interpret=True)
-    run = lambda *arguments: kernel(*arguments[:-1], arguments[-1][None])  # noqa: E731
+    run = lambda operands: kernel(operands._replace(block_mask=operands.block_mask[None]))  # noqa: E731
     assert trial.compare(run, plain, CPU, SHAPE).passed
 
 
@@ -125,8 +125,8 @@ def test_times_are_those_of_all_layers(monkeypatch):
     monkeypatch.undo()
     calls = []
 
-    def counted(*arguments):
-        return jax.pure_callback(lambda x: calls.append(1) or x, arguments[0], plain(*arguments))
+    def counted(operands):
+        return jax.pure_callback(lambda x: calls.append(1) or x, operands.queries, plain(operands))
 
     monkeypatch.setattr(trial, "LAYERS", 7)
     case = trial._random_case(CPU, SHAPE, 2)
