@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -29,12 +29,12 @@ import numpy as np
 
 import jlade
 from benchmarks import inflate
-from benchmarks.compression import PROMPTS
 from benchmarks.parts import Figures, Parts, add_arguments
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.mesh import default_device, device_of
 from jlade.models.llama import Llama, LlamaParams
 
+PROMPTS = Path(__file__).parent.parent / "tests" / "golden" / "prompts.jsonl"
 CAPACITY = 1024  # tokens, the capacity that `jlade.prepare` chooses for texts of these lengths
 PROMPT_TOKENS = 200  # longer prompts are cut
 FEW, MANY = 16, 272  # new tokens of two texts; their difference in time is that of steps alone

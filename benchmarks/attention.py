@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax

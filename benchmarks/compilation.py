@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(ROOT)
 
 import jax

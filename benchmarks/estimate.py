@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 if "attached" not in sys.argv:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin for GPUs otherwise looks for a driver

@@ -10,11 +10,12 @@
 #   transformers  comparison with transformers, eager and compiled                       (versus_transformers_gpu.py)
 #   int8          comparison of int8 weights with bfloat16                               (quantization.py)
 #   attention     comparison of the attention kernel with plain attention                (attention.py)
-#   overhead      share of a step outside the model, at a 1 B shape                      (step_overhead.py)
+#   overhead      share of a step outside the model, loops of one's own, at a 1 B shape  (overhead.py)
 #   meshes        texts, steps and times on meshes of all GPUs, if there are several     (meshes.py)
 #
 # It needs JAX for the device (the extra cuda12, cuda13 or tpu), flax, safetensors and tokenizers in PYTHON. It installs
-# nothing: it runs a copy of this checkout, and prints what is missing first. If a part fails or takes too long, the others still run, and the status is 1.
+# nothing: it runs a copy of this checkout, and prints what is missing first. If a part fails or takes too long, the
+# others still run, and the status is 1.
 #
 #     OUT=DIR        directory of the results (default: benchmarks/results)
 #     PYTHON=python3
@@ -81,8 +82,8 @@ for part in "${parts[@]}"; do
       ;;
     attention) run 5 benchmarks/attention.py --json "$out/attention_$name.json" ;;
     overhead)
-      run 6 benchmarks/step_overhead.py --shape "$small" --dtype bfloat16 --new-tokens 128 --minutes 5 \
-        --json "$out/step_overhead_${small}_$name.json"
+      run 6 benchmarks/overhead.py --shape "$small" --dtype bfloat16 --new-tokens 128 --minutes 5 \
+        --json "$out/overhead_${small}_$name.json"
       ;;
     meshes) run 9 benchmarks/meshes.py --json "$out/meshes_$name.json" ;;
     *)

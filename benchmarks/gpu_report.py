@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 NEEDED = ["jax", "flax", "numpy", "safetensors", "orbax.checkpoint", "huggingface_hub", "tokenizers", "rich"]
@@ -98,7 +98,7 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
     int8 = parts(f"quantization_{shape}").get("speed", {}).get("int8", {}).get("speed", "-")
     yield "plain decoding in int8, x bfloat16", f"{int8:.3f}" if isinstance(int8, float) else int8, "1.7"
     yield from _attention(parts("attention"), speed)
-    overhead = parts(f"step_overhead_{small}")
+    overhead = parts(f"overhead_{small}")
     for setting in ("plain", "15,5,15"):
         yield row(f"step outside the model, %, {setting}", overhead, setting, "outside the model, %", "under 3")
 

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jax

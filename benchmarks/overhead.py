@@ -1,66 +1,198 @@
-"""Overhead of `generate` outside `jlade.decode`: checks, padding, transfers and detokenization.
+"""What surrounds the model: the rest of a step, loops of one's own, and `generate` around the compiled programs.
 
-    python benchmarks/overhead.py
+    python benchmarks/overhead.py                               # 134 M parameters in float32, on a CPU
+    python benchmarks/overhead.py --shape 1b --dtype bfloat16
 
-Calls of `generate` and of `jlade.decode`, with its inputs on the device, are timed in turns on the same prompt. The
-figures are their medians, and the median of their difference. Both include the launches of the compiled programs.
+A part for each setting gives the share of a step outside the model: sources of drafts, window, verification, stopping
+and bookkeeping. Two loops start from the same state after the same prompt and make the same number of steps over the
+same block. They are timed in turns; prefill is excluded. One loop is jlade's. The other one runs the model alone:
+forward, logits, the most likely token of each position, and a commit of as many tokens as jlade's loop accepted in that
+step, so that both loops read the same number of cache entries. Its tokens depend on its predictions, so that compilers
+can move nothing out of the loop. The share is relative to the time of jlade's step.
+
+The part "loops" decodes a text in four ways: `jlade.decode`, loops of `jlade.run_steps` by 8 steps and by 1, and a loop
+of `jlade.step` under `jax.jit`, which copies the cache. The part "generate" compares it with `jlade.decode` of the same
+inputs, already on the device: the difference is checks, padding, transfers and detokenization.
 """
 
 import argparse
+import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
-from rich.console import Console
-from rich.progress import track
+import jax.numpy as jnp
+import numpy as np
 
 import jlade
-from benchmarks import report
-from jlade.config import SMALL_BLOCK
+from benchmarks.accelerator import PROMPT_TOKENS, add_model_arguments, in_turns, load, make_decoder, prompts_of
+from benchmarks.parts import Figures, Parts, add_arguments
+from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig
+from jlade.drafts.tree import Tree
+from jlade.lookahead import block as blocks
+from jlade.models.base import KVCache
+from jlade.models.llama import Llama, LlamaParams
+from jlade.vocabulary import VocabularyShard
 
-PROMPT = "def read_config(path):\n"
+SETTINGS = {
+    "plain": PLAIN,
+    "0,4,1": LookaheadConfig.paper(0, 4, 1),
+    "0,8,1": LookaheadConfig.paper(0, 8, 1),
+    "5,4,5": LookaheadConfig.paper(5, 4, 5),
+    "15,5,15": LookaheadConfig.paper(15, 5, 15),
+    "tree=7": LookaheadConfig.tree(7),
+    "tree=63": LookaheadConfig.tree(63),
+    "tree=119": LookaheadConfig.tree(119),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="M")
-    parser.add_argument("--repeats", type=int, default=30, metavar="R")
-    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
+    add_model_arguments(parser)
+    parser.set_defaults(shape="134m", dtype="float32")
+    parser.add_argument("--new-tokens", type=int, default=64, metavar="M", help="tokens of the timed text")
+    parser.add_argument("--repeat", type=int, default=11, metavar="R", help="timings of each loop")
+    add_arguments(parser)
     options = parser.parse_args()
 
-    params, tokenizer = jlade.demo()
-    arguments = {"max_new_tokens": options.max_new_tokens, "lookahead": SMALL_BLOCK, "tokenizer": tokenizer}
-    inputs, config = jlade.prepare(params, PROMPT, **arguments)
-    inputs = jax.device_put(inputs)
+    parts = Parts(options, {name: getattr(options, name) for name in ("shape", "dtype", "attention", "new_tokens")})
+    params = load(options)
+    decoder = make_decoder(params, options.attention)
+    for name, lookahead in SETTINGS.items():
+        parts.run(name, functools.partial(_measure, params, decoder, lookahead, options.new_tokens, options.repeat))
+    for name in ("plain", "tree=7"):
+        loops = functools.partial(_loops, params, decoder, SETTINGS[name], options.new_tokens, options.repeat)
+        parts.run(f"loops, {name}", loops)
+    parts.run("generate", functools.partial(_generate, options.repeat))
+    parts.print()
+    sys.exit(parts.failed())
 
-    def call() -> Any:
-        return jlade.generate(params, PROMPT, **arguments)
 
-    def decode() -> Any:
-        return jlade.decode(params, inputs, config)
+def _measure(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, new_tokens: int, repeat: int) -> Figures:
+    (ids,) = prompts_of("code", 1, PROMPT_TOKENS)
+    inputs, config = jlade.prepare(
+        params, ids, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=decoder
+    )
+    start = jlade.start(jlade.prefill(params, inputs, config), inputs, config)
 
-    def milliseconds(work: Callable[[], Any]) -> float:
-        begin = time.perf_counter()
-        jax.block_until_ready(work())
-        return 1e3 * (time.perf_counter() - begin)
-
-    call(), decode()  # compiles the programs
-    rounds = [(milliseconds(call), milliseconds(decode)) for _ in track(range(options.repeats), "calls")]
-    figures = {
-        "generate_ms": statistics.median(whole for whole, _ in rounds),
-        "program_ms": statistics.median(alone for _, alone in rounds),
-        "outside_ms": statistics.median(whole - alone for whole, alone in rounds),
+    whole = functools.partial(_decode, params, start, config=config)
+    end = whole()
+    num_steps = int(end.num_steps[0])
+    tokens = jnp.asarray(np.resize(ids, (1, lookahead.block_size)))
+    accepted = end.info.accepted[0, :num_steps]
+    tree = end.memory.drafts.tree
+    del end
+    model = functools.partial(_run_model, params, start.memory.cache, tree, tokens, accepted, num_steps, config=config)
+    jax.block_until_ready(model())
+    seconds = in_turns({"whole": whole, "model": model}, repeat)
+    outside = [100 * (a - b) / a for a, b in zip(seconds["whole"], seconds["model"], strict=True)]
+    lowest, _, highest = statistics.quantiles(outside) if repeat > 1 else 3 * outside
+    return {
+        "block": lookahead.block_size,
+        "steps": num_steps,
+        "step, ms": 1e3 * statistics.median(seconds["whole"]) / num_steps,
+        "model alone, ms": 1e3 * statistics.median(seconds["model"]) / num_steps,
+        "outside the model, %": statistics.median(outside),
+        "outside the model, % (quartiles)": [lowest, highest],
     }
-    Console().print(", ".join(f"{name} {value:.2f}" for name, value in figures.items()))
-    if options.json:
-        report.write(options.json, {"model": "demo", "max_new_tokens": options.max_new_tokens} | figures)
+
+
+def _loops(params: LlamaParams, decoder: Llama, lookahead: LookaheadConfig, new_tokens: int, repeat: int) -> Figures:
+    """Times a text, prefill included, in the program of `jlade.decode` and in loops of one's own."""
+    (ids,) = prompts_of("code", 1, PROMPT_TOKENS)
+    inputs, config = jlade.prepare(
+        params, ids, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=decoder
+    )
+    pure = jax.jit(jlade.step, static_argnames="config")
+
+    def loop(advance: Callable[[jlade.DecodeState], jlade.DecodeState]) -> jlade.DecodeState:
+        state = jlade.start(jlade.prefill(params, inputs, config), inputs, config)
+        while not np.all(state.done):
+            state = advance(state)
+        return state
+
+    def advance(state: jlade.DecodeState, max_steps: int) -> jlade.DecodeState:
+        return jlade.run_steps(params, state, config, max_steps)
+
+    ways: dict[str, Callable[[], jlade.DecodeState]] = {
+        "decode": lambda: jlade.decode(params, inputs, config),
+        "run_steps, 8": functools.partial(loop, functools.partial(advance, max_steps=8)),
+        "run_steps, 1": functools.partial(loop, functools.partial(advance, max_steps=1)),
+        "step under jit": functools.partial(loop, lambda state: pure(params, state, config)),
+    }
+    num_steps = [int(way().num_steps[0]) for way in ways.values()]
+    assert len(set(num_steps)) == 1, num_steps
+    seconds = in_turns(ways, repeat)
+    whole = seconds["decode"]
+    relative = {name: [a / b for a, b in zip(times, whole, strict=True)] for name, times in seconds.items()}
+    return {"steps": num_steps[0], "decode, ms": 1e3 * statistics.median(whole)} | {
+        f"{name}, x decode": statistics.median(relative[name]) for name in ways if name != "decode"
+    }
+
+
+def _generate(repeat: int) -> Figures:
+    """Times a call of `jlade.generate` and one of `jlade.decode`, with the demo model."""
+    params, tokenizer = jlade.demo()
+    text = "def read_config(path):\n"
+    arguments: Any = {"max_new_tokens": 64, "lookahead": SMALL_BLOCK, "tokenizer": tokenizer}
+    inputs, config = jlade.prepare(params, text, **arguments)
+    inputs = jax.device_put(inputs)
+    calls: dict[str, Callable[[], Any]] = {
+        "generate": lambda: jlade.generate(params, text, **arguments).tokens,
+        "decode": lambda: jlade.decode(params, inputs, config),
+    }
+    for call in calls.values():
+        jax.block_until_ready(call())
+    seconds = in_turns(calls, 3 * repeat)
+    outside = [a - b for a, b in zip(seconds["generate"], seconds["decode"], strict=True)]
+    figures = {f"{name}, ms": 1e3 * statistics.median(times) for name, times in seconds.items()}
+    return figures | {"outside the programs, ms": 1e3 * statistics.median(outside)}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _decode(params: LlamaParams, state: jlade.DecodeState, *, config: jlade.DecodeConfig) -> jlade.DecodeState:
+    """Makes steps until the text has ended. It keeps `state`, which every run starts from."""
+    return jax.lax.while_loop(lambda s: ~jnp.all(s.done), lambda s: jlade.step(params, s, config), state)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _run_model(
+    params: LlamaParams,
+    cache: KVCache,
+    tree: Tree,
+    tokens: jax.Array,
+    accepted: jax.Array,
+    num_steps: jax.Array,
+    *,
+    config: jlade.DecodeConfig,
+) -> KVCache:
+    """Runs the block `tokens` [1, T], changed after each step, and commits `accepted[i]` tokens in step i.
+
+    Its drafts have the form of `tree` in all of them.
+    """
+    decoder, lookahead = config.decoder, config.lookahead
+    block = blocks.build(lookahead.window_size, lookahead.ngram_size, tree.form)
+    offsets, mask = jnp.broadcast_to(block.positions, tokens.shape), jnp.asarray(block.mask)
+    path = block.first_draft + jnp.arange(lookahead.max_accepted - 1, dtype=jnp.int32)
+    indices = jnp.append(0, path)[None]  # the current token, drafted ones
+
+    def step(i: jax.Array, carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
+        tokens, cache = carry
+        positions = cache.length[:, None] + offsets
+        hidden, block_kv = decoder.forward(params, tokens, positions, cache, mask)
+        best = VocabularyShard(decoder.vocab_size).argmax(decoder.logits(params, hidden[:, block.outputs]))
+        # As in `jlade.prefill`: a number that depends on the result of the pass lets the cache be written in place.
+        num_accepted = accepted[i] + (best[:, 0] < 0).astype(jnp.int32)
+        shift = jnp.sum(best, axis=1, keepdims=True, dtype=jnp.int32)
+        return (tokens + shift) % decoder.vocab_size, decoder.commit(cache, block_kv, indices, num_accepted)
+
+    return jax.lax.fori_loop(0, num_steps, step, (tokens, cache))[1]
 
 
 if __name__ == "__main__":

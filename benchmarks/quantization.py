@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -31,7 +31,7 @@ from rich.table import Table
 
 import jlade
 from benchmarks import inflate, report
-from benchmarks.compression import PROMPTS
+from benchmarks.accelerator import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.mesh import device_of
 from jlade.models.llama import LlamaParams, quantize

@@ -17,7 +17,7 @@ import pathlib
 import sys
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jlade

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from this folder: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import numpy as np

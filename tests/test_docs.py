@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import io
 import os
 import pathlib
@@ -193,6 +194,14 @@ def headings(page):
     """Returns the anchors that GitHub makes of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", read_blocks(page)[1], re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_reference_has_every_public_name():
+    text = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8")
+    listed = re.findall(r"^\.\. auto\w+:: (.*)$", text, re.MULTILINE)
+    jlade = importlib.import_module("jlade")
+    public = {name for name in jlade.__all__ if not inspect.ismodule(getattr(jlade, name))}
+    assert sorted(listed) == sorted(public | {"jlade.testing.check_decoder"})
 
 
 def test_the_readme_is_short_and_links_every_page():

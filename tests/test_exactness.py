@@ -1,7 +1,7 @@
 """The demo checkpoint against what transformers generates from it: 256 tokens a prompt, float32.
 
-To keep this short, only a cheap setting decodes all 26 prompts. `benchmarks/compression.py --settings` does it for any
-of them, and its results show it.
+To keep this short, only a cheap setting decodes all 26 prompts. `benchmarks/exactness.py` does it for
+more of them.
 """
 
 import pytest

@@ -180,7 +180,7 @@ def _table(statistics: jlade.Statistics) -> Table:
     result = Table("last answer", Column("", justify="right"))
     for count, steps in enumerate(accepted, start=1):
         result.add_row(f"steps that accepted {count}", str(steps))
-    result.add_row("steps with a candidate", f"{statistics.draft_rate[0]:.0%}")
+    result.add_row("steps with a draft", f"{statistics.draft_rate[0]:.0%}")
     result.add_row("steps that accepted more than one token", f"{statistics.accepted_rate[0]:.0%}")
     for source, tokens in (statistics.contributed or {}).items():
         result.add_row(f"tokens accepted from {source}", str(tokens[0]))

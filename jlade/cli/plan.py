@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         "--compression",
         default="smollm2",
         metavar="X",
-        help="tokens per step: smollm2 or demo, measured with that model; paper, a formula fitted to LLaMA-2-7B-Chat, "
+        help="tokens per step: smollm2, measured with that model; paper, a formula fitted to LLaMA-2-7B-Chat, "
         "without trees; or a number, for --lookahead (default: %(default)s)",
     )
     result.add_argument("--json", action="store_true", help="print one JSON object, with all meshes, instead of tables")

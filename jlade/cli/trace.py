@@ -13,7 +13,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade trace",
-        description="Complete a prompt, and write a page that shows each step: the window, the candidates, the tokens "
+        description="Complete a prompt, and write a page that shows each step: the window, the drafts, the tokens "
         "that were accepted and the n-grams that entered the pool. A browser opens it without a network.",
     )
     result.add_argument("prompt", help="the text to complete")

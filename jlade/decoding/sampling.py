@@ -155,7 +155,7 @@ def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array
     """Returns the Gumbel noise [M, V] of the tokens at absolute `positions` [M] of the sequence with `key`.
 
     The argmax of processed logits plus Gumbel noise is a draw from their softmax. As the noise belongs to the position,
-    the same text before a position leads to the same token there: in the window, in a candidate, or one by one.
+    the same text before a position leads to the same token there: in the window, in a draft, or one by one.
     """
     return jax.vmap(lambda position: jax.random.gumbel(jax.random.fold_in(key, position), (vocab_size,), jnp.float32))(
         positions

@@ -152,8 +152,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "pool": Experiment(
         "Pool",
         "growth of the pool, and its hits with cold and warm pools",
-        "The pool collects n-grams while a text grows. A step can accept several tokens only if the pool has a "
-        "candidate.",
+        "The pool collects n-grams while a text grows. A step can accept several tokens only if the pool has a draft.",
         (LOOKAHEAD, f"{LOOKAHEAD}:warm", f"{LOOKAHEAD}:growth"),
         _any,
         _each(lambda run, results: [paper.growth_table(results), paper.hits_figure(results)]),

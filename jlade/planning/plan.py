@@ -142,9 +142,8 @@ def plan(
       lookahead: the setting, None for plain decoding, or "auto" for the fastest that has a known compression.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text in the cache, which is taken to be full.
-      compression: tokens per step: "smollm2" or "demo" for those measured with that model, with trees among the
-        settings of the former; "paper" for the formula fitted to LLaMA-2-7B-Chat on MT-Bench, for settings without a
-        tree; or the number for `lookahead`.
+      compression: tokens per step: "smollm2" for those measured with SmolLM2-135M-Instruct; "paper" for the formula
+        fitted to LLaMA-2-7B-Chat on MT-Bench, for settings without a tree; or the number for `lookahead`.
 
     Raises:
       TypeError, ValueError: an argument is out of range; the message names it and what is accepted.
@@ -230,7 +229,7 @@ def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     if lookahead != "auto":
         settings: Sequence[LookaheadConfig] = [lookahead or PLAIN]
     elif compression != "paper":
-        settings = [PLAIN, *tokens_per_step.measured(compression)]
+        settings = [PLAIN, *tokens_per_step.measured()]
     else:
         sizes = [(w, n, w) for w in WIDTHS for n in NGRAMS if 2 * w * (n - 1) <= MAX_BLOCK_SIZE]
         settings = [PLAIN, *(LookaheadConfig.paper(*each) for each in sizes)]

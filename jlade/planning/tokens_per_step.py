@@ -1,11 +1,11 @@
-"""Tokens per step of settings: measured with two models, and the formula of the paper."""
+"""Tokens per step of settings: measured with SmolLM2, and the formula of the paper."""
 
 from typing import Literal, get_args
 
 from jlade.config import LookaheadConfig
 from jlade.lookahead import names
 
-Source = Literal["smollm2", "demo", "paper"]
+Source = Literal["smollm2", "paper"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 # Fitted to LLaMA-2-7B-Chat on MT-Bench (arXiv 2402.02057, section 4.1): the probability that a guess is right, and the
@@ -30,26 +30,10 @@ SMOLLM2 = {
     "tree=959": 3.35,
 }
 
-# Means over 26 prompts, 256 greedy tokens each, with n-grams of the prompt: benchmarks/results/compression_grid.json,
-# and wide_blocks.json for the largest three.
-# The demo model falls into loops, which are easy to guess.
-DEMO = {
-    "4,3,2": 2.53,
-    "5,4,5": 3.30,
-    "7,5,7": 3.88,
-    "7,7,7": 4.84,
-    "15,5,15": 3.99,
-    "20,7,20": 4.96,
-    "30,5,30": 4.10,
-    "60,5,60": 4.17,
-    "120,5,120": 4.23,
-}
-MEASURED = {"smollm2": SMOLLM2, "demo": DEMO}
 
-
-def measured(source: Source) -> dict[LookaheadConfig, float]:
-    """Returns the tokens per step of the settings that were measured with a model."""
-    return {names.parse(name): tokens for name, tokens in MEASURED[source].items()}
+def measured() -> dict[LookaheadConfig, float]:
+    """Returns the tokens per step of the settings that were measured with SmolLM2."""
+    return {names.parse(name): tokens for name, tokens in SMOLLM2.items()}
 
 
 def paper(setting: LookaheadConfig) -> float:
@@ -73,13 +57,13 @@ def of(setting: LookaheadConfig, source: Source) -> float:
     """Returns the tokens per step of a setting.
 
     Raises:
-      ValueError: the setting was not measured with this model, or the formula has no place for its tree.
+      ValueError: the setting was not measured, or the formula has no place for its tree.
     """
     if setting.block_size == 1:
         return 1.0
     if source == "paper":
         return paper(setting)
-    known = measured(source)
+    known = measured()
     if setting not in known:
         shown = "; ".join(map(names.label, known))
         raise ValueError(f'compression="{source}" was measured at {shown}; got {names.label(setting)}: give a number')

@@ -91,7 +91,7 @@ def test_nothing_fits(directory, capsys, monkeypatch):
         ),
         (
             ["--model", DEMO, "--device", "v5e", "--compression", "x"],
-            "must be smollm2, demo, paper or a number, got 'x'",
+            "must be smollm2, paper or a number, got 'x'",
         ),
         (["--model", DEMO, "--device", "v5e", "--compression", "2"], "compression=2.0 is that of one setting"),
     ],

@@ -13,7 +13,9 @@ def names(draw):
     flags = draw(st.lists(st.sampled_from(DTYPES), max_size=1))
     if base == "W,N,G":
         base = f"{draw(st.integers(0, 40))},{draw(st.integers(2, 12))},{draw(st.integers(1, 40))}"
-        flags += draw(st.lists(st.sampled_from(["no-prompt", "warm", "growth"]), unique=True))
+        flags += draw(
+            st.lists(st.sampled_from(["no-prompt", "warm", "growth", "rejection", "greedy-window"]), unique=True)
+        )
         flags += draw(
             st.sampled_from([[], ["tree=9"], ["tree=0"], ["tree=9", "no-suffix"], ["no-recycled", "tree=20"]])
         )
@@ -52,6 +54,8 @@ def test_what_names_mean():
     adaptive = LookaheadConfig.tree(7, relative_step_time=1.5)
     assert parse("tree=7:cost=1.5") == Method(adaptive)
     assert parse("2,3,4:cost=2").setting == LookaheadConfig.paper(2, 3, 4, relative_step_time=2.0)
+    by_rejection = LookaheadConfig.paper(window_draw="greedy", verification="rejection")
+    assert parse("15,5,15:greedy-window:rejection") == Method(by_rejection)
     everything = Method(LookaheadConfig.paper(7, 5, 3, pool_from_prompt=False), 0, "float16", 0.7, True, True)
     assert parse("7,5,3:t=0.7:warm:float16:growth:no-prompt") == everything
 
@@ -69,6 +73,7 @@ def test_what_names_mean():
         ("4,5,3:tree=20", "4, 5, 3, tree of 20"),
         ("0,2,0:tree=63:no-suffix", "tree of 63, without suffix"),
         ("tree=7:cost=1.5", "tree of 7, adaptive"),
+        ("15,5,15:rejection:greedy-window:t=1", "15, 5, 15, by rejection, greedy window, temperature 1"),
         ("jacobi", "Jacobi 10, 2, 10, without the prompt"),
         ("transformers", "transformers"),
         ("transformers-lookup:float16", "transformers, prompt lookup, float16"),
@@ -98,6 +103,7 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
         ("plain:tree=3", "a setting is"),
         ("15,5,15:no-suffix", ":no-suffix needs a tree"),
         ("auto:cost=2", ":cost needs sizes"),
+        ("auto:rejection", ":rejection needs sizes"),
         ("tree=7:cost=0", "relative_step_time must be a number above 0, or None, got 0.0"),
         ("15,1,15", "ngram_size must be at least 2, got 1"),
         ("plain:warm", ":warm needs W, N and G with a pool"),

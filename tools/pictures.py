@@ -1,6 +1,6 @@
 """The pictures of the documentation: the page of a trace, and a chat in a terminal.
 
-    python benchmarks/pictures.py --trace docs/trace.png --chat docs/chat.svg
+    python tools/pictures.py --trace docs/trace.png --chat docs/chat.svg
 
 Both are made on the CPU. The first shows the demo model. It needs Chromium and the extras "browser" and "plot":
 playwright, and Pillow, which matplotlib brings. The second shows SmolLM2 (`make chat` installs it) and needs pexpect,
