@@ -34,7 +34,7 @@ class _Unset(int):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookaheadConfig:
-    """What a decoding step feeds to the model: a window, which guesses future tokens, and drafts, which it verifies.
+    """The tokens of a decoding step: a window, which guesses future ones, and drafts to verify.
 
     `LookaheadConfig()` has the window of arXiv 2402.02057, and a tree of the most promising drafts of several sources
     (`jlade.drafts`). `LookaheadConfig.tree(63)` has a tree alone. `LookaheadConfig.paper(15, 5, 15)` is the algorithm

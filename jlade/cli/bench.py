@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         help="questions: Spec-Bench, MT-Bench, HumanEval, MBPP, GSM8K, ClassEval, CNN/DailyMail, XSum, or JSON lines "
         "with a field prompt or ids (default: 64 samples)",
     )
-    result.add_argument("--methods", nargs="+", metavar="METHOD", help="what the experiment methods compares")
+    result.add_argument("--methods", nargs="+", metavar="METHOD", help="those of the experiment methods")
     result.add_argument(
         "--lookahead",
         default="15,5,15",

@@ -159,7 +159,7 @@ def setting(flag: str, name: str) -> jlade.LookaheadConfig:
     """Returns the setting of a name that `names.parse` reads.
 
     Raises:
-      ValueError: names the flag and what it takes.
+      ValueError: names the flag and the values that it takes.
     """
     try:
         return names.parse(name)

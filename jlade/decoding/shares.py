@@ -1,4 +1,4 @@
-"""Lookahead parallelism on the device: the share of each block that it computes, and what the others computed."""
+"""Lookahead parallelism on the device: the share of each block that it computes, and its exchange with the others."""
 
 import jax
 import jax.numpy as jnp

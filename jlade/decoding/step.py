@@ -168,7 +168,7 @@ def _learn(
 
     Args:
       state, after: before the step, and with its accepted tokens.
-      tree, verdict: the drafts, and what became of them.
+      tree, verdict: the drafts, and which of them were accepted.
       new: [W] int32, the predictions at the newest window row.
       best: [R, k] int32, the most probable tokens after the current token, the newest window row and the drafts.
       config, level: those of `step`.

@@ -14,5 +14,5 @@ their beginning.
 | the record by which sources share the tree               | an addition of jlade's               | `record.py`    |
 | drafts ranked by the noise of sampling                   | an addition of jlade's               | `record.py`    |
 
-`source.py` says what a source is, and `sources.py` brings them together.
+`source.py` defines the protocol of a source, and `sources.py` combines them.
 """

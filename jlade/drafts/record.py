@@ -1,4 +1,4 @@
-"""The record of a source: how often the model accepted what it proposed. By their records, sources share the tree.
+"""The record of a source: how often the model accepted its proposals. By their records, sources share the tree.
 
 The proposals of a source are of kinds: a rank in a table, or a match of some length. The acceptance rate of a kind is
 the share of its recent proposals that the model accepted after accepting their predecessors. Proposals without a place

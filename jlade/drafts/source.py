@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step showed."""
+    """The observations of a step, from which sources learn."""
 
     text: jax.Array  # [C] int32, with the accepted tokens
     before: jax.Array  # [] int32, tokens of the text before the step

@@ -1,4 +1,4 @@
-"""The sources of drafts together: what they propose for a text, and the tree made of it, for one sequence.
+"""The sources of drafts together: their proposals for a text, and the tree made of these, for one sequence.
 
 A source is a class in a file of its own, and an entry of `TABLE`; `config.REACH` has the names that settings accept.
 """
@@ -124,7 +124,7 @@ class Sources:
           drafts: for the step.
           tokens: [A] int32, the tokens after the current one.
           num_accepted: [] int32, how many of these were accepted.
-          step: what it showed.
+          step: its observations.
         """
         records = {
             name: record_lib.update(record, drafts.proposals[name], tokens, num_accepted)

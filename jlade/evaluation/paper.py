@@ -183,9 +183,14 @@ def tree_methods() -> list[Method]:
     return [Method(LookaheadConfig.tree(size)) for size in TREES]
 
 
-def trees_table(results: Results) -> Table:
-    """Returns tokens per step by the size of a tree, with their fit to log2 of the tokens of a step."""
+def trees_table(results: Results) -> Table | None:
+    """Returns tokens per step by the size of a tree, with their fit to log2 of the tokens of a step.
+
+    A run that is older than trees, or was interrupted, may lack them: None then.
+    """
     points = _by_block(results, tree_methods())
+    if len(points) < 2:
+        return None
     fit = statistics.fit_log([int(tokens) for tokens, _ in points], [s for _, s in points])
     rows = [(int(tokens) - 1, int(tokens), compression) for tokens, compression in points]
     columns = Column("tree", "d"), Column("tokens of a step", "d"), Column("tokens/step", ".2f")
@@ -198,8 +203,8 @@ def blocks_figure(results: Results) -> Figure:
     series = {
         f"N = {n}": _by_block(results, [each for each in scaling_methods() if _setting(str(each)).ngram_size == n])
         for n in NGRAMS
-    }
-    series["trees"] = _by_block(results, tree_methods())
+    } | {"trees": _by_block(results, tree_methods())}
+    series = {name: points for name, points in series.items() if points}
     draw = figures.lines(series, "tokens of a step", "tokens per step", is_log=True)
     return Figure("figure4c", "Tokens per step against the tokens of a step", draw)
 

@@ -43,7 +43,7 @@ class Table:
       title: one line.
       columns: of which the first names the rows.
       rows: a value for each column.
-      note: what the numbers are, and what was measured.
+      note: the meaning of the numbers, and the conditions of the measurement.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A generation step by step: what each step guessed, verified, accepted and learned, and a page that shows it."""
+"""A generation step by step: guesses, drafts, accepted tokens and new n-grams, and the page that shows them."""
 
 import dataclasses
 import json

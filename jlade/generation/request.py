@@ -40,7 +40,7 @@ EOS_SLOTS = 32  # end tokens, or this times a power of two, for the same reason
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Checked arguments for B sequences: what the device needs, and what the host makes of the result."""
+    """Checked arguments for B sequences: inputs of the device, and those with which the host makes the result."""
 
     inputs: Inputs
     config: DecodeConfig

@@ -1,4 +1,4 @@
-"""The result of tuning: what was measured, as tables and as a plot."""
+"""The result of tuning: its measurements as tables and as a plot."""
 
 import dataclasses
 import io

@@ -15,8 +15,9 @@ from jlade.evaluation.experiments import EXPERIMENTS
 from tests.evaluation.made import answer
 
 SHORT = ["--limit", "1", "--max-new-tokens", "6"]
-TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "table4", "growth", "exactness"}
-FIGURES = {"throughput", "figure4a", "figure4b", "hits"}
+TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "figure4-trees", "table4"}
+TABLES |= {"growth", "exactness"}
+FIGURES = {"throughput", "figure4a", "figure4b", "figure4c", "hits"}
 
 
 @pytest.fixture
@@ -43,8 +44,9 @@ def everything(small_demo, tmp_path_factory):
         patch.setattr(options, "DEMO", small_demo)
         patch.setattr(paper, "WINDOWS", (1, 3))
         patch.setattr(paper, "NGRAMS", (3, 5))
-        settings = tuple(map(str, paper.scaling_methods()))
-        patch.setitem(EXPERIMENTS, "figure4", EXPERIMENTS["figure4"]._replace(methods=settings))
+        patch.setattr(paper, "TREES", (1, 3))
+        settings, trees = (tuple(map(str, found())) for found in (paper.scaling_methods, paper.tree_methods))
+        patch.setitem(EXPERIMENTS, "figure4", EXPERIMENTS["figure4"]._replace(methods=settings + trees))
         patch.setitem(EXPERIMENTS, "table4", EXPERIMENTS["table4"]._replace(methods=("plain", *settings)))
         assert cli.main(["bench", "all", *SHORT, "--output", str(directory / "new")]) == 0
     return directory / "new", output.getvalue()
