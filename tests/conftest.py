@@ -17,10 +17,11 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)  # virtual ones, for meshes
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Processes share compiled programs, also with the next run in the same clone: the cache's key holds the program, the
-# compiler's options and all versions. With a limit to its size, writers and readers take turns.
-PROGRAMS = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "programs"
-jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+# Processes share compiled programs, also with the next run in the same clone, or of all clones with the variable: the
+# cache's key holds the program, the compiler's options and all versions. With a limit to its size, writers and readers
+# take turns.
+PROGRAMS = os.environ.get("JLADE_TEST_PROGRAMS", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "programs"))
+jax.config.update("jax_compilation_cache_dir", PROGRAMS)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 jax.config.update("jax_compilation_cache_max_size", 2**31)
 # The processes that tests start compile without optimizations too; below, the modules of this one decide.

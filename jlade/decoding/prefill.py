@@ -260,7 +260,7 @@ def _start_part(
         info=Info(
             accepted=jnp.zeros_like(prompts),
             num_drafted=jnp.zeros_like(prompts),
-            contributed=jnp.zeros((batch_size, len(TABLE)), jnp.int32),
+            contributed=None if config.lookahead.tree_size is None else jnp.zeros((batch_size, len(TABLE)), jnp.int32),
             logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if config.logprobs else None,
         ),
     )

@@ -62,7 +62,7 @@ def state_specs(constants: Constants, config: DecodeConfig) -> DecodeState:
             drafts=drafts(
                 tree=BATCH,
                 proposals=BATCH,
-                records=BATCH,
+                record=BATCH,
                 states=config.sources(constants.corpus is not None).specs,
             ),
         ),

@@ -133,7 +133,7 @@ class Info:
 
     accepted: jax.Array  # [B, C] int32, tokens accepted in each step
     num_drafted: jax.Array  # [B, C] int32, tokens that each step verified
-    contributed: jax.Array  # [B, S] int32, accepted tokens of each source, in the order of `sources.TABLE`
+    contributed: jax.Array | None  # [B, S] int32, accepted tokens of each source of `TABLE`; None for the pool alone
     logprobs: LogProbs | None  # None when not asked for
 
 

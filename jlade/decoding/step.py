@@ -97,12 +97,12 @@ def _finish(
     after, num_accepted = _accept(state, tree, verdict, scores)
     if best is not None:
         best = shares.of_block(best, share)
-    states, records = _learn(state, after, tree, verdict, new, best, config, level)
+    states, record = _learn(state, after, tree, verdict, new, best, config, level)
     noise = sampling.noise_ahead(
         constants.keys, after.num_tokens, constants.sampling, config.lookahead, config.decoder.vocab_size
     )
     text = Text(after.tokens, after.num_tokens, constants.corpus, noise)
-    drafts = config.sources(constants.corpus is not None).draft(states, records, text)
+    drafts = config.sources(constants.corpus is not None).draft(states, record, text)
     after = dataclasses.replace(
         after,
         memory=dataclasses.replace(state.memory, drafts=drafts),
@@ -130,10 +130,12 @@ def _accept(state: DecodeState, tree: Tree, verdict: Verdict, scores: LogProbs |
     def recorded(before: jax.Array, new: jax.Array) -> jax.Array:
         return before.at[state.num_steps].set(jnp.where(state.done, 0, new), mode="drop")
 
-    info, from_source = state.info, jnp.arange(len(TABLE), dtype=jnp.int32)[:, None] == tree.sources[verdict.path][None]
-    counts = state.counts
+    info, counts, contributed = state.info, state.counts, state.info.contributed
     if counts is not None:
         counts = sampling.count_accepted(counts, verdict.tokens, num_accepted)
+    if contributed is not None:
+        is_from = jnp.arange(len(TABLE), dtype=jnp.int32)[:, None] == tree.sources[verdict.path][None]
+        contributed += jnp.sum(is_from & (offset[None, 1:] < num_accepted), axis=1, dtype=jnp.int32)
     after = dataclasses.replace(
         state,
         tokens=keep(state.tokens, verdict.tokens),
@@ -146,8 +148,7 @@ def _accept(state: DecodeState, tree: Tree, verdict: Verdict, scores: LogProbs |
             info,
             accepted=recorded(info.accepted, num_accepted),
             num_drafted=recorded(info.num_drafted, tree.size),
-            contributed=info.contributed
-            + jnp.sum(from_source & (offset[None, 1:] < num_accepted), axis=1, dtype=jnp.int32),
+            contributed=contributed,
             logprobs=jax.tree.map(keep, info.logprobs, scores),
         ),
     )
@@ -163,8 +164,8 @@ def _learn(
     best: jax.Array | None,
     config: DecodeConfig,
     level: LookaheadConfig,
-) -> tuple[dict[str, State], dict[str, Record]]:
-    """Returns the states and the records of the sources after they saw a step.
+) -> tuple[dict[str, State], Record | None]:
+    """Returns the states of the sources, and the record of their proposals, after a step.
 
     Args:
       state, after: before the step, and with its accepted tokens.

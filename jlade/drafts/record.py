@@ -1,8 +1,8 @@
-"""The record of a source: how often the model accepted its proposals. By their records, sources share the tree.
+"""The record of proposals: how often the model accepted them. By their record, sources share the tree.
 
-The proposals of a source are of kinds: a rank in a table, or a match of some length. The acceptance rate of a kind is
-the share of its recent proposals that the model accepted after accepting their predecessors. Proposals without a place
-in the tree count too: the accepted text tells whether the model would have accepted them.
+The proposals of a source are of kinds of its own: a rank in a table, or a match of some length. The acceptance rate of
+a kind is the share of its recent proposals that the model accepted after accepting their predecessors. Proposals
+without a place in the tree count too: the accepted text tells whether the model would have accepted them.
 """
 
 import flax.struct

@@ -35,8 +35,8 @@ class Drafts:
     """The tree for the next step, and the state of the sources, of one sequence; [B, ...] for a batch."""
 
     tree: Tree
-    proposals: dict[str, Proposals]  # by source, those that the tree was made of; none for a static form
-    records: dict[str, Record]  # by source; none for a static form
+    proposals: Proposals | None  # of all sources, of which the tree was made; None for a static form
+    record: Record | None  # of the kinds of all sources; None for a static form
     states: dict[str, State]  # by source
 
 
@@ -57,15 +57,16 @@ class Sources:
         sources = tuple((name, source.of(lookahead, vocabulary)) for name, source in TABLE.items() if name in names)
         return cls(sources, lookahead.tree_size)
 
-    @property
-    def is_static(self) -> bool:
-        """Whether the form of the tree is static."""
-        return self.tree_size is None
-
     @functools.cached_property
     def shape(self) -> Shape:
         """Of the proposals of all sources."""
         return Shape.join([source.shape for _, source in self.sources])
+
+    @functools.cached_property
+    def numbers(self) -> np.ndarray:
+        """[L] int32, the place of each proposal's source in `TABLE`."""
+        lengths = [len(source.shape.parents) for _, source in self.sources]
+        return np.repeat(np.array([list(TABLE).index(name) for name, _ in self.sources], np.int32), lengths)
 
     @property
     def readers(self) -> "Sources":
@@ -90,35 +91,35 @@ class Sources:
         """Returns the states before the first step; see `Source.start`."""
         return {name: source.start(states[name], prompt) for name, source in self.sources}
 
-    def draft(self, states: dict[str, State], records: dict[str, Record] | None, text: Text) -> Drafts:
-        """Returns the drafts for the step after a text; `records` are None before the first step."""
-        if records is None:
-            records = {} if self.is_static else {name: record_lib.start(source.rates) for name, source in self.sources}
-        rates = {name: record.rates for name, record in records.items()}
-        proposals = {
-            name: Proposals(
-                *source.propose(states[name], text, rates.get(name, jnp.asarray(source.rates, jnp.float32))),
-                source.shape,
-            )
-            for name, source in self.sources
-        }
-        tokens = jnp.concatenate([jnp.zeros(0, jnp.int32), *(each.tokens for each in proposals.values())])
-        numbers = [list(TABLE).index(name) for name, _ in self.sources]
-        sources = np.repeat(np.array(numbers, np.int32), [len(source.shape.parents) for _, source in self.sources])
+    def propose(self, states: Mapping[str, State], text: Text, rates: jax.Array) -> Proposals:
+        """Returns the proposals of all sources. The kinds of a source follow those of the sources before it."""
+        tokens, kinds, first = [jnp.zeros(0, jnp.int32)], [jnp.zeros(0, jnp.int32)], 0
+        for name, source in self.sources:
+            of_source = source.propose(states[name], text, rates[first : first + len(source.rates)])
+            tokens.append(of_source[0])
+            kinds.append(first + of_source[1])
+            first += len(source.rates)
+        return Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds), self.shape)
+
+    def draft(self, states: dict[str, State], record: Record | None, text: Text) -> Drafts:
+        """Returns the drafts for the step after a text; `record` is None before the first step."""
+        if record is None:
+            record = record_lib.start(np.concatenate([np.zeros(0), *(source.rates for _, source in self.sources)]))
+        proposals = self.propose(states, text, record.rates)
         if self.tree_size is None:
-            return Drafts(Tree(tokens, self.shape, jnp.asarray(sources), None), {}, {}, states)
-        chances = jnp.concatenate([rates[name][each.kinds] for name, each in proposals.items()])
+            return Drafts(Tree(proposals.tokens, self.shape, jnp.asarray(self.numbers), None), None, None, states)
+        chances = record.rates[proposals.kinds]
         if text.noise is not None:
-            at = self.shape.depths - 1, jnp.maximum(tokens, 0)
+            at = self.shape.depths - 1, jnp.maximum(proposals.tokens, 0)
             chances = record_lib.given_noise(chances, text.noise.at[at].get(mode="fill", fill_value=jnp.nan))
-        size = min(self.tree_size, len(tokens))
-        tree = tree_lib.merge(tokens, self.shape, sources, record_lib.cost(chances), size)
-        return Drafts(tree, proposals, records, states)
+        size = min(self.tree_size, len(proposals.tokens))
+        tree = tree_lib.merge(proposals.tokens, self.shape, self.numbers, record_lib.cost(chances), size)
+        return Drafts(tree, proposals, record, states)
 
     def learn(
         self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step
-    ) -> tuple[dict[str, State], dict[str, Record]]:
-        """Returns the states and the records after a step.
+    ) -> tuple[dict[str, State], Record | None]:
+        """Returns the states and the record after a step.
 
         Args:
           drafts: for the step.
@@ -126,8 +127,7 @@ class Sources:
           num_accepted: [] int32, how many of these were accepted.
           step: its observations.
         """
-        records = {
-            name: record_lib.update(record, drafts.proposals[name], tokens, num_accepted)
-            for name, record in drafts.records.items()
-        }
-        return {name: source.learn(drafts.states[name], step) for name, source in self.sources}, records
+        record = drafts.record
+        if record is not None and drafts.proposals is not None:
+            record = record_lib.update(record, drafts.proposals, tokens, num_accepted)
+        return {name: source.learn(drafts.states[name], step) for name, source in self.sources}, record

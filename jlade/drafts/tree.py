@@ -123,10 +123,10 @@ class Tree:
 
 @flax.struct.dataclass
 class Proposals:
-    """The drafts that a source proposes for one sequence; [B, ...] for a batch."""
+    """The drafts that sources propose for one sequence; [B, ...] for a batch."""
 
-    tokens: jax.Array  # [L] int32, `NONE` where the source has nothing
-    kinds: jax.Array  # [L] int32, kinds of the source's `record.Record`
+    tokens: jax.Array  # [L] int32, `NONE` where a source has nothing
+    kinds: jax.Array  # [L] int32, kinds of the `record.Record`
     shape: Shape
 
 

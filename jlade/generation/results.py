@@ -114,6 +114,8 @@ def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
     fan_outs, accepted, steps, num_drafted, contributed = mesh.fetch(
         (fan_out, info.accepted, state.num_steps, info.num_drafted, info.contributed)
     )
+    if contributed is None:  # all drafts are from the pool
+        contributed = np.stack([(accepted - 1).clip(0).sum(axis=1) * (name == "pool") for name in TABLE], axis=1)
     of_keys = [counts[counts > 0] if counts.any() else np.zeros(1, counts.dtype) for counts in fan_outs]
     return Statistics(
         steps=steps,

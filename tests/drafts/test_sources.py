@@ -1,5 +1,7 @@
 """The sources of drafts, each against its definition in plain Python."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,12 @@ def padded(text):
     return jnp.array(text + [text[-1]] * (CAPACITY - len(text)), jnp.int32), jnp.int32(len(text))
 
 
+@functools.partial(jax.jit, static_argnames="number")
+def find(tokens, length, number):
+    places, lengths = suffix.find(tokens, length, suffix.last(tokens, length), number)
+    return places, lengths, suffix.read(tokens, length, places, 5)
+
+
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY), st.integers(1, 4))
 def test_the_longest_matches_are_found_and_read_on(text, number):
     found = []
@@ -31,9 +39,8 @@ def test_the_longest_matches_are_found_and_read_on(text, number):
             length += 1
         found += [(length, place)] if length else []
     expected = sorted(found, reverse=True)[:number]
-    places, lengths = suffix.find(*padded(text), suffix.last(*padded(text)), number)
+    places, lengths, spans = find(*padded(text), number)
     assert [pair for pair in zip(lengths.tolist(), places.tolist(), strict=True) if pair[0]] == expected
-    spans = suffix.read(*padded(text), places, 5)
     for span, (_, place) in zip(spans.tolist(), expected, strict=False):
         rest = text[place : place + 5]
         assert span == rest + [NONE] * (5 - len(rest))
@@ -86,13 +93,16 @@ VOCAB = 200
 COLLIDING = st.sampled_from([(0, 5), (recycling.PAIRS // VOCAB, recycling.PAIRS % VOCAB + 5)])
 
 
+update = jax.jit(recycling.update)
+
+
 @given(
     st.lists(st.tuples(st.integers(NONE, 4), st.integers(0, 4)) | COLLIDING, min_size=1, max_size=8),
     st.permutations(range(-2, 6)),
 )
 def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
     rows = list(zip(pairs, order, strict=False))
-    best = jnp.arange(len(rows) * recycling.RANKS, dtype=jnp.int32).reshape(len(rows), -1)
+    best = np.arange(len(rows) * recycling.RANKS, dtype=np.int32).reshape(len(rows), -1)
     expected = jax.tree.map(np.array, recycling.empty(VOCAB))
     for i in sorted(range(len(rows)), key=lambda i: rows[i][1]):
         (before, token), number = rows[i]
@@ -100,9 +110,9 @@ def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
             continue
         expected.after_token[token] = best[i]
         if before != NONE:
-            place = recycling.place(jnp.array([before, token]), VOCAB)
+            place = (before * VOCAB + token) % recycling.PAIRS
             expected.pairs[place], expected.after_pair[place] = (before, token), best[i]
-    found = recycling.update(recycling.empty(VOCAB), jnp.array(pairs[: len(rows)]), best, jnp.array(order[: len(rows)]))
+    found = update(recycling.empty(VOCAB), np.array(pairs[: len(rows)]), best, np.array(order[: len(rows)]))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
@@ -166,10 +176,18 @@ def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     sources = Sources.of(lookahead, VocabularyShard(13), has_corpus=True)
     corpus = jnp.array([1, 2, 3, NONE], jnp.int32)
     text = Text(*padded([1, 2, 3, 1, 2]), corpus, None)
-    states = sources.start(sources.empty(), Prompt(text.tokens, text.length, jnp.int32(0), jnp.int32(5)))
-    drafts = sources.draft(states, None, text)
+    prompt = Prompt(text.tokens, text.length, jnp.int32(0), jnp.int32(5))
+
+    @jax.jit
+    def run():
+        states = sources.start(sources.empty(), prompt)
+        rates = {name: jnp.asarray(source.rates, jnp.float32) for name, source in sources.sources}
+        proposed = {name: source.propose(states[name], text, rates[name]) for name, source in sources.sources}
+        return states, sources.draft(states, None, text), proposed
+
+    states, drafts, proposed = run()
     for name, source in sources.sources:
-        tokens, kinds = source.propose(states[name], text, jnp.asarray(source.rates, jnp.float32))
+        tokens, kinds = proposed[name]
         assert tokens.shape == kinds.shape == (len(source.shape.parents),)
         assert tokens.dtype == kinds.dtype == jnp.int32
         assert 0 <= kinds.min() <= kinds.max() < len(source.rates)

@@ -1,5 +1,7 @@
 """The merged tree against a dictionary of paths, and its verification against a walk."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,10 +30,18 @@ def paths_of(tokens):
     return paths
 
 
-def merge(tokens, costs, size=SIZE):
-    sources = np.arange(len(tokens), dtype=np.int32)
-    merge = jax.jit(lambda tokens, costs: tree_lib.merge(tokens, SHAPE, sources, costs, size))
-    return merge(jnp.array(tokens, jnp.int32), jnp.array(costs, jnp.int32))
+@jax.jit
+def merged(tokens, costs):
+    return tree_lib.merge(tokens, SHAPE, np.arange(len(PARENTS), dtype=np.int32), costs, SIZE)
+
+
+def merge(tokens, costs):
+    return jax.device_get(merged(np.array(tokens, np.int32), np.array(costs, np.int32)))
+
+
+@functools.partial(jax.jit, static_argnames="most")
+def verified(tree, next_token, predicted, most):
+    return verify_by_matching(tree, next_token, predicted, most)
 
 
 def paths_in(tree):
@@ -91,7 +101,7 @@ def test_accepts_the_longest_path_that_the_model_agrees_with(case, model):
     while tuple(walked) in [(), *paths]:
         walked.append(model.get(tuple(walked), 0))
     predicted = [model.get(path, 0) for path in paths] + [0] * (SIZE - len(paths))
-    verdict = verify_by_matching(tree, jnp.int32(model.get((), 0)), jnp.array(predicted, jnp.int32), most)
+    verdict = jax.device_get(verified(tree, np.int32(model.get((), 0)), np.array(predicted, np.int32), most))
     assert verdict.tokens.shape == (most,)
     assert verdict.tokens[: verdict.num_accepted].tolist() == walked
     assert tree.tokens[verdict.path[: len(walked) - 1]].tolist() == walked[:-1]
@@ -102,7 +112,9 @@ def test_without_a_tree_the_next_token_alone_is_accepted():
     assert (verdict.tokens.tolist(), int(verdict.num_accepted), verdict.path.shape) == ([2], 1, (0,))
 
 
-MERGED = merge([0, 1, 2, 0, 1, 0, 1, 0, 1, 1, 2, 0, 0], [1, 2, 3, 3, 1, 2, 3, 4, 4, 1, 1, 2, 2])
+MERGED = jax.tree.map(
+    jnp.asarray, merge([0, 1, 2, 0, 1, 0, 1, 0, 1, 1, 2, 0, 0], [1, 2, 3, 3, 1, 2, 3, 4, 4, 1, 1, 2, 2])
+)
 CHAINS = Tree(
     jnp.array([0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0, NONE, NONE, NONE]), Shape.chains(5, 3), jnp.zeros(15), None
 )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jlade.config import LookaheadConfig
@@ -46,11 +46,16 @@ def check_shares(setting, form, number):
                 assert share.delivered_tokens[block.outputs[output]] == share.outputs[place]
 
 
+few = settings(max_examples=30)  # each compiles a program
+
+
+@few
 @given(W=st.integers(0, 9), N=st.integers(2, 6), G=st.integers(0, 7), number=st.integers(1, 9))
 def test_shares_of_the_paper_are_parts_of_the_block(W, N, G, number):  # noqa: N803
     check_shares(LookaheadConfig.paper(W, N, G), Shape.chains(G, N - 1), number)
 
 
+@few
 @given(form=trees(), W=st.integers(0, 4), N=st.integers(2, 5), number=st.integers(1, 9))
 def test_shares_of_a_tree_are_parts_of_the_block(form, W, N, number):  # noqa: N803
     setting = LookaheadConfig(tree_size=len(form.parents), window_size=W, ngram_size=N, guess_set_size=2)
