@@ -3,8 +3,8 @@
 A device computes some columns of the window and a part of the tree, and besides them the tokens that these attend to:
 the current token, row 0 of the window up to its last column, and the predecessors of the part's first draft. So no
 device needs another one within a forward pass. Later columns attend to more of row 0: devices with them get fewer
-columns, so that the largest share is small. In depth-first order, every contiguous part of a tree attends to itself and
-to the predecessors of its first token alone.
+columns and drafts, so that the largest share is small. In depth-first order, every contiguous part of a tree attends to
+itself and to the predecessors of its first token alone.
 """
 
 import functools
@@ -17,34 +17,40 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.drafts.tree import Form, Shape
 from jlade.lookahead import block as blocks
-from jlade.lookahead.block import Array
 
 
-class Columns(NamedTuple):
-    """The window's tokens that a device computes: T' of T tokens, R' of R outputs. [L, ...] for L devices.
+class Range(NamedTuple):
+    """The columns and the drafts, in depth-first order, that a device delivers."""
 
-    These numbers are equal on all devices: some compute the current token several times, unseen by the other tokens.
+    first_column: int
+    end_column: int
+    first_draft: int
+    end_draft: int
+
+
+class Tables(NamedTuple):
+    """The shares of L devices, as far as they do not depend on the form of the tree: T' tokens and R' outputs of each.
+
+    The window's tokens come first, then the predecessors of the first draft, then the drafts. -1 stands for no token.
     """
 
-    members: Array  # [T'] int32, indices in the window's block; the first is the current token
-    positions: Array  # [T'] int32, relative to the position of the current token
-    mask: Array  # [T', T'] bool
-    outputs: Array  # [R'] int32, indices among the members, of the tokens whose logits are used
-    rows: Array  # [R'] int32, indices of the same tokens in the block's outputs
-    # One device delivers each token and each output of the block: its index there, -1 on the other devices.
-    delivered_tokens: Array  # [T] int32
-    delivered_outputs: Array  # [R] int32
-
-
-class Part(NamedTuple):
-    """The sizes of the parts of a tree: part i has the drafts from i `size` to (i+1) `size` in depth-first order."""
-
-    size: int
-    predecessors: int  # most of the first draft of a part
+    members: np.ndarray  # [L, T'] int32, indices in the window's block
+    positions: np.ndarray  # [L, T'] int32, of the window's tokens, relative to the position of the current token
+    mask: np.ndarray  # [L, T', T'] bool, of the window's tokens, and of each token to itself and to the current one
+    depths: np.ndarray  # [L, T'] int32, of predecessors, from 1
+    ranks: np.ndarray  # [L, T'] int32, of drafts, in depth-first order
+    first_rank: np.ndarray  # [L] int32, of the drafts
+    outputs: np.ndarray  # [L, R'] int32, indices among the members, of the tokens whose logits are used
+    rows: np.ndarray  # [L, R'] int32, indices of the window's among the block's outputs
+    # Each token and each output of the window, and each draft by its rank: its index on the device that delivers it.
+    delivered_tokens: np.ndarray  # [L, tokens of the window] int32, T' on the other devices
+    delivered_outputs: np.ndarray  # [L, outputs of the window] int32, R' on the other devices
+    delivered_drafts: np.ndarray  # [L, M] int32, T' on the other devices
+    delivered_logits: np.ndarray  # [L, M] int32, R' on the other devices
 
 
 class Share(NamedTuple):
-    """The tokens of a block that a device computes: T' tokens, the window's first, and R' outputs."""
+    """The tokens of a block that a device computes: T' tokens, the current one first, and R' outputs."""
 
     positions: jax.Array  # [T'] int32, relative to the position of the current token
     mask: jax.Array  # [T', T'] bool
@@ -64,56 +70,47 @@ def share(setting: LookaheadConfig, form: Shape | Form, number: int, device: jax
     """Returns the share of one of several devices, of the block of a setting with a tree.
 
     Args:
-      setting: the sizes of the window.
+      setting: the sizes of the window and of the tree.
       form: of the tree, for one sequence.
       number: devices, L.
       device: [] int32, 0 to L-1.
     """
-    of_devices = columns(setting.window_size, setting.ngram_size, number)
-    window = jax.tree.map(lambda x: jnp.asarray(x)[device], of_devices)
-    size, num_predecessors = part(setting, number)
-    num_drafts, first_draft = len(form.depths), len(window.delivered_tokens)
-    num_tokens, num_outputs = len(window.members), len(window.outputs)
-    depths, mask = jnp.asarray(form.depths), jnp.asarray(form.mask)
-
-    # Of the tree: the predecessors of the part's first draft, then the part. A place of `num_drafts` stands for none.
+    of_devices: Any = tables(setting, number)
+    own = jax.tree.map(lambda x: jnp.asarray(x)[device], of_devices)
+    num_drafts, window = len(form.depths), blocks.window(setting.window_size, setting.ngram_size)
+    if not num_drafts:
+        members = jnp.maximum(own.members, 0)
+        delivered = own.delivered_tokens, own.delivered_outputs
+        return Share(own.positions, own.mask, own.outputs, members, own.rows, *delivered)
+    depths, seen = jnp.asarray(form.depths), jnp.asarray(form.mask)
     rank = _depth_first(form)
-    order = jnp.zeros(num_drafts, jnp.int32).at[rank].set(jnp.arange(num_drafts, dtype=jnp.int32))
-    own = order.at[device * size + jnp.arange(size, dtype=jnp.int32)].get(mode="fill", fill_value=num_drafts)
-    places = own
-    if num_predecessors:
-        depth = jnp.arange(1, num_predecessors + 1, dtype=jnp.int32)
-        precedes = mask.at[own[0]].get(mode="fill", fill_value=False) & (rank < device * size)
-        is_at = precedes[None, :] & (depths[None, :] == depth[:, None])
-        before = jnp.where(jnp.any(is_at, axis=1), jnp.argmax(is_at, axis=1).astype(jnp.int32), num_drafts)
-        places = jnp.concatenate([before, own])
-    seen = mask.at[places[:, None], places[None, :]].get(mode="fill", fill_value=False)
-    seen |= np.eye(len(places), dtype=bool)
-    to_window = np.zeros((len(places), num_tokens), bool)
-    to_window[:, 0] = True  # all attend to the current token
 
-    in_part = rank - device * size
-    is_own = (in_part >= 0) & (in_part < size)
-    all_tokens, all_outputs = num_tokens + len(places), num_outputs + size
+    # The places of the members in the tree, `num_drafts` for those of the window and for none.
+    order = jnp.zeros(num_drafts, jnp.int32).at[rank].set(jnp.arange(num_drafts, dtype=jnp.int32))
+
+    def placed(ranks: jax.Array) -> jax.Array:
+        at = jnp.where(ranks < 0, num_drafts, ranks)
+        return order.at[at].get(mode="fill", fill_value=num_drafts)
+
+    precedes = seen.at[placed(own.first_rank)].get(mode="fill", fill_value=False)
+    is_member = precedes[None, :] & (depths[None, :] == own.depths[:, None]) & (rank[None, :] < own.first_rank)
+    predecessors = jnp.where(jnp.any(is_member, axis=1), jnp.argmax(is_member, axis=1).astype(jnp.int32), num_drafts)
+    places = jnp.where(own.depths > 0, predecessors, placed(own.ranks))
+    of_tree = places < num_drafts
+    # Rows, then columns: XLA's compiler for v6e fails on one gather of both from a constant mask.
+    seen_rows = seen.at[places].get(mode="fill", fill_value=False)
+    sees = seen_rows.at[:, places].get(mode="fill", fill_value=False)
+
+    drafted = jnp.where(own.rows < 0, places[own.outputs], 0)
+    in_outputs = jnp.where(drafted < num_drafts, len(window.outputs) + drafted, 0)
     return Share(
-        members=jnp.append(window.members, jnp.where(places < num_drafts, first_draft + places, 0)),
-        positions=jnp.append(window.positions, depths.at[places].get(mode="fill", fill_value=0)),
-        mask=jnp.concatenate(
-            [
-                jnp.pad(window.mask, ((0, 0), (0, len(places)))),
-                jnp.concatenate([to_window, seen], axis=1),
-            ]
-        ),
-        outputs=jnp.append(window.outputs, num_tokens + num_predecessors + np.arange(size, dtype=np.int32)),
-        rows=jnp.append(window.rows, jnp.where(own < num_drafts, len(window.delivered_outputs) + own, 0)),
-        delivered_tokens=jnp.append(
-            jnp.where(window.delivered_tokens < 0, all_tokens, window.delivered_tokens),
-            jnp.where(is_own, num_tokens + num_predecessors + in_part, all_tokens),
-        ),
-        delivered_outputs=jnp.append(
-            jnp.where(window.delivered_outputs < 0, all_outputs, window.delivered_outputs),
-            jnp.where(is_own, num_outputs + in_part, all_outputs),
-        ),
+        positions=jnp.where(of_tree, depths.at[places].get(mode="fill", fill_value=0), own.positions),
+        mask=own.mask | sees,
+        outputs=own.outputs,
+        members=jnp.where(of_tree, window.first_draft + places, jnp.maximum(own.members, 0)),
+        rows=jnp.where(own.rows < 0, in_outputs, own.rows),
+        delivered_tokens=jnp.append(own.delivered_tokens, own.delivered_drafts[rank]),
+        delivered_outputs=jnp.append(own.delivered_outputs, own.delivered_logits[rank]),
     )
 
 
@@ -128,77 +125,98 @@ def _depth_first(form: Shape | Form) -> jax.Array:
     return jnp.sum(jnp.where(mask, before[None, :], 0), axis=1, dtype=jnp.int32) - 1
 
 
-def part(setting: LookaheadConfig, number: int) -> Part:
-    """Returns the sizes of the parts of the drafts of a setting on `number` devices."""
-    size = -(-setting.num_drafted // number)
-    if setting.tree_size is not None or not size:
-        return Part(size, max(0, min(setting.max_accepted - 2, setting.num_drafted - size)))
-    length = setting.ngram_size - 1  # of a chain: parts that begin with a chain have no predecessors
-    whole = -(-size // length) * length
-    within = max((first % length for first in range(size, setting.num_drafted, size)), default=0)
-    return min(Part(whole, 0), Part(size, within), key=sum)
-
-
 def share_size(setting: LookaheadConfig, number: int) -> tuple[int, int]:
     """Returns T' and R', the tokens and outputs of each share; of the whole block on one device."""
     if number == 1:
         return setting.block_size, 1 + setting.window_size + setting.num_drafted
-    of_devices, of_tree = columns(setting.window_size, setting.ngram_size, number), part(setting, number)
-    return of_devices.members.shape[1] + sum(of_tree), of_devices.outputs.shape[1] + of_tree.size
+    of_devices = tables(setting, number)
+    return of_devices.members.shape[1], of_devices.outputs.shape[1]
 
 
 @functools.cache
-def columns(window_size: int, ngram_size: int, number: int) -> Columns:
-    """Returns the shares [L, ...] of the window of W and N on `number` devices L."""
-    block = blocks.window(window_size, ngram_size)
-    window = np.arange((ngram_size - 1) * window_size).reshape(ngram_size - 1, window_size)
-    members, delivered = [], []
-    for begin, end in balance(window_size, ngram_size, number):
-        own = window[:, begin:end].reshape(-1)
-        delivered.append(own[own > 0])
-        members.append(np.union1d(np.append(own, 0), window[0, :end]))
-    delivered[0] = np.append(delivered[0], 0)
+def tables(setting: LookaheadConfig, number: int) -> Tables:
+    """Returns the tables of the shares of a setting on `number` devices L."""
+    block = blocks.window(setting.window_size, setting.ngram_size)
+    columns = np.arange((setting.ngram_size - 1) * setting.window_size).reshape(setting.ngram_size - 1, -1)
+    members, delivered, ranges = [], [], balance(setting, number)
+    for device, (first, end, _, _) in enumerate(ranges):
+        own = columns[:, first:end].reshape(-1)
+        delivered.append(np.append(own[own > 0], [0] if device == 0 else []).astype(int))
+        members.append(np.union1d(np.append(own, 0), columns[0, :end]).astype(int))  # sorted: the current token first
     rows = [np.flatnonzero(np.isin(block.outputs, tokens)) for tokens in delivered]
-    size, most = max(map(len, members)), max(map(len, rows))
-    shares = [_columns(block, *each, size, most) for each in zip(members, delivered, rows, strict=True)]
-    return Columns(*(np.stack(arrays) for arrays in zip(*shares, strict=True)))
+    before = [_num_predecessors(setting, each.first_draft) if _num_drafts(each) else 0 for each in ranges]
+    first_drafts = [len(own) + missing for own, missing in zip(members, before, strict=True)]
+    size = max(first + _num_drafts(each) for first, each in zip(first_drafts, ranges, strict=True))
+    most = max(len(own) + _num_drafts(each) for own, each in zip(rows, ranges, strict=True))
+
+    def full(*shape: int, value: int = -1) -> np.ndarray:
+        return np.full((number, *shape), value, np.int32)
+
+    found = Tables(
+        members=full(size),
+        positions=full(size, value=0),
+        mask=np.repeat(np.eye(size, dtype=bool)[None], number, axis=0),
+        depths=full(size),
+        ranks=full(size),
+        first_rank=np.array([each.first_draft for each in ranges], np.int32),
+        outputs=full(most, value=0),
+        rows=full(most, value=0),
+        delivered_tokens=full(len(block.positions), value=size),
+        delivered_outputs=full(len(block.outputs), value=most),
+        delivered_drafts=full(setting.num_drafted, value=size),
+        delivered_logits=full(setting.num_drafted, value=most),
+    )
+    for device, (own, first, each) in enumerate(zip(members, first_drafts, ranges, strict=True)):
+        end, drafts = first + _num_drafts(each), slice(each.first_draft, each.end_draft)
+        found.members[device, : len(own)] = own
+        found.positions[device, : len(own)] = block.positions[own]
+        found.mask[device, : len(own), : len(own)] = block.mask[np.ix_(own, own)]
+        found.mask[device, len(own) :, 0] = True
+        found.depths[device, len(own) : first] = np.arange(1, first - len(own) + 1)
+        found.ranks[device, first:end] = np.arange(each.first_draft, each.end_draft)
+        place = np.zeros(len(block.positions), int)
+        place[own] = np.arange(len(own))
+        num_rows = len(rows[device])
+        found.outputs[device, :num_rows] = place[block.outputs[rows[device]]]
+        found.outputs[device, num_rows : num_rows + _num_drafts(each)] = np.arange(first, end)
+        found.rows[device, :num_rows] = rows[device]
+        found.rows[device, num_rows : num_rows + _num_drafts(each)] = -1
+        found.delivered_tokens[device, delivered[device]] = place[delivered[device]]
+        found.delivered_outputs[device, rows[device]] = np.arange(num_rows)
+        found.delivered_drafts[device, drafts] = np.arange(first, end)
+        found.delivered_logits[device, drafts] = num_rows + np.arange(_num_drafts(each))
+    return found
 
 
 @functools.cache
-def balance(window_size: int, ngram_size: int, number: int) -> list[tuple[int, int]]:
-    """Returns the columns of each device, (first, end), so that the largest share is small."""
-    rows = ngram_size - 1
-    tokens = rows * window_size
-    for most in range(max(1, tokens // number), tokens + 2):
-        left, found = window_size, []
+def balance(setting: LookaheadConfig, number: int) -> list[Range]:
+    """Returns the ranges of each device, so that the largest share is small."""
+    rows, unit = setting.ngram_size - 1, 1 if setting.tree_size is not None else setting.ngram_size - 1
+    for most in range(1, setting.block_size + 2):
+        columns, drafts, found = setting.window_size, setting.num_drafted, list[Range]()
         for _ in range(number):
-            # `left` tokens of row 0, and the other rows of the last columns.
-            taken = left if rows == 1 else min(left, max(0, most - left) // (rows - 1))
-            used = max(1, left + (rows - 1) * taken) if taken else 1
-            found.append((left - taken, left) if taken else (0, 0))
-            left -= taken
+            # `columns` tokens of row 0, and the other rows of the last of them.
+            taken = columns if rows == 1 else min(columns, max(0, most - columns) // (rows - 1))
+            used = max(1, columns + (rows - 1) * taken) if taken else 1
             if used > most:
                 break
+            tried = min(drafts, most - used) // unit * unit
+            if tried < drafts:  # the part does not begin with the first draft
+                room = most - used - _num_predecessors(setting, drafts)
+                tried = max(0, room) // unit * unit
+            own = (columns - taken, columns) if taken else (0, 0)
+            found.append(Range(*own, drafts - tried, drafts))
+            columns, drafts = columns - taken, drafts - tried
         else:
-            if left == 0:
+            if columns == drafts == 0:
                 return found[::-1]
-    raise AssertionError("one device can compute the whole window")
+    raise AssertionError("one device can compute the whole block")
 
 
-def _columns(
-    block: blocks.Block, members: np.ndarray, delivered: np.ndarray, rows: np.ndarray, size: int, most: int
-) -> Columns:
-    """Returns the columns of a device, with `size` members and `most` outputs."""
-    mask = np.eye(size, dtype=bool)
-    mask[: len(members), : len(members)] = block.mask[np.ix_(members, members)]
-    place = np.full(len(block.positions), -1)
-    place[members] = np.arange(len(members))  # sorted, so the current token is the first
-    delivered_tokens, delivered_outputs = np.full(len(place), -1), np.full(len(block.outputs), -1)
-    delivered_tokens[delivered] = place[delivered]
-    delivered_outputs[rows] = np.arange(len(rows))
-    members = np.pad(members, (0, size - len(members)))
-    rows = np.pad(rows, (0, most - len(rows)))  # the first output is the current token
-    found = Columns(
-        members, block.positions[members], mask, place[block.outputs[rows]], rows, delivered_tokens, delivered_outputs
-    )
-    return Columns(*(x if x.dtype == bool else x.astype(np.int32) for x in found))
+def _num_predecessors(setting: LookaheadConfig, first_draft: int) -> int:
+    """Returns the most predecessors of the first draft of a part: parts of chains begin with a chain."""
+    return 0 if setting.tree_size is None else min(setting.max_accepted - 2, first_draft)
+
+
+def _num_drafts(each: Range) -> int:
+    return each.end_draft - each.first_draft

@@ -78,4 +78,10 @@ def test_a_part_of_a_tree_has_its_drafts_and_the_predecessors_of_the_first(tree_
     setting = LookaheadConfig.tree(tree_size)
     tokens, outputs = division.share_size(setting, number)
     assert tokens <= 1 + -(-tree_size // number) + setting.max_accepted - 2
-    assert outputs == 1 + -(-tree_size // number)
+    assert outputs <= 1 + -(-tree_size // number) + setting.max_accepted - 2
+
+
+def test_the_largest_shares_of_the_paper():
+    """Devices with late columns have fewer drafts."""
+    sizes = {sizes: division.share_size(LookaheadConfig.paper(*sizes), 8)[0] for sizes in [(15, 5, 15), (120, 5, 120)]}
+    assert sizes == {(15, 5, 15): 21, (120, 5, 120): 160}
