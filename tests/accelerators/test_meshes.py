@@ -95,4 +95,4 @@ def test_planned_work_is_that_of_compiled_programs(name, sizes):
     assert 0 <= stats.argument_size_in_bytes - (memory.weights + memory.cache + memory.pool) < 1e6
     if name == "v5e":  # products of GPUs are calls of cuBLAS, or kernels
         assert work.flops == pytest.approx(sum(x.flops * x.times for x in launched), rel=0.01)
-        assert work.num_bytes < sum(x.traffic * x.times for x in launched) < 1.15 * work.num_bytes
+        assert 0.98 < sum(x.traffic * x.times for x in launched) / work.num_bytes < 1.15
