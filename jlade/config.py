@@ -8,10 +8,10 @@ from typing import Any, Literal, Self, get_args
 
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
-Source = Literal["pool", "suffix", "recycled"]
+Source = Literal["pool", "suffix", "recycled", "chain"]
 
-SOURCES: tuple[Source, ...] = get_args(Source)
-REACH: dict[Source, int] = {"suffix": 12, "recycled": 6}  # most tokens of a draft; those of the pool have N-1
+SOURCES: tuple[Source, ...] = ("pool", "suffix", "recycled")  # of a tree by default
+REACH: dict[Source, int] = {"suffix": 12, "recycled": 6}  # most tokens of a draft; pool: N-1, chain: M
 MAX_BLOCK_SIZE = 4096
 
 
@@ -49,8 +49,8 @@ class LookaheadConfig:
       tree_size: the drafts' M, most tokens of the tree that a step verifies; 0 or more. None verifies the G n-grams of
         the pool side by side, as in the paper.
       sources: where drafts come from: "pool", n-grams; "suffix", the text after earlier occurrences of its last tokens;
-        "recycled", the most probable tokens after each token as the model last saw it. Without a tree there is only the
-        pool.
+        "recycled", the most probable tokens after each token as the model last saw it; "chain", the guesses of Jacobi
+        decoding. Without a tree there is only the pool.
       guess_set_size: the pool's G, n-grams kept for each first token; 0 or more. Without a tree, also the most n-grams
         verified in a step.
       pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
@@ -104,6 +104,25 @@ class LookaheadConfig:
         )
 
     @classmethod
+    def jacobi(
+        cls, chain_size: int = 16, *, verification: Verification = "coupled", relative_step_time: float | None = None
+    ) -> Self:
+        """Returns Jacobi decoding, Algorithm 1 of the paper: guesses for the next tokens, all updated in each step.
+
+        The paper reports that it hardly reduces the number of steps. It is there to compare with.
+
+        Args:
+          chain_size: m, guesses. A step feeds m + 1 tokens to the model.
+          verification, relative_step_time: see `LookaheadConfig`.
+        """
+        return cls.tree(
+            check_int("chain_size", chain_size, 1),
+            sources=("chain",),
+            verification=verification,
+            relative_step_time=relative_step_time,
+        )
+
+    @classmethod
     def paper(
         cls,
         window_size: int = 15,
@@ -117,8 +136,7 @@ class LookaheadConfig:
     ) -> Self:
         """Returns a setting of the paper: a window and the n-grams of the pool side by side, without a tree.
 
-        Some settings have names of their own: `ngram_size=2` is Jacobi decoding with a pool; `window_size=0` is prompt
-        lookup, whose n-grams come from the text alone; `guess_set_size=0` verifies nothing.
+        `window_size=0` is prompt lookup, whose n-grams come from the text alone; `guess_set_size=0` verifies nothing.
 
         Args:
           window_size, ngram_size, guess_set_size: W, N and G. A step accepts at most N tokens.
@@ -151,7 +169,8 @@ class LookaheadConfig:
         if self.tree_size is not None:
             object.__setattr__(self, "tree_size", check_int("tree_size", self.tree_size, 0))
             if not self.reach:
-                raise ValueError("sources=('pool',) needs guess_set_size of at least 1, got 0")
+                needed = "guess_set_size" if self.sources == ("pool",) else "tree_size"
+                raise ValueError(f"sources={self.sources} needs {needed} of at least 1, got 0")
         elif self.sources in (SOURCES, ("pool",)):
             object.__setattr__(self, "sources", ("pool",))
         else:
@@ -187,8 +206,8 @@ class LookaheadConfig:
     @property
     def reach(self) -> dict[Source, int]:
         """Most tokens of a draft, by source."""
-        longest = REACH | ({"pool": self.ngram_size - 1} if self.guess_set_size else {})
-        return {source: longest[source] for source in self.sources if source in longest}
+        longest = {"pool": self.ngram_size - 1 if self.guess_set_size else 0, "chain": self.tree_size or 0} | REACH
+        return {source: longest[source] for source in self.sources if longest[source]}
 
     @property
     def max_accepted(self) -> int:
@@ -197,13 +216,14 @@ class LookaheadConfig:
 
 
 def _check_sources(sources: Any) -> tuple[Source, ...]:
-    """Returns the sources in the order of `SOURCES`."""
+    """Returns the sources in the order of `Source`."""
+    known = get_args(Source)
     if isinstance(sources, str) or not isinstance(sources, Iterable):
-        raise TypeError(f"sources must be a tuple of {', '.join(map(repr, SOURCES))}, got {sources!r}")
+        raise TypeError(f"sources must be a tuple of {', '.join(map(repr, known))}, got {sources!r}")
     given = tuple(sources)
-    if not given or not set(given) <= set(SOURCES) or len(set(given)) < len(given):
-        raise ValueError(f"sources must be one or more of {', '.join(map(repr, SOURCES))}, got {given}")
-    return tuple(source for source in SOURCES if source in given)
+    if not given or not set(given) <= set(known) or len(set(given)) < len(given):
+        raise ValueError(f"sources must be one or more of {', '.join(map(repr, known))}, got {given}")
+    return tuple(source for source in known if source in given)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jlade.files import written_whole
 from jlade.generation.text import load_tokenizer
 from jlade.models.llama import LlamaParams
 
-NGRAMS = "ngrams"  # the array of a pool's file
+NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
 def load(
@@ -97,7 +97,7 @@ def demo(dtype: jax.typing.DTypeLike | None = None, *, mesh: Mesh | None = None)
 
 
 def save_pool(pool: NGramPool, path: str | os.PathLike[str]) -> None:
-    """Writes a pool, [V, G, N-1] or of a batch [B, V, G, N-1], to a safetensors file.
+    """Writes a pool, of one sequence or of a batch, to a safetensors file.
 
     A file at `path` is replaced, whole or not at all. If the pool is divided among processes, each of them must make
     the call, and each writes the whole pool.
@@ -105,7 +105,8 @@ def save_pool(pool: NGramPool, path: str | os.PathLike[str]) -> None:
     if not isinstance(pool, NGramPool):
         raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
     with written_whole(path, replace=True) as file:
-        save_file({NGRAMS: np.ascontiguousarray(mesh_lib.fetch(pool.ngrams))}, file)
+        ngrams = np.ascontiguousarray(mesh_lib.fetch(pool.ngrams))
+        save_file({NGRAMS: ngrams, VOCAB_SIZE: np.array(pool.vocab_size, np.int32)}, file)
 
 
 def load_pool(path: str | os.PathLike[str]) -> NGramPool:
@@ -118,13 +119,19 @@ def load_pool(path: str | os.PathLike[str]) -> NGramPool:
         arrays = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"path must be a file written by jlade.save_pool, got {os.fspath(path)!r}: {error}") from error
-    ngrams = arrays.get(NGRAMS)
-    if ngrams is None or ngrams.dtype != np.int32 or ngrams.ndim not in (3, 4):
-        found = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
-        raise ValueError(f"{os.fspath(path)} holds no pool: accepted is {NGRAMS} int32[..., V, G, N-1], got {found}")
-    if ngrams.size and (ngrams.min() < NGramPool.EMPTY or ngrams.max() >= ngrams.shape[-3]):
+    dimensions = {NGRAMS: (3, 4), VOCAB_SIZE: (0,)}
+    found = {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+    if arrays.keys() != dimensions.keys() or any(
+        array.dtype != np.int32 or array.ndim not in dimensions[name] for name, array in arrays.items()
+    ):
+        raise ValueError(
+            f"{os.fspath(path)} holds no pool: accepted are {NGRAMS} int32[..., R, G, N] and {VOCAB_SIZE} int32[], "
+            f"got {found}"
+        )
+    ngrams, vocab_size = arrays[NGRAMS], int(arrays[VOCAB_SIZE])
+    if ngrams.size and (ngrams.min() < NGramPool.EMPTY or ngrams.max() >= vocab_size):
         raise ValueError(
             f"{os.fspath(path)} holds token ids from {ngrams.min()} to {ngrams.max()}; accepted are -1 to "
-            f"{ngrams.shape[-3] - 1}"
+            f"{vocab_size - 1}"
         )
-    return NGramPool.of(jnp.asarray(ngrams))
+    return NGramPool.of(jnp.asarray(ngrams), vocab_size)

@@ -79,12 +79,6 @@ class VocabularyShard(NamedTuple):
         missing = [(0, 0)] * (logits.ndim - 1) + [(0, number - best.shape[-1])]
         return jnp.pad(jnp.take_along_axis(tokens, best, axis=-1), missing, constant_values=-1)
 
-    def local(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the places of `tokens` in this device's slice, and whether they are in it."""
-        place = tokens - self.first
-        is_here = (place >= 0) & (place < self.slice_size)
-        return jnp.clip(place, 0, self.slice_size - 1), is_here
-
 
 def _first_highest(values: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the highest of values [..., K], and the first of its places [..., K], as [...].

@@ -36,7 +36,7 @@ END = -1  # after a text of a corpus
 
 
 class Sources:
-    """A tree of drafts from several sources: the pool, matches of the text's end, and recycled logits.
+    """A tree of drafts from several sources: the pool, matches of the text's end, recycled logits, a chain of guesses.
 
     Args:
       size: tokens of the tree.
@@ -51,6 +51,8 @@ class Sources:
       corpus: other texts to search.
       noise: maps the place of a token in the text, and the token, to the noise of its draw; None for greedy decoding.
       noise_reach: places after the text whose noise counts.
+      next_token: of the model, for the chain.
+      guess: maps a text and a place after it to the first guess for the token there.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Sources:
         corpus: Sequence[Sequence[int]] = (),
         noise: Callable[[int, int], float] | None = None,
         noise_reach: int = 0,
+        next_token: NextToken = lambda text: END,
+        guess: Callable[[list[int], int], int] = lambda text, place: END,
     ):
         self.size, self.reach, self.best, self.ranks, self.num_ranks = size, reach, best, ranks, num_ranks
         self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
@@ -76,6 +80,7 @@ class Sources:
         self.table: dict[tuple[int, ...], list[int]] = {}  # by one token, and by two
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in rates.items()}
         self.noise, self.noise_reach = noise, noise_reach
+        self.next_token, self.guess, self.chain = next_token, guess, list[int]()
         self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
 
     def tree(self, text: list[int], ngrams: list[tuple[int, ...]]) -> list[Path]:
@@ -138,12 +143,17 @@ class Sources:
                     kinds.append(after[rank][1])
                 else:
                     yield tuple(path[-len(ranks) :]), kinds
+        if "chain" in self.reach:
+            most = max(number for name, number in self.record if name == "chain")
+            for end in range(1, len(self.chain) + 1):
+                yield tuple(self.chain[:end]), [("chain", min(place, most)) for place in range(end)]
 
     def read(self, prompt: list[int]) -> None:
         """Learns from the prompt, but for its last token, which the first step reads."""
         if "recycled" in self.reach:
             for end in range(1, len(prompt)):
                 self._keep(prompt[:end])
+        self.chain = [self.guess(prompt, len(prompt) + i) for i in range(self.reach.get("chain", 0))]
 
     def learn(self, text: list[int], accepted: list[int], tree: list[Path], window: list[list[int]]) -> None:
         """Learns from a step: every text that the model read in it is in the table, the accepted one last."""
@@ -156,6 +166,15 @@ class Sources:
             agreed, judged = agreed + np.float32(counts[kind][0]), judged + np.float32(counts[kind][1])
             kept = min(np.float32(1), self.memory / judged)
             self.record[kind] = agreed * kept, judged * kept
+        if "chain" in self.reach:
+            after = text + accepted
+            guesses = [*self.chain, self.guess(after, len(text) + len(self.chain))]
+            for end in range(len(guesses)):
+                if end == 0 or tuple(self.chain[:end]) in tree:
+                    guesses[end] = self.next_token(text + self.chain[:end])
+            guesses = guesses[len(accepted) :]
+            more = range(len(guesses), len(self.chain))
+            self.chain = (guesses + [self.guess(after, len(after) + i) for i in more])[: len(self.chain)]
         if "recycled" in self.reach:
             read = [*window, *(text + list(path) for path in reversed(tree))]
             read += [text + accepted[:end] for end in range(len(accepted))]
@@ -236,6 +255,17 @@ def decode(
 
         if ends or len(text) == len(prompt) + max_new_tokens:
             return text[len(prompt) :], accepted_per_step
+
+
+def jacobi(
+    next_token: NextToken, prompt: Sequence[int], guesses: Sequence[int]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields the guesses before and after each iteration, up to the last one, which changes nothing (Algorithm 1)."""
+    before, after = None, list(guesses)
+    while after != before:
+        before = after
+        after = [next_token([*prompt, *before[:i]]) for i in range(len(before))]
+        yield before, after
 
 
 def end(

@@ -215,5 +215,5 @@ def _name(setting: jlade.LookaheadConfig) -> str:
         return "plain"
     if setting.tree_size is not None:
         return label(setting)
-    kind = "prompt lookup" if setting.window_size == 0 else "Jacobi" if setting.ngram_size == 2 else "lookahead"
+    kind = "prompt lookup" if setting.window_size == 0 else "lookahead"
     return f"{kind} W={setting.window_size} N={setting.ngram_size} G={setting.guess_set_size}"

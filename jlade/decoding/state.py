@@ -166,5 +166,5 @@ class DecodeState:
 
     @property
     def pool(self) -> NGramPool | None:
-        """The n-grams [B, V, G, N-1], None for a setting without a pool."""
+        """The n-grams of B sequences, None for a setting without a pool."""
         return self.memory.drafts.states.get("pool")

@@ -93,11 +93,11 @@ def _finish(
       The state, indices [A] int32 in the block, of which the first are accepted, and their number [] int32.
     """
     constants, tree = state.constants, state.memory.drafts.tree.first(level.num_drafted)
-    new, verdict, scores = verification.verify(state, tree, logits, share, config, level)
+    new, predictions, verdict, scores = verification.verify(state, tree, logits, share, config, level)
     after, num_accepted = _accept(state, tree, verdict, scores)
     if best is not None:
         best = shares.of_block(best, share)
-    states, record = _learn(state, after, tree, verdict, new, best, config, level)
+    states, record = _learn(state, after, tree, verdict, new, predictions, best, config, level)
     noise = sampling.noise_ahead(
         constants.keys, after.num_tokens, constants.sampling, config.lookahead, config.decoder.vocab_size
     )
@@ -161,6 +161,7 @@ def _learn(
     tree: Tree,
     verdict: Verdict,
     new: jax.Array,
+    predictions: jax.Array,
     best: jax.Array | None,
     config: DecodeConfig,
     level: LookaheadConfig,
@@ -171,11 +172,12 @@ def _learn(
       state, after: before the step, and with its accepted tokens.
       tree, verdict: the drafts, and which of them were accepted.
       new: [W] int32, the predictions at the newest window row.
+      predictions: [1 + M] int32, those after the current token and the drafts.
       best: [R, k] int32, the most probable tokens after the current token, the newest window row and the drafts.
       config, level: those of `step`.
     """
     num_accepted, columns = after.num_tokens - state.num_tokens, state.window[:, : level.window_size]
-    keys, ngrams = window.ngrams(columns, state.tokens[state.num_tokens - 1], new)
+    ngrams = window.ngrams(columns, state.tokens[state.num_tokens - 1], new)
     from_model = ~state.done & (state.num_steps >= level.ngram_size - 2)  # before, columns hold tokens of the draw
     rows = None
     if best is not None:
@@ -186,7 +188,9 @@ def _learn(
         before=state.num_tokens,
         length=after.num_tokens,
         max_accepted=level.max_accepted,
-        ngrams=(keys, ngrams, jnp.broadcast_to(from_model, keys.shape)),
+        ngrams=(ngrams, jnp.broadcast_to(from_model, new.shape)),
+        tree=tree,
+        predictions=predictions,
         rows=rows,
     )
     sources = config.sources(state.constants.corpus is not None)

@@ -37,8 +37,10 @@ def verify(
     share: Share | None,
     config: DecodeConfig,
     level: LookaheadConfig,
-) -> tuple[jax.Array, Verdict, LogProbs | None]:
-    """Returns the predictions at the newest window row [W], the verdict on the tree, and the scores of its tokens.
+) -> tuple[jax.Array, jax.Array, Verdict, LogProbs | None]:
+    """Returns predictions, the verdict on the tree, and the scores of its tokens.
+
+    The predictions are those of the newest window row [W], and those after the current token and the drafts [1 + M].
 
     Args:
       state: of one sequence, before the step.
@@ -70,21 +72,22 @@ def verify(
 
     drawn, greedy = shares.of_block(found.drawn, share), shares.of_block(found.greedy, share)
     new = (greedy if level.window_draw == "greedy" else drawn)[1:window_end]
+    predictions = jnp.append(drawn[:1], drawn[window_end:])
     if rejects:
         # Acceptance must be independent of the noise with which the window was drawn.
         key = jax.random.fold_in(jax.random.fold_in(constants.keys, NO_POSITION), state.num_tokens - 1)
         sharpened = shares.of_block(found.sharpened, share)
         verdict = verify_by_rejection(key, tree, sharpened[0], sharpened[window_end:], level.max_accepted)
     else:
-        verdict = verify_by_matching(tree, drawn[0], drawn[window_end:], level.max_accepted)
+        verdict = verify_by_matching(tree, predictions[0], predictions[1:], level.max_accepted)
     if not config.logprobs:
-        return new, verdict, None
+        return new, predictions, verdict, None
     chosen = jnp.append(0, window_end + verdict.path)
     scores = (
         sampling_lib.logprobs(shares.of_block(x, share, chosen), verdict.tokens)
         for x in (found.logits, found.processed)
     )
-    return new, verdict, LogProbs(*scores)
+    return new, predictions, verdict, LogProbs(*scores)
 
 
 def _predict(

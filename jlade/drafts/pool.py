@@ -1,9 +1,8 @@
-"""The n-gram pool: for every token, up to G n-grams that begin with it, newest first.
+"""The n-gram pool: recent n-grams by their first tokens, in bounded memory.
 
-An n-gram is a key, its first token, and the N-1 tokens after it. Inserting an n-gram that is already in the pool makes
-it the newest; inserting under a full key drops the oldest. (arXiv 2402.02057, section 3.2 and Algorithm 2.)
-
-On a mesh that divides the model, each device has the n-grams whose keys are in its part of the vocabulary.
+The pool is a hash table. A token's n-grams are in its bucket, which it shares with other tokens where the vocabulary is
+large. A bucket has its G most recent distinct n-grams, newest first: inserting one that is there makes it the newest,
+inserting into a full bucket drops the oldest. (arXiv 2402.02057, section 3.2 and Algorithm 2.)
 """
 
 import dataclasses
@@ -13,17 +12,18 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
+from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.drafts.source import Prompt, Source, Step, Text
 from jlade.drafts.tree import Shape
-from jlade.mesh import DATA
 from jlade.vocabulary import VocabularyShard
 
 SLOTS = 8  # slots with acceptance rates of their own; later ones share the last rate
 RATES = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])  # initial ones by slot, measured with SmolLM2
 CHUNK = 32  # n-grams of a prompt that are inserted at once; the work for each grows with their number
+BYTES = 4 * 2**20  # of a pool at most
+LANES = 128  # TPUs pad the last dimension of an array to a multiple of this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Pool(Source):
     ngram_size: int  # N
     guess_set_size: int  # G
     from_text: bool
-    vocabulary: VocabularyShard
+    vocab_size: int
 
     @classmethod
     def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        return cls(lookahead.ngram_size, lookahead.guess_set_size, lookahead.pool_from_prompt, vocabulary)
+        return cls(lookahead.ngram_size, lookahead.guess_set_size, lookahead.pool_from_prompt, vocabulary.size)
 
     @property
     def shape(self) -> Shape:
@@ -47,12 +47,8 @@ class Pool(Source):
     def rates(self) -> np.ndarray:
         return RATES
 
-    @property
-    def spec(self) -> PartitionSpec:
-        return PartitionSpec(DATA, self.vocabulary.axes) if self.vocabulary.axes else PartitionSpec(DATA)
-
     def empty(self) -> "NGramPool":
-        return empty(self.vocabulary.slice_size, self.ngram_size, self.guess_set_size)
+        return empty(self.vocab_size, self.ngram_size, self.guess_set_size)
 
     def start(self, state: "NGramPool", prompt: Prompt) -> "NGramPool":
         """Returns the pool with, if asked for, the n-grams that end past the known tokens of the prompt."""
@@ -63,84 +59,85 @@ class Pool(Source):
         def insert_chunk(carry: tuple[jax.Array, NGramPool]) -> tuple[jax.Array, NGramPool]:
             done, pool = carry
             ends = prompt.known + done + jnp.arange(number, dtype=jnp.int32)  # places of the n-grams' last tokens
-            return done + number, self._insert(pool, *self._ending_at(prompt.tokens, prompt.length, ends))
+            return done + number, insert(pool, *self._ending_at(prompt.tokens, prompt.length, ends))
 
         return jax.lax.while_loop(lambda carry: carry[0] < prompt.longest, insert_chunk, (jnp.int32(0), state))[1]
 
     def propose(self, state: "NGramPool", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
-        key = text.tokens[text.length - 1]
-        if self.vocabulary.axes:
-            key, is_here = self.vocabulary.local(key)
-            found = jnp.where(is_here, lookup(state, key), NGramPool.EMPTY)
-            ngrams = jax.lax.pmax(found, self.vocabulary.axes)
-        else:
-            ngrams = lookup(state, key)
+        ngrams = lookup(state, text.tokens[text.length - 1])
         slots = np.minimum(np.arange(self.guess_set_size, dtype=np.int32), SLOTS - 1)
         return ngrams.reshape(-1), jnp.asarray(np.repeat(slots, self.ngram_size - 1))
 
     def learn(self, state: "NGramPool", step: Step) -> "NGramPool":
-        ngrams = step.ngrams
+        ngrams, valid = step.ngrams
         if self.from_text:
             ends = step.before + jnp.arange(step.max_accepted, dtype=jnp.int32)
             of_text = self._ending_at(step.text, step.length, ends)
-            keys, values, valid = (jnp.concatenate(pair) for pair in zip(ngrams, of_text, strict=True))
-            ngrams = keys, values, valid
-        return self._insert(state, *ngrams)
+            ngrams, valid = jnp.concatenate([ngrams, of_text[0]]), jnp.concatenate([valid, of_text[1]])
+        return insert(state, ngrams, valid)
 
-    def _ending_at(
-        self, tokens: jax.Array, length: jax.Array, ends: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _ending_at(self, tokens: jax.Array, length: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
         return ngrams_at(tokens, length, ends - (self.ngram_size - 1), self.ngram_size)
-
-    def _insert(self, pool: "NGramPool", keys: jax.Array, ngrams: jax.Array, valid: jax.Array) -> "NGramPool":
-        if self.vocabulary.axes:
-            keys, is_here = self.vocabulary.local(keys)
-            valid &= is_here
-        return insert(pool, keys, ngrams, valid)
 
 
 @flax.struct.dataclass
 class NGramPool:
-    """The pool of one sequence; [B, ...] for a batch.
+    """The pool of one sequence, R buckets of G n-grams; [B, ...] for a batch.
 
-    The slots of a key are one row: TPUs pad the last dimension of an array to 128, and would pad each n-gram.
+    The n-grams of a bucket are one row: TPUs pad the last dimension of an array to 128, and would pad each n-gram.
     """
 
-    rows: jax.Array  # [V, G * (N-1)] int32, newest n-gram first, then EMPTY
+    rows: jax.Array  # [R, G * N] int32, newest n-gram first, then EMPTY
     ngram_size: int = flax.struct.field(pytree_node=False)  # N
+    vocab_size: int = flax.struct.field(pytree_node=False)  # V
     EMPTY: ClassVar[int] = -1  # equals no token, so an empty slot is never accepted
 
     @classmethod
-    def of(cls, ngrams: jax.Array) -> Self:
-        """Returns the pool of the n-grams [..., V, G, N-1] int32."""
-        *keys, slots, length = ngrams.shape
-        return cls(ngrams.reshape(*keys, slots * length), length + 1)
+    def of(cls, ngrams: jax.Array, vocab_size: int) -> Self:
+        """Returns the pool of the n-grams [..., R, G, N] int32; those of token t are in bucket t modulo R."""
+        *buckets, slots, ngram_size = ngrams.shape
+        return cls(ngrams.reshape(*buckets, slots * ngram_size), ngram_size, vocab_size)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[..., V, G, N-1]."""
-        *keys, size = self.rows.shape
-        return *keys, size // (self.ngram_size - 1), self.ngram_size - 1
+        """[..., R, G, N]."""
+        *buckets, size = self.rows.shape
+        return *buckets, size // self.ngram_size, self.ngram_size
 
     @property
     def ngrams(self) -> jax.Array:
-        """[..., V, G, N-1] int32, the tokens after each key."""
+        """[..., R, G, N] int32."""
         return self.rows.reshape(self.shape)
+
+    def fan_out(self) -> list[np.ndarray]:
+        """Returns for each of a batch of pools the number of n-grams of each token that has any."""
+        return [np.unique(first[first != self.EMPTY], return_counts=True)[1] for first in self._first_tokens()]
+
+    def _first_tokens(self) -> np.ndarray:
+        """Returns the first tokens of the n-grams of a batch [B, ...]."""
+        first: np.ndarray = mesh_lib.fetch(self.ngrams[..., 0])
+        return first
+
+
+def shape(vocab_size: int, ngram_size: int, guess_set_size: int) -> tuple[int, int, int]:
+    """Returns the shape of a pool: R, G and N."""
+    bucket = 4 * LANES * -(-guess_set_size * ngram_size // LANES)  # bytes
+    return min(vocab_size, BYTES // max(bucket, 1)), guess_set_size, ngram_size
 
 
 def empty(vocab_size: int, ngram_size: int, guess_set_size: int) -> NGramPool:
     """Returns an empty pool."""
-    return NGramPool.of(jnp.full((vocab_size, guess_set_size, ngram_size - 1), NGramPool.EMPTY, jnp.int32))
+    of_pool = shape(vocab_size, ngram_size, guess_set_size)
+    return NGramPool.of(jnp.full(of_pool, NGramPool.EMPTY, jnp.int32), vocab_size)
 
 
 def lookup(pool: NGramPool, key: jax.Array) -> jax.Array:
-    """Returns the n-grams [G, N-1] of the token `key` [], newest first, then `EMPTY`."""
-    return pool.rows[key].reshape(pool.shape[1:])
+    """Returns the n-grams of the token `key` [] without it [G, N-1], newest first, `EMPTY` in other slots."""
+    bucket = pool.rows[key % len(pool.rows)].reshape(pool.shape[1:])
+    return jnp.where(bucket[:, :1] == key, bucket[:, 1:], NGramPool.EMPTY)
 
 
-def ngrams_at(
-    tokens: jax.Array, length: jax.Array, starts: jax.Array, ngram_size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def ngrams_at(tokens: jax.Array, length: jax.Array, starts: jax.Array, ngram_size: int) -> tuple[jax.Array, jax.Array]:
     """Returns the n-grams of the text `tokens[:length]` that begin at `starts` [M], as arguments of `insert`.
 
     Args:
@@ -150,40 +147,39 @@ def ngrams_at(
       ngram_size: N.
 
     Returns:
-      Keys [M], the tokens after them [M, N-1], and whether the n-gram lies within the text [M].
+      N-grams [M, N], and whether each lies within the text [M].
     """
     found = tokens.at[starts[:, None] + jnp.arange(ngram_size, dtype=jnp.int32)[None, :]].get(mode="clip")
-    return found[:, 0], found[:, 1:], (starts >= 0) & (starts + ngram_size <= length)
+    return found, (starts >= 0) & (starts + ngram_size <= length)
 
 
-def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array) -> NGramPool:
+def insert(pool: NGramPool, ngrams: jax.Array, valid: jax.Array) -> NGramPool:
     """Returns the pool after inserting n-grams, with the result of inserting them one by one, in order.
 
-    The slots of a key hold its G most recent distinct n-grams: first the new ones, last first, then the old ones that
-    are not among them. The newest n-gram of each key writes all slots of that key; the other ones write nothing.
+    A bucket holds its G most recent distinct n-grams: first the new ones, last first, then the old ones that are not
+    among them. The newest n-gram of each bucket writes all slots of that bucket; the other ones write nothing.
 
     Args:
       pool: of one sequence.
-      keys: [M] int32, first tokens.
-      ngrams: [M, N-1] int32, the tokens after them.
+      ngrams: [M, N] int32.
       valid: [M] bool, which of the n-grams to insert.
     """
-    vocab_size, slots, _ = pool.shape
-    if slots == 0 or len(keys) == 0:
+    num_buckets, slots, _ = pool.shape
+    if slots == 0 or len(ngrams) == 0:
         return pool
-    keys, ngrams, valid = keys[::-1], ngrams[::-1], valid[::-1]  # newest first, as in the slots
-    number = len(keys)
+    ngrams, valid = ngrams[::-1], valid[::-1]  # newest first, as in the slots
+    number, buckets = len(ngrams), ngrams[:, 0] % num_buckets
     index = jnp.arange(number, dtype=jnp.int32)
     newer = index[None, :] < index[:, None]
-    same_key = (keys[:, None] == keys[None, :]) & valid[:, None] & valid[None, :]
+    same_bucket = (buckets[:, None] == buckets[None, :]) & valid[:, None] & valid[None, :]
 
-    # Which n-grams stay, new and old: for each new n-gram, those of its key that no newer n-gram equals.
-    same = same_key & jnp.all(ngrams[:, None] == ngrams[None, :], axis=-1)
+    # Which n-grams stay, new and old: for each new n-gram, those of its bucket that no newer n-gram equals.
+    same = same_bucket & jnp.all(ngrams[:, None] == ngrams[None, :], axis=-1)
     new_stays = valid & ~jnp.any(same & newer, axis=1)  # [M]
-    old = pool.rows[keys].reshape(number, *pool.shape[1:])  # [M, G, N-1]
-    renewed = jnp.any(same_key[:, None, :] & jnp.all(old[:, :, None] == ngrams[None, None], axis=-1), axis=-1)
+    old = pool.rows[buckets].reshape(number, *pool.shape[1:])  # [M, G, N]
+    renewed = jnp.any(same_bucket[:, None, :] & jnp.all(old[:, :, None] == ngrams[None, None], axis=-1), axis=-1)
     old_stays = (old[..., 0] != NGramPool.EMPTY) & ~renewed  # [M, G]
-    stays = jnp.concatenate([same_key & new_stays[None, :], old_stays], axis=1)  # [M, M + G], newest first
+    stays = jnp.concatenate([same_bucket & new_stays[None, :], old_stays], axis=1)  # [M, M + G], newest first
 
     # Slot g takes the n-gram that g staying ones precede.
     preceding = jnp.cumsum(stays, axis=1, dtype=jnp.int32)
@@ -191,9 +187,9 @@ def insert(pool: NGramPool, keys: jax.Array, ngrams: jax.Array, valid: jax.Array
     source = jnp.sum(preceding[:, None, :] <= slot[None, :, None], axis=-1, dtype=jnp.int32)[..., None]
     from_old = jnp.take_along_axis(old, source - number, axis=1, mode="clip")
     from_old = jnp.where(source < number + slots, from_old, NGramPool.EMPTY)
-    content = jnp.where(source < number, ngrams.at[source[..., 0]].get(mode="clip"), from_old)  # [M, G, N-1]
+    content = jnp.where(source < number, ngrams.at[source[..., 0]].get(mode="clip"), from_old)  # [M, G, N]
 
-    writes = valid & ~jnp.any(same_key & newer, axis=1)
-    target = jnp.where(writes, keys, vocab_size + index)  # indices out of range are dropped; no index occurs twice
-    rows = content.reshape(number, -1)
-    return NGramPool(pool.rows.at[target].set(rows, mode="drop", unique_indices=True), pool.ngram_size)
+    writes = valid & ~jnp.any(same_bucket & newer, axis=1)
+    target = jnp.where(writes, buckets, num_buckets + index)  # indices out of range are dropped; none occurs twice
+    rows = pool.rows.at[target].set(content.reshape(number, -1), mode="drop", unique_indices=True)
+    return dataclasses.replace(pool, rows=rows)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Shape
+from jlade.drafts.tree import Shape, Tree
 from jlade.mesh import DATA
 from jlade.vocabulary import VocabularyShard
 
@@ -53,7 +53,9 @@ class Step(NamedTuple):
     before: jax.Array  # [] int32, tokens of the text before the step
     length: jax.Array  # [] int32, tokens of the text after it
     max_accepted: int  # A, most tokens that the step could accept
-    ngrams: tuple[jax.Array, jax.Array, jax.Array]  # of the window: keys [W], tokens after them [W, N-1], valid [W]
+    ngrams: tuple[jax.Array, jax.Array]  # of the window [W, N] int32, and which of them to learn [W] bool
+    tree: Tree  # M drafts that the model read
+    predictions: jax.Array  # [1 + M] int32, the model's tokens after the current one and after each draft
     rows: Rows | None  # None if no source has use for them
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import tree as tree_lib
+from jlade.drafts.chain import Chain
 from jlade.drafts.corpus import Corpus
 from jlade.drafts.pool import Pool
 from jlade.drafts.record import Record
@@ -26,7 +27,13 @@ from jlade.drafts.tree import Proposals, Shape, Tree
 from jlade.vocabulary import VocabularyShard
 
 # Of proposals with equal costs, those of an earlier source come first.
-TABLE: dict[str, type[Source]] = {"pool": Pool, "suffix": Suffix, "corpus": Corpus, "recycled": Recycled}
+TABLE: dict[str, type[Source]] = {
+    "pool": Pool,
+    "suffix": Suffix,
+    "corpus": Corpus,
+    "recycled": Recycled,
+    "chain": Chain,
+}
 NOISE_REACH = 6  # positions whose noise of sampling drafts use
 
 

@@ -235,8 +235,8 @@ class Model:
 
 
 def _pool_size(pool: NGramPool | None) -> tuple[int, int]:
-    """Returns the numbers of n-grams and of keys in a pool [1, V, G, N-1]."""
+    """Returns the numbers of n-grams and of keys in the pool of one sequence."""
     if pool is None:
         return 0, 0
-    fan_out = np.asarray(jnp.sum(pool.ngrams[0, ..., 0] != NGramPool.EMPTY, axis=-1))
-    return int(fan_out.sum()), int((fan_out > 0).sum())
+    (fan_out,) = pool.fan_out()
+    return int(fan_out.sum()), len(fan_out)

@@ -11,10 +11,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 LOOKUP_TOKENS = 10  # of transformers' prompt lookup, as in Table 3 of arXiv 2402.02057
 
 # Settings with names of their own.
-JACOBI = LookaheadConfig.paper(window_size=10, ngram_size=2, guess_set_size=10, pool_from_prompt=False)
 SETTINGS: dict[str, LookaheadConfig | Literal["auto"]] = {
     "plain": PLAIN,
-    "jacobi": JACOBI,
     "prompt-lookup": LookaheadConfig.paper(0, 4, 1),
     "auto": "auto",
 }
@@ -83,7 +81,6 @@ class Method:
             parts = ["plain"]
         else:
             kind = "prompt lookup " if self.setting.window_size == 0 else ""
-            kind = "Jacobi " if self.setting.ngram_size == 2 else kind
             kind = "" if self.setting.tree_size is not None else kind
             parts = [kind + names.label(self.setting)]
             parts += [f"without {source}" for source in _left_out(self.setting)]
@@ -155,7 +152,8 @@ def _with_flag(method: Method, flag: str) -> Method:
         attribute, value, _ = SAMPLING[flag]
         change: Any = {attribute: value}
         return dataclasses.replace(method, setting=dataclasses.replace(method.setting, **change))
-    has_pool = isinstance(method.setting, LookaheadConfig) and method.setting.guess_set_size > 0
+    setting = method.setting
+    has_pool = isinstance(setting, LookaheadConfig) and setting.guess_set_size > 0 and setting.block_size > 1
     if flag in ("no-prompt", "warm", "growth") and not has_pool:
         raise ValueError(f":{flag} needs W, N and G with a pool")
     match flag:
@@ -175,7 +173,9 @@ def _sampling_flags(setting: LookaheadConfig) -> list[str]:
 
 def _left_out(setting: LookaheadConfig) -> list[str]:
     """Returns the sources that a tree lacks."""
-    return [] if setting.tree_size is None else [source for source in SOURCES if source not in setting.sources]
+    if setting.tree_size is None or setting.sources == ("chain",):
+        return []
+    return [source for source in SOURCES if source not in setting.sources]
 
 
 def _exact(number: float) -> str:

@@ -30,6 +30,7 @@ SOURCES = {
     "suffix": "suffix: after earlier occurrences of the last tokens",
     "corpus": "corpus: the same in other texts",
     "recycled": "recycled: most probable tokens when last seen",
+    "chain": "chain: guesses of Jacobi decoding",
 }
 MOST_LEARNED, BEST = 40, 3  # entries of a step, and tokens of an entry, that the trace keeps of recycled logits
 
@@ -166,6 +167,11 @@ def describe(lookahead: LookaheadConfig) -> tuple[str, str]:
             "Decoding with a window alone",
             "Each forward pass guesses future tokens. None is verified, so a step accepts one token.",
         )
+    if lookahead.sources == ("chain",):
+        return (
+            "Jacobi decoding",
+            "Each forward pass updates a chain of guesses, and accepts those that have converged.",
+        )
     if lookahead.tree_size is not None:
         return (
             "Lookahead decoding with a tree" if window else "Decoding with a tree",
@@ -182,11 +188,6 @@ def describe(lookahead: LookaheadConfig) -> tuple[str, str]:
             f"Drafts are n-grams of {lookahead.ngram_size} tokens from the text so far. One forward pass verifies all "
             "tokens of a draft at once.",
         )
-    if lookahead.ngram_size == 2:
-        return (
-            "Jacobi decoding",
-            "Each forward pass guesses a row of future tokens, and verifies pairs of tokens that earlier passes found.",
-        )
     return (
         "Lookahead decoding",
         "Each forward pass guesses future tokens in a window, and verifies n-grams collected from earlier guesses. "
@@ -200,7 +201,7 @@ class _Snapshot(NamedTuple):
     tokens: np.ndarray  # those so far
     window: np.ndarray  # [N-1, W]
     tree: Tree
-    pool: np.ndarray | None  # [V, G, N-1]
+    pool: np.ndarray | None  # [R, G, N]
     table: np.ndarray | None  # [V, k], of recycled logits
     level: int
     done: bool
@@ -282,8 +283,8 @@ def _ngrams_of_text(before: _Snapshot, after: _Snapshot, level: LookaheadConfig)
 
 
 def _has(pool: np.ndarray | None, ngram: np.ndarray) -> bool:
-    """Returns whether the pool [V, G, N-1] has the n-gram [N]."""
-    return pool is not None and bool((pool[ngram[0]] == ngram[1:]).all(axis=-1).any())
+    """Returns whether the pool [R, G, N] has the n-gram [N]."""
+    return pool is not None and bool((pool[ngram[0] % len(pool)] == ngram).all(axis=-1).any())
 
 
 def _tokens_of(step: Step) -> set[int]:

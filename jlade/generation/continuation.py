@@ -10,6 +10,7 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
+from jlade.drafts import pool as ngram_pool
 from jlade.models.base import Decoder, KVCache, Params, resize
 
 
@@ -34,12 +35,12 @@ def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahe
             f"state is of another model: its cache has {len(of_state)} arrays like {of_state[0]}, accepted are "
             f"{len(of_model)} like {of_model[0]}"
         )
-    shape = (num_sequences, decoder.vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
+    shape = ngram_pool.shape(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
     pool = None if state.pool is None else state.pool.shape
-    accepted = shape if "pool" in lookahead.reach else None
+    accepted = (num_sequences, *shape) if "pool" in lookahead.reach else None
     if pool != accepted:
         raise ValueError(
-            "state is of another lookahead setting: its pool has shape [B, V, G, N-1] = "
+            "state is of another lookahead setting: its pool has shape [B, R, G, N] = "
             f"{_shown(pool)}, accepted is {_shown(accepted)}"
         )
 

@@ -18,6 +18,7 @@ from jlade.decoding import sampling as sampling_lib
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs
 from jlade.decoding.stopping import Stopping
+from jlade.drafts import pool as ngram_pool
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.generation import continuation, stop_strings, text
@@ -361,15 +362,15 @@ def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling
 
 
 def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: LookaheadConfig) -> NGramPool | None:
-    """Returns pools [B, V, G, N-1], given one for all sequences or one for each."""
+    """Returns pools of B sequences, given one for all or one for each."""
     if pool is None:
         return None
     if not isinstance(pool, NGramPool):
         raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
-    shape = (vocab_size, lookahead.guess_set_size, lookahead.ngram_size - 1)
-    if pool.shape not in (shape, (batch_size, *shape)):
+    shape = ngram_pool.shape(vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+    if pool.vocab_size != vocab_size or pool.shape not in (shape, (batch_size, *shape)):
         raise ValueError(
-            f"pool must have the shape [V, G, N-1] = {list(shape)} of this model and setting, or that for each of "
-            f"{batch_size} prompts, got {list(pool.shape)}"
+            f"pool must be for a vocabulary of {vocab_size} tokens and have the shape [R, G, N] = {list(shape)} of "
+            f"this setting, or that for each of {batch_size} prompts, got {pool.vocab_size} and {list(pool.shape)}"
         )
-    return NGramPool(jnp.broadcast_to(pool.rows, (batch_size, *pool.rows.shape[-2:])), pool.ngram_size)
+    return dataclasses.replace(pool, rows=jnp.broadcast_to(pool.rows, (batch_size, *pool.rows.shape[-2:])))

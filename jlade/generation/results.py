@@ -4,13 +4,11 @@ import dataclasses
 import reprlib
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
-from jlade.drafts.pool import NGramPool
 from jlade.drafts.sources import TABLE
 from jlade.generation.request import Request
 from jlade.generation.text import Detokenizer
@@ -108,23 +106,21 @@ class Statistics:
 def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
     """Returns the statistics of a decode that has ended, and of its setting."""
     info, most, pool = state.info, lookahead.max_accepted, state.pool
-    fan_out = jnp.zeros((len(state.done), 1), jnp.int32)
-    if pool is not None:
-        fan_out = jnp.sum(pool.ngrams[..., 0] != NGramPool.EMPTY, axis=-1)  # [B, V]
-    fan_outs, accepted, steps, num_drafted, contributed = mesh.fetch(
-        (fan_out, info.accepted, state.num_steps, info.num_drafted, info.contributed)
+    accepted, steps, num_drafted, contributed = mesh.fetch(
+        (info.accepted, state.num_steps, info.num_drafted, info.contributed)
     )
     if contributed is None:  # all drafts are from the pool
         contributed = np.stack([(accepted - 1).clip(0).sum(axis=1) * (name == "pool") for name in TABLE], axis=1)
-    of_keys = [counts[counts > 0] if counts.any() else np.zeros(1, counts.dtype) for counts in fan_outs]
+    fan_out = [np.zeros(0, int)] * len(steps) if pool is None else pool.fan_out()
+    of_keys = [counts if len(counts) else np.zeros(1, int) for counts in fan_out]
     return Statistics(
         steps=steps,
         accepted_histogram=np.stack([np.bincount(counts, minlength=most + 1)[1:] for counts in accepted]),
         num_drafted=num_drafted[:, : steps.max()],
         contributed=dict(zip(TABLE, contributed.T, strict=True)),
         steps_with_accepted=(accepted > 1).sum(axis=1),
-        keys=(fan_outs > 0).sum(axis=1),
-        ngrams=fan_outs.sum(axis=1),
+        keys=np.array(list(map(len, fan_out))),
+        ngrams=np.array([counts.sum() for counts in fan_out]),
         mean_fan_out=np.array([counts.mean() for counts in of_keys]),
         median_fan_out=np.array([np.median(counts) for counts in of_keys]),
         max_fan_out=np.array([counts.max() for counts in of_keys]),

@@ -25,12 +25,11 @@ class Sizes(NamedTuple):
 
     weights: frozenset[int]  # of each matrix
     cache_layer: int
-    pool: int = 0
-    tables: frozenset[int] = frozenset()  # of recycled logits
+    tables: frozenset[int] = frozenset()  # of the sources of drafts, all of int32
 
     @property
     def all(self) -> frozenset[int]:
-        return frozenset({*self.weights, self.cache_layer, self.pool} - {0})
+        return frozenset({*self.weights, self.cache_layer} - {0})
 
 
 class Loop(NamedTuple):
@@ -40,8 +39,7 @@ class Loop(NamedTuple):
       kernels: instructions that run on their own: kernels of a GPU, operations of a TPU.
       host_loops: loops and conditionals whose condition the host reads in every round; 0 on TPUs and CPUs.
       exchanges: bytes that each collective takes from a device.
-      copies: instructions that only move or convert an array of the size of a weight, a cache layer, the pool or a
-        table.
+      copies: instructions that only move or convert an array of the size of a weight, a cache layer or a table.
       vector_products: products with a weight matrix on a TPU's vector unit, which is many times slower than its matrix
         unit.
       time: estimated.

@@ -92,14 +92,11 @@ class Programs(NamedTuple):
     def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
         """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
         params, _, memory, _ = self.arguments(lookahead)
-        states = dict(memory.drafts.states)
-        pool = states.pop("pool", None)
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
         sizes = Sizes(
             weights=frozenset(weights),
             cache_layer=mesh_lib.local_size(memory.cache.keys[0]),
-            pool=0 if pool is None else mesh_lib.local_size(pool.rows),
-            tables=frozenset(map(mesh_lib.local_size, jax.tree.leaves(states))),
+            tables=frozenset(map(mesh_lib.local_size, jax.tree.leaves(memory.drafts.states))),
         )
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)

@@ -4,15 +4,18 @@ import re
 
 from jlade.config import LookaheadConfig
 
-SYNTAX = "W,N,G, tree=M or W,N,G:tree=M"
+SYNTAX = "W,N,G, tree=M, W,N,G:tree=M or jacobi=M"
 
 
 def parse(name: str) -> LookaheadConfig:
-    """Returns the setting of a name: "15,5,15" is the paper's, "tree=119" has a tree, "5,5,5:tree=99" a window too.
+    """Returns the setting of a name: "15,5,15" is the paper's, "tree=119" has a tree, "5,5,5:tree=99" a window too,
+    "jacobi=16" is Jacobi decoding.
 
     Raises:
       ValueError: says what is accepted.
     """
+    if jacobi := re.fullmatch(r"jacobi=(\d+)", name.strip()):
+        return LookaheadConfig.jacobi(int(jacobi[1]))
     match = re.fullmatch(r"(?:(\d+),(\d+),(\d+))?(?:(?:^|(?<=\d):)tree=(\d+))?", name.replace(" ", ""))
     if not name or match is None:
         raise ValueError(f"a setting is {SYNTAX}; got {name!r}")
@@ -30,6 +33,8 @@ def name(setting: LookaheadConfig) -> str:
     sizes = f"{setting.window_size},{setting.ngram_size},{setting.guess_set_size}"
     if setting.tree_size is None:
         return sizes
+    if setting.sources == ("chain",) and not setting.window_size:
+        return f"jacobi={setting.tree_size}"
     has_pool = setting.window_size or setting.guess_set_size
     return f"{sizes}:tree={setting.tree_size}" if has_pool else f"tree={setting.tree_size}"
 
@@ -40,7 +45,9 @@ def sizes(setting: LookaheadConfig) -> dict[str, int | None]:
 
 
 def label(setting: LookaheadConfig) -> str:
-    """Returns the setting in a form for people: "W, N, G", "tree of M", both, or "plain"."""
+    """Returns the setting in a form for people: "W, N, G", "tree of M", both, "Jacobi, M guesses", or "plain"."""
     if setting.block_size == 1:
         return "plain"
+    if name(setting).startswith("jacobi="):
+        return f"Jacobi, {setting.tree_size} guesses"
     return name(setting).replace(",", ", ").replace(":", ", ").replace("tree=", "tree of ")

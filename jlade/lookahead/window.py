@@ -23,10 +23,9 @@ def start(drawn: jax.Array, window_size: int, ngram_size: int) -> jax.Array:
     return drawn[: rows * window_size].reshape(rows, window_size)
 
 
-def ngrams(window: jax.Array, current: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the n-grams that the newest row's predictions `new` [W] complete: keys [W], the tokens after [W, N-1]."""
-    keys = window[0].at[:1].set(current)
-    return keys, advance(window, new).T
+def ngrams(window: jax.Array, current: jax.Array, new: jax.Array) -> jax.Array:
+    """Returns the n-grams [W, N] that the newest row's predictions `new` [W] complete."""
+    return jnp.concatenate([window.at[0, :1].set(current), new[None]]).T
 
 
 def newest_pairs(window: jax.Array, last: jax.Array) -> jax.Array:

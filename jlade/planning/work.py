@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jlade.config import LookaheadConfig
+from jlade.drafts import pool as ngram_pool
 from jlade.drafts import recycled
 from jlade.drafts.source import RANKS
 from jlade.lookahead import division
@@ -187,7 +188,9 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
     _, outputs = share_size(setting, layout)
     inner = _matrix(shard.arrays.layers[0].gate).shape[0]
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
-    pool = shard.vocab_size * setting.guess_set_size * (setting.ngram_size - 1)
+    pool = 0
+    if "pool" in setting.reach:
+        pool += math.prod(ngram_pool.shape(c.vocab_size, setting.ngram_size, setting.guess_set_size))
     if "recycled" in setting.reach:
         pool += shard.vocab_size * RANKS + recycled.num_places(shard.vocab_size) * (RANKS + 2)
     return Memory(
@@ -207,9 +210,8 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
     if layout.model > 1:
         hidden = sequences * tokens * c.hidden_size * shard.item
         arrays = 2 * c.num_layers * [hidden]
-        if shard.divides_vocabulary:  # the embedding, the highest logits, their indices, and the pool's n-grams
-            ngrams = sequences * 4 * setting.guess_set_size * (setting.ngram_size - 1)
-            arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs, *filter(None, [ngrams])]
+        if shard.divides_vocabulary:  # the embedding, the highest logits and their indices
+            arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
             if recycles:  # logits and tokens of the parts of each slice that hold the highest
                 kept = min(RANKS, shard.vocab_size)
                 arrays += 2 * [4 * sequences * outputs * kept * part_size(shard.vocab_size, kept)]

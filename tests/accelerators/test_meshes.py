@@ -13,7 +13,7 @@ from jlade.models.attention import plain
 from jlade.planning import work as work_lib
 from jlade.planning.work import Layout
 from tests.accelerators.needs import device
-from tests.accelerators.test_programs import LLAMA, QWEN, state_bytes
+from tests.accelerators.test_programs import LLAMA, QWEN, pool_bytes, state_bytes
 from tests.planning import meshed
 
 OPTIMIZED = True
@@ -57,15 +57,15 @@ def test_lookahead_parallelism_exchanges_predictions_and_accepted_rows(name):
 
 @pytest.mark.parametrize("name", [thorough(device("v5e")), device("h100")])
 def test_tensor_parallelism_sums_twice_in_a_layer(name):
-    """And once after the embedding. The maxima of logits, their places, and the pool's n-grams are small."""
+    """And once after the embedding. The maxima of logits and their places are small."""
     found = inspect(name, LLAMA, model=8)
     hidden = 120 * LLAMA.hidden_size * 2
     large = [num_bytes for num_bytes in found.step.exchanges if num_bytes >= 1024]
     assert large == [hidden] * (2 * LLAMA.num_layers + 1)
     assert max(set(found.step.exchanges) - {hidden}) == 4 * ROWS
-    # Of all but the pool, which belongs to the vocabulary's slices too.
-    share = (bytes_of(LLAMA) + state_bytes(LLAMA, SETTING)) / 8
-    assert found.memory.arguments < 1.01 * share
+    pool = pool_bytes(LLAMA, SETTING)  # whole on each device
+    share = (bytes_of(LLAMA) + state_bytes(LLAMA, SETTING) - pool) / 8
+    assert found.memory.arguments < 1.01 * share + pool
 
 
 @pytest.mark.thorough
@@ -95,4 +95,4 @@ def test_planned_work_is_that_of_compiled_programs(name, sizes):
     assert 0 <= stats.argument_size_in_bytes - (memory.weights + memory.cache + memory.pool) < 1e6
     if name == "v5e":  # products of GPUs are calls of cuBLAS, or kernels
         assert work.flops == pytest.approx(sum(x.flops * x.times for x in launched), rel=0.01)
-        assert 0.98 < sum(x.traffic * x.times for x in launched) / work.num_bytes < 1.15
+        assert 0.96 < sum(x.traffic * x.times for x in launched) / work.num_bytes < 1.15

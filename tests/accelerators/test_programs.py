@@ -5,6 +5,7 @@ Full width and two layers: layers are alike, and whatever is wrong with one show
 
 import dataclasses
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.choosing import estimate
 from jlade.conversion.tensors import param_shapes
+from jlade.drafts import pool as ngram_pool
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes
 from jlade.models.llama import LlamaConfig
@@ -84,8 +86,11 @@ def test_programs(name, shape, attention, setting):
 def state_bytes(config, setting):
     """Returns the bytes of a cache of 1024 entries, of the pool, and of the tables of recycled logits."""
     cache = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 1024
-    slots = setting.guess_set_size * (setting.ngram_size - 1) + (8 if setting.tree_size else 0)
-    return cache + 4 * config.vocab_size * slots + (40 * 16_416 if setting.tree_size else 0)
+    return cache + pool_bytes(config, setting) + (4 * config.vocab_size * 8 + 40 * 16_416 if setting.tree_size else 0)
+
+
+def pool_bytes(config, setting):
+    return 4 * math.prod(ngram_pool.shape(config.vocab_size, setting.ngram_size, setting.guess_set_size))
 
 
 @pytest.mark.thorough

@@ -16,7 +16,7 @@ from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
-from jlade.drafts import pool, record, sources, suffix
+from jlade.drafts import chain, pool, record, sources, suffix
 from jlade.drafts import recycled as recycling
 from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
@@ -36,6 +36,8 @@ SETTINGS = [
     LookaheadConfig(tree_size=6, window_size=2, ngram_size=3, guess_set_size=9, sources=("pool",)),
     LookaheadConfig.tree(9, sources=("suffix",)),
     LookaheadConfig.tree(20, sources=("recycled",)),
+    LookaheadConfig.tree(9, sources=("suffix", "chain")),
+    LookaheadConfig.jacobi(6),
     PLAIN,
 ]
 
@@ -52,7 +54,11 @@ def next_token_of(seed):
     return lambda text: int(np.argmax(logits_of(seed)(text)))
 
 
-def sources_of(seed, lookahead, corpus=(), noise=None):
+def first_guess(text, place):
+    return text[chain.DRAWS[place % len(chain.DRAWS)] % len(text)]
+
+
+def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None):
     """Returns the sources of the reference with jlade's constants, None without a tree."""
     if lookahead.tree_size is None:
         return None
@@ -81,6 +87,8 @@ def sources_of(seed, lookahead, corpus=(), noise=None):
         corpus,
         noise,
         sources.NOISE_REACH,
+        next_token or next_token_of(seed),
+        first_guess,
     )
 
 
@@ -126,6 +134,22 @@ def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_
         tiny_llama(seed), prompt, max_new_tokens=max_new_tokens, lookahead=lookahead, eos_ids=eos_ids, key=key
     )
     assert generated(out) == expected
+
+
+@settings(max_examples=12, phases=NO_SHRINKING)
+@given(seed=st.sampled_from([0, 2, 3, 4]), prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20))
+def test_a_chain_for_the_whole_text_is_algorithm_1(seed, prompt):
+    """The tokens that have converged after each iteration are those that jlade has accepted."""
+    guesses = [first_guess(prompt, len(prompt) + i) for i in range(12)]
+    converged = []
+    for before, after in reference.jacobi(next_token_of(seed), prompt, guesses):
+        equal = [*(one == other for one, other in zip(before, after, strict=True)), False].index(False)
+        converged.append(min(equal + 1, len(after)))
+    out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=12, lookahead=LookaheadConfig.jacobi(12))
+    tokens, accepted = generated(out)
+    assert tokens == after
+    assert np.cumsum(accepted).tolist() == converged[: len(accepted)]
+    assert set(converged[len(accepted) :]) <= {12}
 
 
 @settings(max_examples=12, phases=NO_SHRINKING)

@@ -72,7 +72,7 @@ def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size):
 
 def copies_in_loops(program: str, cache_layer: int, pool: int = 0) -> list[str]:
     """Returns the copies inside a program's loops whose elements are a multiple of a cache layer's or the pool's."""
-    sizes = Sizes(weights=frozenset(), cache_layer=cache_layer, pool=pool)
+    sizes = Sizes(weights=frozenset(), cache_layer=cache_layer, tables=frozenset({pool}))
     found = compiled.loops(program, "cpu", sizes, estimate.CPU, trips=1)
     assert found, "no loop found"
     return [copy for loop in found for copy in loop.copies]

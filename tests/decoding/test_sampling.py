@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import scipy.stats
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.config import SOURCES
+from jlade.config import SOURCES, Source
 from jlade.decoding import sampling, verification
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.pool import NGramPool
@@ -142,14 +143,16 @@ def noise(key, row, position, vocab_size):
 def test_coupled_sampling_equals_the_reference():
     """Noise that belongs to a position makes the next token a function of the text, as the reference wants it."""
     params, key, prompt, configs = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5], [*ALONE, TOGETHER]
-    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[-1], LookaheadConfig.tree(20, sources=("recycled",))):
+    of_others = LookaheadConfig.tree(20, sources=("recycled",)), LookaheadConfig.jacobi(6)
+    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[-1], *of_others):
         start = first_window(key, prompt, lookahead)
         batch = [prompt] * len(configs)
         out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=configs, key=key)
         for row, config in enumerate(configs):
             noise_of = functools.cache(functools.partial(noise, key, row, vocab_size=VOCAB))
+            next_token = sampled_next_token(params, config, key, row, len(prompt))
             tokens, accepted = reference.decode(
-                sampled_next_token(params, config, key, row, len(prompt)),
+                next_token,
                 prompt,
                 30,
                 window_size=lookahead.window_size,
@@ -157,7 +160,7 @@ def test_coupled_sampling_equals_the_reference():
                 guess_set_size=lookahead.guess_set_size,
                 pool_from_prompt=True,
                 start=start,
-                sources=sources_of(2, lookahead, noise=lambda place, token, of=noise_of: of(place)[token]),
+                sources=sources_of(2, lookahead, (), lambda at, token, of=noise_of: of(at)[token], next_token),
             )
             assert out.tokens[row].tolist() == tokens
             if not sampling.to_arrays([config], VOCAB).counts_tokens:  # the reference counts guesses as well
@@ -180,7 +183,7 @@ def test_sampled_texts_are_the_same_for_every_setting():
     prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(configs))]
     arguments = {"max_new_tokens": 40, "sampling": configs, "key": jax.random.key(1)}
     plain = jlade.generate(tiny_llama(2), prompts, lookahead=None, **arguments)
-    alone = [dataclasses.replace(LOOKAHEADS[-1], sources=(source,)) for source in SOURCES]
+    alone = [dataclasses.replace(LOOKAHEADS[-1], sources=(source,)) for source in get_args(Source)]
     for lookahead in (*LOOKAHEADS, *alone):
         out = jlade.generate(tiny_llama(2), prompts, lookahead=lookahead, **arguments)
         np.testing.assert_array_equal(out.tokens, plain.tokens)
@@ -316,9 +319,9 @@ def expected_counts(small_model):
 
 def planted_pool():
     """Likely, unlikely, duplicated and impossible n-grams: all there are, each key with one of its own twice."""
-    pool = np.full((SMALL_VOCAB, 4, 2), -1, np.int32)
+    pool = np.full((SMALL_VOCAB, 4, 3), -1, np.int32)
     for key, slot in itertools.product(range(SMALL_VOCAB), range(3)):
-        pool[key, slot] = [(key + slot) % SMALL_VOCAB, slot]
+        pool[key, slot] = [key, (key + slot) % SMALL_VOCAB, slot]
     pool[:, 3] = pool[:, 1]
     pool[2, 2:] = -1
     return pool
@@ -333,7 +336,7 @@ def p_value(params, expected, lookahead):
     settings = sampling.to_arrays([SMALL] * NUM_SAMPLES, SMALL_VOCAB)
     stopping = Stopping(full(LENGTH), full(-1)[:, None])
     ngrams = jnp.broadcast_to(planted_pool(), (NUM_SAMPLES, *planted_pool().shape))
-    pool = {"pool": NGramPool.of(ngrams)} if "pool" in lookahead.reach else {}
+    pool = {"pool": NGramPool.of(ngrams, SMALL_VOCAB)} if "pool" in lookahead.reach else {}
     keys = jax.random.split(jax.random.key(0), NUM_SAMPLES)
     inputs = jlade.Inputs(prompts, full(2), stopping, keys, settings, sources=pool)
 
@@ -363,7 +366,7 @@ def test_texts_follow_the_models_distribution(verification, window_draw, small_m
 
 @pytest.mark.parametrize(
     ("verification", "drafted"),
-    [("coupled", SOURCES), ("rejection", SOURCES), *(("rejection", (source,)) for source in SOURCES)],
+    [("coupled", SOURCES), ("rejection", SOURCES), *(("rejection", (source,)) for source in get_args(Source))],
 )
 def test_texts_of_a_tree_follow_the_models_distribution(verification, drafted, small_model, expected_counts):
     """After a first step without drafts, all sources have some."""

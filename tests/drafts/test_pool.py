@@ -11,15 +11,24 @@ from jlade.drafts import pool as ngram_pool
 from jlade.drafts.pool import NGramPool
 from tests.reference import Pool
 
-VOCAB = 4  # few tokens, so that keys collide, n-grams repeat and full keys evict
+VOCAB, BUCKETS = 5, 3  # few tokens, so that n-grams repeat, tokens share buckets, and full buckets evict
+
+
+def empty(slots: int, ngram_size: int, buckets: int = BUCKETS) -> NGramPool:
+    return NGramPool.of(jnp.full((buckets, slots, ngram_size), NGramPool.EMPTY, jnp.int32), VOCAB)
+
+
+def put(plain: Pool, ngram: list[int]) -> None:
+    """Inserts into a plain pool by bucket, as if its number were the first token."""
+    plain.insert([ngram[0] % BUCKETS, *ngram])
 
 
 def content(pool: NGramPool) -> dict[int, list[tuple[int, ...]]]:
     rows = {
-        key: [tuple(ngram) for ngram in row.tolist() if ngram[0] != NGramPool.EMPTY]
-        for key, row in enumerate(np.asarray(pool.ngrams))
+        bucket: [tuple(ngram) for ngram in row.tolist() if ngram[0] != NGramPool.EMPTY]
+        for bucket, row in enumerate(np.asarray(pool.ngrams))
     }
-    return {key: row for key, row in rows.items() if row}
+    return {bucket: row for bucket, row in rows.items() if row}
 
 
 @st.composite
@@ -35,49 +44,69 @@ def insertions(draw):
 @given(insertions())
 def test_insert_equals_inserting_one_by_one(case):
     ngram_size, slots, rounds = case
-    pool, plain = ngram_pool.empty(VOCAB, ngram_size, slots), Pool(slots)
+    pool, plain = empty(slots, ngram_size), Pool(slots)
     for entries in rounds:
         ngrams = jnp.array([ngram for ngram, _ in entries], jnp.int32)
         valid = jnp.array([is_valid for _, is_valid in entries])
-        pool = jax.jit(ngram_pool.insert)(pool, ngrams[:, 0], ngrams[:, 1:], valid)
+        pool = jax.jit(ngram_pool.insert)(pool, ngrams, valid)
         for ngram, is_valid in entries:
             if is_valid:
-                plain.insert(ngram)
+                put(plain, ngram)
         assert content(pool) == plain.ngrams
 
 
 def test_long_random_sequences():
     rng = np.random.default_rng(0)
-    pool, plain = ngram_pool.empty(VOCAB, 3, 4), Pool(4)
-    insert = jax.jit(ngram_pool.insert)
+    pool, plain = empty(4, 3), Pool(4)
+    insert, lookup = jax.jit(ngram_pool.insert), jax.jit(ngram_pool.lookup)
     for _ in range(200):
         ngrams = rng.integers(0, VOCAB, (15, 3), dtype=np.int32)
         valid = rng.random(15) < 0.8
-        pool = insert(pool, ngrams[:, 0], ngrams[:, 1:], valid)
+        pool = insert(pool, ngrams, valid)
         for ngram in ngrams[valid].tolist():
-            plain.insert(ngram)
+            put(plain, ngram)
         assert content(pool) == plain.ngrams
+        for key in range(VOCAB):
+            bucket = [*plain.lookup(key % BUCKETS), *[(-1, -1, -1)] * 4][:4]
+            expected = [list(ngram[1:]) if ngram[0] == key else [-1, -1] for ngram in bucket]
+            assert lookup(pool, jnp.int32(key)).tolist() == expected
 
 
 def test_empty_slots_come_last_and_hold_no_token():
-    pool = ngram_pool.empty(5, 3, 2)
-    pool = ngram_pool.insert(pool, jnp.array([1]), jnp.array([[0, 0]]), jnp.array([True]))
+    pool = ngram_pool.insert(empty(2, 3), jnp.array([[1, 0, 0]]), jnp.array([True]))
     assert ngram_pool.lookup(pool, jnp.int32(1)).tolist() == [[0, 0], [-1, -1]]
-    assert ngram_pool.lookup(pool, jnp.int32(0)).tolist() == [[-1, -1], [-1, -1]]
+    assert ngram_pool.lookup(pool, jnp.int32(4)).tolist() == [[-1, -1], [-1, -1]]  # of the same bucket
 
 
 def test_pools_under_vmap_do_not_touch_each_other():
-    pools = jax.tree.map(lambda x: jnp.stack([x, x]), ngram_pool.empty(3, 2, 2))
-    keys, rest = jnp.array([[1], [1]]), jnp.array([[[2]], [[0]]])
-    pools = jax.vmap(ngram_pool.insert)(pools, keys, rest, jnp.array([[True], [False]]))
-    assert content(jax.tree.map(lambda x: x[0], pools)) == {1: [(2,)]}
+    pools = jax.tree.map(lambda x: jnp.stack([x, x]), empty(2, 2))
+    ngrams = jnp.array([[[1, 2]], [[1, 0]]])
+    pools = jax.vmap(ngram_pool.insert)(pools, ngrams, jnp.array([[True], [False]]))
+    assert content(jax.tree.map(lambda x: x[0], pools)) == {1: [(1, 2)]}
     assert content(jax.tree.map(lambda x: x[1], pools)) == {}
+
+
+@pytest.mark.parametrize("vocab_size", [13, 32_000, 128_256])
+@pytest.mark.parametrize(("ngram_size", "guess_set_size"), [(2, 1), (5, 15), (7, 64), (5, 300)])
+def test_memory_is_bounded(vocab_size, ngram_size, guess_set_size):
+    pool = ngram_pool.empty(vocab_size, ngram_size, guess_set_size)
+    buckets, numbers = pool.rows.shape
+    padded = 4 * buckets * -(-numbers // 128) * 128  # on TPUs
+    assert padded <= 4 * 2**20
+    assert buckets == vocab_size or padded > 3.8 * 2**20
+
+
+def test_fan_out_counts_the_ngrams_of_each_token():
+    pool = jax.tree.map(lambda x: jnp.stack([x, x]), empty(4, 2))
+    ngrams = jnp.array([[[1, 2], [4, 2], [1, 3], [2, 2]]] * 2)
+    pool = jax.vmap(ngram_pool.insert)(pool, ngrams, jnp.array([[True] * 4, [False] * 4]))
+    assert [counts.tolist() for counts in pool.fan_out()] == [[2, 1, 1], []]
 
 
 @pytest.mark.parametrize("ngram_size", [2, 3, 5])
 def test_ngrams_at_reads_what_fits_in_the_text(ngram_size):
     tokens, length = [5, 6, 7, 8, 9, 0, 0], 5
     starts = jnp.arange(-3, 7)
-    keys, rest, valid = ngram_pool.ngrams_at(jnp.array(tokens), jnp.int32(length), starts, ngram_size)
-    found = [[key, *more] for key, more, fits in zip(keys.tolist(), rest.tolist(), valid, strict=True) if fits]
+    ngrams, valid = ngram_pool.ngrams_at(jnp.array(tokens), jnp.int32(length), starts, ngram_size)
+    found = [ngram for ngram, fits in zip(ngrams.tolist(), valid, strict=True) if fits]
     assert found == [tokens[i : i + ngram_size] for i in range(length - ngram_size + 1)]

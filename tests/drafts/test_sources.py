@@ -1,6 +1,7 @@
 """The sources of drafts, each against its definition in plain Python."""
 
 import functools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade import LookaheadConfig
+from jlade.config import Source
 from jlade.drafts import record, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.source import Prompt, Text
@@ -170,7 +172,9 @@ def test_the_probability_of_a_draw_is_given_its_noise():
     assert record.given_noise(jnp.float32(0.3), jnp.float32(np.nan)) == np.float32(0.3)
 
 
-@pytest.mark.parametrize("lookahead", [LookaheadConfig(), LookaheadConfig.tree(9), LookaheadConfig.paper(3, 4, 2)])
+@pytest.mark.parametrize(
+    "lookahead", [LookaheadConfig(), LookaheadConfig.tree(9, sources=get_args(Source)), LookaheadConfig.paper(3, 4, 2)]
+)
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""
     sources = Sources.of(lookahead, VocabularyShard(13), has_corpus=True)

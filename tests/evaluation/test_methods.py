@@ -17,7 +17,7 @@ def names(draw):
             st.lists(st.sampled_from(["no-prompt", "warm", "growth", "rejection", "greedy-window"]), unique=True)
         )
         flags += draw(
-            st.sampled_from([[], ["tree=9"], ["tree=0"], ["tree=9", "no-suffix"], ["no-recycled", "tree=20"]])
+            st.sampled_from([[], ["tree=9"], ["tree=1"], ["tree=9", "no-suffix"], ["no-recycled", "tree=20"]])
         )
     if base not in TRANSFORMERS:
         temperatures = st.floats(0, 10) | st.just(1.0)
@@ -44,7 +44,7 @@ def test_what_names_mean():
     assert parse("prompt-lookup") == parse("0,4,1") == Method(LookaheadConfig.paper(0, 4, 1))
     assert str(parse("0,4,1")) == "prompt-lookup"
     assert parse("15,5,15") == Method(LookaheadConfig.paper())
-    assert parse("10,2,10:no-prompt") == parse("jacobi")
+    assert parse("jacobi=16").setting == LookaheadConfig.jacobi(16)
     assert parse("auto").setting == "auto"
     assert parse("transformers") == Method(None)
     assert parse("transformers-lookup:bfloat16") == Method(None, lookup_tokens=10, dtype="bfloat16")
@@ -74,7 +74,7 @@ def test_what_names_mean():
         ("0,2,0:tree=63:no-suffix", "tree of 63, without suffix"),
         ("tree=7:cost=1.5", "tree of 7, adaptive"),
         ("15,5,15:rejection:greedy-window:t=1", "15, 5, 15, by rejection, greedy window, temperature 1"),
-        ("jacobi", "Jacobi 10, 2, 10, without the prompt"),
+        ("jacobi=16:t=1", "Jacobi, 16 guesses, temperature 1"),
         ("transformers", "transformers"),
         ("transformers-lookup:float16", "transformers, prompt lookup, float16"),
     ],
@@ -98,7 +98,7 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("medusa", "a setting is W,N,G, tree=M or W,N,G:tree=M; got 'medusa'"),
+        ("medusa", "a setting is .* or jacobi=M; got 'medusa'"),
         ("15,5", "a setting is"),
         ("plain:tree=3", "a setting is"),
         ("15,5,15:no-suffix", ":no-suffix needs a tree"),
@@ -107,6 +107,7 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
         ("tree=7:cost=0", "relative_step_time must be a number above 0, or None, got 0.0"),
         ("15,1,15", "ngram_size must be at least 2, got 1"),
         ("plain:warm", ":warm needs W, N and G with a pool"),
+        ("0,2,1:tree=0:warm", ":warm needs W, N and G with a pool"),
         ("auto:growth", ":growth needs W, N and G with a pool"),
         ("15,5,0:no-prompt", ":no-prompt needs W, N and G with a pool"),
         ("15,5,15:hot", "'hot' is not known"),

@@ -26,7 +26,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SETTINGS = [
     LookaheadConfig.paper(4, 4, 3),
     LookaheadConfig.paper(3, 5, 6, pool_from_prompt=False),
-    LookaheadConfig.paper(5, 2, 4),
+    LookaheadConfig.jacobi(5),
     LookaheadConfig.paper(0, 3, 2),
     LookaheadConfig.paper(3, 3, 0),
     PLAIN,

@@ -131,7 +131,7 @@ def test_the_pool_carries_over():
         pool.insert(text[end - 3 : end])
     for key in range(13):
         found = second.state.pool.ngrams[0, key].tolist()
-        assert [tuple(ngram) for ngram in found if ngram[0] >= 0] == pool.lookup(key)
+        assert [tuple(ngram[1:]) for ngram in found if ngram[0] == key] == pool.lookup(key)
 
 
 def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
@@ -142,7 +142,7 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["pool.safetensors"]
     loaded = jlade.load_pool(file)
     np.testing.assert_array_equal(loaded.ngrams, alone.state.pool.ngrams)
-    of_one_row = NGramPool.of(loaded.ngrams[0])
+    of_one_row = NGramPool.of(loaded.ngrams[0], 13)
     for pool in (loaded, of_one_row):
         out = generate(prompts, pool=pool, with_statistics=True)
         np.testing.assert_array_equal(out.tokens, alone.tokens)
@@ -151,9 +151,8 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=LOOKAHEAD, pool=of_one_row))
     assert len(pieces) == out.steps[0]
     without_prompt_pool = LookaheadConfig.paper(4, 4, 3, pool_from_prompt=False)
-    list(
-        jlade.stream(PARAMS, [1], max_new_tokens=5, lookahead=without_prompt_pool, pool=NGramPool.of(loaded.ngrams[:1]))
-    )
+    of_batch = NGramPool.of(loaded.ngrams[:1], 13)
+    list(jlade.stream(PARAMS, [1], max_new_tokens=5, lookahead=without_prompt_pool, pool=of_batch))
     assert not loaded.rows.is_deleted(), "the caller's pool is left alone"
     np.testing.assert_array_equal(generate(prompts).steps, alone.steps)
 
@@ -175,7 +174,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(error, match=message):
             generate([1, 2], **arguments)
 
-    pool = NGramPool.of(jnp.zeros((13, 3, 3), jnp.int32))
+    pool = generate([1]).state.pool
     state = generate([1]).state
     refused(TypeError, "state must be the `state` of a Generation made with keep_state=True, got str", state="later")
     refused(
@@ -188,27 +187,37 @@ def test_what_does_not_fit_is_refused():
     refused(ValueError, r"state is of another model: .* float32\[1, 2, 64, 8\], accepted .*6\]", state=other.state)
     refused(TypeError, "pool must be an NGramPool, got ndarray", pool=np.zeros(3))
     refused(ValueError, "pool and state cannot both be given", state=state, pool=pool)
-    smaller = NGramPool.of(pool.ngrams[..., 1:])
-    refused(ValueError, r"pool must have the shape .* = \[13, 3, 3\] .* got \[13, 3, 2\]", pool=smaller)
+    smaller = NGramPool.of(pool.ngrams[0, :, :2], 13)
+    refused(ValueError, r"pool must be .* = \[13, 3, 4\] .* got 13 and \[13, 2, 4\]", pool=smaller)
+    other = NGramPool.of(pool.ngrams[0], 14)
+    refused(ValueError, r"pool must be for a vocabulary of 13 tokens .* got 14 and \[13, 3, 4\]", pool=other)
 
 
 @pytest.mark.parametrize(
-    ("ngrams", "message"),
+    ("arrays", "message"),
     [
         (None, r"path must be a file written by jlade\.save_pool, got .*nowhere"),
         (
-            np.zeros((13, 3, 3), np.float32),
-            r"holds no pool: accepted is ngrams int32.*got {'ngrams': 'float32\[13, 3, 3\]'}",
+            {"ngrams": np.zeros((13, 3, 3), np.float32)},
+            r"holds no pool: accepted are ngrams int32.*got {'ngrams': 'float32\[13, 3, 3\]'}",
         ),
-        (np.zeros((3, 3), np.int32), "holds no pool"),
-        (np.full((13, 3, 3), 13, np.int32), "holds token ids from 13 to 13; accepted are -1 to 12"),
-        (np.full((13, 3, 3), -2, np.int32), "holds token ids from -2 to -2; accepted are -1 to 12"),
+        ({"ngrams": np.zeros((13, 3, 3), np.int32)}, "holds no pool"),
+        ({"ngrams": np.zeros((3, 3), np.int32), "vocab_size": np.int32(13)}, "holds no pool"),
+        ({"ngrams": np.zeros((3, 3, 3)), "vocab_size": np.int32(13)}, "holds no pool"),
+        (
+            {"ngrams": np.full((13, 3, 3), 13, np.int32), "vocab_size": np.int32(13)},
+            "holds token ids from 13 to 13; accepted are -1 to 12",
+        ),
+        (
+            {"ngrams": np.full((13, 3, 3), -2, np.int32), "vocab_size": np.int32(13)},
+            "holds token ids from -2 to -2; accepted are -1 to 12",
+        ),
     ],
 )
-def test_what_is_not_a_pool_is_not_loaded(tmp_path, ngrams, message):
+def test_what_is_not_a_pool_is_not_loaded(tmp_path, arrays, message):
     file = tmp_path / "nowhere"
-    if ngrams is not None:
-        save_file({"ngrams": ngrams}, file)
+    if arrays is not None:
+        save_file({name: np.asarray(array) for name, array in arrays.items()}, file)
     with pytest.raises(ValueError, match=message):
         jlade.load_pool(file)
 
@@ -221,7 +230,7 @@ def test_a_file_that_is_no_safetensors_file_is_not_loaded(tmp_path):
 
 def test_a_pool_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
     file = tmp_path / "pool"
-    pool = NGramPool.of(jnp.zeros((13, 3, 3), jnp.int32))
+    pool = NGramPool.of(jnp.zeros((13, 3, 3), jnp.int32), 13)
     jlade.save_pool(pool, file)
     before = file.read_bytes()
 
@@ -231,6 +240,6 @@ def test_a_pool_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr("jlade.storage.save_file", fails)
     with pytest.raises(OSError, match="no space left"):
-        jlade.save_pool(NGramPool.of(pool.ngrams + 1), file)
+        jlade.save_pool(NGramPool.of(pool.ngrams + 1, 13), file)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["pool"]

@@ -10,6 +10,7 @@ SIZES = (st.integers(0, 30), st.integers(2, 9), st.integers(0, 30))
 SETTINGS = (
     st.builds(LookaheadConfig.paper, *SIZES)
     | st.builds(LookaheadConfig.tree, st.integers(0, 99))
+    | st.builds(LookaheadConfig.jacobi, st.integers(1, 99))
     | st.builds(
         lambda tree, window, ngram, guesses: LookaheadConfig(
             tree_size=tree, window_size=window, ngram_size=ngram, guess_set_size=guesses
@@ -23,7 +24,7 @@ SETTINGS = (
 def test_a_name_is_read_as_its_setting(setting):
     assert names.parse(names.name(setting)) == setting
     assert names.parse(f" {names.name(setting).replace(',', ', ')}") == setting
-    assert LookaheadConfig(**names.sizes(setting)) == setting
+    assert LookaheadConfig(**names.sizes(setting), sources=setting.sources) == setting
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def test_a_name_is_read_as_its_setting(setting):
         (LookaheadConfig.paper(15, 5, 15), "15,5,15", "15, 5, 15"),
         (LookaheadConfig.tree(63), "tree=63", "tree of 63"),
         (LookaheadConfig(), "10,5,10:tree=80", "10, 5, 10, tree of 80"),
+        (LookaheadConfig.jacobi(16), "jacobi=16", "Jacobi, 16 guesses"),
         (PLAIN, "0,2,0", "plain"),
         (LookaheadConfig.tree(0), "tree=0", "plain"),
     ],
@@ -40,7 +42,9 @@ def test_names_and_labels(setting, name, label):
     assert (names.name(setting), names.label(setting)) == (name, label)
 
 
-@pytest.mark.parametrize("name", ["", "15", "15,5", "tree", "tree=", "tree=x", "1,2,3:tree", "1,2,3tree=4", ":tree=4"])
+@pytest.mark.parametrize(
+    "name", ["", "15", "15,5", "tree", "tree=", "tree=x", "1,2,3:tree", "1,2,3tree=4", ":tree=4", "jacobi"]
+)
 def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match=f"a setting is W,N,G, tree=M or W,N,G:tree=M; got '{name}'"):
+    with pytest.raises(ValueError, match=f"a setting is W,N,G, tree=M, W,N,G:tree=M or jacobi=M; got '{name}'"):
         names.parse(name)

@@ -81,14 +81,15 @@ def test_devices_divide_memory_and_work():
     assert data.memory.weights == lookahead.memory.weights == one.memory.weights
     assert model.memory.weights == pytest.approx(one.memory.weights / 4, rel=0.001)
     assert data.memory.cache == model.memory.cache == one.memory.cache / 4
-    assert data.memory.pool == model.memory.pool == one.memory.pool / 4
+    assert data.memory.pool == one.memory.pool / 4
+    assert model.memory.pool == one.memory.pool
     assert lookahead.memory[:3] == one.memory[:3]
     assert one.step.arithmetic / 4 < lookahead.step.arithmetic < one.step.arithmetic / 2
     assert lookahead.step.floor == one.step.floor
     assert model.step.floor == pytest.approx(one.step.floor / 4, rel=0.001)
     assert one.collectives == ()
     sums = {option.layout: sum(x.times for x in option.collectives) for option in (data, lookahead, model)}
-    assert sums == {(4, 1, 1): 1, (1, 4, 1): 2, (1, 1, 4): 2 * 32 + 4}
+    assert sums == {(4, 1, 1): 1, (1, 4, 1): 2, (1, 1, 4): 2 * 32 + 3}
 
 
 def test_the_recommended_mesh_fits_and_is_among_the_fastest():
