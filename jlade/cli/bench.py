@@ -16,7 +16,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.conversation import Message
 from jlade.config import check_int
 from jlade.conversion import location
-from jlade.evaluation import datasets, experiments, methods, provenance, report, runs
+from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import Model
 from jlade.evaluation.datasets import Dataset
 from jlade.evaluation.tables import Table
@@ -46,8 +46,13 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         nargs="+",
         metavar="FILE",
-        help="questions: Spec-Bench, MT-Bench, HumanEval, MBPP, GSM8K, ClassEval, CNN/DailyMail, XSum, or JSON lines "
-        "with a field prompt or ids (default: 64 samples)",
+        help="questions: Spec-Bench, MT-Bench, HumanEval, MBPP, GSM8K, MMLU, ClassEval, CNN/DailyMail, XSum, or JSON "
+        "lines with a field prompt or ids (default: 78 samples)",
+    )
+    result.add_argument(
+        "--summary-prompt",
+        metavar="FILE",
+        help="the messages that ask for a summary: the user's with {text}, or the system's, a line ---, and the user's",
     )
     result.add_argument("--methods", nargs="+", metavar="METHOD", help="those of the experiment methods")
     result.add_argument(
@@ -55,6 +60,22 @@ def parser() -> argparse.ArgumentParser:
         default="15,5,15",
         metavar="SETTING",
         help="setting of the experiments that do not vary it (default: %(default)s)",
+    )
+    result.add_argument(
+        "--windows",
+        type=int,
+        nargs="+",
+        default=scaling.WINDOWS,
+        metavar="W",
+        help="W = G of the experiments that vary it, up to 64 in the paper (default: 1 2 4 8 16)",
+    )
+    result.add_argument(
+        "--ngrams",
+        type=int,
+        nargs="+",
+        default=scaling.NGRAMS,
+        metavar="N",
+        help="N of the same experiments, up to 11 in the paper (default: 3 5 7)",
     )
     result.add_argument("--limit", type=int, metavar="Q", help="most questions of each experiment, spread over tasks")
     result.add_argument(
@@ -126,6 +147,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.seed is not None:
         check_int("--seed", options.seed, 0)
     options_lib.setting("--lookahead", options.lookahead)
+    for name, values, least in (("--windows", options.windows, 1), ("--ngrams", options.ngrams, 2)):
+        if len({check_int(name, value, least) for value in values}) < 2:
+            raise ValueError(f"{name} must have two or more different values, got {' '.join(map(str, values))}")
+    scaling.window_methods(options.windows, options.ngrams)
     for name in options.methods or ():
         methods.parse(name)
 
@@ -134,9 +159,19 @@ def _run(
     names: Sequence[str], options: argparse.Namespace, directory: pathlib.Path
 ) -> tuple[runs.Run, dict[str, experiments.Selection]]:
     """Decodes what the directory does not have, and returns the run with the selections of its experiments."""
-    sets = _read(options.data)
+    sets = _read(options.data, options.summary_prompt)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    selections = experiments.select(names, sets, dtype, options.methods, options.limit, options.seed, options.lookahead)
+    selections = experiments.select(
+        names,
+        sets,
+        dtype,
+        options.methods,
+        options.limit,
+        options.seed,
+        options.lookahead,
+        options.windows,
+        options.ngrams,
+    )
     cells = experiments.cells(selections.values(), sets, dtype)
     with status.show("loading"):
         params, tokenizer = options_lib.load(options)
@@ -154,6 +189,7 @@ def _run(
         "dtype": dtype,
         "mesh": options.mesh,
         "int8": options.int8,
+        "transformers_device": answers.torch_device() if any(cell.method.setting is None for cell in cells) else None,
         "data": [dataset.name for dataset in sets],
         "max_new_tokens": options.max_new_tokens,
         "seed": options.seed,
@@ -180,10 +216,11 @@ def _show_missing(run: runs.Run) -> None:
         print(f"{len(missing)} of {len(run.results)} answers are missing, such as {answer}", file=sys.stderr)
 
 
-def _read(data: Sequence[str] | None) -> Sequence[Dataset]:
+def _read(data: Sequence[str] | None, summary_prompt: str | None) -> Sequence[Dataset]:
+    summary = datasets.SUMMARY if summary_prompt is None else datasets.SummaryPrompt.read(summary_prompt)
     if data is None:
-        return datasets.samples()
-    sets = [datasets.read(file) for file in data]
+        return datasets.samples(summary)
+    sets = [datasets.read(file, summary) for file in data]
     names = [dataset.name for dataset in sets]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"--data names two data sets called {min(twice)!r}: join the files, or rename one")

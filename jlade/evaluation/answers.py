@@ -24,9 +24,11 @@ from jlade.generation import results, text
 from jlade.generation.options import Options
 from jlade.generation.request import Request
 from jlade.generation.text import Tokenizer
+from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 GROWTH_STEPS = 8  # between two counts of the pool
+CHOSEN = 1000.0  # added to the logits of the letters of choices
 IDLE_SECONDS = 0.25  # torch's threads go on spinning for so long, and would slow the next decode
 
 
@@ -87,7 +89,12 @@ class Model:
         self.transformers = functools.cache(self._load_transformers)
 
     def answer(
-        self, prompt: Sequence[int], method: Method, key: jax.Array, pool: NGramPool | None = None
+        self,
+        prompt: Sequence[int],
+        method: Method,
+        key: jax.Array,
+        pool: NGramPool | None = None,
+        choices: Sequence[str] = (),
     ) -> tuple[Answer, NGramPool | None]:
         """Decodes a prompt, and returns the answer with the pool after it (None for transformers).
 
@@ -96,13 +103,15 @@ class Model:
           method: of decoding.
           key: decides a sampled text.
           pool: to begin with; None for an empty one.
+          choices: letters; the answer is the most probable of them. None for a text.
         """
+        chosen = self._tokens_of(choices)
         if method.setting is None:
             if method not in self._compiled:
-                self._answer_by_transformers(prompt, method)  # the first call takes longer
+                self._answer_by_transformers(prompt, method, chosen)  # the first call takes longer
                 self._compiled.add(method)
-            return self._answer_by_transformers(prompt, method), None
-        request = self._request(prompt, method, key, pool)
+            return self._answer_by_transformers(prompt, method, chosen), None
+        request = self._request(prompt, method, key, pool, chosen)
         params = self.params(self._dtype(method))
         shapes = jax.tree.map(np.shape, request.inputs)
         compiled = self._dtype(method), request.config, jax.tree.structure(request.inputs), str(shapes)
@@ -113,15 +122,29 @@ class Model:
             self._compiled.add(compiled)
         return self._decode(request, method)
 
+    def _tokens_of(self, choices: Sequence[str]) -> list[int]:
+        """Returns the token of each letter."""
+        tokens = [text.encode(self.tokenizer, letter, parse_special=False)[-1] for letter in choices]
+        if len(set(tokens)) < len(tokens):
+            raise ValueError(f"a question with choices needs a token for each of {', '.join(choices)}")
+        return tokens
+
     def _dtype(self, method: Method) -> str:
         return method.dtype or self.dtype
 
-    def _request(self, prompt: Sequence[int], method: Method, key: jax.Array, pool: NGramPool | None) -> Request:
+    def _request(
+        self,
+        prompt: Sequence[int],
+        method: Method,
+        key: jax.Array,
+        pool: NGramPool | None,
+        choices: Sequence[int],
+    ) -> Request:
         params = self.params(self._dtype(method))
         options = Options(
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=1 if choices else self.max_new_tokens,
             lookahead=None if method.setting == PLAIN else method.setting,
-            sampling=SamplingConfig(temperature=method.temperature),
+            sampling=SamplingConfig(method.temperature, logit_bias=dict.fromkeys(choices, CHOSEN) or None),
             tokenizer=self.tokenizer,
             key=key,
             pool=pool,
@@ -191,23 +214,27 @@ class Model:
             # In memory, not mapped: the directory is removed.
             model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
             transformers.utils.logging.enable_progress_bar()
-        return model
+        return model.to(torch_device())
 
-    def _answer_by_transformers(self, prompt: Sequence[int], method: Method) -> Answer:
+    def _answer_by_transformers(self, prompt: Sequence[int], method: Method, choices: Sequence[int]) -> Answer:
         model = self.transformers(self._dtype(method))  # before the import, as it says when torch is missing
         import torch
 
         times: list[float] = []
 
         def record(module: Any, arguments: Any, output: Any) -> None:
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
             times.append(time.perf_counter())
 
-        ids = torch.tensor([list(prompt)])
+        ids = torch.tensor([list(prompt)], device=model.device)
         eos_ids = list(self.params(self._dtype(method)).config.eos_ids)
-        settings: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        settings: dict[str, Any] = {"max_new_tokens": 1 if choices else self.max_new_tokens, "do_sample": False}
         settings |= {"eos_token_id": eos_ids or None, "pad_token_id": (eos_ids or [0])[0]}
         if method.lookup_tokens:
             settings["prompt_lookup_num_tokens"] = method.lookup_tokens
+        if choices:
+            settings["sequence_bias"] = {(token,): CHOSEN for token in choices}
         hook = model.register_forward_hook(record)
         try:
             with torch.no_grad():
@@ -232,6 +259,13 @@ class Model:
             seconds=end - times[0],
             timed_tokens=len(tokens) - 1,
         )
+
+
+def torch_device() -> str:
+    """Returns the device of transformers' model: the GPU if JAX and torch both have it, else the CPU."""
+    import torch
+
+    return "cuda" if default_device().platform == "gpu" and torch.cuda.is_available() else "cpu"
 
 
 def _pool_size(pool: NGramPool | None) -> tuple[int, int]:

@@ -45,7 +45,7 @@ def methods_table(run: Run, results: Results) -> Table:
         "every forward pass that gives tokens. Tokens per second excludes prefill; the median time to the first token "
         "includes it. Speedup is the mean over the questions, relative to plain decoding by jlade, with a bootstrap "
         "interval. Identical is the share of the answers that equal those of plain decoding in float32."
-    )
+    ) + _devices_note(run, results)
     return Table("methods", "Methods", columns, tuple(rows), note)
 
 
@@ -64,20 +64,20 @@ def tasks_table(results: Results) -> Table:
     return Table("tasks", "Tokens per step by task", columns, tuple(rows))
 
 
-def throughput_table(results: Results) -> Table:
+def throughput_table(run: Run, results: Results) -> Table:
     """Returns tokens per second by data set, the numbers of `throughput_figure`."""
     datasets = _names(results, "dataset")
     columns = (Column("tokens/s"), *(Column(name, ".1f") for name in datasets))
     rows: list[Row] = [(parse(name).label, *_speeds(of_method, datasets)) for name, of_method in results.items()]
-    return Table("throughput", "Throughput by data set", columns, tuple(rows))
+    return Table("throughput", "Throughput by data set", columns, tuple(rows), _devices_note(run, results).strip())
 
 
 def throughput_figure(run: Run, results: Results) -> Figure:
-    """Returns Figures 5 to 7 of arXiv 2402.02057 for this model and its devices: tokens per second by data set."""
+    """Returns Figure 5 of arXiv 2402.02057 for this model and its devices: tokens per second by data set."""
     datasets = _names(results, "dataset")
     series = {parse(name).label: _speeds(of_method, datasets) for name, of_method in results.items()}
     title = f"Throughput by data set: {run.about['model']} on {run.about['mesh'] or run.about['device']}"
-    note = "As Figures 5 to 7 of the paper, for the devices of this run. Prefill is excluded."
+    note = "As Figure 5 of the paper, for the devices of this run. Prefill is excluded." + _devices_note(run, results)
     return Figure("throughput", title, figures.bars(datasets, series, "tokens/s"), note)
 
 
@@ -90,15 +90,34 @@ def accepted_table(results: Results) -> Table:
     return Table("accepted", "Accepted tokens of a step", columns, rows)
 
 
-def tests_table(results: Results) -> Table | None:
-    """Returns the share of the questions whose tests the answers pass (pass@1), None if no tests were run."""
-    rows = []
+def right_table(results: Results) -> Table | None:
+    """Returns the share of the questions with a right answer by data set, None if no answer was judged."""
+    judged: dict[str, dict[str, list[bool]]] = {}
     for name, of_method in results.items():
-        passed = [result.passed for result in of_method if result.passed is not None]
-        if passed:
-            rows.append((parse(name).label, sum(passed) / len(passed), len(passed)))
-    columns = (Column("method"), Column("pass@1", ".1%"), Column("problems", "d"))
-    return Table("tests", "Problems whose tests pass", columns, tuple(rows)) if rows else None
+        for result in of_method:
+            if result.passed is not None:
+                judged.setdefault(result.dataset, {}).setdefault(name, []).append(result.passed)
+    if not judged:
+        return None
+    rows: list[Row] = [
+        (parse(name).label, *(sum(right[name]) / len(right[name]) for right in judged.values())) for name in results
+    ]
+    heads = [f"{dataset} ({len(next(iter(right.values())))})" for dataset, right in judged.items()]
+    columns = (Column("right answers"), *(Column(head, ".1%") for head in heads))
+    note = (
+        "In parentheses the number of questions. Programs must pass their tests (pass@1), numbers equal the right one, "
+        "and of choices the letter counts that the model finds most probable."
+    )
+    return Table("right", "Right answers", columns, tuple(rows), note)
+
+
+def _devices_note(run: Run, results: Results) -> str:
+    """Returns a sentence if methods of transformers ran on another device than those of jlade."""
+    other = run.about.get("transformers_device")
+    is_compared = any(parse(name).setting is None for name in results)
+    if not is_compared or other is None or (other == "cpu") == (run.about["device"] == "cpu"):
+        return ""
+    return f" transformers ran on another device, {other}: its speed does not compare."
 
 
 def _names(results: Results, field: str) -> list[str]:

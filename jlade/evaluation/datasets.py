@@ -14,7 +14,42 @@ from jlade.evaluation.records import Record
 
 SAMPLES = pathlib.Path(__file__).parent / "samples"
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
-SUMMARIZE = "Summarize the user's text in plain words. Use nothing but that text. Reply with the summary alone."
+LETTERS = "ABCDEFGHIJ"  # of choices
+
+
+class SummaryPrompt(NamedTuple):
+    """The messages that ask for a summary, with {text} in the place of the text."""
+
+    system: str
+    user: str
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "SummaryPrompt":
+        """Returns the prompt in a file: the user's message, or the system message, a line ---, and the user's message.
+
+        Raises:
+          ValueError: the file cannot be read, or does not have {text} once.
+        """
+        file = pathlib.Path(path)
+        try:
+            content = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} cannot be read as text: {error}") from error
+        if content.count("{text}") != 1:
+            raise ValueError(f"{file}: a prompt for summaries must have {{text}} once, got {content.count('{text}')}")
+        system, line, user = content.partition("\n---\n")
+        return cls(system.strip(), user.strip()) if line else cls("", content.strip())
+
+
+# The form of Appendix D of arXiv 2402.02057.
+SUMMARY = SummaryPrompt(
+    "You answer with nothing but the facts of this text:\n\n{text}\n\n"
+    "- Write clear and complete sentences.\n"
+    "- Write what was asked for, without an introduction or a closing remark.\n"
+    "- Do not thank the user, and do not speak of yourself.\n"
+    "- Keep to the style of a business report, and be polite.",
+    "Summarize the text in a few sentences.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +73,9 @@ class Question:
     system: str | None = None  # the system message
     reference: str | None = None  # the summary that ROUGE compares with
     tests: CodeTests | None = None
+    suffix: str | None = None  # the text after the gap that the answer fills; the turn is the text before it
+    answer: str | None = None  # the right one: a number, or a letter of `choices`
+    choices: str = ""  # letters, of which the model's most probable one is the answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +87,12 @@ class Dataset:
     questions: tuple[Question, ...]
 
 
-def read(path: str | os.PathLike[str]) -> Dataset:
+def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Dataset:
     """Returns the questions of a file, whose first record decides the format, by its fields.
 
     Args:
       path: a file in one of the FORMATS: JSON lines or a JSON array, both maybe compressed by gzip, or Parquet.
+      summary: asks for the summaries of CNN/DailyMail and XSum.
 
     Raises:
       ValueError: names the file and the line, item or row, the value and what is accepted.
@@ -75,7 +114,7 @@ def read(path: str | os.PathLike[str]) -> Dataset:
                 f"{record.place}: the first question is in the format {name}, so this one must have the fields "
                 f"{', '.join(known_format.fields)} and be in the same format, got the fields {_fields(record)}"
             )
-        question = known_format.question(record, title, f"{title}/{i}")
+        question = _with_summary(known_format.question(record, title, f"{title}/{i}"), summary)
         if question.id in questions:
             raise ValueError(f"{record.place}: the id must be unique, got {question.id!r} again")
         questions[question.id] = question
@@ -83,9 +122,9 @@ def read(path: str | os.PathLike[str]) -> Dataset:
 
 
 @functools.cache
-def samples() -> tuple[Dataset, ...]:
-    """Returns small data sets written for jlade, 64 questions of five tasks, whose names end in "sample"."""
-    return tuple(_sample(read(file)) for file in sorted(SAMPLES.glob("*.jsonl")))
+def samples(summary: SummaryPrompt = SUMMARY) -> tuple[Dataset, ...]:
+    """Returns small data sets written for jlade, 78 questions of seven tasks, whose names end in "sample"."""
+    return tuple(_sample(read(file, summary)) for file in sorted(SAMPLES.glob("*.jsonl")))
 
 
 def _sample(dataset: Dataset) -> Dataset:
@@ -133,6 +172,15 @@ def _fields(record: Record) -> str:
     return ", ".join(map(str, record.values)) or "(none)"
 
 
+def _with_summary(question: Question, summary: SummaryPrompt) -> Question:
+    """Returns a question with a summary as its reference in the words of the prompt."""
+    if question.reference is None:
+        return question
+    (text,) = question.turns
+    system, user = (message.replace("{text}", text) for message in summary)
+    return dataclasses.replace(question, turns=(user,), system=system or None)
+
+
 def _mt_bench(record: Record, name: str, _: str) -> Question:
     category = record.text("category")
     task = "MT-Bench" if category in MT_BENCH else category
@@ -143,8 +191,9 @@ def _humaneval(record: Record, name: str, _: str) -> Question:
     prompt, entry_point = record.text("prompt"), record.text("entry_point")
     if not entry_point.isidentifier():
         record.fail("entry_point", "the name of a function")
-    tests = CodeTests(prompt, f"{record.text('test')}\ncheck({entry_point})\n")
-    return Question(record.identifier("task_id"), name, turns=(prompt,), is_chat=False, tests=tests)
+    suffix = record.text("suffix") if "suffix" in record.values else None
+    tests = CodeTests("" if suffix else prompt, f"{record.text('test')}\ncheck({entry_point})\n")
+    return Question(record.identifier("task_id"), name, turns=(prompt,), is_chat=False, tests=tests, suffix=suffix)
 
 
 def _mbpp(record: Record, name: str, _: str) -> Question:
@@ -159,8 +208,27 @@ def _mbpp(record: Record, name: str, _: str) -> Question:
 
 
 def _gsm8k(record: Record, name: str, default_id: str) -> Question:
-    record.text("answer")
-    return Question(default_id, name, turns=(record.text("question"),))
+    _, mark, answer = record.text("answer").rpartition("####")
+    if not mark:
+        record.fail("answer", "a text that ends with #### and a number")
+    number = answer.strip().replace(",", "")
+    return Question(default_id, name, turns=(record.text("question"),), answer=number)
+
+
+def _mmlu(record: Record, name: str, default_id: str) -> Question:
+    choices, right = record.texts("choices"), record.values["answer"]
+    letters = LETTERS[: len(choices)]
+    if right not in [*letters, *range(len(choices))]:
+        record.fail("answer", f"one of {', '.join(letters)}, or its place from 0")
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=True))
+    return Question(
+        default_id,
+        name,
+        record.text("subject") if "subject" in record.values else "",
+        turns=(f"{record.text('question')}\n\n{listed}\n\nAnswer with the letter of the right choice alone.",),
+        answer=right if isinstance(right, str) else letters[right],
+        choices=letters,
+    )
 
 
 def _classeval(record: Record, name: str, _: str) -> Question:
@@ -170,8 +238,7 @@ def _classeval(record: Record, name: str, _: str) -> Question:
 
 
 def _summary(text: str, summary: str, record: Record, name: str, _: str) -> Question:
-    turns, reference = (record.text(text),), record.text(summary)
-    return Question(record.identifier("id"), name, turns=turns, system=SUMMARIZE, reference=reference)
+    return Question(record.identifier("id"), name, turns=(record.text(text),), reference=record.text(summary))
 
 
 def _prompt(record: Record, name: str, default_id: str) -> Question:
@@ -196,8 +263,12 @@ class Format(NamedTuple):
 # The first format that fits counts, so that of prompts, whose fields others have too, is last.
 FORMATS = {
     "mt_bench": Format("MT-Bench", ("question_id", "category", "turns"), _mt_bench),
+    "humaneval_infilling": Format(
+        "HumanEval infilling", ("task_id", "prompt", "suffix", "entry_point", "test"), _humaneval
+    ),
     "humaneval": Format("HumanEval", ("task_id", "prompt", "entry_point", "test"), _humaneval),
     "mbpp": Format("MBPP", ("task_id", "code", "test_list"), _mbpp),
+    "mmlu": Format("MMLU", ("question", "choices", "answer"), _mmlu),
     "gsm8k": Format("GSM8K", ("question", "answer"), _gsm8k),
     "classeval": Format("ClassEval", ("task_id", "skeleton", "class_name"), _classeval),
     "cnn_dailymail": Format(

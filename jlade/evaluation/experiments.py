@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jlade.evaluation import comparison, datasets, measures, paper
+from jlade.evaluation import comparison, datasets, drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
 from jlade.evaluation.figures import Figure
@@ -16,7 +16,8 @@ from jlade.evaluation.runs import Cell, Run, plan
 from jlade.evaluation.tables import Table
 from jlade.files import written_whole
 
-LOOKAHEAD = "lookahead"  # in the names of methods: the W, N and G of the run
+LOOKAHEAD = "lookahead"  # in the names of methods: the setting of the run
+WINDOWS = "windows"  # in the place of a method: those of each W = G and N of the run
 USUAL = ("plain", "prompt-lookup", LOOKAHEAD, "transformers", "transformers-lookup")
 FEW = 4  # questions of the experiments that need many methods
 SELECTIONS = "experiments.json"
@@ -89,7 +90,7 @@ def _any(question: Question) -> bool:
 EXPERIMENTS: dict[str, Experiment] = {
     "methods": Experiment(
         "Methods",
-        "speed, tokens per step and accepted tokens of --methods, by task and data set (Figures 5 to 7, Spec-Bench)",
+        "speed, tokens per step and accepted tokens of --methods, by task and data set (Figure 5, Spec-Bench)",
         "Each method answers the same questions. More tokens per step mean fewer passes through the model; the speed "
         "also depends on the time of a step.",
         USUAL,
@@ -99,9 +100,10 @@ EXPERIMENTS: dict[str, Experiment] = {
                 comparison.methods_table(run, results),
                 comparison.tasks_table(results),
                 comparison.throughput_figure(run, results),
-                comparison.throughput_table(results),
+                comparison.throughput_table(run, results),
                 comparison.accepted_table(results),
-                comparison.tests_table(results),
+                drafting.hits_table(results),
+                comparison.right_table(results),
             ]
         ),
         limit=None,
@@ -111,7 +113,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         "sampling and ROUGE of summaries",
         "Greedy and sampled summaries are compared with their references. Lookahead decoding changes the number of "
         "steps, not the texts.",
-        ("plain", LOOKAHEAD, "plain:t=1", f"{LOOKAHEAD}:t=1"),
+        (
+            *("plain", LOOKAHEAD),
+            *(
+                f"{name}:t={temperature}{flag}"
+                for temperature in ("0.5", "1")
+                for name, flag in (("plain", ""), (LOOKAHEAD, ""), (LOOKAHEAD, ":rejection"))
+            ),
+        ),
         lambda question: question.reference is not None,
         _each(lambda run, results: [paper.sampling_table(results)]),
         limit=None,
@@ -129,14 +138,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         "tokens per step against W and N, with the fit of alpha and f, and against the size of a tree",
         "Tokens per step are measured at several windows W = G and lengths N of n-grams, and compared with the paper's "
         "formula; trees of drafts of the same sizes beside them.",
-        _names([*paper.scaling_methods(), *paper.tree_methods()]),
+        (WINDOWS, *_names(scaling.tree_methods())),
         _any,
         _each(
             lambda run, results: [
-                paper.scaling_table(results),
-                paper.trees_table(results),
-                *paper.scaling_figures(results),
-                paper.blocks_figure(results),
+                scaling.windows_table(results),
+                scaling.trees_table(results),
+                *scaling.windows_figures(results),
+                scaling.blocks_figure(results),
             ]
         ),
     ),
@@ -145,9 +154,34 @@ EXPERIMENTS: dict[str, Experiment] = {
         "good W and N by model size",
         "The fastest setting depends on model and device: it is measured here, and estimated for larger models on a "
         "GPU.",
-        ("plain", *_names(paper.scaling_methods())),
+        ("plain", WINDOWS, *_names(scaling.good_methods())),
         _any,
-        lambda runs: [paper.configurations_table(runs)],
+        lambda runs: [scaling.configurations_table(runs)],
+    ),
+    "figure8": Experiment(
+        "Devices (Figure 8)",
+        "tokens per step and speedup by W, on this device and estimated for two GPUs",
+        "A device with less arithmetic to spare gains less from the same tokens per step.",
+        ("plain", WINDOWS),
+        _any,
+        _each(lambda run, results: [scaling.devices_figure(run, results)]),
+    ),
+    "figure6-7": Experiment(
+        "Several devices (Figures 6 and 7)",
+        "the speed of tensor, lookahead and data parallelism, estimated for 7B and 13B",
+        "Lookahead parallelism divides the tokens of a step, tensor parallelism the weights, data parallelism the "
+        "sequences.",
+        ("plain", LOOKAHEAD),
+        _any,
+        _each(lambda run, results: scaling.parallelism(run, results)),
+    ),
+    "jacobi": Experiment(
+        "Jacobi decoding (Algorithm 1)",
+        "steps of Jacobi decoding, and the iterations in which its guesses converge",
+        "All guesses are updated in each step, and those that have converged are accepted.",
+        ("plain", *_names(drafting.jacobi_methods())),
+        _any,
+        _each(lambda run, results: [drafting.jacobi_table(results), drafting.convergence_table(results)]),
     ),
     "pool": Experiment(
         "Pool",
@@ -155,7 +189,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "The pool collects n-grams while a text grows. A step can accept several tokens only if the pool has a draft.",
         (LOOKAHEAD, f"{LOOKAHEAD}:warm", f"{LOOKAHEAD}:growth"),
         _any,
-        _each(lambda run, results: [paper.growth_table(results), paper.hits_figure(results)]),
+        _each(lambda run, results: [drafting.growth_table(results), drafting.hits_figure(results)]),
     ),
     "exactness": Experiment(
         "Exactness",
@@ -177,6 +211,8 @@ def select(
     limit: int | None = None,
     seed: int | None = None,
     lookahead: str = "15,5,15",
+    windows: Sequence[int] = scaling.WINDOWS,
+    ngrams: Sequence[int] = scaling.NGRAMS,
 ) -> dict[str, Selection]:
     """Returns the questions and methods of each experiment.
 
@@ -188,11 +224,13 @@ def select(
         Of these, and in the other experiments, the methods of transformers are left out where torch is missing.
       limit: most questions of each experiment, spread over data sets and tasks; None for the experiments' own.
       seed: chooses the questions at random; None chooses the first ones.
-      lookahead: W, N and G of the experiments that do not vary them.
+      lookahead: setting of the experiments that do not vary it.
+      windows, ngrams: W = G and N of those that do.
 
     Raises:
       ValueError: the only experiment has no question; the name of a method is wrong; or one of `methods` needs torch.
     """
+    of_windows = _names(scaling.window_methods(windows, ngrams))
     compared = None if methods is None else [parse(each, dtype) for each in methods]
     for method in compared or ():
         if not _is_possible(method):
@@ -211,8 +249,12 @@ def select(
         if name == "methods" and compared is not None:
             given = [*(method.baseline for method in compared), *compared]
         else:
-            names_of_methods = [_with_setting(each, lookahead) for each in experiment.methods]
-            given = [method for each in names_of_methods if _is_possible(method := parse(each, dtype))]
+            given = [
+                method
+                for placeholder in experiment.methods
+                for each in (of_windows if placeholder == WINDOWS else [_with_setting(placeholder, lookahead)])
+                if _is_possible(method := parse(each, dtype))
+            ]
         keys = tuple((dataset, question.id) for dataset, question in chosen)
         selections[name] = Selection(tuple(dict.fromkeys(map(str, given))), keys)
     return selections
@@ -268,7 +310,7 @@ def _results(run: Run, selection: Selection) -> Results:
 
 
 def _with_setting(name: str, lookahead: str) -> str:
-    """Returns the name of a method with W, N and G in the place of `LOOKAHEAD`."""
+    """Returns the name of a method with a setting in the place of `LOOKAHEAD`."""
     base, colon, flags = name.partition(":")
     return f"{lookahead if base == LOOKAHEAD else base}{colon}{flags}"
 

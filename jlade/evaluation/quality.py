@@ -1,4 +1,4 @@
-"""The quality of texts: ROUGE of summaries, and the share of programs that pass their tests."""
+"""The quality of texts: ROUGE of summaries, right numbers, and the share of programs that pass their tests."""
 
 import contextlib
 import json
@@ -20,11 +20,12 @@ from jlade.evaluation.datasets import CodeTests
 # A continued function ends where one of these begins a line: mostly the stop sequences of HumanEval (arXiv 2107.03374).
 _END = re.compile(r"\n(?=def |async def |class |@|if |print\(|assert |#|```)")
 _BLOCK = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _START_SECONDS = 60.0  # for the interpreter, on a busy machine
 
 
 class Rouge(NamedTuple):
-    """Mean F1 scores in percent."""
+    """F1 scores in percent."""
 
     rouge1: float  # of words
     rouge2: float  # of pairs of words
@@ -32,7 +33,13 @@ class Rouge(NamedTuple):
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> Rouge:
-    """Returns the ROUGE of texts against their references, by the package `rouge-score` with its Porter stemmer.
+    """Returns the mean ROUGE of texts against their references; see `rouge_of_each`."""
+    scores = rouge_of_each(texts, references)
+    return Rouge(*(sum(column) / len(scores) for column in zip(*scores, strict=True)))
+
+
+def rouge_of_each(texts: Sequence[str], references: Sequence[str]) -> list[Rouge]:
+    """Returns the ROUGE of each text against its reference, by the package `rouge-score` with its Porter stemmer.
 
     Raises:
       ValueError: if there are no texts, or not one reference for each; or says how to install `rouge-score`.
@@ -44,7 +51,16 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> Rouge:
         raise ValueError('ROUGE needs rouge-score: pip install "jlade[evaluation]"') from error
     scorer = RougeScorer(Rouge._fields, use_stemmer=True)
     scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
-    return Rouge(*(100 * sum(score[name].fmeasure for score in scores) / len(scores) for name in Rouge._fields))
+    return [Rouge(*(100 * score[name].fmeasure for name in Rouge._fields)) for score in scores]
+
+
+def last_number(text: str) -> str | None:
+    """Returns the last number of a text, without thousands' commas and zeros after the point; None if it has none."""
+    found = _NUMBER.findall(text)
+    if not found:
+        return None
+    number = found[-1].replace(",", "")
+    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def pass_rate(completions: Sequence[str], tests: Sequence[CodeTests], seconds: float = 5.0) -> float:

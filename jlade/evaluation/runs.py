@@ -14,7 +14,7 @@ import jax
 
 from jlade import storage
 from jlade.drafts.pool import NGramPool
-from jlade.evaluation import quality
+from jlade.evaluation import infilling, quality
 from jlade.evaluation.answers import Answer, Model
 from jlade.evaluation.datasets import Question
 from jlade.evaluation.methods import Method, parse
@@ -49,7 +49,7 @@ class Result:
       differences: where each answer parts from that of plain decoding in float32; None for equal ones, and for answers
         at a temperature above 0.
       reference: the summary to compare with by ROUGE.
-      passed: whether the answer passes the question's tests; None where they were not run.
+      passed: whether the answer is right: it passes the question's tests, or equals its answer; None if not judged.
       error: the reason why the question could not be answered, such as a prompt that is too long.
     """
 
@@ -224,21 +224,36 @@ class _Runner:
             for turn in range(max(1, len(question.turns))):
                 before = [answer.text for answer in (told or answers)[:turn]]
                 prompt = self._prompt(question, turn, before)
-                answer, pool = self.model.answer(prompt, method, key, pool if method.is_warm else None)
+                known = pool if method.is_warm else None
+                answer, pool = self.model.answer(prompt, method, key, known, question.choices)
                 answers.append(answer)
                 differences.append(self._difference(prompt, told[turn] if told else None, answer, method))
-            if self.run_code and question.tests is not None:
-                (passed,) = quality.passed([answers[-1].text], [question.tests])
+            passed = self._judge(question, answers[-1])
         except ValueError as refused:
             answers, differences, error = [], [], str(refused)
         self.pools.after(method, pool)
         facts = dataset, question.id, question.task, question.category, str(method)
         return Result(*facts, tuple(answers), tuple(differences), question.reference, passed, error)
 
+    def _judge(self, question: Question, answer: Answer) -> bool | None:
+        """Returns whether an answer is right, None if the question does not say it."""
+        if question.choices:
+            return answer.text.strip() == question.answer
+        if question.answer is not None:
+            return quality.last_number(answer.text) == question.answer
+        if not self.run_code or question.tests is None:
+            return None
+        completion = answer.text
+        if question.suffix is not None:
+            completion = question.turns[0] + infilling.filled(self.model.tokenizer, answer.tokens) + question.suffix
+        return quality.passed([completion], [question.tests])[0]
+
     def _prompt(self, question: Question, turn: int, answers: Sequence[str]) -> Sequence[int]:
         """Returns the token ids of a turn, with the answers before it."""
         if question.ids is not None:
             return question.ids
+        if question.suffix is not None:
+            return infilling.prompt(self.model.tokenizer, question.turns[0], question.suffix)
         if not question.is_chat:
             return text.encode(self.model.tokenizer, question.turns[0], parse_special=False)
         messages = [{"role": "system", "content": question.system}] if question.system else []

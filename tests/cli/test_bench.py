@@ -9,15 +9,16 @@ import pytest
 
 from jlade import cli
 from jlade.cli import options
-from jlade.evaluation import datasets, experiments, paper, runs
+from jlade.evaluation import datasets, experiments, runs, scaling
 from jlade.evaluation.answers import Model
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.evaluation.made import answer
 
 SHORT = ["--limit", "1", "--max-new-tokens", "6"]
 TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "figure4-trees", "table4"}
-TABLES |= {"growth", "exactness"}
-FIGURES = {"throughput", "figure4a", "figure4b", "figure4c", "hits"}
+TABLES |= {"growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
+FIGURES = {"throughput", "figure4a", "figure4b", "figure4c", "figure6-7", "figure8", "hits"}
+FEW = ["--windows", "1", "3", "--ngrams", "3", "5"]
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def made(monkeypatch):
     """Answers that no model gives; returns the prompts' lengths and the methods."""
     asked = []
 
-    def answered(self, prompt, method, key, pool=None):
+    def answered(self, prompt, method, key, pool=None, choices=()):
         asked.append((len(prompt), str(method)))
         return answer([1, 2], text="made"), None
 
@@ -42,13 +43,12 @@ def everything(small_demo, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         patch.setattr(options, "DEMO", small_demo)
-        patch.setattr(paper, "WINDOWS", (1, 3))
-        patch.setattr(paper, "NGRAMS", (3, 5))
-        patch.setattr(paper, "TREES", (1, 3))
-        settings, trees = (tuple(map(str, found())) for found in (paper.scaling_methods, paper.tree_methods))
-        patch.setitem(EXPERIMENTS, "figure4", EXPERIMENTS["figure4"]._replace(methods=settings + trees))
-        patch.setitem(EXPERIMENTS, "table4", EXPERIMENTS["table4"]._replace(methods=("plain", *settings)))
-        assert cli.main(["bench", "all", *SHORT, "--output", str(directory / "new")]) == 0
+        patch.setattr(scaling, "TREES", (1, 3))
+        trees = tuple(map(str, scaling.tree_methods()))
+        patch.setitem(EXPERIMENTS, "figure4", EXPERIMENTS["figure4"]._replace(methods=("windows", *trees)))
+        patch.setitem(EXPERIMENTS, "table4", EXPERIMENTS["table4"]._replace(methods=("plain", "windows")))
+        patch.setitem(EXPERIMENTS, "jacobi", EXPERIMENTS["jacobi"]._replace(methods=("plain", "jacobi=4")))
+        assert cli.main(["bench", "all", *SHORT, *FEW, "--output", str(directory / "new")]) == 0
     return directory / "new", output.getvalue()
 
 
@@ -159,7 +159,7 @@ def test_a_report_of_two_runs_names_the_run_of_each_table(everything, tmp_path, 
     assert "<p>Run 1: demo, " in page
     assert "<p>Run 2: large, " in page
     rows = json.loads((tmp_path / "both" / "table4.json").read_text())["rows"]
-    assert [row["model"].split(",")[0] for row in rows] == ["demo", "large", "7B", "13B", "34B"]
+    assert [row["model"].split(",")[0] for row in rows] == ["demo", "large", *["7B", "13B", "34B"] * 4]
     assert "large" in capsys.readouterr().out
 
 
@@ -189,7 +189,7 @@ def test_data_and_seed_choose_the_questions(made, tmp_path, capsys):
 def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
     count = itertools.count(1)
 
-    def answered(self, prompt, method, key, pool=None):
+    def answered(self, prompt, method, key, pool=None, choices=()):
         if next(count) == 3:
             raise KeyboardInterrupt
         return answer([1, 2], text="made"), None
@@ -215,7 +215,7 @@ def test_questions_without_an_answer_are_named(tmp_path, monkeypatch, capsys):
     assert "1 question" in captured.out
 
 
-def long_prompts_refused(self, prompt, method, key, pool=None):
+def long_prompts_refused(self, prompt, method, key, pool=None, choices=()):
     if len(prompt) > 1000:
         raise ValueError("too long")
     return answer([1, 2], text="made"), None
@@ -229,6 +229,10 @@ def long_prompts_refused(self, prompt, method, key, pool=None):
         (["--methods", "transformers:t=1"], "transformers decodes greedily"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--windows", "0", "3"], "--windows must be at least 1, got 0"),
+        (["--ngrams", "5"], "--ngrams must have two or more different values, got 5"),
+        (["--windows", "8", "4000"], "at most 4096 are accepted"),
+        (["--summary-prompt", "one/a.jsonl"], "one/a.jsonl: a prompt for summaries must have {text} once, got 0"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--output", "file"], "--output must be a directory, got file"),
         (["--data", "one/a.jsonl", "two/a.jsonl"], "--data names two data sets called 'a': join the files, or rename"),

@@ -48,3 +48,14 @@ def result(method, *answers, question="1", dataset="code", differences=None, **c
 
 def run(*results, **changes):
     return Run(ABOUT | changes, results)
+
+
+def rows(table):
+    """Returns the texts of a table by the first of each row."""
+    return {row[0]: row[1:] for row in table.texts()}
+
+
+def of(method, compression, **changes):
+    """Returns the result of a method whose answer has these tokens per step, with two decimals."""
+    tokens = round(100 * compression)
+    return [result(str(method), answer([tokens // 100 + (i < tokens % 100) for i in range(100)], **changes))]

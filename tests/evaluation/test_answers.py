@@ -13,7 +13,8 @@ from jlade.config import PLAIN
 from jlade.evaluation import answers
 from jlade.evaluation.answers import GROWTH_STEPS, Model
 from jlade.evaluation.methods import parse
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests import plain_llama
+from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
 
 PROMPT, KEY, NEW = [3, 1, 4, 1, 5], jax.random.key(7), 30
 PARAMS = tiny_llama(2, max_positions=128)
@@ -48,6 +49,19 @@ def test_an_answer_is_that_of_generate(name):
     if pool is not None:
         np.testing.assert_array_equal(pool.ngrams, expected.state.pool.ngrams)
     assert answer.growth == ()
+
+
+@pytest.mark.parametrize("name", ["plain", "4,4,3", "tree=5"])
+def test_of_choices_the_most_probable_is_the_answer(name):
+    """Among the tokens of three letters, by the logits of the model itself."""
+    letters = [4, 3, 2]
+    logits = plain_llama.logits(PARAMS, PROMPT)[-1]
+    best = max(letters, key=lambda token: logits[token])
+    answer, _ = MODEL.answer(PROMPT, parse(name), KEY, choices=[TOKENS[token].decode() for token in letters])
+    assert answer.tokens == (best,)
+    assert answer.steps == 1
+    with pytest.raises(ValueError, match="a question with choices needs a token for each of y, z"):
+        MODEL.answer(PROMPT, parse(name), KEY, choices="yz")  # both are the unknown token
 
 
 def test_sampled_answers_depend_on_the_key():

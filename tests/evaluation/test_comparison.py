@@ -3,7 +3,7 @@
 import pytest
 
 from jlade.evaluation import comparison
-from tests.evaluation.made import answer, result, run
+from tests.evaluation.made import answer, result, rows, run
 
 PLAIN = answer([1] * 6, first_seconds=2.0)
 RESULTS = {
@@ -18,11 +18,6 @@ RESULTS = {
         result("transformers", *[answer([1] * 6, timed_tokens=5, seconds=5)] * 2, dataset="chat"),
     ],
 }
-
-
-def rows(table):
-    """Returns the texts of a table by the first of each row."""
-    return {row[0]: row[1:] for row in table.texts()}
 
 
 def test_methods():
@@ -43,7 +38,7 @@ def test_tasks():
 
 
 def test_throughput():
-    table = comparison.throughput_table(RESULTS)
+    table = comparison.throughput_table(run(), RESULTS)
     assert [column.name for column in table.columns] == ["tokens/s", "code", "chat"]
     assert rows(table)["15, 5, 15"] == ["20.0", "40.0"]
     assert rows(table)["transformers"] == ["2.0", "1.0"]
@@ -62,9 +57,24 @@ def test_accepted_tokens_of_the_methods_that_count_them():
     }
 
 
-def test_tests_that_were_run():
-    assert comparison.tests_table({"plain": RESULTS["plain:t=1"]}) is None
-    assert rows(comparison.tests_table(RESULTS)) == {"plain": ["0.0%", "1"], "15, 5, 15": ["100.0%", "1"]}
+def test_right_answers():
+    assert comparison.right_table({"plain": RESULTS["plain:t=1"]}) is None
+    results = {
+        "plain": [result("plain", PLAIN, dataset=name, passed=right) for name, right in (("a", True), ("b", False))],
+        "15,5,15": [result("15,5,15", PLAIN, dataset=name, passed=True) for name in "abb"],
+    }
+    table = comparison.right_table(results)
+    assert [column.name for column in table.columns] == ["right answers", "a (1)", "b (1)"]
+    assert rows(table) == {"plain": ["100.0%", "0.0%"], "15, 5, 15": ["100.0%", "100.0%"]}
+
+
+def test_tables_say_when_transformers_ran_on_another_device():
+    for about, says in (({}, False), ({"transformers_device": "cpu"}, False), ({"transformers_device": "cuda"}, True)):
+        table = comparison.methods_table(run(**about), RESULTS)
+        assert ("transformers ran on another device" in table.note) == says
+    on_gpu = run(device="NVIDIA H200", transformers_device="cpu")
+    assert "ran on another device, cpu" in comparison.throughput_table(on_gpu, RESULTS).note
+    assert comparison.throughput_table(on_gpu, {"plain": RESULTS["plain"]}).note == ""
 
 
 def test_the_figure_has_a_bar_and_its_number_for_each_method_and_data_set():

@@ -98,6 +98,9 @@ def refuse(tmp_path, content, message, name="file.jsonl"):
         ('{"question_id": 1, "category": null, "turns": ["a"]}', "category must be Unicode text .* got None"),
         ('{"task_id": "a", "prompt": "b", "entry_point": "c(", "test": "d"}', r"entry_point .* function, got 'c\('"),
         ('{"question": "a", "answer": 4}', "answer must be Unicode text that is not blank, got 4"),
+        ('{"question": "a", "answer": "It is 4."}', "answer must be a text that ends with #### and a number, got"),
+        ('{"question": "a", "choices": ["b", "c"], "answer": 2}', "answer must be one of A, B, or its place .*got 2"),
+        ('{"question": "a", "choices": "b", "answer": 0}', "choices must be a list of one or more texts"),
     ],
 )
 def test_a_broken_line_is_refused_with_its_number(content, message, tmp_path):
@@ -125,6 +128,26 @@ def test_other_broken_files_are_refused(tmp_path):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match=r"folder\.json cannot be read: Is a directory"):
         datasets.read(tmp_path / "folder.json")
+
+
+def test_a_prompt_for_summaries_of_the_user(tmp_path):
+    file, summaries = tmp_path / "prompt.txt", DATA / "xsum.jsonl"
+    file.write_text("In five words:\n{text}\n", encoding="utf-8")
+    question = datasets.read(summaries, datasets.SummaryPrompt.read(file)).questions[1]
+    assert question.turns == ("In five words:\nA school has planted fifty trees along its fence.",)
+    assert question.system is None
+    file.write_text("Text: {text}\n---\nSummarize it.", encoding="utf-8")
+    question = datasets.read(summaries, datasets.SummaryPrompt.read(file)).questions[1]
+    assert question.system == "Text: A school has planted fifty trees along its fence."
+    assert question.turns == ("Summarize it.",)
+    gsm8k = datasets.read(DATA / "gsm8k.jsonl", datasets.SummaryPrompt.read(file))
+    assert as_json(gsm8k) == EXPECTED["gsm8k.jsonl"], "other questions stay as they are"
+    for content in ("Summarize.", "{text} {text}"):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"prompt\.txt: a prompt for summaries must have \{text\} once, got"):
+            datasets.SummaryPrompt.read(file)
+    with pytest.raises(ValueError, match=r"none cannot be read as text"):
+        datasets.SummaryPrompt.read(tmp_path / "none")
 
 
 def test_parquet_needs_pyarrow(tmp_path, monkeypatch):

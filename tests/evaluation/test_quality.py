@@ -165,3 +165,18 @@ def test_an_interpreter_that_does_not_start_is_no_failed_completion(monkeypatch)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="did not start: /bin/false -I"):
         quality.passed([RIGHT], [TESTS])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("She has 4 + 3 = 7 pears.", "7"),
+        ("It costs $1,234.50.", "1234.5"),
+        ("So the answer is 20.00", "20"),
+        ("from 5 to -3", "-3"),
+        ("The answer is 100.", "100"),
+        ("none", None),
+    ],
+)
+def test_the_last_number_of_a_text(text, number):
+    assert quality.last_number(text) == number

@@ -217,7 +217,7 @@ def asked(monkeypatch):
     prompts = []
     empty = runs.Answer(1, (1,), "", 1, (1,), (0,), (0, 0), (), 1.0, 1.0, 1.0, 1)
 
-    def answer(self, prompt, method, key, pool=None):
+    def answer(self, prompt, method, key, pool=None, choices=()):
         prompts.append((str(method), prompt, jax.random.key_data(key).tolist()))
         return dataclasses.replace(empty, text=f"by {method}"), None
 
@@ -252,7 +252,7 @@ def test_texts_to_continue_have_no_special_tokens_and_no_template(asked, tmp_pat
 def test_differences_name_the_first_token_and_the_gap_of_the_logits(monkeypatch, tmp_path):
     answer = Model.answer
 
-    def other(self, prompt, method, key, pool=None):
+    def other(self, prompt, method, key, pool=None, choices=()):
         found, pool = answer(self, prompt, method, key, pool)
         if method.setting == parse("2,3,1").setting:
             found = dataclasses.replace(found, tokens=(*found.tokens[:5], 12, *found.tokens[6:]))
@@ -276,6 +276,35 @@ def test_a_question_that_cannot_be_answered_is_recorded_and_the_run_goes_on(tmp_
     assert re.search("127 tokens.* 128 positions", results[0].error)
     assert results[0].answers == results[0].differences == ()
     assert runs.read(file).results == tuple(results)
+
+
+def test_answers_are_judged_by_number_and_letter(asked, tmp_path):
+    """The answer to each is "by plain" here."""
+    questions = [
+        Question("number", "maths", ids=(1,), answer="4"),
+        Question("letter", "choice", ids=(1,), answer="by plain", choices="AB"),
+        Question("none", "talk", ids=(1,)),
+    ]
+    planned = cells(questions, [parse("plain")])
+    assert [result.passed for result in execute(tmp_path / "a", planned)] == [False, True, None]
+
+
+def test_a_filled_gap_runs_between_the_texts_around_it(asked, monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(runs.quality, "passed", lambda texts, tests: ran.append((texts, tests)) or (True,))
+    monkeypatch.setattr(runs.infilling, "prompt", lambda tokenizer, before, after: [1, 2])
+    monkeypatch.setattr(runs.infilling, "filled", lambda tokenizer, tokens: f"<{tokens}>")
+    code = runs.quality.CodeTests("", "assert f() == 1")
+    question = Question("gap", "code", turns=("before ",), is_chat=False, suffix=" after", tests=code)
+    (result,) = execute(tmp_path / "run.jsonl", cells([question], [parse("plain")]), run_code=True)
+    assert result.passed
+    assert (asked[0][1], ran) == ([1, 2], [(["before <(1,)> after"], [code])])
+
+
+def test_a_gap_without_tokens_for_it_is_recorded_as_an_error(tmp_path):
+    question = Question("gap", "code", turns=("a",), is_chat=False, suffix="b")
+    (result,) = execute(tmp_path / "run.jsonl", cells([question], [parse("plain")]))
+    assert "models that fill gaps" in result.error
 
 
 def test_tests_of_code_run_only_if_asked(asked, monkeypatch, tmp_path):

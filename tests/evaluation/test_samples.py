@@ -13,15 +13,15 @@ def lines(name):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_there_are_64_questions_of_five_tasks():
+def test_there_are_78_questions_of_seven_tasks():
     samples = datasets.samples()
     questions = [question for dataset in samples for question in dataset.questions]
-    assert len(questions) == 64
+    assert len(questions) == 78
     assert {question.task for question in questions} == {
-        f"{name} sample" for name in ("CNN/DailyMail", "GSM8K", "HumanEval", "MBPP", "MT-Bench")
+        f"{name} sample" for name in ("CNN/DailyMail", "GSM8K", "HumanEval", "MBPP", "MMLU", "MT-Bench", "XSum")
     }
-    assert len({(question.task, question.id) for question in questions}) == 64
-    assert len({question.turns for question in questions}) == 64
+    assert len({(question.task, question.id) for question in questions}) == 78
+    assert len({(question.turns, question.system) for question in questions}) == 78
     categories = [question.category for question in questions if question.task == "MT-Bench sample"]
     assert len(categories) == 12
     assert set(categories) == datasets.MT_BENCH

@@ -1,0 +1,303 @@
+"""Tokens per step and speed by the size of a step and by device: Figures 4 and 6 to 8 and Table 4 of the paper."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jlade.choosing.sheet import sheet
+from jlade.config import LookaheadConfig
+from jlade.evaluation import figures, measures, statistics
+from jlade.evaluation.comparison import Results
+from jlade.evaluation.figures import Figure
+from jlade.evaluation.methods import Method, parse
+from jlade.evaluation.runs import Run
+from jlade.evaluation.tables import Column, Row, Table
+from jlade.inspection.targets import TARGETS
+from jlade.models.llama import LlamaConfig
+from jlade.planning.plan import Option, plan
+from jlade.planning.work import Layout
+
+WINDOWS, NGRAMS = (1, 2, 4, 8, 16), (3, 5, 7)  # W = G and N of Figure 4
+GOOD = {"7B": (15, 5), "13B": (10, 5), "34B": (7, 5)}  # W = G and N in Table 4
+FIGURE_8_NGRAM = 5  # N
+TREES = (7, 15, 31, 63, 119)  # drafts of the trees beside Figure 4
+DEVICES = ("a100", "h100", "rtx3090", "rtx4090")  # of Table 4
+FIGURE_8_DEVICES = ("a100", "rtx3090")
+PARALLEL = (4, 8)  # devices of Figures 6 and 7
+
+
+def _llama(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int, num_kv_heads: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=32000,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=128,
+        max_positions=4096,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+    )
+
+
+SIZES = {  # of Table 4: LLaMA-2, LLaMA-2 and CodeLlama
+    "7B": _llama(4096, 11008, 32, 32, 32),
+    "13B": _llama(5120, 13824, 40, 40, 40),
+    "34B": _llama(8192, 22016, 48, 64, 8),
+}
+
+
+class _Point(NamedTuple):
+    """A setting with W = G, and its tokens per step."""
+
+    window_size: int
+    ngram_size: int
+    compression: float
+
+    @property
+    def setting(self) -> LookaheadConfig:
+        return LookaheadConfig.paper(self.window_size, self.ngram_size, self.window_size)
+
+    @property
+    def name(self) -> str:
+        return str(Method(self.setting))
+
+
+def window_methods(windows: Iterable[int] = WINDOWS, ngrams: Iterable[int] = NGRAMS) -> list[Method]:
+    """Returns the methods of Figure 4, for each N those of each W = G."""
+    return [Method(LookaheadConfig.paper(w, n, w)) for n, w in itertools.product(ngrams, windows)]
+
+
+def good_methods() -> list[Method]:
+    """Returns the methods of Table 4."""
+    return [Method(LookaheadConfig.paper(w, n, w)) for w, n in GOOD.values()]
+
+
+def tree_methods() -> list[Method]:
+    """Returns the methods beside those of Figure 4: trees without a window."""
+    return [Method(LookaheadConfig.tree(size)) for size in TREES]
+
+
+def _points(results: Results) -> list[_Point]:
+    """Returns the measurements of settings with W = G, by N and W."""
+    found = []
+    for name, of_method in results.items():
+        setting = parse(name).setting
+        if isinstance(setting, LookaheadConfig) and setting.tree_size is None and setting.window_size:
+            point = _Point(setting.window_size, setting.ngram_size, measures.compression(of_method))
+            found += [point] if point.name == name else []
+    return sorted(found, key=lambda point: (point.ngram_size, point.window_size))
+
+
+def _by_ngram(points: Iterable[_Point]) -> dict[int, list[tuple[float, float]]]:
+    """Returns pairs of W and tokens per step, by N."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        found.setdefault(point.ngram_size, []).append((point.window_size, point.compression))
+    return found
+
+
+def windows_table(results: Results) -> Table:
+    """Returns the measurements of Figure 4, with the fit of tokens per step to log W for each N."""
+    points = _by_ngram(_points(results))
+    windows = sorted({window for of_ngram in points.values() for window, _ in of_ngram})
+    rows: list[Row] = []
+    for ngram_size, of_ngram in points.items():
+        fit = statistics.fit_log([int(w) for w, _ in of_ngram], [s for _, s in of_ngram])
+        rows.append((str(ngram_size), *map(dict(of_ngram).get, windows), fit.slope, fit.r2))
+    columns = (
+        Column("N"),
+        *(Column(f"W = {window:g}", ".2f") for window in windows),
+        Column("per doubling of W", "+.3f"),
+        Column("R² of the log fit", ".3f"),
+    )
+    return Table(
+        "figure4", "Tokens per step by W = G and N (Figure 4 of the paper)", columns, tuple(rows), _note(results)
+    )
+
+
+def _fit(points: Sequence[_Point]) -> statistics.ScalingFit:
+    sizes = [(point.window_size, point.ngram_size) for point in points]
+    return statistics.fit_scaling(sizes, [point.compression for point in points])
+
+
+def _note(results: Results) -> str:
+    fit = _fit(_points(results))
+    return (
+        f"Equations 5 and 7 fit with alpha = {fit.alpha:.3f} and f = {fit.f:.3f}, R² = {fit.r2:.3f}; the paper has "
+        "0.425 and 3.106 for LLaMA-2-7B-Chat on MT-Bench."
+    )
+
+
+def windows_figures(results: Results) -> list[Figure]:
+    """Returns Figure 4: tokens per step against W and N, measured, and by the fitted formula."""
+    points = _points(results)
+    fit = _fit(points)
+    measured = {f"N = {n}": of_ngram for n, of_ngram in _by_ngram(points).items()}
+    formula = {f"_N = {n}": [(w, _formula(fit, w, n)) for w, _ in of_n] for n, of_n in _by_ngram(points).items()}
+    axes = "W = G", "tokens per step"
+    return [
+        Figure("figure4a", "Tokens per step against W and N, measured", figures.lines(measured, *axes, is_log=True)),
+        Figure("figure4b", "The fitted formula", figures.lines(formula, *axes, is_log=True), _note(results)),
+    ]
+
+
+def _formula(fit: statistics.ScalingFit, window_size: float, ngram_size: int) -> float:
+    """Returns the tokens per step of Equations 5 and 7."""
+    expected = statistics.expected_tokens(fit.alpha, np.array([int(window_size)]), np.array([ngram_size]))
+    return (fit.f - 1 + float(expected[0])) / fit.f
+
+
+def _trees(results: Results) -> list[tuple[float, float]]:
+    """Returns pairs of the tokens of a step and tokens per step."""
+    return [
+        (method.setting.block_size, measures.compression(results[str(method)]))
+        for method in tree_methods()
+        if isinstance(method.setting, LookaheadConfig) and str(method) in results
+    ]
+
+
+def trees_table(results: Results) -> Table | None:
+    """Returns tokens per step by the size of a tree, with their fit to log2 of the tokens of a step.
+
+    A run that is older than trees, or was interrupted, may lack them: None then.
+    """
+    points = _trees(results)
+    if len(points) < 2:
+        return None
+    fit = statistics.fit_log([int(tokens) for tokens, _ in points], [s for _, s in points])
+    rows = [(int(tokens) - 1, int(tokens), compression) for tokens, compression in points]
+    columns = Column("tree", "d"), Column("tokens of a step", "d"), Column("tokens/step", ".2f")
+    note = f"Each doubling of the tokens of a step adds {fit.slope:.3f} tokens per step; R² of the fit {fit.r2:.3f}."
+    return Table("figure4-trees", "Tokens per step by the size of a tree", columns, tuple(rows), note)
+
+
+def blocks_figure(results: Results) -> Figure:
+    """Returns tokens per step against the tokens of a step, of windows and of trees."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for point in _points(results):
+        series.setdefault(f"N = {point.ngram_size}", []).append((point.setting.block_size, point.compression))
+    series |= {"trees": _trees(results)}
+    series = {name: points for name, points in series.items() if points}
+    draw = figures.lines(series, "tokens of a step", "tokens per step", is_log=True)
+    return Figure("figure4c", "Tokens per step against the tokens of a step", draw)
+
+
+def configurations_table(runs: Sequence[tuple[Run, Results]]) -> Table:
+    """Returns Table 4: the fastest W and N by model size, measured for each run, and estimated for GPUs."""
+    rows: list[Row] = []
+    for run, results in runs:
+        speeds = {point: measures.speed(results[point.name]) for point in _points(results)}
+        best = max(speeds, key=speeds.__getitem__)
+        model = f"{run.about['model']}, {run.about['parameters'] / 1e6:.1f} M, measured"
+        speedup = speeds[best] / measures.speed(results[str(Method())])
+        rows.append((model, run.about["processor"], None, best.window_size, best.ngram_size, speedup, None))
+    run, results = runs[0]
+    points = _points(results)
+    for device, size in itertools.product(DEVICES, SIZES):
+        rate = sheet(TARGETS[device].device_kind).tflops
+        speedups = {point: _speedup(size, device, point) for point in points}
+        named = [(point.window_size, point.ngram_size) == GOOD[size] for point in points]
+        of_paper = next((speedups[point] for point, is_named in zip(points, named, strict=True) if is_named), None)
+        best = max(points, key=lambda point: speedups[point] or 0.0)
+        w, n = (best.window_size, best.ngram_size) if speedups[best] else (None, None)
+        rows.append((f"{size}, estimated", TARGETS[device].device_kind, rate, w, n, speedups[best], of_paper))
+    columns = (
+        Column("model"),
+        Column("device"),
+        Column("TFLOP/s", ".0f"),
+        Column("W = G", "d"),
+        Column("N", "d"),
+        Column("speedup", ".2f x"),
+        Column("at the paper's W and N", ".2f x"),
+    )
+    note = (
+        "The fastest of the settings that were measured. The estimates combine the tokens per step of "
+        f"{run.about['model']} with step times from data sheets (`jlade plan`); a larger model's text may be harder or "
+        "easier to guess. A dash stands for a model that exceeds the memory. The paper names W = 15, 10 and 7 with "
+        "N = 5 for 7B, 13B and 34B on an A100."
+    )
+    return Table("table4", "Good settings by model size (Table 4 of the paper)", columns, tuple(rows), note)
+
+
+def _option(size: str, device: str, lookahead: LookaheadConfig | None, compression: float, layout: Layout) -> Option:
+    """Returns the estimate for a sequence on each part of `layout.data`."""
+    given = {"lookahead": lookahead, "compression": max(1.0, compression), "batch_size": layout.data}
+    options = plan(SIZES[size], device, layout.num_devices, **given).options  # type: ignore[arg-type]
+    return next(option for option in options if option.layout == layout)
+
+
+def _speedup(size: str, device: str, point: _Point) -> float | None:
+    """Returns the estimated speedup of a setting on one device, None if the model exceeds its memory."""
+    one = Layout(1, 1, 1)
+    plain = _option(size, device, None, 1.0, one)
+    found = _option(size, device, point.setting, point.compression, one)
+    return found.tokens_per_second / plain.tokens_per_second if found.fits else None
+
+
+def devices_figure(run: Run, results: Results) -> Figure | None:
+    """Returns Figure 8: tokens per step and speedup by W, on two devices; None without settings of its N."""
+    points = [point for point in _points(results) if point.ngram_size == FIGURE_8_NGRAM]
+    if not points:
+        return None
+    plain = measures.speed(results[str(Method())])
+    series: dict[str, list[tuple[float, float]]] = {
+        "tokens per step": [(point.window_size, point.compression) for point in points],
+        f"speedup, measured on {run.about['device']}": [
+            (point.window_size, measures.speed(results[point.name]) / plain) for point in points
+        ],
+    }
+    for device in FIGURE_8_DEVICES:
+        name = f"_speedup of 7B, {TARGETS[device].device_kind}, estimated"
+        series[name] = [(point.window_size, _speedup("7B", device, point) or 0.0) for point in points]
+    note = (
+        f"N = {FIGURE_8_NGRAM}. The solid lines are measured with {run.about['model']}. The dashed lines are "
+        "estimates: its tokens per step, with step times of a 7B model from data sheets."
+    )
+    draw = figures.lines(series, "W = G", "tokens per step, speedup", is_log=True)
+    return Figure("figure8", "Tokens per step and speedup by device (Figure 8 of the paper)", draw, note)
+
+
+def parallelism(run: Run, results: Results) -> list[Table | Figure | None]:
+    """Returns Figures 6 and 7: the speed of a sequence by the way to divide a step among devices, estimated."""
+    (name,) = [name for name in results if name != str(Method())]
+    setting, compression = parse(name).setting, measures.compression(results[name])
+    assert isinstance(setting, LookaheadConfig)
+    ways = {"one device": Layout(1, 1, 1)}
+    for number in PARALLEL:
+        ways |= {
+            f"tensor parallelism, {number} devices": Layout(1, 1, number),
+            f"lookahead parallelism, {number} devices": Layout(1, number, 1),
+            f"data parallelism, {number} devices, {number} sequences": Layout(number, 1, 1),
+        }
+    rows: list[Row] = []
+    lengths: dict[str, list[float]] = {}
+    for size in ("7B", "13B"):
+        base = _option(size, "a100", None, 1.0, Layout(1, 1, 1)).tokens_per_second
+        for way, layout in ways.items():
+            plain = _option(size, "a100", None, 1.0, layout).tokens_per_second / layout.data
+            found = _option(size, "a100", setting, compression, layout).tokens_per_second / layout.data
+            rows.append((size, way, plain, found, plain / base, found / base))
+            lengths.setdefault(f"{way}, plain", []).append(plain)
+            lengths.setdefault(f"{way}, lookahead", []).append(found)
+    columns = (
+        Column("model"),
+        Column("devices"),
+        Column("plain, tokens/s", ".0f"),
+        Column("lookahead, tokens/s", ".0f"),
+        Column("plain, speedup", ".2f x"),
+        Column("lookahead, speedup", ".2f x"),
+    )
+    note = (
+        f"Estimates for A100 GPUs from data sheets (`jlade plan`), for each sequence, at {parse(name).label}, with the "
+        f"{compression:.2f} tokens per step of {run.about['model']}. The paper reports that tensor parallelism of "
+        "DeepSpeed slows a step down (0.75x to 0.82x), and up to 4x with lookahead parallelism on 8 GPUs."
+    )
+    title = "Speed by the way to divide a step (Figures 6 and 7 of the paper)"
+    return [
+        Table("figure6-7", title, columns, tuple(rows), note),
+        Figure("figure6-7", title, figures.bars(["7B", "13B"], lengths, "tokens/s of a sequence"), note),
+    ]

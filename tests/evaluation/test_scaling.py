@@ -1,0 +1,103 @@
+"""Figures 4 and 6 to 8 and Table 4 of results made by hand."""
+
+import re
+
+import pytest
+
+from jlade import LookaheadConfig
+from jlade.evaluation import scaling as scaling_lib
+from jlade.evaluation import statistics
+from tests.evaluation.made import of, run
+
+
+def scaling(compression):
+    return {str(method): of(method, compression(method.setting)) for method in scaling_lib.window_methods()}
+
+
+def test_figure_4_finds_the_line_and_the_law_that_made_the_numbers():
+    def law(setting):
+        w, n = setting.window_size, setting.ngram_size
+        return (1.5 - 1 + n - sum((1 - 0.6**i) ** w for i in range(1, n))) / 1.5
+
+    results = scaling(law)
+    table = scaling_lib.windows_table(results)
+    assert [column.name for column in table.columns[:3]] == ["N", "W = 1", "W = 2"]
+    measured = {str(n): [law(LookaheadConfig.paper(w, n, w)) for w in scaling_lib.WINDOWS] for n in (3, 5, 7)}
+    for name, *compressions, slope, r2 in table.rows:
+        assert compressions == pytest.approx(measured[name], abs=0.006)
+        fit = statistics.fit_log(scaling_lib.WINDOWS, measured[name])
+        assert (slope, r2) == pytest.approx((fit.slope, fit.r2), abs=0.01)
+    assert table.note.startswith("Equations 5 and 7 fit with alpha = 0.60")
+    assert float(re.search(r"f = ([\d.]+)", table.note)[1]) == pytest.approx(1.5, abs=0.02)
+    one, other = scaling_lib.windows_figures(results)
+    assert (one.name, other.name, other.note) == ("figure4a", "figure4b", table.note)
+    assert all(figure.png().startswith(b"\x89PNG") for figure in (one, other))
+
+
+def test_trees_beside_figure_4_find_the_line_that_made_the_numbers():
+    results = {str(method): of(method, 1 + 0.3 * i) for i, method in enumerate(scaling_lib.tree_methods())}
+    del results["tree=119"]  # of another number of drafts than twice the one before
+    table = scaling_lib.trees_table(results)
+    assert table.texts() == [["7", "8", "1.00"], ["15", "16", "1.30"], ["31", "32", "1.60"], ["63", "64", "1.90"]]
+    assert table.note == "Each doubling of the tokens of a step adds 0.300 tokens per step; R² of the fit 1.000."
+    results |= scaling(lambda setting: 1.5)
+    assert scaling_lib.blocks_figure(results).png().startswith(b"\x89PNG")
+
+
+def test_figure_4_of_equal_numbers_has_no_share_of_variance():
+    assert {row[-1] for row in scaling_lib.windows_table(scaling(lambda setting: 1.2)).texts()} == {"-"}
+
+
+def test_table_4_names_the_fastest_measured_setting_and_estimates_those_of_gpus():
+    def speed(setting):
+        return 1 + setting.window_size / 60 + (setting.ngram_size == 5)
+
+    results = scaling(speed) | {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.2, seconds=150)}
+    for method in scaling_lib.window_methods():  # steps take time by their blocks here
+        results[str(method)] = of(method, speed(method.setting), seconds=method.setting.block_size)
+    other = {name: of(name, 1.0, seconds=1.0 if name == "8,7,8" else 10) for name in results}
+    table = scaling_lib.configurations_table([(run(), results), (run(model="other", parameters=2e6), other)])
+    found = {row[0]: row[1:] for row in table.texts()[:2]}
+    assert found["tiny, 1.5 M, measured"] == ["a processor", "-", "1", "3", "2.55x", "-"], "1.02 tokens in 0.04 s"
+    assert found["other, 2.0 M, measured"] == ["a processor", "-", "8", "7", "10.00x", "-"]
+    estimated = {(row[0], row[1]): row[2:] for row in table.texts()[2:]}
+    assert len(estimated) == 3 * len(scaling_lib.DEVICES)
+    rate, _, ngram_size, best, of_paper = estimated["7B, estimated", "NVIDIA A100-SXM4-80GB"]
+    assert (rate, ngram_size) == ("312", "5"), "the estimates take the first run's tokens per step"
+    assert 1 < float(of_paper[:-1]) <= float(best[:-1]) <= 2.27
+    assert estimated["13B, estimated", "NVIDIA A100-SXM4-80GB"][-1] == "-", "10, 5, 10 was not measured"
+    assert estimated["34B, estimated", "NVIDIA GeForce RTX 3090"][1:] == ["-"] * 4, "it does not fit"
+    slow = float(estimated["7B, estimated", "NVIDIA GeForce RTX 3090"][-1][:-1])
+    assert slow < float(of_paper[:-1]), "with less arithmetic to spare"
+    assert "tokens per step of tiny" in table.note
+
+
+def test_figure_8_has_lines_of_this_device_and_of_two_others():
+    results = scaling(lambda setting: 1.5) | {"plain": of("plain", 1.0)}
+    figure = scaling_lib.devices_figure(run(), results)
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(layout="constrained")
+    figure.draw(canvas)
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in canvas.axes[0].lines}
+    assert drawn["tokens per step"] == drawn["speedup, measured on cpu"] == [[w, 1.5] for w in scaling_lib.WINDOWS]
+    fast, slow = (drawn[f"speedup of 7B, NVIDIA {name}, estimated"] for name in ("A100-SXM4-80GB", "GeForce RTX 3090"))
+    assert all(1.5 > one[1] >= other[1] for one, other in zip(fast, slow, strict=True))
+    assert fast[-1][1] > slow[-1][1]
+    of_other = {name: each for name, each in results.items() if ",5," not in name}
+    assert scaling_lib.devices_figure(run(), of_other) is None
+
+
+def test_figures_6_and_7_compare_the_ways_to_divide_a_step():
+    table, figure = scaling_lib.parallelism(run(), {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)})
+    speeds = {(row[0], row[1]): row[2:] for row in table.rows}
+    assert len(speeds) == 2 * 7
+    plain, found, of_plain, speedup = speeds["7B", "one device"]
+    assert of_plain == 1
+    assert speedup == pytest.approx(found / plain)
+    assert 1.5 < speedup < 2
+    for way in ("data parallelism, 8 devices, 8 sequences", "lookahead parallelism, 8 devices"):
+        assert speeds["7B", way][2] == pytest.approx(1, abs=0.03), "plain decoding gains nothing"
+    assert speeds["7B", "tensor parallelism, 8 devices"][2] > 1.5
+    assert speeds["7B", "lookahead parallelism, 8 devices"][3] == pytest.approx(speedup, rel=0.05), "it was free"
+    assert figure.png().startswith(b"\x89PNG")
