@@ -117,13 +117,15 @@ def run(options: argparse.Namespace) -> None:
     sections = experiments.present(names, found)
     if not sections:
         raise ValueError(f"the results have nothing for {', '.join(names)}")
+    beside = experiments.beside_paper(*found[0]) if len(found) == 1 else None
+    beside_paper: list[experiments.Item] = [] if beside is None else [beside]
     console = Console(highlight=False)
-    for items in sections.values():
+    for items in [*sections.values(), beside_paper]:
         for item in items:
             if isinstance(item, Table):
                 console.print(_table(item))
     with status.show("drawing"):
-        page = report.write(output, sections, [run for run, _ in found])
+        page = report.write(output, sections, [run for run, _ in found], beside_paper)
     print(f"{page}: tables and figures")
 
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jlade.evaluation import comparison, datasets, drafting, measures, paper, scaling
+from jlade.evaluation import beside, comparison, datasets, drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
 from jlade.evaluation.figures import Figure
@@ -295,14 +295,22 @@ def present(names: Sequence[str], runs: Sequence[tuple[Run, Mapping[str, Selecti
     """Returns the tables and figures of each experiment that the runs have results for."""
     presented = {}
     for name in names:
-        found = [(run, _results(run, selections[name])) for run, selections in runs if name in selections]
-        found = [(run, results) for run, results in found if any(results.values())]
+        found = [(run, results(run, selections[name])) for run, selections in runs if name in selections]
+        found = [(run, of_run) for run, of_run in found if any(of_run.values())]
         if found:
             presented[name] = [item for item in EXPERIMENTS[name].present(found) if item is not None]
     return presented
 
 
-def _results(run: Run, selection: Selection) -> Results:
+def beside_paper(run: Run, selections: Mapping[str, Selection]) -> Table | None:
+    """Returns the numbers of the paper beside those of a run, None if it has none of them."""
+    by_experiment = {name: results(run, selection) for name, selection in selections.items()}
+    answered = {name: of_run for name, of_run in by_experiment.items() if any(of_run.values())}
+    return beside.table(run, answered)
+
+
+def results(run: Run, selection: Selection) -> Results:
+    """Returns the results of a run that an experiment needs, by method."""
     questions = set(selection.questions)
     of_selection = [result for result in run.results if (result.dataset, result.question) in questions]
     answered = {result.method for result in of_selection}

@@ -14,23 +14,37 @@ from jlade.evaluation.figures import Figure
 from jlade.evaluation.runs import Run
 from jlade.files import written_whole
 
+PAPER_TITLE = "Beside the paper"
+PAPER_EXPLANATION = "Numbers of arXiv 2402.02057 and the same ones of this run, whose model, data and device differ."
 PAGE = pathlib.Path(__file__).parent / "report.html"
 
 
-def write(directory: pathlib.Path, sections: Mapping[str, Sequence[Item]], runs: Sequence[Run]) -> pathlib.Path:
+def write(
+    directory: pathlib.Path,
+    sections: Mapping[str, Sequence[Item]],
+    runs: Sequence[Run],
+    beside_paper: Sequence[Item] = (),
+) -> pathlib.Path:
     """Writes each table as Markdown and JSON, each figure as PNG, and all of them as report.html, which it returns.
 
     Args:
       directory: of the files; those of the same names are replaced.
       sections: tables and figures, by experiment.
       runs: their results.
+      beside_paper: their numbers beside those of the paper, which come first.
 
     Raises:
       ValueError: when matplotlib is missing and there are figures.
     """
     about = [run.about for run in runs]
+    all_sections: dict[str, tuple[str, str, Sequence[Item]]] = {}
+    if beside_paper:
+        all_sections["paper"] = PAPER_TITLE, PAPER_EXPLANATION, beside_paper
+    all_sections |= {
+        name: (EXPERIMENTS[name].title, EXPERIMENTS[name].explanation, items) for name, items in sections.items()
+    }
     parts = []
-    for name, items in sections.items():
+    for name, (title, explanation, items) in all_sections.items():
         shown = []
         for item in items:
             if isinstance(item, Figure):
@@ -41,9 +55,9 @@ def write(directory: pathlib.Path, sections: Mapping[str, Sequence[Item]], runs:
                 _write(directory / f"{item.name}.md", item.markdown().encode())
                 _write(directory / f"{item.name}.json", _json(item.facts() | {"runs": about}))
                 shown.append(f"<h3>{html.escape(item.title)}</h3>{item.html()}")
-        title, explanation = html.escape(EXPERIMENTS[name].title), tables.prose(EXPERIMENTS[name].explanation)
-        parts.append(f'<section id="{name}"><h2>{title}</h2><p>{explanation}</p>{"".join(shown)}</section>')
-    links = "".join(f'<a href="#{name}">{html.escape(EXPERIMENTS[name].title)}</a>' for name in sections)
+        head = f"<h2>{html.escape(title)}</h2><p>{tables.prose(explanation)}</p>"
+        parts.append(f'<section id="{name}">{head}{"".join(shown)}</section>')
+    links = "".join(f'<a href="#{name}">{html.escape(title)}</a>' for name, (title, *_) in all_sections.items())
     page = string.Template(PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape(", ".join(dict.fromkeys(str(each["model"]) for each in about))),
         links=links,

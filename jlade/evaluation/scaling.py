@@ -106,8 +106,8 @@ def windows_table(results: Results) -> Table:
     windows = sorted({window for of_ngram in points.values() for window, _ in of_ngram})
     rows: list[Row] = []
     for ngram_size, of_ngram in points.items():
-        fit = statistics.fit_log([int(w) for w, _ in of_ngram], [s for _, s in of_ngram])
-        rows.append((str(ngram_size), *map(dict(of_ngram).get, windows), fit.slope, fit.r2))
+        line = statistics.fit_log([int(w) for w, _ in of_ngram], [s for _, s in of_ngram])
+        rows.append((str(ngram_size), *map(dict(of_ngram).get, windows), line.slope, line.r2))
     columns = (
         Column("N"),
         *(Column(f"W = {window:g}", ".2f") for window in windows),
@@ -119,25 +119,27 @@ def windows_table(results: Results) -> Table:
     )
 
 
-def _fit(points: Sequence[_Point]) -> statistics.ScalingFit:
+def fit(results: Results) -> statistics.ScalingFit:
+    """Returns the fit of Equations 5 and 7 to the measurements of settings with W = G."""
+    points = _points(results)
     sizes = [(point.window_size, point.ngram_size) for point in points]
     return statistics.fit_scaling(sizes, [point.compression for point in points])
 
 
 def _note(results: Results) -> str:
-    fit = _fit(_points(results))
+    found = fit(results)
     return (
-        f"Equations 5 and 7 fit with alpha = {fit.alpha:.3f} and f = {fit.f:.3f}, R² = {fit.r2:.3f}; the paper has "
-        "0.425 and 3.106 for LLaMA-2-7B-Chat on MT-Bench."
+        f"Equations 5 and 7 fit with alpha = {found.alpha:.3f} and f = {found.f:.3f}, R² = {found.r2:.3f}; the paper "
+        "has 0.425 and 3.106 for LLaMA-2-7B-Chat on MT-Bench."
     )
 
 
 def windows_figures(results: Results) -> list[Figure]:
     """Returns Figure 4: tokens per step against W and N, measured, and by the fitted formula."""
     points = _points(results)
-    fit = _fit(points)
+    law = fit(results)
     measured = {f"N = {n}": of_ngram for n, of_ngram in _by_ngram(points).items()}
-    formula = {f"_N = {n}": [(w, _formula(fit, w, n)) for w, _ in of_n] for n, of_n in _by_ngram(points).items()}
+    formula = {f"_N = {n}": [(w, _formula(law, w, n)) for w, _ in of_n] for n, of_n in _by_ngram(points).items()}
     axes = "W = G", "tokens per step"
     return [
         Figure("figure4a", "Tokens per step against W and N, measured", figures.lines(measured, *axes, is_log=True)),
@@ -145,10 +147,10 @@ def windows_figures(results: Results) -> list[Figure]:
     ]
 
 
-def _formula(fit: statistics.ScalingFit, window_size: float, ngram_size: int) -> float:
+def _formula(law: statistics.ScalingFit, window_size: float, ngram_size: int) -> float:
     """Returns the tokens per step of Equations 5 and 7."""
-    expected = statistics.expected_tokens(fit.alpha, np.array([int(window_size)]), np.array([ngram_size]))
-    return (fit.f - 1 + float(expected[0])) / fit.f
+    expected = statistics.expected_tokens(law.alpha, np.array([int(window_size)]), np.array([ngram_size]))
+    return (law.f - 1 + float(expected[0])) / law.f
 
 
 def _trees(results: Results) -> list[tuple[float, float]]:
@@ -168,10 +170,10 @@ def trees_table(results: Results) -> Table | None:
     points = _trees(results)
     if len(points) < 2:
         return None
-    fit = statistics.fit_log([int(tokens) for tokens, _ in points], [s for _, s in points])
+    line = statistics.fit_log([int(tokens) for tokens, _ in points], [s for _, s in points])
     rows = [(int(tokens) - 1, int(tokens), compression) for tokens, compression in points]
     columns = Column("tree", "d"), Column("tokens of a step", "d"), Column("tokens/step", ".2f")
-    note = f"Each doubling of the tokens of a step adds {fit.slope:.3f} tokens per step; R² of the fit {fit.r2:.3f}."
+    note = f"Each doubling of the tokens of a step adds {line.slope:.3f} tokens per step; R² of the fit {line.r2:.3f}."
     return Table("figure4-trees", "Tokens per step by the size of a tree", columns, tuple(rows), note)
 
 
@@ -238,6 +240,12 @@ def _speedup(size: str, device: str, point: _Point) -> float | None:
     return found.tokens_per_second / plain.tokens_per_second if found.fits else None
 
 
+def figure_8_speedups(results: Results, device: str) -> list[float]:
+    """Returns the estimated speedups of a 7B model on a device, by W."""
+    points = [point for point in _points(results) if point.ngram_size == FIGURE_8_NGRAM]
+    return [_speedup("7B", device, point) or 0.0 for point in points]
+
+
 def devices_figure(run: Run, results: Results) -> Figure | None:
     """Returns Figure 8: tokens per step and speedup by W, on two devices; None without settings of its N."""
     points = [point for point in _points(results) if point.ngram_size == FIGURE_8_NGRAM]
@@ -252,7 +260,8 @@ def devices_figure(run: Run, results: Results) -> Figure | None:
     }
     for device in FIGURE_8_DEVICES:
         name = f"_speedup of 7B, {TARGETS[device].device_kind}, estimated"
-        series[name] = [(point.window_size, _speedup("7B", device, point) or 0.0) for point in points]
+        speedups = figure_8_speedups(results, device)
+        series[name] = [(point.window_size, each) for point, each in zip(points, speedups, strict=True)]
     note = (
         f"N = {FIGURE_8_NGRAM}. The solid lines are measured with {run.about['model']}. The dashed lines are "
         "estimates: its tokens per step, with step times of a 7B model from data sheets."

@@ -16,7 +16,7 @@ from tests.evaluation.made import answer
 
 SHORT = ["--limit", "1", "--max-new-tokens", "6"]
 TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "figure4-trees", "table4"}
-TABLES |= {"growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
+TABLES |= {"paper", "growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
 FIGURES = {"throughput", "figure4a", "figure4b", "figure4c", "figure6-7", "figure8", "hits"}
 FEW = ["--windows", "1", "3", "--ngrams", "3", "5"]
 
@@ -95,7 +95,7 @@ def test_the_report_needs_nothing_else(everything):
     assert re.findall('(?:src|href)=(?!"data:|"#)', page) == []
     assert not re.search("url\\(|@import|<script", page)
     assert page.count("<img ") == len(FIGURES)
-    for name in EXPERIMENTS:
+    for name in ("paper", *EXPERIMENTS):
         assert f'<section id="{name}">' in page
         assert f'<a href="#{name}">' in page
 
@@ -107,7 +107,7 @@ def test_the_report_can_be_read(everything, open_page):
         assert len(opened.requests) == 1
         assert not opened.overflows()
         headings = opened.page.get_by_role("heading", level=2)
-        assert headings.all_inner_texts() == [each.title for each in EXPERIMENTS.values()]
+        assert headings.all_inner_texts() == ["Beside the paper", *(each.title for each in EXPERIMENTS.values())]
         assert all(heading.is_visible() for heading in headings.all())
         tables = opened.page.locator("table")
         assert tables.count() >= len(TABLES)
