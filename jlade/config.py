@@ -8,10 +8,12 @@ from typing import Any, Literal, Self, get_args
 
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
+WindowAdvance = Literal["step", "token"]
 Source = Literal["pool", "suffix", "recycled", "chain"]
 
 SOURCES: tuple[Source, ...] = ("pool", "suffix", "recycled")  # of a tree by default
 REACH: dict[Source, int] = {"suffix": 12, "recycled": 6}  # most tokens of a draft; pool: N-1, chain: M
+PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
 
 
@@ -46,6 +48,9 @@ class LookaheadConfig:
       ngram_size: N, the length of an n-gram; 2 or more. The window has N-1 rows, and drafts of the pool N-1 tokens.
       window_draw: how the window's tokens are drawn when sampling: "coupled", with the noise of their positions, which
         finds more n-grams, or "greedy", as in the paper. It affects the number of steps, not the distribution.
+      window_advance: the rows by which the window moves on: "step", one for each step, whatever it accepted, as in the
+        authors' code; or "token", one for each accepted token, drawn from the text where no step was made, as in lines
+        7 to 9 of the paper's Algorithm 2. The rows of "step" accept more.
       tree_size: the drafts' M, most tokens of the tree that a step verifies; 0 or more. None verifies the G n-grams of
         the pool side by side, as in the paper.
       sources: where drafts come from: "pool", n-grams; "suffix", the text after earlier occurrences of its last tokens;
@@ -71,6 +76,7 @@ class LookaheadConfig:
     window_size: int = _Unset(10)
     ngram_size: int = _Unset(5)
     window_draw: WindowDraw = "coupled"
+    window_advance: WindowAdvance = "step"
     tree_size: int | None = _Unset(80)
     sources: tuple[Source, ...] = SOURCES
     guess_set_size: int = _Unset(10)
@@ -131,6 +137,7 @@ class LookaheadConfig:
         *,
         pool_from_prompt: bool = True,
         window_draw: WindowDraw = "coupled",
+        window_advance: WindowAdvance = "step",
         verification: Verification = "coupled",
         relative_step_time: float | None = None,
     ) -> Self:
@@ -140,12 +147,13 @@ class LookaheadConfig:
 
         Args:
           window_size, ngram_size, guess_set_size: W, N and G. A step accepts at most N tokens.
-          pool_from_prompt, window_draw, verification, relative_step_time: see `LookaheadConfig`.
+          pool_from_prompt, window_draw, window_advance, verification, relative_step_time: see `LookaheadConfig`.
         """
         return cls(
             window_size=window_size,
             ngram_size=ngram_size,
             window_draw=window_draw,
+            window_advance=window_advance,
             tree_size=None,
             guess_set_size=guess_set_size,
             pool_from_prompt=pool_from_prompt,
@@ -153,15 +161,29 @@ class LookaheadConfig:
             relative_step_time=relative_step_time,
         )
 
+    @classmethod
+    def preset(cls, kind: Literal["code", "prose", "creative"]) -> Self:
+        """Returns a setting of the paper with the sizes that a guide to lookahead decoding names for a kind of text.
+
+        `LookaheadConfig()` accepts more: the sources of its tree follow the text.
+
+        Raises:
+          ValueError: `kind` is another one.
+        """
+        if kind not in PRESETS:
+            raise ValueError(f"kind must be one of {', '.join(map(repr, PRESETS))}, got {kind!r}")
+        return cls.paper(*PRESETS[kind])
+
     def __post_init__(self) -> None:
         self._check_tree_is_meant()
         for name, least in (("window_size", 0), ("ngram_size", 2), ("guess_set_size", 0)):
             object.__setattr__(self, name, check_int(name, getattr(self, name), least))
         if not isinstance(self.pool_from_prompt, bool):
             raise TypeError(f"pool_from_prompt must be True or False, got {self.pool_from_prompt!r}")
-        for name, accepted in (("verification", get_args(Verification)), ("window_draw", get_args(WindowDraw))):
-            if getattr(self, name) not in accepted:
-                raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+        ways = {"verification": Verification, "window_draw": WindowDraw, "window_advance": WindowAdvance}
+        for name, way in ways.items():
+            if getattr(self, name) not in get_args(way):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(way))}, got {getattr(self, name)!r}")
         if self.relative_step_time is not None:
             accepted_cost = "a number above 0, or None"
             _check_number("relative_step_time", self.relative_step_time, accepted_cost, lambda x: x > 0)

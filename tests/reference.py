@@ -197,11 +197,14 @@ def decode(
     start: Sequence[Sequence[int]],
     eos_ids: Sequence[int] = (),
     sources: Sources | None = None,
+    drawn_rows: Callable[[list[int], int], list[list[int]]] | None = None,
     watch: Callable[[list[int], list[list[int]], list[int], Pool, list[Path]], None] = lambda *step: None,
 ) -> tuple[list[int], list[int]]:
     """Returns the generated tokens and how many of them each step accepted; `start` is the first window.
 
-    With `sources` a step verifies the paths of their tree, otherwise the n-grams of the pool.
+    The window moves on by a row for each step; with `drawn_rows`, which maps the text after a step and the number of
+    tokens before it to further rows, by a row for each accepted token. With `sources` a step verifies the paths of
+    their tree, otherwise the n-grams of the pool.
 
     In each step `watch` is given the text and the window before it, the predicted row, the pool before it, and the
     drafts.
@@ -250,7 +253,10 @@ def decode(
             text.append(token)
             if pool_from_prompt and len(text) >= ngram_size:
                 pool.insert(text[-ngram_size:])
-        window = [*window[1:], new]
+        rows = [*window[1:], new]
+        window = rows
+        if drawn_rows is not None:
+            window = [*rows, *drawn_rows(text, len(text) - len(accepted))][len(accepted) - 1 :][: len(rows)]
         accepted_per_step.append(len(accepted))
 
         if ends or len(text) == len(prompt) + max_new_tokens:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jlade.config import LookaheadConfig
 from jlade.decoding import sampling, sharding, shares, stopping, verification
@@ -19,6 +21,8 @@ from jlade.lookahead import window
 from jlade.lookahead.division import BATCH_AXES, Share
 from jlade.lookahead.verification import Verdict
 from jlade.models.base import Params
+
+WINDOW = np.uint32(2**31 + 1)  # folded into a key for rows of the window
 
 
 def step(params: Params, state: DecodeState, config: DecodeConfig, level: LookaheadConfig) -> DecodeState:
@@ -106,7 +110,7 @@ def _finish(
     after = dataclasses.replace(
         after,
         memory=dataclasses.replace(state.memory, drafts=drafts),
-        window=_advance(state, new, level),
+        window=_advance(state, after, new, level),
     )
     first_draft = blocks.window(level.window_size, level.ngram_size).first_draft
     return after, jnp.append(0, first_draft + verdict.path), num_accepted
@@ -197,11 +201,19 @@ def _learn(
     return sources.learn(state.memory.drafts, verdict.tokens, num_accepted, shown)
 
 
-def _advance(state: DecodeState, new: jax.Array, level: LookaheadConfig) -> jax.Array:
-    """Returns the next window; a level without one leaves it to the wide ones."""
+def _advance(state: DecodeState, after: DecodeState, new: jax.Array, level: LookaheadConfig) -> jax.Array:
+    """Returns the next window, given the state with its accepted tokens; a level without one leaves it as it is."""
     if level.window_size == 0:
         return state.window
-    return jnp.where(state.done, state.window, window.advance(state.window, new))
+    if level.window_advance == "token":
+        key = jax.random.fold_in(jax.random.fold_in(state.constants.keys, WINDOW), state.num_tokens)
+        shape = level.max_accepted - 1, level.window_size
+        drawn = window.draw(key, after.tokens, after.num_tokens, math.prod(shape)).reshape(shape)
+        num_accepted = jnp.maximum(after.num_tokens - state.num_tokens, 1)
+        advanced = window.advance_by_token(state.window, new, drawn, num_accepted)
+    else:
+        advanced = window.advance(state.window, new)
+    return jnp.where(state.done, state.window, advanced)
 
 
 def _is_accepted(tree: Tree, verdict: Verdict, num_accepted: jax.Array) -> jax.Array:

@@ -16,16 +16,17 @@ SETTINGS: dict[str, LookaheadConfig | Literal["auto"]] = {
     "prompt-lookup": LookaheadConfig.paper(0, 4, 1),
     "auto": "auto",
 }
-# Flags of sampled texts: the attribute of the setting, its value and its name in tables.
-SAMPLING = {
+# Ways of the paper: the attribute of the setting, its value and its name in tables. The first two are of sampled texts.
+WAYS = {
     "rejection": ("verification", "rejection", "by rejection"),
     "greedy-window": ("window_draw", "greedy", "greedy window"),
+    "token-window": ("window_advance", "token", "a row for each token"),
 }
 TRANSFORMERS = {"transformers": 0, "transformers-lookup": LOOKUP_TOKENS}
 SYNTAX = (
     f"{', '.join([*SETTINGS, *TRANSFORMERS])}, {names.SYNTAX}, with any of "
     f"{', '.join(f':no-{source}' for source in SOURCES)}, :no-prompt, :cost=STEPCOST, :warm, :growth, "
-    f"{', '.join(f':{flag}' for flag in SAMPLING)}, :t=TEMPERATURE and {', '.join(f':{dtype}' for dtype in DTYPES)}"
+    f"{', '.join(f':{flag}' for flag in WAYS)}, :t=TEMPERATURE and {', '.join(f':{dtype}' for dtype in DTYPES)}"
 )
 
 
@@ -60,7 +61,7 @@ class Method:
             base = names.name(self.setting)
             flags += [f"no-{source}" for source in _left_out(self.setting)]
             flags += [] if self.setting.pool_from_prompt else ["no-prompt"]
-            flags += _sampling_flags(self.setting)
+            flags += _ways(self.setting)
             flags += (
                 [] if self.setting.relative_step_time is None else [f"cost={_exact(self.setting.relative_step_time)}"]
             )
@@ -86,7 +87,7 @@ class Method:
             parts += [f"without {source}" for source in _left_out(self.setting)]
             parts += [] if self.setting.pool_from_prompt else ["without the prompt"]
             parts += [] if self.setting.relative_step_time is None else ["adaptive"]
-            parts += [SAMPLING[flag][2] for flag in _sampling_flags(self.setting)]
+            parts += [WAYS[flag][2] for flag in _ways(self.setting)]
         parts += ["warm pool"] if self.is_warm else []
         parts += ["counting the pool"] if self.shows_growth else []
         parts += [self.dtype] if self.dtype else []
@@ -146,10 +147,10 @@ def _with_flag(method: Method, flag: str) -> Method:
             )
         others = tuple(source for source in method.setting.sources if flag != f"no-{source}")
         return dataclasses.replace(method, setting=dataclasses.replace(method.setting, sources=others))
-    if flag in SAMPLING:
+    if flag in WAYS:
         if not isinstance(method.setting, LookaheadConfig):
             raise ValueError(f":{flag} needs sizes")
-        attribute, value, _ = SAMPLING[flag]
+        attribute, value, _ = WAYS[flag]
         change: Any = {attribute: value}
         return dataclasses.replace(method, setting=dataclasses.replace(method.setting, **change))
     setting = method.setting
@@ -167,8 +168,8 @@ def _with_flag(method: Method, flag: str) -> Method:
     raise ValueError(f"{flag!r} is not known")
 
 
-def _sampling_flags(setting: LookaheadConfig) -> list[str]:
-    return [flag for flag, (attribute, value, _) in SAMPLING.items() if getattr(setting, attribute) == value]
+def _ways(setting: LookaheadConfig) -> list[str]:
+    return [flag for flag, (attribute, value, _) in WAYS.items() if getattr(setting, attribute) == value]
 
 
 def _left_out(setting: LookaheadConfig) -> list[str]:

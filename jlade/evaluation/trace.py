@@ -112,6 +112,8 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     if tokenizer is None:
         raise TypeError("tokenizer must be given: the trace shows the text of tokens")
     inputs, config = request.inputs, request.config
+    if config.lookahead.window_advance != "step":
+        raise ValueError("a trace shows windows that advance by step, got window_advance='token'")
     levels = (config.lookahead,) if inputs.relative_step_time is None else adaptive.levels(config.lookahead)
     params = sharding.put_params(params, config.mesh)
 

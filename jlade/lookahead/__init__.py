@@ -4,10 +4,10 @@ Map of the paper:
 
 | paper                                                        | file                                            |
 |--------------------------------------------------------------|-------------------------------------------------|
-| Section 2, Algorithm 1: Jacobi decoding                      | `window.py`, with N = 2                         |
+| Section 2, Algorithm 1: Jacobi decoding                      | `jlade/drafts/chain.py`                         |
 | Section 3.1: lookahead branch, the 2D window                 | `window.py`                                     |
 | Section 3.2: verification branch, the n-gram pool            | `jlade/drafts/pool.py`                          |
-| Section 3.2: n-grams of the prompt as reference              | `jlade/drafts/pool.py`, `pool_from_prompt`      |
+| Section 5.4: n-grams of the prompt as reference              | `jlade/drafts/pool.py`, `pool_from_prompt`      |
 | Section 3.3, Figure 2: one mask for both branches            | `block.py`                                      |
 | Algorithm 2: lookahead decoding, one step                    | `jlade/decoding/step.py`                        |
 | Algorithm 3: greedy verification                             | `verification.py`, `verify_by_matching`         |

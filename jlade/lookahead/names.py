@@ -2,18 +2,20 @@
 
 import re
 
-from jlade.config import LookaheadConfig
+from jlade.config import PRESETS, LookaheadConfig
 
-SYNTAX = "W,N,G, tree=M, W,N,G:tree=M or jacobi=M"
+SYNTAX = "W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative"
 
 
 def parse(name: str) -> LookaheadConfig:
     """Returns the setting of a name: "15,5,15" is the paper's, "tree=119" has a tree, "5,5,5:tree=99" a window too,
-    "jacobi=16" is Jacobi decoding.
+    "jacobi=16" is Jacobi decoding, "code" a preset.
 
     Raises:
       ValueError: says what is accepted.
     """
+    if name.strip() in PRESETS:
+        return LookaheadConfig.paper(*PRESETS[name.strip()])
     if jacobi := re.fullmatch(r"jacobi=(\d+)", name.strip()):
         return LookaheadConfig.jacobi(int(jacobi[1]))
     match = re.fullmatch(r"(?:(\d+),(\d+),(\d+))?(?:(?:^|(?<=\d):)tree=(\d+))?", name.replace(" ", ""))

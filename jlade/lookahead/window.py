@@ -1,8 +1,8 @@
 """The lookahead branch: a 2D window of W columns, future positions, and N-1 rows, past Jacobi iterations.
 
 Column `i` of row `k` guesses the token `k + i` positions after the current one. Column 0 of row 0 stands for the
-current token, which is passed separately; the array's value there is never read. With N = 2 an iteration is one of
-Jacobi decoding. (arXiv 2402.02057, section 3.1 and Algorithms 1 and 2.)
+current token, which is passed separately; the array's value there is never read. (arXiv 2402.02057,
+section 3.1 and Algorithm 2.)
 """
 
 import jax
@@ -40,3 +40,9 @@ def newest_pairs(window: jax.Array, last: jax.Array) -> jax.Array:
 def advance(window: jax.Array, new: jax.Array) -> jax.Array:
     """Drops the oldest row and appends the tokens `new` [W] as the newest."""
     return jnp.concatenate([window[1:], new[None]])
+
+
+def advance_by_token(window: jax.Array, new: jax.Array, drawn: jax.Array, num_accepted: jax.Array) -> jax.Array:
+    """Moves by a row for each of `num_accepted` [] tokens, 1 or more: the row `new` [W], then `drawn` ones [A-1, W]."""
+    rows = jnp.concatenate([window[1:], new[None], drawn])
+    return jax.lax.dynamic_slice_in_dim(rows, num_accepted - 1, len(window))

@@ -135,7 +135,7 @@ def plan(
 
     Args:
       model: a directory with a `config.json`, a GGUF file, or the configuration.
-      device: "v4", "v5e", "v5p", "v6e", "a100", "l4", "h100" or "h200".
+      device: "v4", "v5e", "v5p", "v6e", "a100", "l4", "rtx3090", "rtx4090", "h100" or "h200".
       count: number of devices. Meshes of a divisor of it are considered too.
       dtype: of weights and cache: "bfloat16", "float16" or "float32".
       int8: whether matrices are in int8.

@@ -12,6 +12,7 @@ import pytest
 import jlade
 from jlade import cli
 from jlade.cli import commands, compare, generate, interrupts
+from jlade.lookahead import names
 from tests.cli.own_terminal import Terminal
 
 
@@ -65,7 +66,7 @@ def test_the_command_that_the_words_name(words, command, options):
         (["generate", "nowhere"], "jlade generate: error: nowhere cannot be read: No such file or directory\n"),
         (
             ["x", "--also", "5,5"],
-            "jlade complete: error: --also: a setting is W,N,G, tree=M or W,N,G:tree=M; got '5,5'\n",
+            f"jlade complete: error: --also: a setting is {names.SYNTAX}; got '5,5'\n",
         ),
         (["x", "--also", "5,5,5", "--no-compare"], "jlade complete: error: --also asks for a comparison"),
     ],

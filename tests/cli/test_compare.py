@@ -84,7 +84,7 @@ def test_the_name_of_a_command_can_be_completed_too(capsys):
         (["x", "--lookahead", "2,1,2"], "ngram_size must be at least 2, got 1"),
         (
             ["x", "--lookahead", "many"],
-            "--lookahead: a setting is W,N,G, tree=M or W,N,G:tree=M; got 'many'",
+            "--lookahead: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got 'many'",
         ),
         (["x", "--model", "/nowhere"], "path must be a directory, .* got '/nowhere'"),
         (["x", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),

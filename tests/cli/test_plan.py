@@ -87,7 +87,7 @@ def test_nothing_fits(directory, capsys, monkeypatch):
         (["--model", DEMO, "--device", "v5e", "--count", 0], "count must be at least 1, got 0"),
         (
             ["--model", DEMO, "--device", "v5e", "--lookahead", "3"],
-            "--lookahead: a setting is W,N,G, tree=M or W,N,G:tree=M; got '3'",
+            "--lookahead: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got '3'",
         ),
         (
             ["--model", DEMO, "--device", "v5e", "--compression", "x"],

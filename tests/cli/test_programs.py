@@ -46,7 +46,7 @@ def test_facts_and_table(directory, capsys, monkeypatch):
         (["--int8"], "--int8 has no effect without --device"),
         (
             ["--device", "cpu", "--lookahead", "2,3"],
-            "--lookahead: a setting is W,N,G, tree=M or W,N,G:tree=M; got '2,3'",
+            "--lookahead: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got '2,3'",
         ),
         (["--device", "cpu", "--length", "65"], "capacity must be at most 64, the model's positions, got 65"),
         (["--device", "h300"], "invalid choice: 'h300'"),

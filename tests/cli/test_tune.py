@@ -139,7 +139,7 @@ def test_the_commands_decode_plainly_where_that_was_fastest(demo, capsys):
     [
         (
             ["--settings", "15,5"],
-            "--settings: a setting is W,N,G, tree=M or W,N,G:tree=M; got '15,5'",
+            "--settings: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got '15,5'",
         ),
         (["--settings", "15,1,15"], "ngram_size must be at least 2, got 1"),
         (["--max-new-tokens", "3"], "max_new_tokens must be at least 26, got 3"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import chex
 import jax
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
-from jlade.decoding import loop, prefill
+from jlade.decoding import loop, prefill, step
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.drafts import chain, pool, record, sources, suffix
 from jlade.drafts import recycled as recycling
@@ -38,6 +39,7 @@ SETTINGS = [
     LookaheadConfig.tree(20, sources=("recycled",)),
     LookaheadConfig.tree(9, sources=("suffix", "chain")),
     LookaheadConfig.jacobi(6),
+    LookaheadConfig.paper(4, 4, 3, window_advance="token"),
     PLAIN,
 ]
 
@@ -98,8 +100,16 @@ def first_window(key, prompt, lookahead):
     return window.start(drawn, lookahead.window_size, lookahead.ngram_size).tolist()
 
 
+def drawn_rows(key, lookahead, text, before):
+    """The rows that jlade draws after a step which began with `before` tokens."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, 0), step.WINDOW), before)
+    shape = lookahead.max_accepted - 1, lookahead.window_size
+    return window.draw(key, jnp.array(text), jnp.int32(len(text)), math.prod(shape)).reshape(shape).tolist()
+
+
 def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus=()):
     """Runs the reference with the first window that jlade draws."""
+    by_token = lookahead.window_advance == "token"
     return reference.decode(
         next_token_of(seed),
         prompt,
@@ -111,6 +121,7 @@ def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus
         start=first_window(key, prompt, lookahead),
         eos_ids=eos_ids,
         sources=sources_of(seed, lookahead, corpus),
+        drawn_rows=functools.partial(drawn_rows, key, lookahead) if by_token else None,
     )
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade import LookaheadConfig
-from jlade.config import PLAIN
+from jlade.config import PLAIN, PRESETS
 from jlade.lookahead import names
 
 SIZES = (st.integers(0, 30), st.integers(2, 9), st.integers(0, 30))
@@ -42,9 +42,16 @@ def test_names_and_labels(setting, name, label):
     assert (names.name(setting), names.label(setting)) == (name, label)
 
 
+def test_presets_have_names():
+    assert [names.parse(kind) for kind in PRESETS] == [LookaheadConfig.preset(kind) for kind in PRESETS]
+    assert names.parse("code") == LookaheadConfig.paper(8, 6, 15)
+    with pytest.raises(ValueError, match="kind must be one of 'code', 'prose', 'creative', got 'poem'"):
+        LookaheadConfig.preset("poem")
+
+
 @pytest.mark.parametrize(
     "name", ["", "15", "15,5", "tree", "tree=", "tree=x", "1,2,3:tree", "1,2,3tree=4", ":tree=4", "jacobi"]
 )
 def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match=f"a setting is W,N,G, tree=M, W,N,G:tree=M or jacobi=M; got '{name}'"):
+    with pytest.raises(ValueError, match=f"a setting is {names.SYNTAX}; got '{name}'"):
         names.parse(name)
