@@ -18,6 +18,7 @@ import pytest
 from jlade import cli
 from jlade.cli import generate, inspection, options
 from jlade.conversion import location
+from jlade.evaluation.experiments import EXPERIMENTS
 from tests.conversion.test_gguf_tokenizer import write_chat
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -188,6 +189,30 @@ def test_links_lead_to_files_and_headings(page):
         target = page.parent / path if path else page
         assert target.is_file(), f"{page.name}: {link}"
         assert not heading or heading in headings(target), f"{page.name}: {link}"
+
+
+def test_the_map_of_the_paper_is_whole_and_its_names_exist():
+    """Every algorithm, equation, table, figure and appendix of the paper has a row, with files, names and commands."""
+    page = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[1:4] for line in page.partition("## The paper in the code")[2].splitlines() if line[:1] == "|"
+    ]
+    places = " ".join(place for place, _, _ in rows)
+    parts = {"Algorithm": "1234", "Equation": "123456789", "Table": "1234", "Figure": "12345678", "Appendix": "ABCDE"}
+    for kind, numbers in parts.items():
+        named = re.findall(rf"{kind}s? ((?:\w\b(?:, | and )?)+)", places)
+        assert set(re.findall(r"\b\w\b", " ".join(named))) == set(numbers), kind
+    for _, idea, here in rows[2:]:
+        spans = re.findall(r"`([^`]+)`", here)
+        files = [ROOT / span for span in spans if "/" in span]
+        commands = [span.split()[2] for span in spans if span.startswith("jlade bench ")]
+        names = [span for span in spans if "/" not in span and not span.startswith("jlade ")]
+        assert files or commands, idea
+        assert all(file.is_file() for file in files), idea
+        assert set(commands) <= EXPERIMENTS.keys(), idea
+        text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+        for name in names:
+            assert re.search(rf"^ *(def|class) {name}\b|^ *{name}(:.*)? =", text, re.MULTILINE), name
 
 
 def headings(page):
