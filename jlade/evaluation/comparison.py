@@ -42,9 +42,10 @@ def methods_table(run: Run, results: Results) -> Table:
     number = len(next(iter(results.values())))
     note = (
         f"{number} questions, up to {run.about['max_new_tokens']} new tokens for each turn. Tokens per step counts "
-        "every forward pass that gives tokens. Tokens per second excludes prefill; the median time to the first token "
-        "includes it. Speedup is the mean over the questions, relative to plain decoding by jlade, with a bootstrap "
-        "interval. Identical is the share of the answers that equal those of plain decoding in float32."
+        "every forward pass that gives tokens. Tokens per second excludes prefill and answers of one token; the median "
+        "time to the first token includes prefill. Speedup is the mean over the questions, relative to plain decoding "
+        "by jlade, with a bootstrap interval. Identical is the share of the answers that equal those of plain decoding "
+        "in float32."
     ) + _devices_note(run, results)
     return Table("methods", "Methods", columns, tuple(rows), note)
 

@@ -1,6 +1,7 @@
 """Measures of results: tokens per step, speed, time to the first token, pool hits."""
 
 import collections
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,14 +33,19 @@ def compression(results: Iterable[Result]) -> float:
 
 
 def speed(results: Iterable[Result]) -> float:
-    """Returns the tokens per second, over all answers and without prefill."""
-    given = answers(results)
-    return sum(answer.timed_tokens for answer in given) / sum(answer.seconds for answer in given)
+    """Returns the tokens per second without prefill, over all answers of more than one token; NaN for none of these.
+
+    The first token of some methods comes with prefill. An answer of one token, such as a choice, has no speed.
+    """
+    given = [answer for answer in answers(results) if len(answer.tokens) > 1]
+    seconds = sum(answer.seconds for answer in given)
+    return sum(answer.timed_tokens for answer in given) / seconds if given else math.nan
 
 
 def speedups(results: Sequence[Result], baselines: Sequence[Result]) -> list[float]:
-    """Returns the speed relative to that of the baseline, for each question."""
-    return [speed([one]) / speed([other]) for one, other in zip(results, baselines, strict=True)]
+    """Returns the speed relative to that of the baseline, for each question whose answers have a speed."""
+    ratios = [speed([one]) / speed([other]) for one, other in zip(results, baselines, strict=True)]
+    return [ratio for ratio in ratios if not math.isnan(ratio)] or [math.nan]
 
 
 def first_token(results: Iterable[Result]) -> float:

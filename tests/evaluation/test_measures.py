@@ -1,5 +1,8 @@
 """Measures of results that are made by hand."""
 
+import math
+
+import numpy as np
 import pytest
 
 from jlade.evaluation import measures
@@ -28,6 +31,16 @@ def test_speedups_are_of_each_question():
     assert measures.speedups(results, baselines) == pytest.approx([2.0, 0.5])
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         measures.speedups(results, baselines[:1])
+
+
+def test_an_answer_of_one_token_has_no_speed():
+    letter, of_transformers = answer([1]), answer([1], timed_tokens=0, seconds=0.0)
+    assert measures.speed([result("plain", SLOW, letter)]) == measures.speed([result("plain", SLOW)])
+    results = [result("transformers", of_transformers), result("transformers", SLOW, question="2")]
+    baselines = [result("plain", letter), result("plain", SLOW, question="2")]
+    assert measures.speedups(results, baselines) == [1.0]
+    assert math.isnan(measures.speed(results[:1]))
+    assert np.isnan(measures.speedups(results[:1], baselines[:1])).all()
 
 
 def test_first_token_is_the_median():
