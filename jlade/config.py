@@ -9,10 +9,11 @@ from typing import Any, Literal, Self, get_args
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
 WindowAdvance = Literal["step", "token"]
-Source = Literal["pool", "suffix", "recycled", "chain"]
+Source = Literal["prediction", "pool", "suffix", "recycled", "chain"]
 
 SOURCES: tuple[Source, ...] = ("pool", "suffix", "recycled")  # of a tree by default
-REACH: dict[Source, int] = {"suffix": 12, "recycled": 6}  # most tokens of a draft; pool: N-1, chain: M
+# Most tokens of a draft; pool: N-1, chain: M.
+REACH: dict[Source, int] = {"prediction": 60, "suffix": 12, "recycled": 6}
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
 
@@ -55,7 +56,8 @@ class LookaheadConfig:
         the pool side by side, as in the paper.
       sources: where drafts come from: "pool", n-grams; "suffix", the text after earlier occurrences of its last tokens;
         "recycled", the most probable tokens after each token as the model last saw it; "chain", the guesses of Jacobi
-        decoding. Without a tree there is only the pool.
+        decoding; "prediction", the text that a call expects, which adds this source by itself. Without a tree there is
+        only the pool.
       guess_set_size: the pool's G, n-grams kept for each first token; 0 or more. Without a tree, also the most n-grams
         verified in a step.
       pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those

@@ -35,6 +35,34 @@ class Pool:
 END = -1  # after a text of a corpus
 
 
+class Prediction:
+    """A text that the answer is expected to resemble, read from the best places on: pairs of a place and its match."""
+
+    def __init__(self, text: Sequence[int], longest: int, trusted: int, confirmed: int):
+        self.text, self.longest, self.trusted, self.confirmed = list(text), longest, trusted, confirmed
+        self.anchor, self.places = 0, [(0, trusted)]
+
+    def learn(self, text: list[int], accepted: list[int]) -> None:
+        """Learns from a text and the tokens accepted after it."""
+        agreed = [len(_common(self.text[place:], accepted)) for place, _ in self.places] or [0]
+        best = agreed.index(max(agreed))
+        begin = self.places[best][0] if self.places else -1
+        if agreed[best] >= self.confirmed or begin == self.anchor:
+            self.anchor = begin + agreed[best]
+        after = text + accepted
+        found = []
+        for place in range(len(self.text)):
+            matched = len(_common(self.text[:place][::-1], after[::-1][: self.longest]))
+            if place - self.anchor in (0, 1):
+                matched = max(matched, self.trusted)
+            found.append((-matched, abs(place - self.anchor), place))
+        self.places = [(place, -matched) for matched, _, place in sorted(found)[:2] if matched]
+
+
+def _common(a: list[int], b: list[int]) -> list[int]:
+    return [x for x, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))]
+
+
 class Sources:
     """A tree of drafts from several sources: the pool, matches of the text's end, recycled logits, a chain of guesses.
 
@@ -53,6 +81,8 @@ class Sources:
       noise_reach: places after the text whose noise counts.
       next_token: of the model, for the chain.
       guess: maps a text and a place after it to the first guess for the token there.
+      prediction: a text that the answer is expected to resemble, None for none.
+      spans: tokens that are read from each of its places.
     """
 
     def __init__(
@@ -73,6 +103,8 @@ class Sources:
         noise_reach: int = 0,
         next_token: NextToken = lambda text: END,
         guess: Callable[[list[int], int], int] = lambda text, place: END,
+        prediction: Prediction | None = None,
+        spans: Sequence[int] = (),
     ):
         self.size, self.reach, self.best, self.ranks, self.num_ranks = size, reach, best, ranks, num_ranks
         self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
@@ -81,6 +113,7 @@ class Sources:
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in rates.items()}
         self.noise, self.noise_reach = noise, noise_reach
         self.next_token, self.guess, self.chain = next_token, guess, list[int]()
+        self.prediction, self.spans = prediction, spans
         self.proposals: list[tuple[Path, list[Kind]]] = []  # paths, with the kinds along them
 
     def tree(self, text: list[int], ngrams: list[tuple[int, ...]]) -> list[Path]:
@@ -112,6 +145,13 @@ class Sources:
         return sorted(after, key=lambda each: -self._chance(text, each[1], place, each[0]))
 
     def _propose(self, text: list[int], ngrams: list[tuple[int, ...]]) -> Iterator[tuple[Path, list[Kind]]]:
+        if self.prediction:
+            for i, ((place, matched), span) in enumerate(zip(self.prediction.places, self.spans, strict=False)):
+                tokens = self.prediction.text[place : place + span]
+                lengths = [min(matched + j, self.longest) for j in range(len(tokens))]
+                kinds = [("prediction", (each - 1) * len(self.spans) + i) for each in lengths]
+                for end in range(1, len(tokens) + 1):
+                    yield tuple(tokens[:end]), kinds[:end]
         if "pool" in self.reach:
             for slot, ngram in enumerate(ngrams):
                 for end in range(1, len(ngram) + 1):
@@ -166,6 +206,8 @@ class Sources:
             agreed, judged = agreed + np.float32(counts[kind][0]), judged + np.float32(counts[kind][1])
             kept = min(np.float32(1), self.memory / judged)
             self.record[kind] = agreed * kept, judged * kept
+        if self.prediction:
+            self.prediction.learn(text, accepted)
         if "chain" in self.reach:
             after = text + accepted
             guesses = [*self.chain, self.guess(after, len(text) + len(self.chain))]

@@ -19,6 +19,7 @@ from jlade.drafts import tree as tree_lib
 from jlade.drafts.chain import Chain
 from jlade.drafts.corpus import Corpus
 from jlade.drafts.pool import Pool
+from jlade.drafts.prediction import Prediction
 from jlade.drafts.record import Record
 from jlade.drafts.recycled import Recycled
 from jlade.drafts.source import Prompt, Rows, Source, State, Step, Text
@@ -28,6 +29,7 @@ from jlade.vocabulary import VocabularyShard
 
 # Of proposals with equal costs, those of an earlier source come first.
 TABLE: dict[str, type[Source]] = {
+    "prediction": Prediction,
     "pool": Pool,
     "suffix": Suffix,
     "corpus": Corpus,

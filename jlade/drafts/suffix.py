@@ -76,12 +76,16 @@ def find(text: jax.Array, length: jax.Array, last: jax.Array, number: int) -> tu
       Places [R] int32 in the text, and lengths [R] int32 up to K, 0 where there are fewer matches.
     """
     place = jnp.arange(len(text), dtype=jnp.int32)
+    matched = jnp.where(place < length, matching(text, last), 0)
+    ranks, places = jax.lax.top_k(jnp.where(matched > 0, matched * len(text) + place, 0), number)
+    return places.astype(jnp.int32), ranks // len(text)
+
+
+def matching(text: jax.Array, last: jax.Array) -> jax.Array:
+    """Returns how many tokens before each place of a text [C] match the `last` [K] ones, from their end on: [C]."""
     before = [jnp.pad(text, (i + 1, 0), constant_values=NONE)[: len(text)] for i in range(len(last))]
     is_equal = (jnp.stack(before) == last[:, None]) & (last != NONE)[:, None]
-    matching = jnp.sum(jnp.cumprod(is_equal, axis=0, dtype=jnp.int32), axis=0, dtype=jnp.int32)
-    matching = jnp.where(place < length, matching, 0)
-    ranks, places = jax.lax.top_k(jnp.where(matching > 0, matching * len(text) + place, 0), number)
-    return places.astype(jnp.int32), ranks // len(text)
+    return jnp.sum(jnp.cumprod(is_equal, axis=0, dtype=jnp.int32), axis=0, dtype=jnp.int32)
 
 
 def read(text: jax.Array, length: jax.Array, places: jax.Array, span: int) -> jax.Array:

@@ -29,6 +29,7 @@ SOURCES = {
     "pool": "pool: n-grams of window and text",
     "suffix": "suffix: after earlier occurrences of the last tokens",
     "corpus": "corpus: the same in other texts",
+    "prediction": "prediction: the text that the answer is expected to resemble",
     "recycled": "recycled: most probable tokens when last seen",
     "chain": "chain: guesses of Jacobi decoding",
 }

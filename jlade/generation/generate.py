@@ -81,6 +81,9 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         list of strings, token ids, or `Generation.state` of earlier calls, whose recycled logits are used too. For all
         prompts. It needs a `lookahead` with a tree and "suffix" among its sources; "auto" ignores it where it has
         none.
+      prediction: a text that the generated one is expected to resemble, such as the file that it edits, as a string or
+        token ids; a list of one for each prompt of a batch. Drafts follow it, up to 60 tokens a step, and find their
+        place again after a difference. It needs a `lookahead` with a tree; "auto" ignores it where it has none.
       logprobs: whether to return the log-probabilities of the tokens; False by default.
       with_statistics: whether to return `Generation.statistics`; False by default.
       keep_state: whether to return `Generation.state`, which holds the device memory of cache and pool; False by

@@ -48,6 +48,7 @@ class Options(TextOptions):
     state: DecodeState | None = None
     pool: NGramPool | None = None
     corpus: Corpus | None = None
+    prediction: Prompts | None = None
     logprobs: bool = False
     with_statistics: bool = False
     keep_state: bool = False

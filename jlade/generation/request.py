@@ -23,6 +23,7 @@ from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.generation import continuation, stop_strings, text
 from jlade.generation import corpus as corpus_lib
+from jlade.generation import prediction as prediction_lib
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
@@ -76,7 +77,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     decoder, mesh = _check_decoder(params, options.decoder, options.mesh)
     prompts = _check_prompts(prompt, options, decoder)
     _check_batch(len(prompts) if batch_size is None else batch_size, mesh)
-    lookahead = _check_lookahead(options, params, decoder, len(prompts), mesh)
+    lookahead = _with_prediction(_check_lookahead(options, params, decoder, len(prompts), mesh), options)
     stopping, stop = _check_stopping(options, prompts, decoder)
     key = _check_key(options.key, len(prompts))
     sampling = _check_sampling(options.sampling, len(prompts), decoder.vocab_size)
@@ -187,6 +188,17 @@ def _check_lookahead(
     return lookahead
 
 
+def _with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
+    """Returns the setting with drafts from a prediction if there is one."""
+    if options.prediction is None or "prediction" in lookahead.sources:
+        return lookahead
+    if lookahead.num_drafted == 0 or lookahead.tree_size is None:
+        if options.lookahead != "auto":
+            raise ValueError(f"prediction needs a lookahead with a tree, got {lookahead}")
+        return lookahead  # the setting for this device has no use for it
+    return dataclasses.replace(lookahead, sources=("prediction", *lookahead.sources))
+
+
 def _check_stopping(
     options: Options, prompts: list[np.ndarray], decoder: Decoder
 ) -> tuple[Stopping, tuple[tuple[str, ...], ...]]:
@@ -222,7 +234,7 @@ class _Known(NamedTuple):
 def _check_known(
     options: Options, params: Params, decoder: Decoder, prompts: list[np.ndarray], lookahead: LookaheadConfig
 ) -> _Known:
-    """Checks `state`, `pool` and `corpus` of the options."""
+    """Checks `state`, `pool`, `corpus` and `prediction` of the options."""
     batch_size, vocab_size = len(prompts), decoder.vocab_size
     sources: dict[str, State] = {}
     corpus: HostArray = None
@@ -235,15 +247,20 @@ def _check_known(
         elif "recycled" in lookahead.reach:
             sources["recycled"] = corpus_lib.recycled(options.corpus, corpus, batch_size, vocab_size)
     pool = _check_pool(options.pool, batch_size, vocab_size, lookahead)
+    predicted: dict[str, State] = {}
+    if options.prediction is not None:
+        reading = prediction_lib.read(options.prediction, options.tokenizer, batch_size, vocab_size)
+        predicted = {"prediction": reading} if "prediction" in lookahead.reach else {}
     state = options.state
     if state is None:
-        return _Known(None, 0, sources | ({} if pool is None else {"pool": pool}), corpus)
+        return _Known(None, 0, sources | predicted | ({} if pool is None else {"pool": pool}), corpus)
     if pool is not None:
         raise ValueError("pool and state cannot both be given: the state has a pool of its own")
     continuation.check(state, batch_size, params, decoder, lookahead)
     state = continuation.for_each_sequence(state, batch_size)
     of_state = {name: each for name, each in state.memory.drafts.states.items() if each is not None}
-    return _Known(state, state.tokens.shape[1], sources | of_state, corpus)
+    of_state.pop("prediction", None)  # of an earlier answer
+    return _Known(state, state.tokens.shape[1], sources | of_state | predicted, corpus)
 
 
 def _pad(prompts: list[np.ndarray], limits: HostArray, least: int, max_positions: int) -> tuple[HostArray, HostArray]:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.config import PLAIN
+from jlade.config import PLAIN, REACH
 from jlade.decoding import loop, prefill, step
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
-from jlade.drafts import chain, pool, record, sources, suffix
+from jlade.drafts import chain, pool, prediction, record, sources, suffix
 from jlade.drafts import recycled as recycling
 from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
@@ -60,7 +60,7 @@ def first_guess(text, place):
     return text[chain.DRAWS[place % len(chain.DRAWS)] % len(text)]
 
 
-def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None):
+def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicted=()):
     """Returns the sources of the reference with jlade's constants, None without a tree."""
     if lookahead.tree_size is None:
         return None
@@ -91,6 +91,8 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None):
         sources.NOISE_REACH,
         next_token or next_token_of(seed),
         first_guess,
+        predicted and reference.Prediction(predicted, suffix.LONGEST, prediction.TRUSTED, prediction.CONFIRMED),
+        [min(lookahead.num_drafted, most) for most in (REACH["prediction"], prediction.SECOND)],
     )
 
 
@@ -107,7 +109,7 @@ def drawn_rows(key, lookahead, text, before):
     return window.draw(key, jnp.array(text), jnp.int32(len(text)), math.prod(shape)).reshape(shape).tolist()
 
 
-def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus=()):
+def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus=(), predicted=()):
     """Runs the reference with the first window that jlade draws."""
     by_token = lookahead.window_advance == "token"
     return reference.decode(
@@ -120,7 +122,7 @@ def decode_plainly(seed, prompt, max_new_tokens, lookahead, key, eos_ids, corpus
         pool_from_prompt=lookahead.pool_from_prompt,
         start=first_window(key, prompt, lookahead),
         eos_ids=eos_ids,
-        sources=sources_of(seed, lookahead, corpus),
+        sources=sources_of(seed, lookahead, corpus, predicted=predicted),
         drawn_rows=functools.partial(drawn_rows, key, lookahead) if by_token else None,
     )
 
@@ -176,6 +178,27 @@ def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_mode
         corpus = [*corpus, prompt[-3:] + decode_plainly(seed, prompt, 20, PLAIN, key, ())[0]]
     expected = decode_plainly(seed, prompt, 30, lookahead, key, (), corpus)
     out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, corpus=corpus)
+    assert generated(out) == expected
+
+
+@settings(max_examples=16, phases=NO_SHRINKING)
+@given(
+    seed=st.sampled_from([0, 2, 3, 4]),
+    prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+    edits=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 3), st.lists(st.integers(0, 12), max_size=3)), max_size=3
+    ),
+)
+def test_equals_the_reference_with_a_prediction(seed, prompt, edits):
+    """The prediction is the text itself, with spans of it replaced, left out or added."""
+    lookahead, key = LookaheadConfig.tree(12, sources=("prediction", "suffix")), jax.random.key(0)
+    predicted = decode_plainly(seed, prompt, 40, PLAIN, key, ())[0]
+    for place, number, tokens in edits:
+        predicted[place : place + number] = tokens
+    expected = decode_plainly(seed, prompt, 40, lookahead, key, (), predicted=predicted)
+    out = jlade.generate(
+        tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key, prediction=predicted or None
+    )
     assert generated(out) == expected
 
 

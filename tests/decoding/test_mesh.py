@@ -93,7 +93,7 @@ def test_a_vocabulary_that_does_not_divide(name):
 
 
 def test_a_tree():
-    """A tree beside a window, with a corpus: tables are whole on each device, drafts and logits are divided."""
+    """A tree beside a window, with a corpus and predictions: tables are whole on each device, logits are divided."""
     options = {
         "max_new_tokens": 24,
         "lookahead": LookaheadConfig(tree_size=16, window_size=2, ngram_size=3, guess_set_size=3),
@@ -102,6 +102,7 @@ def test_a_tree():
     }
     texts = jlade.generate(qwen(16), PROMPTS, **options).tokens
     options["corpus"] = [text[text >= 0][:8] for text in texts[::2]]
+    options["prediction"] = [text[text >= 0][-4:] for text in texts]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
     assert expected.statistics.contributed.keys() == set(TABLE)
     for sizes in [(2, 1, 4), (1, 8, 1)]:

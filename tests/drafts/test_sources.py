@@ -206,7 +206,7 @@ def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     ("arguments", "error", "message"),
     [
         ({"sources": ("suffix",), "tree_size": None}, ValueError, "need tree_size"),
-        ({"sources": ("trie",), "tree_size": 9}, ValueError, "sources must be one or more of 'pool', 'suffix'"),
+        ({"sources": ("trie",), "tree_size": 9}, ValueError, "sources must be one or more of 'prediction', 'pool'"),
         ({"sources": (), "tree_size": 9}, ValueError, "sources must be one or more"),
         ({"sources": ("suffix", "suffix"), "tree_size": 9}, ValueError, "sources must be one or more"),
         ({"sources": "suffix", "tree_size": 9}, TypeError, "sources must be a tuple of"),

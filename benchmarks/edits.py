@@ -1,0 +1,118 @@
+"""Tokens per step of edits with the old text as prediction: `jlade.generate(..., prediction=old)`.
+
+    python benchmarks/edits.py HumanEval.jsonl.gz --model smollm2
+
+The tasks are made of the programs of a file like HumanEval's: rename the function, add a comment, change a line, by
+turns. The model is asked for the whole new program, and decodes it three times: plainly, and with the same tree with
+and without the prediction. The texts have to be the same. Only steps are counted, so the time does not matter. A model
+copies in fact where most of its tokens stand in the old program too, in the same order.
+"""
+
+import argparse
+import difflib
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+# Import from the repository, not from this folder.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import jlade
+from jlade.cli import conversation
+from jlade.conversion import location
+from jlade.evaluation.provenance import provenance
+from jlade.lookahead import names
+
+COPIED = 0.9  # share of the tokens from which on an answer counts as a copy
+
+
+class Task(NamedTuple):
+    """An edit that the model is asked for."""
+
+    kind: str
+    order: str
+    old: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="programs: records with prompt, canonical_solution and entry_point")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--lookahead", default="tree=63", metavar="SETTING")
+    parser.add_argument("--tasks", type=int, default=20, metavar="Q")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+
+    params, tokenizer = jlade.load(options.model, "float32")
+    assert tokenizer is not None
+    chat = conversation.load_tokenizer(location.find(options.model))
+    setting = names.parse(options.lookahead)
+    rows: list[tuple[str, float, int, int, int]] = []
+    for task in tasks(Path(options.data), options.tasks):
+        answer = f"```python\n{task.old}\n```"
+        messages = [{"role": "user", "content": f"{task.order} Answer with the whole program.\n\n{answer}"}]
+        prompt = conversation.encode(chat, messages)
+        request = {"tokenizer": tokenizer, "max_new_tokens": options.max_new_tokens}
+        plain = jlade.generate(params, prompt, lookahead=None, **request)
+        without = jlade.generate(params, prompt, lookahead=setting, **request)
+        predicted = jlade.generate(params, prompt, lookahead=setting, prediction=answer, **request)
+        for out in (without, predicted):
+            np.testing.assert_array_equal(out.tokens, plain.tokens)
+        new, old = plain.tokens[0, : plain.lengths[0]].tolist(), tokenizer.encode(answer).ids
+        blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+        copied = sum(block.size for block in blocks) / len(new)
+        rows.append((task.kind, copied, len(new), int(without.steps[0]), int(predicted.steps[0])))
+
+    kinds = dict.fromkeys(row[0] for row in rows)
+    groups = {kind: [row for row in rows if row[0] == kind] for kind in kinds}
+    groups |= {"all": rows, "copies": [row for row in rows if row[1] >= COPIED]}
+    table = Table("edits", "number", "tokens", "copied", "without", "with", title="Tokens per step with a prediction")
+    figures = {}
+    for name, group in groups.items():
+        if not group:
+            continue
+        tokens, steps, predicted_steps = np.sum([row[2:] for row in group], axis=0).tolist()
+        copied = sum(row[1] * row[2] for row in group) / tokens
+        table.add_row(
+            *(name, str(len(group)), str(tokens), f"{copied:.0%}"),
+            *(f"{tokens / steps:.2f}", f"{tokens / predicted_steps:.2f}"),
+        )
+        figures[name] = {
+            "tasks": len(group),
+            "tokens": tokens,
+            "copied": copied,
+            "without": tokens / steps,
+            "with": tokens / predicted_steps,
+        }
+    Console().print(table)
+    if options.json:
+        result = provenance() | {"lookahead": options.lookahead, "tokens_per_step": figures}
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def tasks(file: Path, number: int) -> list[Task]:
+    """Returns edits of programs spread over a file."""
+    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+        records = [json.loads(line) for line in lines]
+    made = []
+    for i in range(number):
+        record = records[i * len(records) // number]
+        old, name = (record["prompt"] + record["canonical_solution"]).strip(), record["entry_point"]
+        orders = (
+            ("rename", f"Rename the function {name} to compute_{name}."),
+            ("add a comment", "Add the comment `# Checked.` as the first line of this program."),
+            ("change a line", f"Write the name of the parameter of {name} in capital letters."),
+        )
+        made.append(Task(*orders[i % len(orders)], old))
+    return made
+
+
+if __name__ == "__main__":
+    main()
