@@ -18,6 +18,7 @@ from jlade.config import SOURCES, Source
 from jlade.decoding import sampling, verification
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.pool import NGramPool
+from jlade.drafts.prediction import Reading
 from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window, sources_of
@@ -336,9 +337,11 @@ def p_value(params, expected, lookahead):
     settings = sampling.to_arrays([SMALL] * NUM_SAMPLES, SMALL_VOCAB)
     stopping = Stopping(full(LENGTH), full(-1)[:, None])
     ngrams = jnp.broadcast_to(planted_pool(), (NUM_SAMPLES, *planted_pool().shape))
-    pool = {"pool": NGramPool.of(ngrams, SMALL_VOCAB)} if "pool" in lookahead.reach else {}
+    planted = {"pool": NGramPool.of(ngrams, SMALL_VOCAB)} if "pool" in lookahead.reach else {}
+    if "prediction" in lookahead.reach:
+        planted["prediction"] = Reading.begin(jnp.zeros((NUM_SAMPLES, LENGTH), jnp.int32).at[:, ::2].set(2))
     keys = jax.random.split(jax.random.key(0), NUM_SAMPLES)
-    inputs = jlade.Inputs(prompts, full(2), stopping, keys, settings, sources=pool)
+    inputs = jlade.Inputs(prompts, full(2), stopping, keys, settings, sources=planted)
 
     @jax.jit
     def run(params, inputs):
