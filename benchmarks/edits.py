@@ -10,7 +10,6 @@ copies in fact where most of its tokens stand in the old program too, in the sam
 
 import argparse
 import difflib
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from rich.table import Table
 import jlade
 from jlade.cli import conversation
 from jlade.conversion import location
+from jlade.evaluation import records
 from jlade.evaluation.provenance import provenance
 from jlade.lookahead import names
 
@@ -55,18 +55,18 @@ def main() -> None:
     chat = conversation.load_tokenizer(location.find(options.model))
     setting = names.parse(options.lookahead)
     rows: list[tuple[str, float, int, int, int]] = []
-    for task in tasks(Path(options.data), options.tasks):
-        answer = f"```python\n{task.old}\n```"
-        messages = [{"role": "user", "content": f"{task.order} Answer with the whole program.\n\n{answer}"}]
+    for task in tasks(options.data, options.tasks):
+        old = f"```python\n{task.old}\n```"
+        messages = [{"role": "user", "content": f"{task.order} Answer with the whole program.\n\n{old}"}]
         prompt = conversation.encode(chat, messages)
         request = {"tokenizer": tokenizer, "max_new_tokens": options.max_new_tokens}
         plain = jlade.generate(params, prompt, lookahead=None, **request)
         without = jlade.generate(params, prompt, lookahead=setting, **request)
-        predicted = jlade.generate(params, prompt, lookahead=setting, prediction=answer, **request)
+        predicted = jlade.generate(params, prompt, lookahead=setting, prediction=old, **request)
         for out in (without, predicted):
             np.testing.assert_array_equal(out.tokens, plain.tokens)
-        new, old = plain.tokens[0, : plain.lengths[0]].tolist(), tokenizer.encode(answer).ids
-        blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+        new = plain.tokens[0, : plain.lengths[0]].tolist()
+        blocks = difflib.SequenceMatcher(None, tokenizer.encode(old).ids, new, autojunk=False).get_matching_blocks()
         copied = sum(block.size for block in blocks) / len(new)
         rows.append((task.kind, copied, len(new), int(without.steps[0]), int(predicted.steps[0])))
 
@@ -97,20 +97,19 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def tasks(file: Path, number: int) -> list[Task]:
+def tasks(file: str, number: int) -> list[Task]:
     """Returns edits of programs spread over a file."""
-    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
-        records = [json.loads(line) for line in lines]
+    programs = records.read(file)
     made = []
     for i in range(number):
-        record = records[i * len(records) // number]
-        old, name = (record["prompt"] + record["canonical_solution"]).strip(), record["entry_point"]
+        program = programs[i * len(programs) // number]
+        old, name = program.text("prompt") + program.text("canonical_solution"), program.text("entry_point")
         orders = (
             ("rename", f"Rename the function {name} to compute_{name}."),
             ("add a comment", "Add the comment `# Checked.` as the first line of this program."),
             ("change a line", f"Write the name of the parameter of {name} in capital letters."),
         )
-        made.append(Task(*orders[i % len(orders)], old))
+        made.append(Task(*orders[i % len(orders)], old.strip()))
     return made
 
 

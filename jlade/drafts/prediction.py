@@ -1,8 +1,9 @@
 """Drafts from a predicted text, which the answer is expected to resemble, such as the file that it edits.
 
-The answer is followed through the prediction. A place is where its next token stands. While the answer agrees, a place
-moves along; after a difference it is found anew, by the last tokens of the answer. The anchor is the place after the
-last tokens that agreed: the prediction goes on near there.
+OpenAI's API calls them Predicted Outputs; the way to find the place in the text is jlade's. The answer is followed
+through the prediction. A place is where its next token stands. While the answer agrees, a place moves along; after a
+difference it is found anew, by the last tokens of the answer. The anchor is the place after the last tokens that
+agreed: the prediction goes on near there.
 """
 
 import dataclasses

@@ -10,9 +10,8 @@ from jlade.drafts.prediction import Reading
 from jlade.drafts.tree import NONE
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import text
+from jlade.generation.corpus import SMALLEST
 from jlade.generation.text import Tokenizer
-
-SMALLEST = 1024  # tokens; sizes are this times a power of two, so that few programs are compiled
 
 
 def read(prediction: Any, tokenizer: Tokenizer | None, batch_size: int, vocab_size: int) -> Reading:
@@ -53,5 +52,5 @@ def _tokens(name: str, one: Any, tokenizer: Tokenizer | None, vocab_size: int) -
     ids = prompts_lib.token_ids(name, one, tokenizer, vocab_size)
     if isinstance(one, str) and tokenizer is not None:
         begin = text.encode(tokenizer, "")
-        ids = ids[len(begin) :] if begin and ids[: len(begin)].tolist() == begin else ids
+        ids = ids[len(begin) :] if ids[: len(begin)].tolist() == begin else ids
     return ids
