@@ -320,5 +320,5 @@ def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
 PLAIN = LookaheadConfig.paper(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)
 """Plain decoding, one token a step; the meaning of `lookahead=None`."""
 
-SMALL_BLOCK = LookaheadConfig.tree(3)
+SMALL_BLOCK = LookaheadConfig.tree(7)
 """A block of 4 tokens, for CPUs, where the cost of a step grows with its block."""

@@ -26,7 +26,6 @@ from jlade.lookahead import names
 from jlade.mesh import DATA, LOOKAHEAD
 
 FORMAT = 2
-FREE = 1.05  # steps of up to this cost, in plain steps, need no narrower ones
 
 logger = logging.getLogger("jlade")
 
@@ -52,8 +51,12 @@ class Key:
     @property
     def path(self) -> pathlib.Path:
         """The file of the stored setting."""
-        name = hashlib.sha256("\n".join(map(str, dataclasses.astuple(self))).encode()).hexdigest()[:16]
-        return files.cache_directory() / "tuned" / f"{name}.json"
+        return files.cache_directory() / "tuned" / self.name()
+
+    def name(self, *others: object) -> str:
+        """Returns a name for the file of something about these circumstances and others."""
+        facts = "\n".join(map(str, (*dataclasses.astuple(self), *others)))
+        return f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,20 +119,6 @@ def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = No
     if stored is not None:
         return stored.lookahead
     return estimated(params, batch_size, mesh)
-
-
-def choose_adaptive(params: Any, decoder: object) -> LookaheadConfig:
-    """Returns `choose`'s setting for one sequence; on one device an estimate is adaptive where wide steps cost more.
-
-    The cost of a step is estimated from its products with the weights, so it is rather too low than too high.
-    """
-    setting, mesh = choose(params, decoder, 1), mesh_lib.mesh_of(params)
-    if mesh is not None or setting.block_size == 1 or find(params, decoder, 1) is not None:
-        return setting
-    device = mesh_lib.device_of(params, mesh)
-    times = estimate.step_times(device.platform, device.device_kind, 1, estimate.bytes_of_weight(params))
-    cost = round(times[setting.block_size] / times[1], 2)
-    return dataclasses.replace(setting, relative_step_time=cost) if cost > FREE else setting
 
 
 def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:

@@ -15,6 +15,8 @@ ARITHMETIC = 0.8
 BANDWIDTH = 0.9
 KERNEL = 2e-6  # seconds of the shortest kernel of a GPU, with its launch in a CUDA graph; assumed, not measured
 
+SEVERAL = 1.15  # times the bytes that CPUs read when they multiply weights by several vectors; measured
+
 SLACK = 1.15  # an interpolated step time may be too long by this factor
 
 SETTINGS = (LookaheadConfig(), *map(LookaheadConfig.tree, (63, 31, 15, 7, 3)))  # widest first
@@ -87,6 +89,8 @@ def step_time(rates: Rates, block_size: int, batch_size: int = 1, weight_bytes: 
       batch_size: B. The sequences of a batch share one read of the weights.
       weight_bytes: of each parameter.
     """
+    if not rates.overlaps and block_size * batch_size > 1:
+        weight_bytes *= SEVERAL
     return time(rates._replace(kernel=0.0), 2.0 * block_size * batch_size, weight_bytes)
 
 
@@ -96,7 +100,7 @@ def estimate(
     """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
 
     Args:
-      platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get a block of 4 tokens.
+      platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get a block of 8 tokens.
       device_kind: the attribute of a `jax.Device`.
       batch_size: B.
       weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half

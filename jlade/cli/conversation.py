@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 import jlade
-from jlade.choosing import choice
 from jlade.generation.options import Keywords
 from jlade.models.llama import LlamaParams
 
@@ -65,13 +64,10 @@ class Conversation:
 
     def answer(self, prompt: list[int], request: Keywords) -> Iterator[jlade.Piece]:
         """Streams the answer. `request` has the key of the whole conversation, which gives each turn a key."""
-        key, lookahead = request["key"], request["lookahead"]
+        key = request["key"]
         assert key is not None
-        if lookahead == "auto":
-            lookahead = choice.choose_adaptive(self.params, self.params.decoder)
         options: Keywords = {
             **request,
-            "lookahead": lookahead,
             "key": jax.random.fold_in(key, len(self._turns) // 2),
             "tokenizer": self.tokenizer,
             "state": self._state,

@@ -127,9 +127,8 @@ def _adaptive_loop(
     the cache.
     """
     levels = adaptive.levels(config.lookahead)
-    relative_step_time = carry.state.constants.relative_step_time
-    assert relative_step_time is not None
-    costs = adaptive.costs(levels, relative_step_time)
+    costs = carry.state.constants.costs
+    assert costs is not None
 
     def step_at(level: LookaheadConfig, carry: _Carry) -> _Carry:
         before = carry.state

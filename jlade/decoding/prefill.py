@@ -161,6 +161,15 @@ def fitting(chunks: Chunks, capacity: int) -> Chunks:
     return (*(pair for pair in larger if 4 * pair[0] <= capacity), (min(smallest, capacity), least))
 
 
+def num_passes(chunks: Chunks, capacity: int, num_tokens: int) -> list[int]:
+    """Returns the number of forward passes over each chunk in which `num_tokens` tokens of a prompt are read."""
+    numbers = []
+    for chunk, least in fitting(chunks, capacity):
+        numbers.append(max(0, -((least - num_tokens) // chunk)))
+        num_tokens -= chunk * numbers[-1]
+    return [0] * (len(chunks) - len(numbers)) + numbers
+
+
 def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig) -> DecodeState:
     """Returns the state before the first step, for the result of `prefill`.
 
@@ -222,7 +231,7 @@ def _constants(inputs: Inputs, keys: jax.Array) -> Constants:
         keys=keys,
         sampling=inputs.sampling,
         stopping=inputs.stopping,
-        relative_step_time=inputs.relative_step_time,
+        costs=inputs.costs,
         corpus=inputs.corpus,
     )
 
@@ -255,7 +264,7 @@ def _start_part(
         window=jax.vmap(first_window)(drawn),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
-        pace=None if inputs.relative_step_time is None else adaptive.start(),
+        pace=None if inputs.costs is None else adaptive.start(inputs.costs),
         constants=_constants(inputs, keys),
         info=Info(
             accepted=jnp.zeros_like(prompts),

@@ -37,8 +37,9 @@ class Inputs:
         tokens, which is independent between sequences, and the first window, which affects the number of steps but not
         the text. Sequence b draws its noise with `fold_in(key, b)`, or with `fold_in(key[b], 0)` as if it were alone.
       sampling: how tokens are drawn; greedy by default.
-      relative_step_time: [] float32, the time of a step of full width divided by that of a plain step. Decoding is then
-        adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at full width.
+      costs: [L] float32, the time of a step at each level of `lookahead.adaptive.levels`, in plain steps. Decoding is
+        then adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at full
+        width.
       cache: C entries for each sequence, of which the first `cache.length` hold the beginning of its prompt and are not
         computed again; at most all but the last token. None for an empty cache.
       sources: the initial states [B, ...] of sources of drafts, by their names, such as the n-grams of "pool"; with
@@ -52,7 +53,7 @@ class Inputs:
     stopping: Stopping
     key: jax.Array
     sampling: Sampling = Sampling()
-    relative_step_time: jax.Array | None = None
+    costs: jax.Array | None = None
     cache: KVCache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
     corpus: jax.Array | None = None
@@ -73,7 +74,7 @@ class DecodeConfig:
     Attributes:
       decoder: the model.
       lookahead: the window, and the drafts with the way to verify them. Its `relative_step_time` must be None: the
-        number is an array, `Inputs.relative_step_time`, so that another value compiles nothing.
+        costs of steps are an array, `Inputs.costs`, so that other values compile nothing.
       logprobs: whether to record the log-probabilities of the generated tokens.
       chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
       mesh: the devices that the programs run on, a result of `jlade.mesh.split`; None for those of the arrays.
@@ -92,7 +93,7 @@ class DecodeConfig:
         if self.lookahead.relative_step_time is not None:
             raise ValueError(
                 "lookahead.relative_step_time must be None in a DecodeConfig, got "
-                f"{self.lookahead.relative_step_time}: pass it as Inputs.relative_step_time"
+                f"{self.lookahead.relative_step_time}: pass Inputs.costs"
             )
         if self.mesh is not None and COPIES not in self.mesh.axis_names:
             raise ValueError("mesh must be that of a DecodeConfig made by jlade.prepare(..., mesh=...)")
@@ -123,7 +124,7 @@ class Constants:
     keys: jax.Array  # [B] keys of `jax.random`, the source of each sequence's noise
     sampling: Sampling  # fields [B]
     stopping: Stopping
-    relative_step_time: jax.Array | None  # [] float32, None when every step has the full width
+    costs: jax.Array | None  # [L] float32, None when every step has the full width
     corpus: jax.Array | None  # [S] int32, None without other texts than the sequences' own
 
 

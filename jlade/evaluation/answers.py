@@ -165,6 +165,8 @@ class Model:
             state = loop.run_steps(params, state, config, max_steps=GROWTH_STEPS)
         state = jax.block_until_ready(loop.run_steps(params, state, config))
         end = time.perf_counter()
+        if request.learned is not None and state.pace is not None:
+            request.learned.learn_steps(inputs, config, np.asarray(state.pace.num_steps), end - begin)
 
         generation = results.gather(state, request)
         steps, tokens = int(generation.steps[0]), int(generation.lengths[0])

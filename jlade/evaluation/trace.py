@@ -115,7 +115,7 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     inputs, config = request.inputs, request.config
     if config.lookahead.window_advance != "step":
         raise ValueError("a trace shows windows that advance by step, got window_advance='token'")
-    levels = (config.lookahead,) if inputs.relative_step_time is None else adaptive.levels(config.lookahead)
+    levels = (config.lookahead,) if inputs.costs is None else adaptive.levels(config.lookahead)
     params = sharding.put_params(params, config.mesh)
 
     state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)

@@ -1,6 +1,7 @@
 """`generate` and `stream`: prompts in, a `Generation` out, whole or in pieces."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -51,8 +52,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         prompts or one for each; 0 by default.
       lookahead: the window and the drafts of a step; None for plain decoding, one token a step; "auto", the default,
         for the setting that `jlade.tune` found on this device for this model and batch size, or an estimate if it did
-        not run. A setting that is known to be slower than plain decoding here is logged once, at INFO by the logger
-        "jlade".
+        not run. "auto" makes narrower steps where wide ones do not pay. A setting that is known to be slower than plain
+        decoding here is logged once, at INFO by the logger "jlade".
       sampling: how tokens are drawn, for all prompts or one for each; greedy by default. Other values compile nothing;
         a control that was not used before does.
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer`, or a
@@ -84,6 +85,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       prediction: a text that the generated one is expected to resemble, such as the file that it edits, as a string or
         token ids; a list of one for each prompt of a batch. Drafts follow it, up to 60 tokens a step, and find their
         place again after a difference. It needs a `lookahead` with a tree; "auto" ignores it where it has none.
+      learn: whether `lookahead="auto"` uses the times of earlier calls, and the time of this one for later calls; True
+        by default. With False equal calls make equal steps.
       logprobs: whether to return the log-probabilities of the tokens; False by default.
       with_statistics: whether to return `Generation.statistics`; False by default.
       keep_state: whether to return `Generation.state`, which holds the device memory of cache and pool; False by
@@ -94,7 +97,12 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
     """
     request = request_lib.check(params, prompt, options)
     if options.streamer is None:
-        return results.gather(loop.decode(params, request.inputs, request.config), request)
+        begin = time.perf_counter()
+        state = loop.decode(params, request.inputs, request.config)
+        if request.learned is not None and state.pace is not None:
+            num_steps = mesh.fetch(state.pace.num_steps)
+            request.learned.learn(request.inputs, request.config, num_steps, time.perf_counter() - begin)
+        return results.gather(state, request)
     request_lib.check_streamer(options.streamer, request)
     return _feed(options.streamer, request, _pieces(params, request))
 

@@ -49,6 +49,7 @@ class Options(TextOptions):
     pool: NGramPool | None = None
     corpus: Corpus | None = None
     prediction: Prompts | None = None
+    learn: bool = True
     logprobs: bool = False
     with_statistics: bool = False
     keep_state: bool = False

@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.choosing import attached, choice
+from jlade.choosing import attached, choice, learned
+from jlade.choosing.learned import Learned
 from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding.sampling import Sampling
@@ -28,6 +29,7 @@ from jlade.generation import prompts as prompts_lib
 from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
+from jlade.lookahead import adaptive
 from jlade.mesh import DATA, MODEL
 from jlade.models import sharding
 from jlade.models.base import Decoder, Params
@@ -48,6 +50,7 @@ class Request:
     config: DecodeConfig
     tokenizer: Tokenizer | None
     stop: tuple[tuple[str, ...], ...]  # [B], the stop strings of each sequence
+    learned: Learned | None  # the costs of steps, where calls are to learn them
     with_statistics: bool
     keep_state: bool
 
@@ -82,13 +85,16 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     key = _check_key(options.key, len(prompts))
     sampling = _check_sampling(options.sampling, len(prompts), decoder.vocab_size)
     known = _check_known(options, params, decoder, prompts, lookahead)
-    for name in ("logprobs", "with_statistics", "keep_state"):
+    for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
+    chunks = CHUNKS_ON_CPU if mesh_lib.device_of(params, mesh).platform == "cpu" else CHUNKS
+    costs: HostArray = adaptive.costs(lookahead)
+    so_far = None
+    if options.lookahead == "auto":
+        so_far = learned.find(params, decoder, len(prompts), mesh, lookahead, chunks)
+        costs = costs if so_far is None else so_far.costs(options.learn)
 
     tokens, lengths = _pad(prompts, stopping.max_new_tokens, known.capacity, decoder.max_positions)
-    # Plain decoding has no narrower level to fall back to.
-    relative_time = lookahead.relative_step_time if lookahead.block_size > 1 else None
-    relative_step_time: HostArray = None if relative_time is None else np.float32(relative_time)
     return Request(
         inputs=Inputs(
             prompts=tokens,
@@ -96,7 +102,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             stopping=stopping,
             key=key,
             sampling=sampling,
-            relative_step_time=relative_step_time,
+            costs=costs,
             cache=None if known.state is None else continuation.reuse(known.state, prompts, tokens.shape[1]),
             sources=known.sources,
             corpus=known.corpus,
@@ -105,11 +111,12 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             decoder=decoder,
             lookahead=dataclasses.replace(lookahead, relative_step_time=None),
             logprobs=options.logprobs,
-            chunks=CHUNKS_ON_CPU if mesh_lib.device_of(params, mesh).platform == "cpu" else CHUNKS,
+            chunks=chunks,
             mesh=mesh,
         ),
         tokenizer=options.tokenizer,
         stop=stop,
+        learned=so_far if options.learn else None,
         with_statistics=options.with_statistics,
         keep_state=options.keep_state,
     )

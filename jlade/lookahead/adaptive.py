@@ -8,10 +8,12 @@ other settings it is found by trials of the full width from time to time.
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jlade.config import LookaheadConfig
 from jlade.drafts.record import BIT
@@ -31,6 +33,7 @@ class Pace:
     age: jax.Array  # [] int32, steps made since the level was entered
     rate: jax.Array  # [] float32, mean tokens per step since then
     wait: jax.Array  # [] int32, narrow steps before the next trial of the full width
+    num_steps: jax.Array  # [L] int32, steps made at each level
 
 
 def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
@@ -62,19 +65,22 @@ def forecasts(lookahead: LookaheadConfig) -> bool:
     return lookahead.tree_size is not None and lookahead.window_size == 0
 
 
-def costs(levels: Sequence[LookaheadConfig], relative_step_time: jax.Array) -> jax.Array:
-    """Returns the cost of a step at each level [L], in plain steps.
+def costs(lookahead: LookaheadConfig) -> Any:
+    """Returns the cost of a step at each level [L] float32, in plain steps; None if the setting is not adaptive.
 
-    The cost is taken to grow linearly from a plain step, 1, to a step of full width, `relative_step_time` [].
+    The cost is taken to grow linearly from a plain step, 1, to a step of full width, `relative_step_time`.
     """
-    widest = levels[0].block_size
-    share = [(level.block_size - 1) / max(1, widest - 1) for level in levels]
-    return 1 + (relative_step_time - 1) * jnp.asarray(share, jnp.float32)
+    if lookahead.relative_step_time is None or lookahead.block_size == 1:  # a plain step has no narrower ones
+        return None
+    share = [(level.block_size - 1) / (lookahead.block_size - 1) for level in levels(lookahead)]
+    return 1 + np.float32(lookahead.relative_step_time - 1) * np.asarray(share, np.float32)
 
 
-def start() -> Pace:
-    """Returns the pace of a decode that begins at full width."""
-    return Pace(jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.int32(FIRST_WAIT))
+def start(costs: jax.Array) -> Pace:
+    """Returns the pace of a decode that begins at full width, given the cost of each level [L]."""
+    return Pace(
+        jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.int32(FIRST_WAIT), jnp.zeros(jnp.shape(costs), jnp.int32)
+    )
 
 
 def forecast(tree: Tree, levels: Sequence[LookaheadConfig]) -> jax.Array:
@@ -92,7 +98,8 @@ def choose(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
       accepted: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence.
       costs: [L], cost of a step at each level, in plain steps.
     """
-    return dataclasses.replace(pace, level=jnp.argmax(accepted / costs).astype(jnp.int32))
+    level = jnp.argmax(accepted / costs).astype(jnp.int32)
+    return dataclasses.replace(pace, level=level, num_steps=pace.num_steps.at[pace.level].add(1))
 
 
 def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
@@ -119,4 +126,5 @@ def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
         age=jnp.where(falls | tries, 0, age),
         rate=jnp.where(falls | tries, 0.0, rate),
         wait=wait,
+        num_steps=pace.num_steps.at[pace.level].add(1),
     )

@@ -15,6 +15,7 @@ from jlade.choosing import processes
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import DecodeConfig, Inputs
+from jlade.lookahead import adaptive
 from jlade.models.base import Params
 from jlade.tuning.result import Trial
 
@@ -90,11 +91,10 @@ class Measurement:
 
     def _decode(self, setting: LookaheadConfig, batches: Sequence[Inputs]) -> Decoded:
         config = dataclasses.replace(self.config, lookahead=dataclasses.replace(setting, relative_step_time=None))
-        cost = None if setting.relative_step_time is None else jnp.float32(setting.relative_step_time)
         tokens = steps = loop_steps = 0
         seconds = loop_seconds = 0.0
         for batch in batches:
-            batch = dataclasses.replace(batch, relative_step_time=cost)
+            batch = dataclasses.replace(batch, costs=adaptive.costs(setting))
             begin = time.perf_counter()
             cache = prefill.prefill(self.params, batch, config)
             state = jax.block_until_ready(prefill.start(cache, batch, config))

@@ -163,7 +163,9 @@ def test_writers_at_once_lose_nothing():
 def test_auto_gives_the_text_of_plain_decoding_and_compiles_once():
     params = tiny_llama(3, num_layers=3)  # a shape of its own, so that nothing is compiled before
     expected = jlade.generate(params, [1, 2, 3], max_new_tokens=12, lookahead=None)
-    traced = chex.assert_max_traces(type(params.decoder).forward, n=2)  # once for prefill, once for the step
+    traced = chex.assert_max_traces(
+        type(params.decoder).forward, n=5
+    )  # once for prefill, once for each width of a step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(params.decoder), "forward", traced)
         for prompt in ([1, 2, 3], [4, 5]):
@@ -229,7 +231,7 @@ def trials(**speeds):
         (
             WIDE,
             None,
-            r"15, 5, 15 is slower than plain decoding on cpu, batch size 1: 0\.5\dx its speed, at most, by an es",
+            r"15, 5, 15 is slower than plain decoding on cpu, batch size 1: 0\.49x its speed, at most, by an es",
         ),
         (SETTING, None, None),
         (WIDE, trials(wide=1.5), None),  # though an estimate takes it for slow
@@ -261,15 +263,3 @@ def test_a_setting_that_is_known_to_be_slow_is_logged_once(lookahead, facts, mes
 def test_other_values_are_refused(lookahead):
     with pytest.raises(TypeError, match='lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got'):
         jlade.generate(tiny_llama(3), [1], lookahead=lookahead)
-
-
-def test_a_conversation_falls_back_where_the_estimated_step_costs_more(monkeypatch):
-    params = tiny_llama(3)
-    setting = choice.choose_adaptive(params, params.decoder)
-    assert dataclasses.replace(setting, relative_step_time=None) == choice.choose(params, params.decoder, 1)
-    assert 1.05 < setting.relative_step_time < setting.block_size, (
-        "on a CPU every token costs time, and the weights are read once"
-    )
-    monkeypatch.setattr(choice, "estimated", lambda *_: LookaheadConfig())
-    monkeypatch.setattr(choice.estimate, "step_times", lambda *_: {1: 1.0, 120: 1.02})
-    assert choice.choose_adaptive(params, params.decoder) == LookaheadConfig(), "where steps are free"

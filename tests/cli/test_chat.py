@@ -11,7 +11,6 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.choosing import choice
 from jlade.cli.options import DEMO
 from jlade.config import SMALL_BLOCK
 from jlade.conversion import location
@@ -67,8 +66,7 @@ def test_the_answers_are_those_to_the_whole_conversation_and_nothing_else_is_wri
     assert "keys in the pool" not in captured.err, "without a pool"
 
 
-def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed, demo):
-    setting = choice.choose_adaptive(demo[0], demo[0].decoder)
+def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed):
     captured = chat(
         ["a ", "b ", "/exit", "c "], "--system", "Begin. ", "--temperature", "1", "--seed", "5", "--stop", "x"
     )
@@ -77,7 +75,7 @@ def test_a_turn_has_the_state_of_the_last_answer_and_its_own_key(chat, streamed,
     assert [request.state for request in streamed] == [None, "state after one."]
     for turn, request in enumerate(streamed):
         assert request.key == jax.random.fold_in(jax.random.key(5), turn)
-        assert (request.lookahead, request.max_new_tokens, request.stop) == (setting, 8, ["x"])
+        assert (request.lookahead, request.max_new_tokens, request.stop) == ("auto", 8, ["x"])
         assert "eos_ids" not in request.__dict__, "all end tokens of the checkpoint end an answer"
 
 

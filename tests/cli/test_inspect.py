@@ -133,7 +133,7 @@ def test_the_table(inspect, tmp_path):
     assert rows["tokenizer"] == rows["chat template"] == "no"
     assert rows["sampling"] == "greedy"
     assert rows["KV cache"] == f"{(2 * 2 * 2 * 50 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
-    assert rows["setting on cpu"] == "tree of 3, estimated"
+    assert rows["setting on cpu"] == "tree of 7, estimated"
 
     rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO)))
     assert rows["parameters"] == "5,475,584"

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,7 +26,9 @@ def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(looka
     np.testing.assert_array_equal(always_pays.accepted, wide.accepted)
 
     accepted = never_pays.accepted[0]
-    levels = levels_of(accepted.tolist(), adaptive.costs(adaptive.levels(lookahead), jnp.float32(9.0)).tolist())
+    levels = levels_of(
+        accepted.tolist(), adaptive.costs(dataclasses.replace(lookahead, relative_step_time=9.0)).tolist()
+    )
     assert levels.count(0) > adaptive.TRIAL, "the full width should be tried again"
     assert all(accepted[np.array(levels) == max(levels)] == 1), "the narrowest level is plain decoding"
     np.testing.assert_array_equal(accepted[: adaptive.TRIAL], wide.accepted[0, : adaptive.TRIAL])

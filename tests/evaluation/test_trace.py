@@ -156,7 +156,7 @@ def test_adaptive_steps_have_the_levels_of_their_pace():
     lookahead = LookaheadConfig.paper(3, 4, 3, relative_step_time=9.0)
     params = tiny_llama(2, max_positions=300)
     found = trace_lib.trace(params, [1, 2, 3], tokenizer=tiny_tokenizer(), max_new_tokens=120, lookahead=lookahead)
-    costs = adaptive.costs(adaptive.levels(lookahead), np.float32(9.0)).tolist()
+    costs = adaptive.costs(dataclasses.replace(lookahead, relative_step_time=9.0)).tolist()
     assert [s.level for s in found.steps] == levels_of([len(s.accepted) for s in found.steps], costs)
     assert {s.level for s in found.steps} == {0, 1, 2}
     wide = [s for s in found.steps if s.level == 0]

@@ -35,7 +35,7 @@ def run(accepted, costs):
     def step(pace, tokens):
         return adaptive.update(pace, tokens, costs), pace.level
 
-    return jax.lax.scan(step, adaptive.start(), accepted)[1]
+    return jax.lax.scan(step, adaptive.start(costs), accepted)[1]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -47,18 +47,20 @@ def test_levels_equal_those_found_without_arrays(seed):
 
 
 def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
-    levels = adaptive.levels(LookaheadConfig.paper(3, 4, 2))
+    lookahead = LookaheadConfig.paper(3, 4, 2, relative_step_time=2.4)
+    levels = adaptive.levels(lookahead)
     assert [(level.window_size, level.guess_set_size) for level in levels] == [(3, 2), (0, 1), (0, 0)]
-    assert adaptive.costs(levels, jnp.float32(2.4)).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
+    assert adaptive.costs(lookahead).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
+    assert adaptive.costs(dataclasses.replace(lookahead, relative_step_time=None)) is None
     assert len(adaptive.levels(LookaheadConfig.paper(0, 3, 1))) == 2, "a setting that is its own narrower level"
 
 
 def test_a_tree_is_as_wide_as_its_forecast_says():
-    lookahead = LookaheadConfig.tree(7, sources=("suffix",))
+    lookahead = LookaheadConfig.tree(7, sources=("suffix",), relative_step_time=2.4)
     levels = adaptive.levels(lookahead)
     assert [level.tree_size for level in levels] == [7, 3, 1, 0]
     assert [level.block_size for level in levels] == [8, 4, 2, 1]
-    costs = adaptive.costs(levels, jnp.float32(2.4))
+    costs = adaptive.costs(lookahead)
     assert costs.tolist() == pytest.approx([2.4, 1.6, 1.2, 1.0])
     for probabilities, best in (([0.9] * 7, 7), ([0.5, 0.4, 0.3, 0, 0, 0, 0], 3), ([0.3] + [0] * 6, 1), ([0.1] * 7, 0)):
         tree = Tree(
@@ -69,7 +71,9 @@ def test_a_tree_is_as_wide_as_its_forecast_says():
         )
         expected = adaptive.forecast(tree, levels)
         assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (7, 3, 1, 0)], abs=0.01)
-        assert levels[int(adaptive.choose(adaptive.start(), expected, costs).level)].tree_size == best
+        pace = adaptive.choose(adaptive.start(costs), expected, costs)
+        assert levels[int(pace.level)].tree_size == best
+        assert pace.num_steps.tolist() == [1, 0, 0, 0], "the step just made had the full width"
     for size, narrower in ((63, [15, 1, 0]), (119, [15, 1, 0]), (4, [3, 1, 0]), (3, [1, 0]), (1, [0]), (0, [])):
         levels = adaptive.levels(dataclasses.replace(lookahead, tree_size=size))
         assert [level.tree_size for level in levels] == [size, *narrower]

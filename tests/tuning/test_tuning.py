@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig, Trial
 from jlade.choosing import choice
-from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.config import PLAIN
 from jlade.decoding import loop, prefill
 from jlade.tuning import measurement, search
 from tests.tiny import tiny_llama
 
-SMALL, LONG, WIDE = SMALL_BLOCK, LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)
+SMALL, LONG, WIDE = LookaheadConfig.tree(3), LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)
 ADAPTIVE = dataclasses.replace(SMALL, relative_step_time=1.6)  # by the clock below
 STEP_TIMES = {1: 2.0, 4: 2.5, 8: 4.0, 16: 8.0, 128: 40.0}
 
@@ -31,6 +31,11 @@ def trial(setting, speed):
     return Trial(
         setting, tokens_per_step=2.0, seconds_per_step=1.0, tokens_per_second=speed, speed=speed, relative_step_time=1.0
     )
+
+
+@pytest.fixture(autouse=True)
+def estimate(monkeypatch):
+    monkeypatch.setattr(choice.estimate, "SMALL_BLOCK", SMALL)
 
 
 class Measured:

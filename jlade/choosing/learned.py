@@ -1,0 +1,212 @@
+"""The cost of a step at each width, learned from the calls of `lookahead="auto"`.
+
+The wall time of a call is the sum of its parts: the call itself, its forward passes over chunks of the prompt, and its
+steps at each level. A Bayesian linear regression finds the time of each part. Its prior is the estimate of the device's
+data sheet, or the measurements of `jlade.tune`; both say more of the ratios of these times than of the times. No call
+waits for a measurement, and none compiles anything for it.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import threading
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jlade import files
+from jlade import mesh as mesh_lib
+from jlade.choosing import choice, estimate
+from jlade.config import LookaheadConfig
+from jlade.decoding import prefill
+from jlade.decoding.state import Chunks, DecodeConfig, Inputs
+from jlade.lookahead import adaptive, division
+from jlade.mesh import DATA, LOOKAHEAD
+
+FORMAT = 1
+MEMORY = 64  # calls that the fit remembers, approximately
+NOISE = 0.05  # standard deviation of the wall time of equal calls, relative to it
+DOUBT = 0.2  # standard deviation of the prior's time of each step, relative to it
+OVERHEAD = 1.0  # standard deviation of a time that all steps share, such as that of drafting, in plain steps
+DISTURBED = 3 * NOISE  # a call whose time differs by more than this counts for less
+CALL = 5.0  # standard deviation of the time of a call itself, in plain steps
+LEAST = 0.3  # of the prior's time: no step is taken to be faster
+
+
+@dataclasses.dataclass
+class Times:
+    """The times of the parts of a call, as far as they are known: K parts, of which the last L are steps.
+
+    Attributes:
+      prior: [K] times of the parts, in plain steps.
+      covariance: [K, K] of these.
+      scale: seconds of a plain step, by the first call; 0 before.
+      precision: [K, K] of the times in seconds, by the calls alone.
+      moment: [K] the product of `precision` and the times that fit best.
+      counts: [K] how often the calls had each part. Like the other sums, it forgets old calls.
+    """
+
+    prior: np.ndarray
+    covariance: np.ndarray
+    scale: float = 0.0
+    precision: np.ndarray = dataclasses.field(init=False)
+    moment: np.ndarray = dataclasses.field(init=False)
+    counts: np.ndarray = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Returns to the prior."""
+        size = len(self.prior)
+        self.scale, self.precision = 0.0, np.zeros((size, size))
+        self.moment, self.counts = np.zeros(size), np.zeros(size)
+
+    def add(self, counts: np.ndarray, seconds: float) -> None:
+        """Learns from a call of these parts [K] and this wall time."""
+        if not self.scale:
+            self.scale = seconds / float(counts @ self.prior)
+        surprise = abs(seconds - float(counts @ self._posterior()[0])) / seconds
+        weight = min(1.0, DISTURBED / max(surprise, DISTURBED)) / (NOISE * seconds) ** 2
+        keep = 1 - 1 / MEMORY
+        self.precision = keep * self.precision + weight * np.outer(counts, counts)
+        self.moment = keep * self.moment + weight * seconds * counts
+        self.counts = keep * self.counts + counts
+
+    def costs(self, num_levels: int) -> np.ndarray:
+        """Returns the cost of a step at each level [L] float32, in plain steps, widest first.
+
+        The times of seldom levels are uncertain compared with those of the most frequent one. By as much they are taken
+        to be shorter, so that calls try these levels and learn.
+        """
+        if not self.scale:
+            return self.prior[-num_levels:].astype(np.float32)
+        times, covariance = (each[-num_levels:] for each in self._posterior())
+        times = np.maximum(times, LEAST * self.scale * self.prior[-num_levels:])
+        logarithms = covariance[:, -num_levels:] / np.outer(times, times)  # covariance of the logarithms of the times
+        frequent = int(np.argmax(self.counts[-num_levels:]))
+        variance = np.diag(logarithms) + logarithms[frequent, frequent] - 2 * logarithms[frequent]
+        optimistic = times * np.exp(-np.sqrt(np.maximum(variance, 0)) / 2)
+        return (optimistic / optimistic[-1]).astype(np.float32)
+
+    def _posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns mean [K] and covariance [K, K] of the times, in seconds."""
+        mean = self.scale * self.prior
+        known = np.linalg.inv(self.scale**2 * self.covariance)
+        covariance = np.linalg.inv(known + self.precision)
+        return covariance @ (known @ mean + self.moment), covariance
+
+
+class Learned:
+    """What the calls of one setting, model, batch size and device teach, kept in a file from call to call."""
+
+    def __init__(self, num_levels: int, times: Times, path: pathlib.Path):
+        self._num_levels, self._times, self._path = num_levels, times, path
+        self._lock = threading.Lock()
+        self._programs: set[Any] = set()
+        self.num_calls = 0  # of this process, that it has learned from
+        self._read()
+
+    def costs(self, learned: bool = True) -> np.ndarray:
+        """Returns the cost of a step at each level [L] float32, in plain steps, widest first; or the prior's cost."""
+        if not learned:
+            return self._times.prior[-self._num_levels :].astype(np.float32)
+        with self._lock:
+            return self._times.costs(self._num_levels)
+
+    def learn(self, inputs: Inputs, config: DecodeConfig, num_steps: np.ndarray, seconds: float) -> None:
+        """Learns from a call of `decode` with these arguments, except from the first with its programs: it compiles.
+
+        Args:
+          inputs, config: of the call.
+          num_steps: [L] int32, steps at each level.
+          seconds: wall time, until `num_steps` was there.
+        """
+        if inputs.cache is not None:  # it is on the device how much of the prompts it holds
+            return
+        most = int(np.max(np.asarray(inputs.lengths))) - 1
+        passes = prefill.num_passes(config.chunks, inputs.prompts.shape[1], most)
+        self._learn(inputs, config, np.array([1, *passes, *num_steps], float), seconds)
+
+    def learn_steps(self, inputs: Inputs, config: DecodeConfig, num_steps: np.ndarray, seconds: float) -> None:
+        """Learns as `learn` does from steps alone, without the reading of the prompts."""
+        self._learn(inputs, config, np.array([0] * (1 + len(config.chunks)) + [*num_steps], float), seconds)
+
+    def _learn(self, inputs: Inputs, config: DecodeConfig, counts: np.ndarray, seconds: float) -> None:
+        if config.mesh is not None and config.mesh.is_multi_process:
+            return  # processes must take the same steps, and to exchange what each learns would make them wait
+        leaves, structure = jax.tree.flatten(inputs)
+        program = config, structure, tuple((np.shape(leaf), jax.typeof(leaf).dtype) for leaf in leaves)
+        with self._lock:
+            if program not in self._programs:
+                self._programs.add(program)
+                return
+            self._times.add(counts, seconds)
+            self.num_calls += 1
+            if self.num_calls & (self.num_calls - 1) == 0 or self.num_calls % MEMORY == 0:  # seldom: it takes 1 ms
+                self._write()
+
+    def _read(self) -> None:
+        try:
+            facts = json.loads(self._path.read_text(encoding="utf-8"))
+            if facts["format"] == FORMAT and np.shape(facts["moment"]) == self._times.moment.shape:
+                self._times.scale = float(facts["scale"])
+                for name in ("precision", "moment", "counts"):
+                    setattr(self._times, name, np.array(facts[name], float).reshape(getattr(self._times, name).shape))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self._times.forget()
+            warnings.warn(f"{self._path} is ignored; later calls write it anew: {error!r}", stacklevel=2)
+
+    def _write(self) -> None:
+        sums = {name: getattr(self._times, name).tolist() for name in ("precision", "moment", "counts")}
+        try:
+            with files.written_whole(self._path, replace=True) as file:
+                file.write_text(json.dumps({"format": FORMAT, "scale": self._times.scale, **sums}), encoding="utf-8")
+        except OSError:  # such as a full disk: this process goes on with what it knows
+            pass
+
+
+def find(
+    params: Any, decoder: object, batch_size: int, mesh: Mesh | None, lookahead: LookaheadConfig, chunks: Chunks
+) -> Learned | None:
+    """Returns what calls have taught about a setting; None if it is plain decoding, or tuned to keep its full width.
+
+    Arguments but the last two are those of `choice.choose`.
+    """
+    key, stored = choice.key(params, decoder, batch_size, mesh), choice.find(params, decoder, batch_size, mesh)
+    if lookahead.block_size == 1 or (stored is not None and stored.lookahead.relative_step_time is None):
+        return None
+    device, each = mesh_lib.device_of(params, mesh), batch_size // mesh_lib.size(mesh, DATA)
+    rates, weight_bytes = estimate.rates(device.platform, device.device_kind), estimate.bytes_of_weight(params)
+    if device.platform != "cpu":
+        weight_bytes = min(weight_bytes, 2.0)
+
+    def step_time(tokens: int) -> float:
+        return estimate.step_time(rates, tokens, each, weight_bytes).total / plain
+
+    def level_time(level: LookaheadConfig) -> float:
+        if stored is not None and stored.step_times:
+            sizes, seconds = list(stored.step_times), list(stored.step_times.values())
+            return float(np.interp(level.block_size, sizes, seconds)) / seconds[0]
+        return step_time(division.share_size(level, mesh_lib.size(mesh, LOOKAHEAD))[0])
+
+    plain = estimate.step_time(rates, 1, each, weight_bytes).total
+    passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, adaptive.levels(lookahead))]
+    setting = dataclasses.replace(lookahead, relative_step_time=None)
+    return _find(tuple(passes), tuple(steps), key.path.parent.with_name("costs") / key.name(setting))
+
+
+@functools.cache
+def _find(passes: tuple[float, ...], steps: tuple[float, ...], path: pathlib.Path) -> Learned:
+    """Returns what the file has, or else the prior of these times of forward passes and of steps, in plain steps."""
+    prior = np.array([1.0, *passes, *steps])
+    is_step = np.arange(len(prior)) > len(passes)
+    own = np.array([CALL, *passes, *(DOUBT * step for step in steps)])
+    covariance = np.diag(own**2) + np.outer(prior, prior) + OVERHEAD**2 * np.outer(is_step, is_step)
+    return Learned(len(steps), Times(prior, covariance), path)

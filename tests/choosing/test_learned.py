@@ -1,0 +1,137 @@
+"""The costs of steps that calls of `lookahead="auto"` teach."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jlade
+from jlade.choosing import choice, learned
+from jlade.decoding import loop, prefill
+from jlade.generation import request
+from jlade.generation.options import Options
+from tests.tiny import tiny_llama
+
+PRIOR = np.array([1.0, 8.0, 2.0, 1.77, 1.42, 1.24, 1.0])  # a call, two sizes of passes, and four levels
+
+
+def times():
+    """A prior as `learned.find` makes it."""
+    is_step = np.arange(7) > 2
+    own = np.where(is_step, learned.DOUBT, 1) * PRIOR
+    return learned.Times(PRIOR, np.diag(own**2) + np.outer(PRIOR, PRIOR) + np.outer(is_step, is_step))
+
+
+def calls(rng, number):
+    """The parts of calls whose texts differ."""
+    for _ in range(number):
+        shares = rng.dirichlet([0.7, 0.7, 0.7, 0.7])
+        yield np.array([1.0, rng.integers(4), rng.integers(1, 5), *np.round(100 * shares)])
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-4, 1e-1), st.floats(0, 2), st.floats(-0.3, 0.3))
+def test_the_costs_become_those_of_the_calls(seed, second, overhead, slope):
+    rng = np.random.default_rng(seed)
+    true = PRIOR + slope * (PRIOR - 1)
+    true[3:] += overhead
+    fit = times()
+    for counts in calls(rng, 60):
+        fit.add(counts, second * float(counts @ true) * rng.normal(1, 0.02))
+    assert fit.costs(4) == pytest.approx(true[3:] / true[-1], rel=0.12)
+
+
+def test_before_a_call_they_are_those_of_the_prior_and_a_disturbed_call_changes_little():
+    fit = times()
+    np.testing.assert_array_equal(fit.costs(4), PRIOR[3:].astype(np.float32))
+    everything = list(calls(np.random.default_rng(0), 30))
+    for counts in everything:
+        fit.add(counts, float(counts @ PRIOR))
+    before = fit.costs(4)
+    fit.add(everything[0], 10 * float(everything[0] @ PRIOR))
+    assert fit.costs(4) == pytest.approx(before, rel=0.1)
+
+
+def test_a_level_that_calls_leave_out_is_taken_for_cheaper_than_it_seems():
+    fit = times()
+    for wide in [10, 90] * 15:
+        counts = np.array([1.0, 0, 1, wide, 0, 0, 100 - wide])
+        fit.add(counts, float(counts @ PRIOR))
+    tried, untried = fit.costs(4)[0], fit.costs(4)[1]
+    assert tried == pytest.approx(1.77, rel=0.1)
+    assert 0.7 * 1.42 < untried < 0.97 * 1.42
+
+
+@given(st.integers(0, 3000), st.sampled_from([((512, 64), (64, 0)), ((128, 56), (16, 0))]))
+def test_passes_are_those_of_the_loops_that_read_a_prompt(number, chunks):
+    left, passes = number, []
+    for chunk, least in chunks:
+        passes.append(0)
+        while left > least:
+            left, passes[-1] = left - chunk, passes[-1] + 1
+    assert prefill.num_passes(chunks, 4096, number) == passes
+    assert prefill.num_passes(chunks, 64, min(number, 64))[0] == 0, "a small cache has no pass over a large chunk"
+
+
+def find(params):
+    return request.check(params, [1, 2, 3], Options(max_new_tokens=40)).learned
+
+
+def test_calls_teach_and_the_file_outlives_the_process(cache_directory):
+    params = tiny_llama(3, num_layers=3)
+    directory = cache_directory / "jlade" / "costs"
+    first = jlade.generate(params, [1, 2, 3], max_new_tokens=40)
+    assert (find(params).num_calls, directory.exists()) == (0, False), "the first call compiles"
+    before = find(params).costs()
+    programs = loop._run._cache_size()
+    for number in (1, 2):
+        out = jlade.generate(params, [1, 2, 3], max_new_tokens=40)
+        np.testing.assert_array_equal(out.tokens, first.tokens)
+        assert find(params).num_calls == number
+    assert loop._run._cache_size() == programs
+    after = find(params).costs()
+    assert not np.array_equal(after, before)
+    assert after[-1] == 1
+    (file,) = directory.iterdir()
+    assert file.stat().st_size < 4096
+    learned._find.cache_clear()
+    np.testing.assert_array_equal(find(params).costs(), after)
+
+    file.write_text(file.read_text()[:100])
+    learned._find.cache_clear()
+    with pytest.warns(UserWarning, match="is ignored; later calls write it anew"):
+        np.testing.assert_array_equal(find(params).costs(), before)
+
+
+def test_learn_false_neither_uses_nor_writes_anything(cache_directory):
+    params = tiny_llama(3, num_layers=3)
+    runs = [jlade.generate(params, [1, 2, 3], max_new_tokens=40, learn=False) for _ in range(3)]
+    assert not (cache_directory / "jlade" / "costs").exists()
+    for run in runs:
+        np.testing.assert_array_equal(run.accepted, runs[0].accepted)
+    for _ in range(2):
+        jlade.generate(params, [1, 2, 3], max_new_tokens=40)
+    inputs, _ = jlade.prepare(params, [1, 2, 3], max_new_tokens=40, learn=False)
+    assert inputs.costs == pytest.approx([1.77, 1.42, 1.24, 1.0], abs=0.05), "the estimate for a CPU"
+    with pytest.raises(TypeError, match="learn must be True or False, got 1"):
+        jlade.generate(params, [1], learn=1)
+
+
+def test_a_directory_that_cannot_be_written_to_stops_no_call(cache_directory):
+    cache_directory.mkdir(exist_ok=True)
+    (cache_directory / "jlade").write_text("a file")
+    params = tiny_llama(3, num_layers=3)
+    for _ in range(3):
+        jlade.generate(params, [1, 2, 3], max_new_tokens=40)
+    assert find(params).num_calls == 2
+
+
+def test_tuned_step_times_are_the_prior_and_a_tuned_full_width_stays():
+    params = tiny_llama(3, num_layers=3)
+    key, setting = choice.key(params, params.decoder, 1), jlade.LookaheadConfig.tree(7, relative_step_time=1.5)
+    facts = {"step_times": {1: 1.0, 8: 1.5}, "trials": []}
+    choice.save(key, setting, facts)
+    inputs, _ = jlade.prepare(params, [1, 2], max_new_tokens=4)
+    assert inputs.costs == pytest.approx(np.interp([8, 4, 2, 1], [1, 8], [1.0, 1.5]))
+    choice.save(key, jlade.LookaheadConfig.tree(7), facts)
+    choice.forget()
+    assert jlade.prepare(params, [1, 2], max_new_tokens=4)[0].costs is None
