@@ -17,8 +17,10 @@ from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
 from .decoding.state import DecodeConfig, DecodeState, Inputs, Prefix
 from .decoding.stopping import Stopping, StopStrings
+from .drafts.corpus import CorpusIndex
 from .drafts.pool import NGramPool
 from .drafts.recycled import RecycledLogits
+from .generation.corpus import Corpus
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
@@ -27,11 +29,13 @@ from .mesh import make_mesh
 from .models.base import Decoder, KVCache
 from .models.llama import LlamaParams
 from .planning.plan import Plan, plan
-from .storage import demo, load, load_pool, load_sampling, save_pool
+from .storage import demo, load, load_corpus, load_pool, load_sampling, save_corpus, save_pool
 from .tuning.result import Trial, Tuning
 from .tuning.search import tune
 
 __all__ = [
+    "Corpus",
+    "CorpusIndex",
     "DecodeConfig",
     "DecodeState",
     "Decoder",
@@ -64,6 +68,7 @@ __all__ = [
     "inspect",
     "inspection",
     "load",
+    "load_corpus",
     "load_pool",
     "load_sampling",
     "lookahead",
@@ -74,6 +79,7 @@ __all__ = [
     "prefill",
     "prepare",
     "run_steps",
+    "save_corpus",
     "save_pool",
     "start",
     "step",

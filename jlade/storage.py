@@ -1,4 +1,4 @@
-"""Checkpoints and n-gram pools on disk."""
+"""Checkpoints, n-gram pools and corpora on disk."""
 
 import os
 import pathlib
@@ -17,11 +17,14 @@ from jlade.config import SamplingConfig
 from jlade.conversion import checkpoint, location
 from jlade.conversion.json_files import Values, read_json
 from jlade.conversion.tensors import Sharding
+from jlade.drafts.corpus import CorpusIndex
 from jlade.drafts.pool import NGramPool
 from jlade.files import written_whole
+from jlade.generation.corpus import Corpus
 from jlade.generation.text import load_tokenizer
 from jlade.models.llama import LlamaParams
 
+CORPUS = "tokens", "order", "keys", "latest", "known", "after"  # the files of a corpus
 NGRAMS, VOCAB_SIZE = "ngrams", "vocab_size"  # the arrays of a pool's file
 
 
@@ -107,6 +110,35 @@ def save_pool(pool: NGramPool, path: str | os.PathLike[str]) -> None:
     with written_whole(path, replace=True) as file:
         ngrams = np.ascontiguousarray(mesh_lib.fetch(pool.ngrams))
         save_file({NGRAMS: ngrams, VOCAB_SIZE: np.array(pool.vocab_size, np.int32)}, file)
+
+
+def save_corpus(corpus: Corpus, path: str | os.PathLike[str]) -> None:
+    """Writes the index of texts to a new directory, whole or not at all.
+
+    Raises:
+      ValueError: if `path` exists.
+    """
+    if not isinstance(corpus, Corpus):
+        raise TypeError(f"corpus must be a Corpus, got {type(corpus).__name__}")
+    with written_whole(path) as directory:
+        directory.mkdir()
+        for name, array in zip(CORPUS, (*jax.tree.leaves(corpus.index), *corpus.followers), strict=True):
+            np.save(directory / f"{name}.npy", array)
+
+
+def load_corpus(path: str | os.PathLike[str]) -> Corpus:
+    """Returns a corpus that `save_corpus` wrote. Its arrays are mapped into memory and read where they are needed.
+
+    Raises:
+      ValueError: if there is no corpus.
+    """
+    try:
+        arrays = [np.load(pathlib.Path(path) / f"{name}.npy", mmap_mode="r") for name in CORPUS]
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"path must be a directory written by jlade.save_corpus, got {os.fspath(path)!r}: {error}"
+        ) from error
+    return Corpus.of(CorpusIndex(*arrays[:-2]), (arrays[-2], arrays[-1]))
 
 
 def load_pool(path: str | os.PathLike[str]) -> NGramPool:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
+from jlade.drafts.corpus import CorpusIndex
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
@@ -44,8 +45,7 @@ class Inputs:
         computed again; at most all but the last token. None for an empty cache.
       sources: the initial states [B, ...] of sources of drafts, by their names, such as the n-grams of "pool"; with
         `cache`, those that were made with it. Absent ones are empty.
-      corpus: [S] int32, other texts in which drafts are searched, for all sequences: each text followed by -1. None for
-        no other texts.
+      corpus: other texts in which drafts are searched, for all sequences. None for no other texts.
     """
 
     prompts: jax.Array
@@ -56,7 +56,7 @@ class Inputs:
     costs: jax.Array | None = None
     cache: KVCache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
-    corpus: jax.Array | None = None
+    corpus: CorpusIndex | None = None
 
 
 @flax.struct.dataclass
@@ -125,7 +125,7 @@ class Constants:
     sampling: Sampling  # fields [B]
     stopping: Stopping
     costs: jax.Array | None  # [L] float32, None when every step has the full width
-    corpus: jax.Array | None  # [S] int32, None without other texts than the sequences' own
+    corpus: CorpusIndex | None  # None without other texts than the sequences' own
 
 
 @flax.struct.dataclass

@@ -43,12 +43,14 @@ class Suffix(Source):
         return RATES
 
     def propose(self, state: Any, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return chains(text.tokens, text.length, last(text.tokens, text.length), self.reach)
+        places, lengths = find(text.tokens, text.length, last(text.tokens, text.length), MATCHES)
+        return chains(text.tokens, text.length, places, lengths, self.reach)
 
 
-def chains(text: jax.Array, length: jax.Array, last: jax.Array, reach: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens after the longest matches of `last` in a text, and their kinds, both [MATCHES * reach]."""
-    places, lengths = find(text, length, last, MATCHES)
+def chains(
+    text: jax.Array, length: jax.Array, places: jax.Array, lengths: jax.Array, reach: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the tokens after matches in a text, as `find` returns them, and their kinds, both [MATCHES * reach]."""
     spans = read(text, length, places, reach)
     matched = jnp.minimum(lengths[:, None] + jnp.arange(reach, dtype=jnp.int32)[None, :], LONGEST)
     rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
@@ -79,6 +81,23 @@ def find(text: jax.Array, length: jax.Array, last: jax.Array, number: int) -> tu
     matched = jnp.where(place < length, matching(text, last), 0)
     ranks, places = jax.lax.top_k(jnp.where(matched > 0, matched * len(text) + place, 0), number)
     return places.astype(jnp.int32), ranks // len(text)
+
+
+def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple[jax.Array, jax.Array]:
+    """Returns what `find` returns, given some places [n] int32 of a text, which may repeat, and their matches [n].
+
+    Args:
+      places, matched: all places that may be among the result, and how many tokens match before each.
+      size: C, tokens of the text.
+      number: R.
+    """
+    ranks = jnp.where(matched > 0, matched * size + places, 0)
+    found = []
+    for _ in range(number):
+        found.append(jnp.max(ranks))
+        ranks = jnp.where(ranks == found[-1], 0, ranks)
+    best = jnp.stack(found)
+    return best % size, best // size
 
 
 def matching(text: jax.Array, last: jax.Array) -> jax.Array:

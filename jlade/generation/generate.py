@@ -79,9 +79,9 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       pool: initial n-grams, for example `Generation.state.pool` of another call or the result of `jlade.load_pool`; one
         for all prompts [V, G, N-1] or one for each [B, V, G, N-1]. By default no call sees the n-grams of another.
       corpus: other texts in which drafts are searched as in the text itself, such as earlier texts of the same user: a
-        list of strings, token ids, or `Generation.state` of earlier calls, whose recycled logits are used too. For all
-        prompts. It needs a `lookahead` with a tree and "suffix" among its sources; "auto" ignores it where it has
-        none.
+        list of strings, token ids, or `Generation.state` of earlier calls, whose recycled logits are used too; or a
+        `jlade.Corpus`, which is indexed once for many calls. For all prompts. It needs a `lookahead` with a tree and
+        "suffix" among its sources; "auto" ignores it where it has none.
       prediction: a text that the generated one is expected to resemble, such as the file that it edits, as a string or
         token ids; a list of one for each prompt of a batch. Drafts follow it, up to 60 tokens a step, and find their
         place again after a difference. It needs a `lookahead` with a tree; "auto" ignores it where it has none.

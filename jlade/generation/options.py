@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts.pool import NGramPool
-from jlade.generation.corpus import Corpus
+from jlade.generation.corpus import Texts
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
@@ -47,7 +47,7 @@ class Options(TextOptions):
     lookahead: LookaheadConfig | Literal["auto"] | None = "auto"
     state: DecodeState | None = None
     pool: NGramPool | None = None
-    corpus: Corpus | None = None
+    corpus: Texts | None = None
     prediction: Prompts | None = None
     learn: bool = True
     logprobs: bool = False

@@ -20,6 +20,7 @@ from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs
 from jlade.decoding.stopping import Stopping
 from jlade.drafts import pool as ngram_pool
+from jlade.drafts.corpus import CorpusIndex
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.generation import continuation, stop_strings, text
@@ -88,11 +89,9 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
     chunks = CHUNKS_ON_CPU if mesh_lib.device_of(params, mesh).platform == "cpu" else CHUNKS
-    costs: HostArray = adaptive.costs(lookahead)
-    so_far = None
-    if options.lookahead == "auto":
-        so_far = learned.find(params, decoder, len(prompts), mesh, lookahead, chunks)
-        costs = costs if so_far is None else so_far.costs(options.learn)
+    is_auto = options.lookahead == "auto"
+    so_far = learned.find(params, decoder, len(prompts), mesh, lookahead, chunks) if is_auto else None
+    costs: HostArray = adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn)
 
     tokens, lengths = _pad(prompts, stopping.max_new_tokens, known.capacity, decoder.max_positions)
     return Request(
@@ -235,7 +234,7 @@ class _Known(NamedTuple):
     state: DecodeState | None  # to continue from, with one sequence for each prompt
     capacity: int  # of the state, 0 without one
     sources: dict[str, State]  # initial states of sources
-    corpus: HostArray  # [S] int32, None for no corpus
+    corpus: CorpusIndex | None
 
 
 def _check_known(
@@ -244,15 +243,15 @@ def _check_known(
     """Checks `state`, `pool`, `corpus` and `prediction` of the options."""
     batch_size, vocab_size = len(prompts), decoder.vocab_size
     sources: dict[str, State] = {}
-    corpus: HostArray = None
+    corpus: CorpusIndex | None = None
     if options.corpus is not None:
-        corpus = corpus_lib.read(options.corpus, options.tokenizer, vocab_size)
-        if "suffix" not in lookahead.reach:
-            if options.lookahead != "auto":
-                raise ValueError(f"corpus needs a lookahead with 'suffix' among its sources, got {lookahead}")
-            corpus = None  # the setting for this device has no use for it
-        elif "recycled" in lookahead.reach:
-            sources["recycled"] = corpus_lib.recycled(options.corpus, corpus, batch_size, vocab_size)
+        texts = corpus_lib.check(options.corpus, options.tokenizer, vocab_size)
+        if "suffix" in lookahead.reach:
+            corpus = texts.on_device
+            if "recycled" in lookahead.reach:
+                sources["recycled"] = corpus_lib.recycled(options.corpus, texts, batch_size, vocab_size)
+        elif options.lookahead != "auto":  # which may have no use for it
+            raise ValueError(f"corpus needs a lookahead with 'suffix' among its sources, got {lookahead}")
     pool = _check_pool(options.pool, batch_size, vocab_size, lookahead)
     predicted: dict[str, State] = {}
     if options.prediction is not None:

@@ -21,7 +21,7 @@ def test_prints_the_completion_and_both_rows(demo, capsys):
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"{SHORT[0]}{expected.text[0]}\n")
-    assert "tree of 3" in printed
+    assert "tree of 7" in printed
     assert "plain" in printed
     assert "\x1b" not in printed, "no colours when the output is not a terminal"
 
@@ -160,7 +160,7 @@ def test_a_slow_wide_block_is_explained(monkeypatch, capsys):
     monkeypatch.setattr(jlade, "stream", stream)
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
-    assert "accepts 2.00 tokens a step and feeds 4 to the model: a CPU takes time for each of them" in printed
+    assert "accepts 2.00 tokens a step and feeds 8 to the model: a CPU takes time for each of them" in printed
     assert "identical: both texts have the same 4 tokens" in printed
 
 
@@ -180,4 +180,4 @@ def test_ctrl_c_ends_with_the_figures_so_far(monkeypatch, capsys):
     monkeypatch.setattr(jlade, "stream", stream)
     monkeypatch.setattr(compare, "_compile", lambda *arguments: None)
     assert cli.main(SHORT) == 130
-    assert "tree of 3 │      1 │     1" in capsys.readouterr().out
+    assert "tree of 7 │      1 │     1" in capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_standard_input_is_one_prompt(arguments, expected, monkeypatch, capsys):
 
 
 def test_json_has_the_figures_of_each_prompt(files, expected, capsys):
-    arguments = [*files, *LIMIT, "--json", "--logprobs", "--batch-size", "2"]
+    arguments = [*files, *LIMIT, "--json", "--logprobs", "--batch-size", "2", "--lookahead", "tree=7"]
     records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
     assert [record.pop("source") for record in records] == files
     for i, record in enumerate(records):
@@ -153,12 +153,17 @@ def lines_of(file):
 
 
 def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tmp_path, capsys):
-    arguments = ["generate", *files, "a.py", *LIMIT, "--temperature", "1", "--output", "out.jsonl"]
+    sampled = ["--temperature", "1", "--lookahead", "tree=7"]
+    arguments = ["generate", *files, "a.py", *LIMIT, *sampled, "--output", "out.jsonl"]
     assert cli.main(arguments) == 0
     whole = lines_of(tmp_path / "out.jsonl")
     assert [json.loads(line)["prompt"] for line in whole] == [*PROMPTS, PROMPTS[0]]
     assert json.loads(whole[0])["text"] != json.loads(whole[2])["text"], "each prompt has a key of its own"
-    assert json.loads(whole[0])["options"] == {"max_new_tokens": 12, "temperature": 1.0}
+    assert json.loads(whole[0])["options"] == {
+        "max_new_tokens": 12,
+        "temperature": 1.0,
+        "lookahead": "tree=7",
+    }
 
     calls = []
     generate = jlade.generate

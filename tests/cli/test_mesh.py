@@ -102,7 +102,7 @@ def test_the_chat_keeps_its_state_on_the_mesh(model, monkeypatch, capsys):
 
 def test_tune_stores_for_the_mesh_and_inspect_lists_it(model, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    arguments = ["tune", "--model", str(model), str(model / "prompts"), "--lines", "--max-new-tokens", "8", "--json"]
+    arguments = ["tune", "--model", str(model), str(model / "prompts"), "--lines", "--max-new-tokens", "16", "--json"]
     assert cli.main([*arguments, "--settings", "0,3,1", "--mesh", "lookahead=2"]) == 0
     capsys.readouterr()
     assert cli.main(["inspect", str(model), "--json"]) == 0

@@ -12,7 +12,7 @@ from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.tuning.search import USUAL
 
-SHORT = ["--settings", "tree=3", "--max-new-tokens", "16"]
+SHORT = ["--settings", "tree=7", "--max-new-tokens", "16"]
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_it_measures_prints_plots_and_stores(demo, tmp_path, capsys):
     figures = json.loads(captured.out)
     plain, small = figures["trials"]
     assert plain["tokens_per_step"] == 1
-    assert small["lookahead"]["tree_size"] == 3
-    assert set(figures["step_times"]) == {"1", "4"}
+    assert small["lookahead"]["tree_size"] == 7
+    assert set(figures["step_times"]) == {"1", "8"}
     assert (tmp_path / "a.svg").exists()
 
     params, tokenizer = demo
@@ -53,7 +53,7 @@ def test_it_measures_prints_plots_and_stores(demo, tmp_path, capsys):
 def test_arguments_reach_the_function(asked, demo, tmp_path, capsys):
     (tmp_path / "lines").write_text("one\n\ntwo\n")
     arguments = ["--lines", "--batch-size", "2", "--temperature", "0.5", "--no-store", "--force", "--no-fallback"]
-    arguments += ["--settings", "tree=3", "5,3,2"]
+    arguments += ["--settings", "tree=7", "5,3,2"]
     assert cli.main(["tune", str(tmp_path / "lines"), *arguments]) == 0
     _, tokenizer = demo
     (call,) = asked
@@ -64,7 +64,7 @@ def test_arguments_reach_the_function(asked, demo, tmp_path, capsys):
     assert not call["store"]
     assert call["force"]
     assert not call["adaptive"]
-    assert "tree of 3" in capsys.readouterr().out
+    assert "tree of 7" in capsys.readouterr().out
 
 
 def test_without_prompts_it_takes_its_own(asked, capsys):
@@ -81,7 +81,7 @@ def test_a_terminal_shows_a_bar_of_the_measurements(monkeypatch, capsys):
     monkeypatch.setattr(TimeRemainingColumn, "max_refresh", None)  # of 0.5 s
 
     def tune(*arguments, progress, **options):
-        for doing, num_done, total in (("a step of 1 token", 0, 9), ("tree of 3", 3, 7), ("done", 5, 5)):
+        for doing, num_done, total in (("a step of 1 token", 0, 9), ("tree of 7", 3, 7), ("done", 5, 5)):
             progress(doing, num_done, total)
         raise KeyboardInterrupt
 
@@ -89,7 +89,7 @@ def test_a_terminal_shows_a_bar_of_the_measurements(monkeypatch, capsys):
     assert cli.main(["tune", *SHORT]) == 130
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert re.search(r"0/9 measurements ━+ 0:00:00 left: -:--:-- a step of 1 token", shown)
-    assert re.search(r"3/7 measurements [━╸╺]+ 0:00:00 left: 0:00:0\d tree of 3", shown), "a new total keeps the speed"
+    assert re.search(r"3/7 measurements [━╸╺]+ 0:00:00 left: 0:00:0\d tree of 7", shown), "a new total keeps the speed"
     assert re.search(r"5/5 measurements ━+ 0:00:00 left: 0:00:00 done", shown)
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_prints_what_was_measured_and_stores_nothing(number, demo, monkey
     printed = capsys.readouterr()
     assert printed.err == ""
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.out.splitlines() if "│" in line]
-    expected = {0: [], 1: [["1"]], 3: [["1"], ["4"], ["plain", "1"], ["tree of 3", "4"]]}[number]
+    expected = {0: [], 1: [["1"]], 3: [["1"], ["8"], ["plain", "1"], ["tree of 7", "8"]]}[number]
     assert [row[: len(cells)] for row, cells in zip(rows, expected, strict=True)] == expected
     params, _ = demo
     assert choice.load(choice.key(params, params.decoder, 1)) is None

@@ -396,7 +396,7 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
 
 def test_a_program_holds_no_step_cost():
     with pytest.raises(
-        ValueError, match=r"lookahead\.relative_step_time must be None in a DecodeConfig, got 1\.5: pass it"
+        ValueError, match=r"lookahead\.relative_step_time must be None in a DecodeConfig, got 1\.5: pass Inputs\.costs"
     ):
         jlade.DecodeConfig(tiny_llama().decoder, LookaheadConfig.paper(relative_step_time=1.5))
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jlade
 from jlade import LookaheadConfig
 from jlade.config import Source
 from jlade.drafts import record, suffix
@@ -178,7 +179,7 @@ def test_the_probability_of_a_draw_is_given_its_noise():
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""
     sources = Sources.of(lookahead, VocabularyShard(13), has_corpus=True)
-    corpus = jnp.array([1, 2, 3, NONE], jnp.int32)
+    corpus = jlade.Corpus([[1, 2, 3]]).on_device
     text = Text(*padded([1, 2, 3, 1, 2]), corpus, None)
     prompt = Prompt(text.tokens, text.length, jnp.int32(0), jnp.int32(5))
 

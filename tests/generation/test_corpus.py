@@ -4,6 +4,8 @@ import collections
 import functools
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,13 +14,17 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig
 from jlade.choosing import choice
+from jlade.drafts import corpus as index_lib
 from jlade.drafts import recycled as recycling
+from jlade.drafts import suffix
 from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama(2, max_positions=128)
 TREE = LookaheadConfig.tree(12)
+FIND, LAST = jax.jit(index_lib.find), jax.jit(suffix.last)
+SEARCH = jax.jit(functools.partial(suffix.find, number=suffix.MATCHES))
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=30, lookahead=TREE)
 
 
@@ -50,8 +56,7 @@ def test_recycled_logits_begin_with_the_most_frequent_next_tokens(texts):
     for text in texts:
         for token, after in itertools.pairwise(text):
             counts[token][after] += 1
-    tokens = corpus_lib.read(texts, None, 13)
-    (table,) = np.asarray(corpus_lib.recycled(texts, tokens, 1, 13).after_token)
+    (table,) = np.asarray(corpus_lib.recycled(texts, jlade.Corpus(texts), 1, 13).after_token)
     for token in range(13):
         found = [after for after in table[token].tolist() if after != NONE]
         expected = sorted(counts[token].values(), reverse=True)[: recycling.RANKS]
@@ -73,11 +78,68 @@ def test_the_states_of_a_corpus_bring_their_recycled_logits():
 
 def test_a_larger_corpus_of_the_same_power_of_two_compiles_nothing():
     prepare = functools.partial(jlade.prepare, PARAMS, [1], lookahead=TREE)
-    sizes = [prepare(corpus=[[1] * size])[0].corpus.shape for size in (1, 1023, 1024)]
+    sizes = [prepare(corpus=[[1] * size])[0].corpus.tokens.shape for size in (1, 1023, 1024)]
     assert sizes == [(1024,), (1024,), (2048,)]
-    assert prepare(corpus=[])[0].corpus.shape == (1024,)
-    text = prepare(corpus=["ab", [1]], tokenizer=tiny_tokenizer())[0].corpus
+    assert prepare(corpus=[])[0].corpus.tokens.shape == (1024,)
+    text = prepare(corpus=["ab", [1]], tokenizer=tiny_tokenizer())[0].corpus.tokens
     assert text[-1] == text[-3] == NONE != text[-4]
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 5, 300]),
+    st.lists(st.integers(1, 2500), max_size=6),
+)
+def test_matches_are_those_of_a_search_through_all_texts(seed, vocab_size, lengths):
+    """Few tokens give long runs of equal places, many give few matches; both spread over blocks of the index."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(0, vocab_size, length) for length in lengths]
+    for text in texts:  # repeated passages
+        begin = rng.integers(0, len(text))
+        text[begin : begin + 40] = text[: len(text[begin : begin + 40])].copy()
+    index = jlade.Corpus(texts).on_device
+    ends = [text[: rng.integers(1, len(text) + 1)] for text in texts] + [rng.integers(0, vocab_size, 12)]
+    for end in ends * 2:
+        padded = jnp.asarray(np.pad(end, (0, 2500 - len(end) + 100)), jnp.int32)
+        last = LAST(padded, len(end))
+        (places, matched), expected = FIND(index, last), SEARCH(index.tokens, len(index.tokens), last)
+        np.testing.assert_array_equal(matched, expected[1])
+        np.testing.assert_array_equal(np.where(matched > 0, places, 0), np.where(matched > 0, expected[0], 0))
+
+
+def test_a_corpus_serves_as_the_list_of_its_texts_does():
+    texts = [[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]]
+    of_list, indexed = (generate([3, 1, 4], corpus=each) for each in (texts, jlade.Corpus(texts)))
+    np.testing.assert_array_equal(of_list.tokens, indexed.tokens)
+    np.testing.assert_array_equal(of_list.accepted, indexed.accepted)
+    assert repr(jlade.Corpus(texts)) == "Corpus of 2 texts, 13 tokens"
+    assert repr(jlade.Corpus([])) == "Corpus of 0 texts, 0 tokens"
+    with pytest.raises(ValueError, match="corpus holds token id 99; accepted are 0 to 12"):
+        generate([1], corpus=jlade.Corpus([[1, 99]]))
+    with pytest.raises(ValueError, match=r"texts\[0\] is empty"):
+        jlade.Corpus([[]])
+
+
+def test_a_saved_corpus_is_read_from_the_file_where_it_is_needed(tmp_path):
+    corpus = jlade.Corpus([[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]])
+    jlade.save_corpus(corpus, tmp_path / "corpus")
+    loaded = jlade.load_corpus(tmp_path / "corpus")
+    assert all(isinstance(array, np.memmap) for array in jax.tree.leaves(loaded.index))
+    for array, expected in zip(jax.tree.leaves(loaded.index), jax.tree.leaves(corpus.index), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    np.testing.assert_array_equal(
+        generate([3, 1, 4], corpus=loaded).accepted, generate([3, 1, 4], corpus=corpus).accepted
+    )
+    with pytest.raises(ValueError, match="path must not exist yet"):
+        jlade.save_corpus(corpus, tmp_path / "corpus")
+    for name in ("tokens", "after"):
+        (tmp_path / "corpus" / f"{name}.npy").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"path must be a directory written by jlade\.save_corpus, got"):
+            jlade.load_corpus(tmp_path / "corpus")
+    with pytest.raises(ValueError, match=r"path must be a directory written by jlade\.save_corpus, got"):
+        jlade.load_corpus(tmp_path)
+    with pytest.raises(TypeError, match="corpus must be a Corpus, got list"):
+        jlade.save_corpus([], tmp_path / "other")
 
 
 def test_a_setting_that_was_chosen_without_a_tree_ignores_it(monkeypatch):

@@ -171,6 +171,7 @@ def test_the_command_converts_inspects_and_runs_int8(demo, tmp_path, capsys):
     assert_equal(loaded, llama.quantize(demo[0]))
     (tmp_path / "prompt.txt").write_text("def read_config(path):")
     run = ["generate", str(tmp_path / "prompt.txt"), "--int8", "--max-new-tokens", "30", "--json", "--logprobs"]
+    run += ["--lookahead", "tree=7"]
     assert main(run) == 0
     settings = {"tokenizer": demo[1], "max_new_tokens": 30, "lookahead": SMALL_BLOCK, "logprobs": True}
     expected = jlade.generate(llama.quantize(demo[0]), "def read_config(path):", **settings)
