@@ -7,7 +7,7 @@ other settings it is found by trials of the full width from time to time.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -65,15 +65,19 @@ def forecasts(lookahead: LookaheadConfig) -> bool:
     return lookahead.tree_size is not None and lookahead.window_size == 0
 
 
-def costs(lookahead: LookaheadConfig) -> Any:
+def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = None) -> Any:
     """Returns the cost of a step at each level [L] float32, in plain steps; None if the setting is not adaptive.
 
-    The cost is taken to grow linearly from a plain step, 1, to a step of full width, `relative_step_time`.
+    Args:
+      lookahead: the setting.
+      step_times: times by block size, in ascending order from 1; interpolated between sizes. Without them the cost is
+        taken to grow linearly from a plain step, 1, to a step of full width, `relative_step_time`.
     """
     if lookahead.relative_step_time is None or lookahead.block_size == 1:  # a plain step has no narrower ones
         return None
-    share = [(level.block_size - 1) / (lookahead.block_size - 1) for level in levels(lookahead)]
-    return 1 + np.float32(lookahead.relative_step_time - 1) * np.asarray(share, np.float32)
+    known = step_times or {1: 1.0, lookahead.block_size: lookahead.relative_step_time}
+    sizes = [level.block_size for level in levels(lookahead)]
+    return (np.interp(sizes, list(known), list(known.values())) / known[1]).astype(np.float32)
 
 
 def start(costs: jax.Array) -> Pace:

@@ -45,6 +45,7 @@ class Measurement:
     params: Params
     config: DecodeConfig
     batches: list[Inputs]  # of B sequences each
+    step_times: dict[int, float] = dataclasses.field(default_factory=dict)  # seconds by block size, once measured
     compiled: set[LookaheadConfig] = dataclasses.field(default_factory=set)
 
     @classmethod
@@ -94,7 +95,7 @@ class Measurement:
         tokens = steps = loop_steps = 0
         seconds = loop_seconds = 0.0
         for batch in batches:
-            batch = dataclasses.replace(batch, costs=adaptive.costs(setting))
+            batch = dataclasses.replace(batch, costs=adaptive.costs(setting, self.step_times))
             begin = time.perf_counter()
             cache = prefill.prefill(self.params, batch, config)
             state = jax.block_until_ready(prefill.start(cache, batch, config))

@@ -17,7 +17,7 @@ from jlade.decoding import sharding
 from jlade.generation import request
 from jlade.generation.options import Options, TextOptions, keywords
 from jlade.generation.prompts import Prompts
-from jlade.lookahead.adaptive import forecasts
+from jlade.lookahead.adaptive import forecasts, levels
 from jlade.lookahead.names import label
 from jlade.models.base import Params
 from jlade.tuning.measurement import Measurement
@@ -116,7 +116,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
         store = processes.gather(store)[0]
     measure = Measurement.of(params, checked.inputs, checked.config, batch_size)
 
-    step_times: dict[int, float] = {}
+    step_times = measure.step_times
     found: dict[LookaheadConfig, Trial] = {}
     num_done = itertools.count()
 
@@ -129,8 +129,18 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
         found.update({trial.lookahead: trial for trial in measured})
         return measured
 
+    num_others = len(set(settings)) + 1  # the settings, and the last comparison
+    timed = settings
+    if options.adaptive:  # the cost of each width decides
+        timed = [level for setting in settings for level in (levels(setting) if forecasts(setting) else (setting,))]
     try:
-        _time_blocks(settings, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce)
+        _time_blocks(
+            timed,
+            functools.partial(measure.step_seconds, repeat=repeat),
+            step_times,
+            announce,
+            num_others,
+        )
         if options.adaptive:
             default, *settings = (_with_cost(setting, step_times) for setting in (default, *settings))
         best, tried, pruned = search(settings, step_times, trials, default, announce)
@@ -199,17 +209,18 @@ def _time_blocks(
     step_seconds: Callable[[Sequence[LookaheadConfig]], list[float]],
     times: dict[int, float],
     announce: Callable[[str, int], None],
+    num_others: int,
 ) -> None:
     """Fills `times`, by block size, with those of a step, plain and of settings whose blocks at least double.
 
     It ends with a block whose cost no wider setting can repay. A disturbance only makes a step longer, so the least
-    time counts: of all times of a plain step, and of a block and all larger ones.
+    time counts: of all times of a plain step, and of a block and all larger ones. `num_others` is the number of
+    measurements that come afterwards.
     """
     blocks = [PLAIN]
     for setting in sorted(settings, key=lambda setting: setting.block_size):
         if setting.block_size >= 2 * blocks[-1].block_size:
             blocks.append(setting)
-    num_others = len(set(settings)) + 1  # the settings, and the last comparison
     announce("a step of 1 token", len(blocks) + num_others)
     times[PLAIN.block_size] = step_seconds([PLAIN])[0]
     for i, setting in enumerate(blocks[1:], start=1):
