@@ -51,6 +51,7 @@ def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
     levels = adaptive.levels(lookahead)
     assert [(level.window_size, level.guess_set_size) for level in levels] == [(3, 2), (0, 1), (0, 0)]
     assert adaptive.costs(lookahead).tolist() == pytest.approx([2.4, 1.3, 1.0])  # 15, 4 and 1 tokens
+    assert adaptive.costs(lookahead, {1: 2.0, 2: 3.0, 16: 10.0}).tolist() == pytest.approx([4.75, 2.0, 1.0])
     assert adaptive.costs(dataclasses.replace(lookahead, relative_step_time=None)) is None
     assert len(adaptive.levels(LookaheadConfig.paper(0, 3, 1))) == 2, "a setting that is its own narrower level"
 

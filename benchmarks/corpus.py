@@ -1,0 +1,89 @@
+"""The time of a step, and of making the index, by the size of a corpus: the sources of Python's standard library.
+
+    python benchmarks/corpus.py
+    python benchmarks/corpus.py --model smollm2 --lookahead tree=31
+
+The sizes take turns, and the least time counts.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+# Import from the repository, not from this folder.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import jlade
+from jlade.decoding import loop, prefill
+from jlade.evaluation.provenance import provenance
+from jlade.generation import text
+from jlade.lookahead import names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="default: the demo model")
+    parser.add_argument("--lookahead", default="tree=7", metavar="SETTING")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 10_000, 100_000, 1_000_000], metavar="TOKENS")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+
+    params, tokenizer = jlade.demo() if options.model is None else jlade.load(options.model, "float32")
+    assert tokenizer is not None
+    tokens = library(tokenizer, max(options.sizes))
+    requests, index_seconds = {}, {}
+    for size in options.sizes:
+        begin = time.perf_counter()
+        corpus = jlade.Corpus([tokens[:size]]) if size else None
+        index_seconds[size] = time.perf_counter() - begin
+        requests[size] = jlade.prepare(
+            params,
+            tokens[-100:],
+            max_new_tokens=options.max_new_tokens,
+            eos_ids=(),
+            lookahead=names.parse(options.lookahead),
+            corpus=corpus,
+        )
+    step_seconds = dict.fromkeys(options.sizes, float("inf"))
+    for _ in range(options.repeat + 1):  # the first round compiles
+        for size, (inputs, config) in requests.items():
+            state = jax.block_until_ready(prefill.start(prefill.prefill(params, inputs, config), inputs, config))
+            begin = time.perf_counter()
+            state = jax.block_until_ready(loop.run_steps(params, state, config))
+            seconds = (time.perf_counter() - begin) / int(np.max(state.num_steps))
+            step_seconds[size] = min(step_seconds[size], seconds)
+
+    table = Table("tokens", "index, s", "step, ms", "of the first", title=names.label(names.parse(options.lookahead)))
+    for size, seconds in step_seconds.items():
+        relative = seconds / step_seconds[options.sizes[0]]
+        table.add_row(f"{size}", f"{index_seconds[size]:.2f}", f"{1000 * seconds:.2f}", f"{relative:.2f}")
+    Console().print(table)
+    if options.json:
+        figures = provenance() | {"model": options.model or "demo", "lookahead": options.lookahead}
+        figures |= {"index_seconds": index_seconds, "step_seconds": step_seconds}
+        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def library(tokenizer: text.Tokenizer, least: int) -> list[int]:
+    """Returns at least so many tokens of the standard library, and 100 more."""
+    tokens: list[int] = []
+    for file in itertools.cycle(sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))):
+        tokens += text.encode(tokenizer, file.read_text(encoding="utf-8"), parse_special=False)
+        if len(tokens) >= least + 100:
+            return tokens
+    raise ValueError("no standard library here")
+
+
+if __name__ == "__main__":
+    main()
