@@ -17,7 +17,7 @@ from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
 from .decoding.state import DecodeConfig, DecodeState, Inputs, Prefix
 from .decoding.stopping import Stopping, StopStrings
-from .drafts.corpus import CorpusIndex
+from .drafts.index import TextIndex
 from .drafts.pool import NGramPool
 from .drafts.recycled import RecycledLogits
 from .generation.corpus import Corpus
@@ -35,7 +35,6 @@ from .tuning.search import tune
 
 __all__ = [
     "Corpus",
-    "CorpusIndex",
     "DecodeConfig",
     "DecodeState",
     "Decoder",
@@ -55,6 +54,7 @@ __all__ = [
     "Statistics",
     "StopStrings",
     "Stopping",
+    "TextIndex",
     "Trial",
     "Tuning",
     "choosing",

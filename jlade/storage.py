@@ -17,7 +17,7 @@ from jlade.config import SamplingConfig
 from jlade.conversion import checkpoint, location
 from jlade.conversion.json_files import Values, read_json
 from jlade.conversion.tensors import Sharding
-from jlade.drafts.corpus import CorpusIndex
+from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.files import written_whole
 from jlade.generation.corpus import Corpus
@@ -138,7 +138,7 @@ def load_corpus(path: str | os.PathLike[str]) -> Corpus:
         raise ValueError(
             f"path must be a directory written by jlade.save_corpus, got {os.fspath(path)!r}: {error}"
         ) from error
-    return Corpus.of(CorpusIndex(*arrays[:-2]), (arrays[-2], arrays[-1]))
+    return Corpus.of(TextIndex(*arrays[:-2]), (arrays[-2], arrays[-1]))
 
 
 def load_pool(path: str | os.PathLike[str]) -> NGramPool:

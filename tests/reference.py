@@ -163,7 +163,7 @@ class Sources:
                     length, most = 0, min(place, len(text), self.longest)
                     while length < most and searched[place - 1 - length] == text[-1 - length]:
                         length += 1
-                    if length:
+                    if length and searched[place] != END:
                         found.append((length, place))
                 for rank, (length, place) in enumerate(sorted(found, reverse=True)[: self.matches]):
                     span = searched[place : place + self.reach["suffix"]]

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jlade.models.quantization import Int8Matrix, quantize_matrix
 
 Shape = tuple[int, ...]
-CorpusIndex = tuple[slice, ...]
+Index = tuple[slice, ...]
 
 
 class Part(NamedTuple):
@@ -20,7 +20,7 @@ class Part(NamedTuple):
     columns: range
 
     @classmethod
-    def of(cls, index: CorpusIndex | None, shape: Shape) -> "Part":
+    def of(cls, index: Index | None, shape: Shape) -> "Part":
         """Returns the part at an index of a tensor [rows, columns] or [rows]; None is the whole tensor."""
         rows, columns = (*(index or ()), slice(None), slice(None))[:2]
         num_rows, num_columns = (*shape, 1)[:2]

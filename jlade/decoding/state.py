@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.sampling import Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
-from jlade.drafts.corpus import CorpusIndex
+from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
@@ -56,7 +56,7 @@ class Inputs:
     costs: jax.Array | None = None
     cache: KVCache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
-    corpus: CorpusIndex | None = None
+    corpus: TextIndex | None = None
 
 
 @flax.struct.dataclass
@@ -125,7 +125,7 @@ class Constants:
     sampling: Sampling  # fields [B]
     stopping: Stopping
     costs: jax.Array | None  # [L] float32, None when every step has the full width
-    corpus: CorpusIndex | None  # None without other texts than the sequences' own
+    corpus: TextIndex | None  # None without other texts than the sequences' own
 
 
 @flax.struct.dataclass

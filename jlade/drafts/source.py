@@ -34,7 +34,7 @@ class Text(NamedTuple):
 
     tokens: jax.Array  # [C] int32
     length: jax.Array  # [] int32; the last of these tokens is the current one
-    corpus: Any  # `corpus.CorpusIndex` of other texts, None for none
+    corpus: Any  # `index.TextIndex` of other texts, None for none
     noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
 
 

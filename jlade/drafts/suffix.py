@@ -5,6 +5,7 @@ takes the place of a suffix automaton, which has no static shape.
 """
 
 import dataclasses
+import functools
 from typing import Any, Self
 
 import jax
@@ -12,12 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig
+from jlade.drafts.index import TextIndex, candidates
 from jlade.drafts.source import Source, Text
 from jlade.drafts.tree import NONE, Shape
 from jlade.vocabulary import VocabularyShard
 
 LONGEST = 8  # tokens of a match; longer ones count as this long
 MATCHES = 4  # matches whose following text is proposed
+LATEST = 2 * MATCHES - 1  # matches of each length that an index knows: fewer than `MATCHES` of them are longer
+RECENT = 4096  # tokens at the end of a long text that are searched; the prompt before them is indexed
 # Initial acceptance rates, measured with SmolLM2: after the best match by its length, and relative to it after others.
 _BY_LENGTH = np.array([0.25, 0.48, 0.56, 0.61, 0.7, 0.75, 0.8, 0.86])
 _BY_RANK = np.array([1.0, 0.6, 0.45, 0.4])
@@ -26,7 +30,10 @@ RATES = (_BY_LENGTH[:, None] * _BY_RANK[None, :]).reshape(-1)
 
 @dataclasses.dataclass(frozen=True)
 class Suffix(Source):
-    """The text after the longest matches of its end: a chain for each match. Kinds are lengths and ranks of matches."""
+    """The text after the longest matches of its end: a chain for each match. Kinds are lengths and ranks of matches.
+
+    The state is an index of the prompt of a long text, None for others.
+    """
 
     reach: int  # tokens of a chain
 
@@ -43,8 +50,9 @@ class Suffix(Source):
         return RATES
 
     def propose(self, state: Any, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
-        places, lengths = find(text.tokens, text.length, last(text.tokens, text.length), MATCHES)
-        return chains(text.tokens, text.length, places, lengths, self.reach)
+        search = find if state is None else functools.partial(find_long, state)
+        found = search(text.tokens, text.length, last(text.tokens, text.length), MATCHES)
+        return chains(text.tokens, text.length, *found, self.reach)
 
 
 def chains(
@@ -78,9 +86,27 @@ def find(text: jax.Array, length: jax.Array, last: jax.Array, number: int) -> tu
       Places [R] int32 in the text, and lengths [R] int32 up to K, 0 where there are fewer matches.
     """
     place = jnp.arange(len(text), dtype=jnp.int32)
-    matched = jnp.where(place < length, matching(text, last), 0)
+    matched = jnp.where((place < length) & (text != NONE), matching(text, last), 0)
     ranks, places = jax.lax.top_k(jnp.where(matched > 0, matched * len(text) + place, 0), number)
     return places.astype(jnp.int32), ranks // len(text)
+
+
+def find_long(
+    index: TextIndex, text: jax.Array, length: jax.Array, last: jax.Array, number: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what `find` returns, of the places in an index of the text's beginning and of the `RECENT` last ones.
+
+    `number` is at most `MATCHES`, and the text has room for more than `RECENT` tokens.
+    """
+    known = candidates(index, last)
+    matched_known = jnp.where(known < length, before(text, known, last), 0)
+    begin = jnp.clip(length - RECENT - LONGEST, 0, len(text) - RECENT - LONGEST)
+    recent = jax.lax.dynamic_slice_in_dim(text, begin, RECENT + LONGEST)
+    offset = jnp.arange(len(recent), dtype=jnp.int32)
+    is_whole = (begin == 0) | (offset >= LONGEST)  # the tokens before the others are not in the slice
+    matched = jnp.where((begin + offset < length) & is_whole, matching(recent, last), 0)
+    places = jnp.concatenate([known, begin + offset])
+    return best(places, jnp.concatenate([matched_known, matched]), len(text), number)
 
 
 def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple[jax.Array, jax.Array]:
@@ -98,6 +124,14 @@ def best(places: jax.Array, matched: jax.Array, size: int, number: int) -> tuple
         ranks = jnp.where(ranks == found[-1], 0, ranks)
     best = jnp.stack(found)
     return best % size, best // size
+
+
+def before(text: jax.Array, places: jax.Array, last: jax.Array) -> jax.Array:
+    """Returns `matching` at some places [n] int32, 0 at the end of one of several texts: [n]."""
+    at = places[:, None] - 1 - jnp.arange(len(last), dtype=jnp.int32)[None, :]
+    tokens = jnp.where(at < 0, NONE, text[jnp.maximum(at, 0)])
+    is_equal = (tokens == last[None, :]) & (last != NONE)[None, :] & (text[places] != NONE)[:, None]
+    return jnp.sum(jnp.cumprod(is_equal, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
 
 
 def matching(text: jax.Array, last: jax.Array) -> jax.Array:

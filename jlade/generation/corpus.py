@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh as mesh_lib
+from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts import recycled as recycling
-from jlade.drafts.corpus import BLOCK, LATEST, CorpusIndex
+from jlade.drafts.index import BLOCK, TextIndex
 from jlade.drafts.recycled import RecycledLogits
-from jlade.drafts.source import RANKS
-from jlade.drafts.suffix import LONGEST
+from jlade.drafts.source import RANKS, State
+from jlade.drafts.suffix import LATEST, LONGEST, RECENT
 from jlade.drafts.tree import NONE
 from jlade.generation import prompts as prompts_lib
 from jlade.generation.prompts import Prompt
@@ -25,6 +26,7 @@ from jlade.generation.text import Tokenizer
 SMALLEST = 1024  # tokens; sizes are this times a power of two, so that few programs are compiled
 MOST = 2**27  # tokens; ranks of matches are 32-bit numbers
 VOCAB_SIZE = 2**30  # more than any
+LONG = 4 * RECENT  # tokens of texts whose prompts are indexed
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -39,7 +41,7 @@ class Corpus:
       followers: tokens [n] int32, and the most frequent tokens after each of them [n, k] int32.
     """
 
-    index: CorpusIndex
+    index: TextIndex
     followers: tuple[np.ndarray, np.ndarray]
 
     def __init__(self, texts: Sequence[Prompt], tokenizer: Tokenizer | None = None):
@@ -56,13 +58,13 @@ class Corpus:
         self._set(build(tokens), _followers(tokens))
 
     @classmethod
-    def of(cls, index: CorpusIndex, followers: tuple[np.ndarray, np.ndarray]) -> "Corpus":
+    def of(cls, index: TextIndex, followers: tuple[np.ndarray, np.ndarray]) -> "Corpus":
         """Returns the corpus with these attributes."""
         corpus = cls.__new__(cls)
         corpus._set(index, followers)
         return corpus
 
-    def _set(self, index: CorpusIndex, followers: tuple[np.ndarray, np.ndarray]) -> None:
+    def _set(self, index: TextIndex, followers: tuple[np.ndarray, np.ndarray]) -> None:
         object.__setattr__(self, "index", index)
         object.__setattr__(self, "followers", followers)
 
@@ -72,9 +74,9 @@ class Corpus:
         return int(max(np.max(self.index.tokens), NONE))
 
     @functools.cached_property
-    def on_device(self) -> CorpusIndex:
+    def on_device(self) -> TextIndex:
         """The index in device memory, for all calls."""
-        index: CorpusIndex = jax.tree.map(jnp.asarray, self.index)
+        index: TextIndex = jax.tree.map(jnp.asarray, self.index)
         return index
 
     def __repr__(self) -> str:
@@ -126,12 +128,13 @@ def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) ->
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 
 
-def build(tokens: np.ndarray) -> CorpusIndex:
+def build(tokens: np.ndarray) -> TextIndex:
     """Returns the index of the tokens of texts [S] int32, as `read` returns them."""
     size = len(tokens)
     place = np.arange(size)
     ends = np.maximum.accumulate(np.where(tokens == NONE, place, -1))
     known = place - 1 - np.append(-1, ends[:-1])  # tokens of the same text before each place
+    known[tokens == NONE] = 0  # nothing follows the end of a text, so it is no match
 
     def before(places: np.ndarray, back: int) -> np.ndarray:
         return np.where(known[places] >= back, tokens[places - back], NONE)
@@ -157,7 +160,16 @@ def build(tokens: np.ndarray) -> CorpusIndex:
         is_member = at >= np.searchsorted(group, group[first])[:, None]
         latest[:, back - 1] = np.where(is_member, by_place[at], 0)
     facts: Any = tokens, order.reshape(-1, BLOCK).astype(np.int32), keys.astype(np.int32), latest
-    return CorpusIndex(*facts)
+    return TextIndex(*facts)
+
+
+def of_prompts(prompts: Sequence[np.ndarray], capacity: int, lookahead: LookaheadConfig) -> dict[str, State]:
+    """Returns the initial states of sources that have an index of each prompt, for texts of so many tokens."""
+    if "suffix" not in lookahead.reach or capacity < LONG:
+        return {}
+    size = prompts_lib.round_up(capacity, SMALLEST)
+    indices = [build(np.pad(ids, (0, size - len(ids)), constant_values=NONE)) for ids in prompts]
+    return {"suffix": jax.tree.map(lambda *arrays: np.stack(arrays), *indices)}
 
 
 def recycled(texts: Texts, corpus: Corpus, batch_size: int, vocab_size: int) -> RecycledLogits:

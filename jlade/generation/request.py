@@ -20,7 +20,7 @@ from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs
 from jlade.decoding.stopping import Stopping
 from jlade.drafts import pool as ngram_pool
-from jlade.drafts.corpus import CorpusIndex
+from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.generation import continuation, stop_strings, text
@@ -103,7 +103,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             sampling=sampling,
             costs=costs,
             cache=None if known.state is None else continuation.reuse(known.state, prompts, tokens.shape[1]),
-            sources=known.sources,
+            sources=known.sources | corpus_lib.of_prompts(prompts, tokens.shape[1], lookahead),
             corpus=known.corpus,
         ),
         config=DecodeConfig(
@@ -234,7 +234,7 @@ class _Known(NamedTuple):
     state: DecodeState | None  # to continue from, with one sequence for each prompt
     capacity: int  # of the state, 0 without one
     sources: dict[str, State]  # initial states of sources
-    corpus: CorpusIndex | None
+    corpus: TextIndex | None
 
 
 def _check_known(
@@ -243,7 +243,7 @@ def _check_known(
     """Checks `state`, `pool`, `corpus` and `prediction` of the options."""
     batch_size, vocab_size = len(prompts), decoder.vocab_size
     sources: dict[str, State] = {}
-    corpus: CorpusIndex | None = None
+    corpus: TextIndex | None = None
     if options.corpus is not None:
         texts = corpus_lib.check(options.corpus, options.tokenizer, vocab_size)
         if "suffix" in lookahead.reach:

@@ -14,17 +14,25 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig
 from jlade.choosing import choice
-from jlade.drafts import corpus as index_lib
 from jlade.drafts import recycled as recycling
 from jlade.drafts import suffix
+from jlade.drafts.index import candidates
 from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama(2, max_positions=128)
 TREE = LookaheadConfig.tree(12)
-FIND, LAST = jax.jit(index_lib.find), jax.jit(suffix.last)
+LAST = jax.jit(suffix.last)
 SEARCH = jax.jit(functools.partial(suffix.find, number=suffix.MATCHES))
+
+
+@jax.jit
+def find(index, last):
+    places = candidates(index, last)
+    return suffix.best(places, suffix.before(index.tokens, places, last), len(index.tokens), suffix.MATCHES)
+
+
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=30, lookahead=TREE)
 
 
@@ -102,9 +110,28 @@ def test_matches_are_those_of_a_search_through_all_texts(seed, vocab_size, lengt
     for end in ends * 2:
         padded = jnp.asarray(np.pad(end, (0, 2500 - len(end) + 100)), jnp.int32)
         last = LAST(padded, len(end))
-        (places, matched), expected = FIND(index, last), SEARCH(index.tokens, len(index.tokens), last)
+        (places, matched), expected = find(index, last), SEARCH(index.tokens, len(index.tokens), last)
         np.testing.assert_array_equal(matched, expected[1])
         np.testing.assert_array_equal(np.where(matched > 0, places, 0), np.where(matched > 0, expected[0], 0))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 5, 300]), st.integers(1, 900), st.integers(0, 60))
+def test_a_long_text_is_searched_in_its_prompt_and_its_end(seed, vocab_size, prompt_length, num_new):
+    rng = np.random.default_rng(seed)
+    text = rng.integers(0, vocab_size, prompt_length + num_new)
+    begin = rng.integers(0, prompt_length)
+    text[begin:] = np.resize(text, len(text) - begin) if rng.integers(2) else text[begin:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suffix, "RECENT", 64)
+        patch.setattr(corpus_lib, "LONG", 512)
+        (index,) = (corpus_lib.of_prompts([text[:prompt_length]], 1024, TREE)["suffix"],)
+        padded = jnp.asarray(np.pad(text, (0, 1024 - len(text)), constant_values=7), jnp.int32)
+        index = jax.tree.map(lambda array: jnp.asarray(array[0]), index)
+        last = LAST(padded, len(text))
+        places, matched = suffix.find_long(index, padded, jnp.int32(len(text)), last, suffix.MATCHES)
+    expected = SEARCH(padded, len(text), last)
+    np.testing.assert_array_equal(matched, expected[1])
+    np.testing.assert_array_equal(np.where(matched > 0, places, 0), np.where(matched > 0, expected[0], 0))
 
 
 def test_a_corpus_serves_as_the_list_of_its_texts_does():
