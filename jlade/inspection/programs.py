@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
@@ -15,6 +16,7 @@ from jlade.config import PLAIN, LookaheadConfig
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
+from jlade.generation import corpus
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Loop, Sizes
 from jlade.models import sharding as model_sharding
@@ -40,20 +42,23 @@ class Programs(NamedTuple):
         chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
         return DecodeConfig(self.decoder, lookahead, chunks=chunks, mesh=self.mesh)
 
-    def inputs(self, length: int) -> Inputs:
+    def inputs(self, length: int, lookahead: LookaheadConfig = PLAIN) -> Inputs:
         """Returns random prompts of `length` tokens, to be continued up to the capacity."""
         shape = self.batch_size, self.capacity
         tokens = jax.random.randint(jax.random.key(0), shape, 0, self.decoder.vocab_size, jnp.int32)
         lengths = jnp.full(self.batch_size, length, jnp.int32)
         never = jnp.full((self.batch_size, 1), -1, jnp.int32)  # no token
-        return Inputs(tokens, lengths, Stopping(self.capacity - lengths, never), jax.random.key(0))
+        # The time of a search does not depend on the tokens.
+        indices = corpus.of_prompts([np.zeros(length, np.int32)] * self.batch_size, self.capacity, lookahead)
+        stopping = Stopping(self.capacity - lengths, never)
+        return Inputs(tokens, lengths, stopping, jax.random.key(0), sources=indices)
 
     def arguments(self, lookahead: LookaheadConfig) -> tuple[Any, ...]:
         """Returns the shapes of the arguments of `decode`."""
 
         def start(params: LlamaParams) -> DecodeState:
             cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
-            return prefill.start(Prefix(cache), self.inputs(1), self.config(lookahead))
+            return prefill.start(Prefix(cache), self.inputs(1, lookahead), self.config(lookahead))
 
         state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
         if self.mesh is None:
@@ -115,7 +120,7 @@ class Programs(NamedTuple):
 
     def _step_seconds(self, params: LlamaParams, reading: Any, decode: Any, setting: LookaheadConfig) -> float:
         room = (REPEAT + 1) * STEPS * setting.max_accepted
-        inputs = self.inputs(max(1, self.capacity - room))
+        inputs = self.inputs(max(1, self.capacity - room), setting)
         inputs = sharding.put(inputs, self.config(setting)) if self.mesh else jax.device_put(inputs, self.device)
         state = prefill.start(reading(params, inputs), inputs, self.config(setting))
         seconds = []

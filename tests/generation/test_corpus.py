@@ -134,6 +134,24 @@ def test_a_long_text_is_searched_in_its_prompt_and_its_end(seed, vocab_size, pro
     np.testing.assert_array_equal(np.where(matched > 0, places, 0), np.where(matched > 0, expected[0], 0))
 
 
+def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
+    generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=1024), max_new_tokens=40, lookahead=TREE)
+    prompts = [[3, 1, 4, 1, 5] * 9, [9, 2]]
+    expected, first = generate(prompts), generate(prompts[0])
+    turn = [*text_of(prompts[0], first), 4, 1]
+    later = generate(turn)
+    monkeypatch.setattr(corpus_lib, "LONG", 1024)
+    monkeypatch.setattr(suffix, "RECENT", 64)
+    indexed = generate(prompts)
+    np.testing.assert_array_equal(indexed.tokens, expected.tokens)
+    np.testing.assert_array_equal(indexed.accepted, expected.accepted)
+    state = generate(prompts[0], keep_state=True).state
+    assert state.memory.drafts.states["suffix"] is not None
+    np.testing.assert_array_equal(generate(turn, state=state).tokens, later.tokens)
+    *_, last = jlade.stream(tiny_llama(2, max_positions=1024), prompts[0], max_new_tokens=40, lookahead=TREE)
+    np.testing.assert_array_equal(last.generation.accepted, first.accepted)
+
+
 def test_a_corpus_serves_as_the_list_of_its_texts_does():
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]]
     of_list, indexed = (generate([3, 1, 4], corpus=each) for each in (texts, jlade.Corpus(texts)))
