@@ -110,6 +110,7 @@ class Sources:
         self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
         self.table: dict[tuple[int, ...], list[int]] = {}  # by one token, and by two
+        self.last = list[int]()  # where the model chose the current token
         self.record = {kind: (np.float32(prior) * np.float32(each), np.float32(prior)) for kind, each in rates.items()}
         self.noise, self.noise_reach = noise, noise_reach
         self.next_token, self.guess, self.chain = next_token, guess, list[int]()
@@ -138,10 +139,12 @@ class Sources:
         """Returns the recycled tokens after a path and their kinds, the most probable draws first."""
         is_pair = len(path) > 1 and tuple(path[-2:]) in self.table
         tokens = self.table.get(tuple(path[-2:] if is_pair else path[-1:]), [])
-        kinds: list[Kind] = [("recycled", rank + is_pair * self.num_ranks) for rank in range(len(tokens))]
-        after = list(zip(tokens, kinds, strict=True))
-        if self.noise is None or place >= self.noise_reach:
-            return after
+        after: list[tuple[int, Kind]] = [
+            (token, ("recycled", rank + is_pair * self.num_ranks)) for rank, token in enumerate(tokens)
+        ]
+        if place == 0:
+            runners_up = [(token, ("recycled", rank + 2 * self.num_ranks)) for rank, token in enumerate(self.last)]
+            after += [(token, kind) for token, kind in runners_up if token != text[-1]]
         return sorted(after, key=lambda each: -self._chance(text, each[1], place, each[0]))
 
     def _propose(self, text: list[int], ngrams: list[tuple[int, ...]]) -> Iterator[tuple[Path, list[Kind]]]:
@@ -177,7 +180,7 @@ class Sources:
                 path, kinds = text[-2:], []
                 for place, rank in enumerate(ranks):
                     after = self._after(text, path, place)
-                    if not after:
+                    if rank >= len(after):
                         break
                     path.append(after[rank][0])
                     kinds.append(after[rank][1])
@@ -224,7 +227,7 @@ class Sources:
                 self._keep(context)
 
     def _keep(self, context: list[int]) -> None:
-        self.table[context[-1],] = self.table[tuple(context[-2:])] = self.best(context)
+        self.last = self.table[context[-1],] = self.table[tuple(context[-2:])] = self.best(context)
 
 
 def decode(

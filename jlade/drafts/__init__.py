@@ -11,6 +11,7 @@ their beginning.
 | the same in other texts                                  | suffix decoding, arXiv 2411.04975    | `corpus.py`    |
 | most probable tokens at the last occurrence of a token   | Token Recycling, arXiv 2408.08696    | `recycled.py`  |
 | the same after the last two tokens                       | GOOSE, arXiv 2604.02047              | `recycled.py`  |
+| runners-up of the current token                          | LogitSpec, arXiv 2507.01449          | `recycled.py`  |
 | n-grams of the pool                                      | lookahead decoding, arXiv 2402.02057 | `pool.py`      |
 | a chain of guesses: Jacobi decoding                      | the same, Algorithm 1                | `chain.py`     |
 | the record by which sources share the tree               | an addition of jlade's               | `record.py`    |

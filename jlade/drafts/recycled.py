@@ -3,6 +3,9 @@
 Every token of a block yields logits, also those of rejected drafts. The table keeps the best tokens of each row, by the
 token that the row read, and by the last two tokens (arXiv 2604.02047), which say more. Drafts follow the table from the
 current token on, in a tree that narrows with rank and depth.
+
+The row that chose the current token also tells of the token after it: its runners-up often come next (LogitSpec, arXiv
+2507.01449). They are drafts even where the table does not know the current token.
 """
 
 import dataclasses
@@ -29,11 +32,15 @@ PAIRS = 16_411  # most places for pairs, a prime; a later pair takes the place o
 RATES = (0.47, 0.11, 0.055, 0.042, 0.027, 0.02, 0.013, 0.01)
 RATES_AFTER_TOKENS = (0.34, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.015)
 RATES_AFTER_PAIRS = (0.73, 0.07, 0.04, 0.022, 0.016, 0.01, 0.007, 0.006)
+RATES_OF_RUNNERS_UP = (0.06, 0.053, 0.028, 0.023, 0.02, 0.017, 0.016, 0.015)  # the first where another one was drawn
 
 
 @dataclasses.dataclass(frozen=True)
 class Recycled(Source):
-    """The most probable tokens after the current one, and after these. Kinds are ranks after tokens and after pairs."""
+    """The most probable tokens after the current one, and after these.
+
+    Kinds are ranks after tokens, ranks after pairs, and ranks of the runners-up.
+    """
 
     vocab_size: int
     size: int  # proposals
@@ -50,7 +57,7 @@ class Recycled(Source):
 
     @property
     def rates(self) -> np.ndarray:
-        return np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS)
+        return np.array(RATES_AFTER_TOKENS + RATES_AFTER_PAIRS + RATES_OF_RUNNERS_UP)
 
     @property
     def reader(self) -> Self:
@@ -78,6 +85,7 @@ class RecycledLogits:
     after_token: jax.Array  # [V, k] int32
     pairs: jax.Array  # [P, 2] int32, the pairs that have a place
     after_pair: jax.Array  # [P, k] int32
+    last: jax.Array  # [k] int32, those among which the model chose the current token
 
 
 class Template(NamedTuple):
@@ -90,7 +98,8 @@ class Template(NamedTuple):
 @functools.cache
 def template(size: int, depth: int) -> Template:
     """Returns the tree of the `size` most promising drafts by `RATES`, up to `depth` tokens deep."""
-    ends: list[tuple[float, tuple[int, ...]]] = [(-rate, (rank,)) for rank, rate in enumerate(RATES)]  # a heap
+    first = sorted(RATES + RATES_OF_RUNNERS_UP, reverse=True)
+    ends: list[tuple[float, tuple[int, ...]]] = [(-rate, (rank,)) for rank, rate in enumerate(first)]  # a heap
     places: dict[tuple[int, ...], int] = {(): -1}
     parents: list[int] = []
     ranks: list[int] = []
@@ -108,7 +117,12 @@ def template(size: int, depth: int) -> Template:
 def empty(vocab_size: int) -> RecycledLogits:
     """Returns an empty table."""
     num_pairs = num_places(vocab_size)
-    shapes = {"after_token": (vocab_size, RANKS), "pairs": (num_pairs, 2), "after_pair": (num_pairs, RANKS)}
+    shapes = {
+        "after_token": (vocab_size, RANKS),
+        "pairs": (num_pairs, 2),
+        "after_pair": (num_pairs, RANKS),
+        "last": (RANKS,),
+    }
     return RecycledLogits(**{name: jnp.full(shape, NONE, jnp.int32) for name, shape in shapes.items()})
 
 
@@ -140,17 +154,18 @@ def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]
 def draft(
     table: RecycledLogits, last: jax.Array, template: Template, rates: jax.Array, noise: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the drafts of a template. With noise the ranks of the template are those of the most probable draws.
+    """Returns the drafts of a template, whose ranks are those of the most probable tokens.
 
     Args:
       table: of a sequence.
       last: [2] int32, the last tokens of the text; `NONE` before the first one.
       template: of Q drafts.
-      rates: [2 k] float32, acceptance rates of the kinds, see the result.
+      rates: [3 k] float32, acceptance rates of the kinds, see the result.
       noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
 
     Returns:
-      Tokens [Q] int32, `NONE` where the table has none, and their ranks in the table [Q] int32, plus k after pairs.
+      Tokens [Q] int32, `NONE` where the table has none, and their kinds [Q] int32: ranks in the table, plus k after
+      pairs, or ranks of runners-up plus 2 k.
     """
     depths, ranks = template.shape.depths, np.array(template.ranks)
     parents = np.array(template.shape.parents)
@@ -163,15 +178,28 @@ def draft(
             pairs = pairs.at[at].set(before, unique_indices=True)
         best, is_pair = find(table, pairs[at])
         kind = jnp.arange(RANKS, dtype=jnp.int32)[None, :] + jnp.where(is_pair, RANKS, 0)[:, None]
-        if noise is not None and depth <= len(noise):
-            of_best = noise[depth - 1, jnp.maximum(best, 0)]
-            chance = jnp.where(best == NONE, 0.0, record_lib.given_noise(rates[kind], of_best))
-            order = jnp.where(jnp.isnan(of_best), kind % RANKS, jnp.argsort(-chance, axis=1))
-            best, kind = (jnp.take_along_axis(x, order, axis=1) for x in (best, kind))
+        if depth == 1:
+            runners_up = jnp.where(table.last == last[1], NONE, table.last)
+            best = jnp.concatenate([best, jnp.broadcast_to(runners_up, best.shape)], axis=1)
+            of_last = jnp.arange(2 * RANKS, 3 * RANKS, dtype=jnp.int32)
+            kind = jnp.concatenate([kind, jnp.broadcast_to(of_last, kind.shape)], axis=1)
+        of_depth = noise[depth - 1] if noise is not None and depth <= len(noise) else None
+        best, kind = _by_promise(best, kind, rates, of_depth)
         chosen = np.arange(len(at)), ranks[at]
         tokens = tokens.at[at].set(jnp.where(pairs[at, 1] == NONE, NONE, best[chosen]), unique_indices=True)
         kinds = kinds.at[at].set(kind[chosen], unique_indices=True)
     return tokens, kinds
+
+
+def _by_promise(
+    best: jax.Array, kind: jax.Array, rates: jax.Array, noise: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns tokens and their kinds, both [Q, R], the most probable ones first; `noise` [V] is None if unknown."""
+    chance = rates[kind]
+    if noise is not None:
+        chance = record_lib.given_noise(chance, noise[jnp.maximum(best, 0)])
+    order = jnp.argsort(jnp.where(best == NONE, 0.0, -chance), axis=1)
+    return jnp.take_along_axis(best, order, axis=1), jnp.take_along_axis(kind, order, axis=1)
 
 
 def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.Array) -> RecycledLogits:
@@ -191,10 +219,12 @@ def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.
     def put(rows: jax.Array, targets: jax.Array, new: jax.Array) -> jax.Array:
         return rows.at[targets].set(new, mode="drop", unique_indices=True)
 
+    latest = jnp.argmax(order)
     return RecycledLogits(
         after_token=put(table.after_token, of_token, best),
         pairs=put(table.pairs, of_pair, pairs),
         after_pair=put(table.after_pair, of_pair, best),
+        last=jnp.where(order[latest] < 0, table.last, best[latest]),
     )
 
 

@@ -220,4 +220,5 @@ def _merge(earlier: RecycledLogits, later: RecycledLogits) -> RecycledLogits:
         after_token=jnp.where(has_token, later.after_token, earlier.after_token),
         pairs=jnp.where(has_pair, later.pairs, earlier.pairs),
         after_pair=jnp.where(has_pair, later.after_pair, earlier.after_pair),
+        last=earlier.last,
     )

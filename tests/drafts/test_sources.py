@@ -52,16 +52,18 @@ def test_the_longest_matches_are_found_and_read_on(text, number):
 def test_a_template_narrows_with_rank_and_depth():
     template = recycling.template(40, 3)
     assert len(set(zip(template.shape.parents, template.ranks, strict=True))) == 40
+    first = sorted(recycling.RATES + recycling.RATES_OF_RUNNERS_UP, reverse=True)
     rates: list[float] = []
     for parent, rank in zip(template.shape.parents, template.ranks, strict=True):
-        rates.append(recycling.RATES[rank] * (rates[parent] if parent >= 0 else 1))
+        rates.append(recycling.RATES[rank] * rates[parent] if parent >= 0 else first[rank])
     np.testing.assert_allclose(rates, sorted(rates, reverse=True))
     assert template.shape.depths.max() == 3
     assert recycling.template(5, 1).ranks == (0, 1, 2, 3, 4)
 
 
-def test_drafts_follow_the_table():
-    """After a pair, if the table has it, otherwise after its second token."""
+@pytest.mark.parametrize("text", [(0, 1), (2, 1), (1, 6)])
+def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
+    """After a pair, if the table has it, otherwise after its second token; the most probable ones come first."""
     after = {
         (1,): [2, 3, 0, 1, 4, 5, 6, 7],
         (2,): [3, 1, 0, 2, 4, 5, 6, 7],
@@ -72,23 +74,27 @@ def test_drafts_follow_the_table():
     table = recycling.empty(8)
     for i, (key, best) in enumerate(after.items()):
         table = recycling.update(table, jnp.array([(NONE, *key)[-2:]]), jnp.array([best]), jnp.array([i]))
+    runners_up = [token for token in after[3, 5] if token != text[-1]]  # of the last row
     after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
+
+    rates = np.concatenate([np.full(2 * recycling.RANKS, 0.5), np.linspace(0.9, 0.1, recycling.RANKS)])
     template = recycling.template(40, 3)
-    for last in (0, 2):
-        rates = jnp.full(2 * recycling.RANKS, 0.5)
-        drafted, kinds = (x.tolist() for x in recycling.draft(table, jnp.array([last, 1]), template, rates, None))
-        assert all(kind % recycling.RANKS == rank for kind, rank in zip(kinds, template.ranks, strict=True))
-        follows_pair = [kind >= recycling.RANKS for kind in kinds]
-        lines: list[tuple[int, ...]] = []
-        for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
-            line = (last, 1) if parent < 0 else lines[parent]
-            best = after.get(line[-2:], after.get(line[-1:]))
-            assert drafted[place] == (best[rank] if best else NONE)
-            if best:
-                assert follows_pair[place] == (line[-2:] in after)
-            lines.append((*line, drafted[place]))
-        assert follows_pair.count(True) > (1 if last == 0 else 0)
-        assert drafted.count(NONE) > 1
+    drafted, kinds = (x.tolist() for x in recycling.draft(table, jnp.array(text), template, jnp.array(rates), None))
+    lines: list[tuple[int, ...]] = []
+    for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
+        line = text if parent < 0 else lines[parent]
+        known, pair = after.get(line[-2:], after.get(line[-1:], [])), recycling.RANKS * (line[-2:] in after)
+        options = [(rates[kind := i + pair], token, kind) for i, token in enumerate(known)]
+        if parent < 0:
+            kinds_of_last = [2 * recycling.RANKS + after[3, 5].index(token) for token in runners_up]
+            options += [(rates[kind], token, kind) for token, kind in zip(runners_up, kinds_of_last, strict=True)]
+        options.sort(key=lambda option: -option[0])
+        expected = options[rank][1:] if rank < len(options) else (NONE, None)
+        assert drafted[place] == expected[0]
+        assert expected[1] in (kinds[place], None)
+        lines.append((*line, drafted[place]))
+    assert drafted.count(NONE) > 1
+    assert any(kind >= 2 * recycling.RANKS for kind in kinds)
 
 
 # Two pairs of the same place.
@@ -115,6 +121,7 @@ def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
         if before != NONE:
             place = (before * VOCAB + token) % recycling.PAIRS
             expected.pairs[place], expected.after_pair[place] = (before, token), best[i]
+        expected.last[:] = best[i]
     found = update(recycling.empty(VOCAB), np.array(pairs[: len(rows)]), best, np.array(order[: len(rows)]))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
