@@ -13,7 +13,7 @@ Source = Literal["prediction", "pool", "suffix", "recycled", "chain"]
 
 SOURCES: tuple[Source, ...] = ("pool", "suffix", "recycled")  # of a tree by default
 # Most tokens of a draft; pool: N-1, chain: M.
-REACH: dict[Source, int] = {"prediction": 60, "suffix": 12, "recycled": 6}
+REACH: dict[Source, int] = {"prediction": 60, "suffix": 24, "recycled": 6}
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
 

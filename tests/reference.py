@@ -74,6 +74,7 @@ class Sources:
       ranks: of the recycled drafts, in their order.
       num_ranks: how many tokens the table has for each token, and for each pair of tokens.
       matches, longest: how many matches are read on, and the length from which on they count as equal.
+      others: most tokens that are read after each match but the best one.
       slots: of the pool that are told apart.
       prior, memory: proposals that the initial rates count for, and most proposals in a record.
       corpus: other texts to search.
@@ -95,6 +96,7 @@ class Sources:
         num_ranks: int,
         matches: int,
         longest: int,
+        others: int,
         slots: int,
         prior: float,
         memory: float,
@@ -107,7 +109,8 @@ class Sources:
         spans: Sequence[int] = (),
     ):
         self.size, self.reach, self.best, self.ranks, self.num_ranks = size, reach, best, ranks, num_ranks
-        self.matches, self.longest, self.slots, self.memory = matches, longest, slots, np.float32(memory)
+        self.matches, self.longest, self.others = matches, longest, others
+        self.slots, self.memory = slots, np.float32(memory)
         self.corpus = [token for each in corpus for token in [*each, END]]
         self.table: dict[tuple[int, ...], list[int]] = {}  # by one token, and by two
         self.last = list[int]()  # where the model chose the current token
@@ -169,7 +172,8 @@ class Sources:
                     if length and searched[place] != END:
                         found.append((length, place))
                 for rank, (length, place) in enumerate(sorted(found, reverse=True)[: self.matches]):
-                    span = searched[place : place + self.reach["suffix"]]
+                    most = min(self.reach["suffix"], self.size)
+                    span = searched[place : place + (most if rank == 0 else min(most, self.others))]
                     span = span[: [*span, END].index(END)]
                     lengths = [min(length + i, self.longest) for i in range(len(span))]
                     kinds = [(source, (each - 1) * self.matches + rank) for each in lengths]

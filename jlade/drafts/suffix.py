@@ -20,6 +20,7 @@ from jlade.vocabulary import VocabularyShard
 
 LONGEST = 8  # tokens of a match; longer ones count as this long
 MATCHES = 4  # matches whose following text is proposed
+OTHERS = 12  # most tokens that are read after each match but the best one
 LATEST = 2 * MATCHES - 1  # matches of each length that an index knows: fewer than `MATCHES` of them are longer
 RECENT = 4096  # tokens at the end of a long text that are searched; the prompt before them is indexed
 # Initial acceptance rates, measured with SmolLM2: after the best match by its length, and relative to it after others.
@@ -35,15 +36,15 @@ class Suffix(Source):
     The state is an index of the prompt of a long text, None for others.
     """
 
-    reach: int  # tokens of a chain
+    reach: int  # tokens of the first chain
 
     @classmethod
     def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        return cls(lookahead.reach["suffix"])
+        return cls(min(lookahead.reach["suffix"], lookahead.num_drafted))
 
     @property
     def shape(self) -> Shape:
-        return Shape.chains(MATCHES, self.reach)
+        return Shape.join([Shape.chains(1, length) for length in lengths_of_chains(self.reach)])
 
     @property
     def rates(self) -> np.ndarray:
@@ -55,16 +56,22 @@ class Suffix(Source):
         return chains(text.tokens, text.length, *found, self.reach)
 
 
+def lengths_of_chains(reach: int) -> list[int]:
+    """Returns the tokens of each chain, that of the best match first."""
+    return [reach, *[min(reach, OTHERS)] * (MATCHES - 1)]
+
+
 def chains(
     text: jax.Array, length: jax.Array, places: jax.Array, lengths: jax.Array, reach: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens after matches in a text, as `find` returns them, and their kinds, both [MATCHES * reach]."""
+    """Returns the tokens [L] after matches in a text, which `find` returns, and their kinds [L]."""
     spans = read(text, length, places, reach)
     matched = jnp.minimum(lengths[:, None] + jnp.arange(reach, dtype=jnp.int32)[None, :], LONGEST)
     rank = jnp.arange(MATCHES, dtype=jnp.int32)[:, None]
     tokens = jnp.where(lengths[:, None] > 0, spans, NONE)
     kinds = (jnp.maximum(matched, 1) - 1) * MATCHES + rank
-    return tokens.reshape(-1), kinds.reshape(-1)
+    is_read = np.arange(reach) < np.array(lengths_of_chains(reach))[:, None]
+    return tokens[is_read], kinds[is_read]
 
 
 def last(text: jax.Array, length: jax.Array) -> jax.Array:
