@@ -1,6 +1,5 @@
 """The tokens whose logits a device has: the whole vocabulary, or a slice where a mesh divides the model."""
 
-import functools
 from typing import NamedTuple, Self
 
 import jax
@@ -9,6 +8,8 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
+
+PART, LANES = 64, 128  # tokens of a part: TPUs copy all logits to divide rows of 128 lanes into smaller parts
 
 
 class VocabularyShard(NamedTuple):
@@ -69,15 +70,16 @@ class VocabularyShard(NamedTuple):
         kept = min(number, logits.shape[-1])
         values, places = jax.lax.platform_dependent(
             logits,
-            cpu=functools.partial(_highest_parts_on_cpu, number=kept),
-            default=functools.partial(_highest_parts, number=kept),
+            cpu=lambda logits: _highest(*_highest_parts_on_cpu(logits, kept), kept),
+            tpu=lambda logits: _highest(*_highest_parts(logits, kept, LANES), kept),
+            default=lambda logits: _highest(*_highest_parts(logits, kept, PART), kept),
         )
         tokens = self.first + places
         if self.axes:
             values, tokens = (jax.lax.all_gather(x, self.axes, axis=x.ndim - 1, tiled=True) for x in (values, tokens))
-        _, best = jax.lax.top_k(values, min(number, values.shape[-1]))
-        missing = [(0, 0)] * (logits.ndim - 1) + [(0, number - best.shape[-1])]
-        return jnp.pad(jnp.take_along_axis(tokens, best, axis=-1), missing, constant_values=-1)
+            _, tokens = _highest(values, tokens, min(number, values.shape[-1]))
+        missing = [(0, 0)] * (logits.ndim - 1) + [(0, number - tokens.shape[-1])]
+        return jnp.pad(tokens, missing, constant_values=-1)
 
 
 def _first_highest(values: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -89,16 +91,27 @@ def _first_highest(values: jax.Array, places: jax.Array) -> tuple[jax.Array, jax
     return highest, jnp.min(jnp.where(values == highest[..., None], places, places[..., -1:]), axis=-1)
 
 
-def _highest_parts(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+def _highest(values: jax.Array, places: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the highest of values [..., K] and their places, both [..., number]."""
+    values, best = jax.lax.top_k(values, number)
+    return values, jnp.take_along_axis(places, best, axis=-1)
+
+
+def _highest_parts(logits: jax.Array, number: int, largest: int) -> tuple[jax.Array, jax.Array]:
     """Returns the parts of the vocabulary that hold the highest of logits [..., V], and their places.
 
     To search these parts takes less time than to sort all logits.
+
+    Args:
+      logits: of all tokens, or of a slice.
+      number: of the logits, and of the parts.
+      largest: size of a part.
 
     Returns:
       Logits and indices [..., K] of the `number` parts with the highest maxima.
     """
     *rows, size = logits.shape
-    part = part_size(size, number)
+    part = _part_size(size, number, largest)
     parts = logits.reshape(*rows, size // part, part)
     _, highest = jax.lax.top_k(jnp.max(parts, axis=-1), number)
     values = jnp.take_along_axis(parts, highest[..., None], axis=-2)
@@ -109,7 +122,7 @@ def _highest_parts(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array
 def _highest_parts_on_cpu(logits: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
     """`_highest_parts` without a transposition on CPUs, whose products with the output matrix have V first."""
     *rows, size = logits.shape
-    part = part_size(size, number)
+    part = _part_size(size, number, PART)
     parts = jnp.moveaxis(logits, -1, 0).reshape(size // part, part, *rows)
     _, highest = jax.lax.top_k(jnp.moveaxis(jnp.max(parts, axis=1), 0, -1), number)
     first = jnp.moveaxis(highest, -1, 0)[:, None]  # [number, 1, ...]
@@ -119,6 +132,8 @@ def _highest_parts_on_cpu(logits: jax.Array, number: int) -> tuple[jax.Array, ja
     return values, places
 
 
-def part_size(size: int, number: int) -> int:
+def _part_size(size: int, number: int, largest: int) -> int:
     """Returns the size of the parts of a vocabulary of `size` tokens, of which there are at least `number`."""
-    return next(part for part in (64, 32, 16, 8, 4, 2, 1) if size % part == 0 and size // part >= number)
+    while largest > 1 and (size % largest or size // largest < number):
+        largest //= 2
+    return largest

@@ -16,7 +16,6 @@ from jlade.mesh import AXES, COPIES
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
-from jlade.vocabulary import part_size
 
 CHUNK = 512  # tokens of a prompt that are read at once
 PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
@@ -212,9 +211,8 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
         arrays = 2 * c.num_layers * [hidden]
         if shard.divides_vocabulary:  # the embedding, the highest logits and their indices
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
-            if recycles:  # logits and tokens of the parts of each slice that hold the highest
-                kept = min(RANKS, shard.vocab_size)
-                arrays += 2 * [4 * sequences * outputs * kept * part_size(shard.vocab_size, kept)]
+            if recycles:  # the highest logits of each slice and their tokens
+                arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
         accepted = setting.max_accepted * shard.kv_heads * c.head_dim * shard.item

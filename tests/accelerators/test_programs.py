@@ -18,7 +18,11 @@ from jlade.conversion.tensors import param_shapes
 from jlade.drafts import pool as ngram_pool
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes
-from jlade.models.llama import LlamaConfig
+from jlade.inspection.hlo import Module
+from jlade.inspection.launches import PRODUCTS, launches
+from jlade.inspection.programs import Programs
+from jlade.models.llama import Llama, LlamaConfig
+from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
 
 OPTIMIZED = True
@@ -127,6 +131,30 @@ def facts(name, function, *shapes, sizes):
     rates = estimate.rates(target.platform, target.device_kind)
     (found,) = compiled.loops(text, target.platform, sizes, rates, trips=1)
     return found
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("v6e")])
+def test_no_product_is_computed_inside_another(name):
+    """Otherwise a block of 8 tokens takes longer than one of 120: see the barrier in `llama._layer`."""
+    target, _ = targets.find(name)
+    params = param_shapes(dataclasses.replace(LLAMA, intermediate_size=14336, num_kv_heads=8), jnp.bfloat16)
+    rates = estimate.rates(target.platform, target.device_kind)
+    program = Programs(params, Llama(params.config, "tpu"), target, 1, 1024, rates).decoding(LookaheadConfig.tree(7))
+    module = Module(program.as_text())
+    launched = list(launches(module, module.body(module.loops(module.entry)[-1])))
+    products = [sum(inner.instruction.opcode in PRODUCTS for inner in launch.inner) for launch in launched]
+    assert sum(products) > 7 * LLAMA.num_layers  # the matrices of a layer, and the output matrix
+    assert max(products) == 1
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("v6e")])
+def test_the_highest_logits_are_found_without_a_copy_in_narrow_rows(name):
+    """Rows of 64 of the 128 lanes take 2.5 times as long, more than a hundredth of a step."""
+    target, _ = targets.find(name)
+    logits = jax.ShapeDtypeStruct((1, 64, 128256), jnp.float32)
+    text = targets.compile_for(target, lambda x: VocabularyShard(128256).top(x, 8), logits).as_text()
+    module = Module(text)
+    assert 0 < sum(launch.instruction.estimated_cycles for launch in launches(module, module.entry)) < 350_000
 
 
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
