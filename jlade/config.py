@@ -321,4 +321,4 @@ PLAIN = LookaheadConfig.paper(window_size=0, ngram_size=2, guess_set_size=0, poo
 """Plain decoding, one token a step; the meaning of `lookahead=None`."""
 
 SMALL_BLOCK = LookaheadConfig.tree(7)
-"""A block of 4 tokens, for CPUs, where the cost of a step grows with its block."""
+"""A block of 8 tokens, for CPUs, where the cost of a step grows with its block."""

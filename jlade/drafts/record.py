@@ -12,8 +12,8 @@ import numpy as np
 
 from jlade.drafts.tree import NONE, Proposals
 
-PRIOR = 10.0  # proposals that the initial rates count for
-MEMORY = 60.0  # proposals that a record holds at most
+PRIOR = 30.0  # proposals that the initial rates count for
+MEMORY = 100.0  # proposals that a record holds at most
 BIT = 256.0  # the cost of an acceptance rate of 1/2
 HIGHEST = 4096  # cost of a token
 

@@ -21,7 +21,8 @@ from jlade.drafts.tree import Tree
 
 TRIAL = 16  # steps at a level before it is judged
 MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately
-NARROW = 7  # tokens of a narrow tree
+NARROW = 7  # tokens of a narrow tree beside a window
+LEAST = 3  # tokens of the least tree: on CPUs a step of 2 tokens takes as long as one of 4
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
@@ -41,10 +42,10 @@ def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     if lookahead.tree_size is not None:
         trees = [(lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0)]
         if forecasts(lookahead):
-            # The geometric mean of the blocks of the full tree and of one draft, as a power of two: on CPUs a step of 9
-            # tokens takes longer than one of 16.
-            middle = 2 ** round(math.log2(2 * (lookahead.tree_size + 1)) / 2)
-            trees = [(0, min(size, lookahead.tree_size)) for size in (lookahead.tree_size, middle - 1, 1, 0)]
+            # The geometric mean of the blocks of the full tree and of the least one, as a power of two: on CPUs a step
+            # of 9 tokens takes longer than one of 16.
+            middle = 2 ** round(math.log2((LEAST + 1) * (lookahead.tree_size + 1)) / 2)
+            trees = [(0, min(size, lookahead.tree_size)) for size in (lookahead.tree_size, middle - 1, LEAST, 0)]
         return tuple(
             dataclasses.replace(lookahead, window_size=window_size, tree_size=size)
             for window_size, size in dict.fromkeys(trees)

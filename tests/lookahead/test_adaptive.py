@@ -57,25 +57,26 @@ def test_costs_grow_with_the_block_from_a_plain_step_to_the_full_width():
 
 
 def test_a_tree_is_as_wide_as_its_forecast_says():
-    lookahead = LookaheadConfig.tree(7, sources=("suffix",), relative_step_time=2.4)
+    lookahead = LookaheadConfig.tree(15, sources=("suffix",), relative_step_time=2.5)
     levels = adaptive.levels(lookahead)
-    assert [level.tree_size for level in levels] == [7, 3, 1, 0]
-    assert [level.block_size for level in levels] == [8, 4, 2, 1]
+    assert [level.tree_size for level in levels] == [15, 7, 3, 0]
+    assert [level.block_size for level in levels] == [16, 8, 4, 1]
     costs = adaptive.costs(lookahead)
-    assert costs.tolist() == pytest.approx([2.4, 1.6, 1.2, 1.0])
-    for probabilities, best in (([0.9] * 7, 7), ([0.5, 0.4, 0.3, 0, 0, 0, 0], 3), ([0.3] + [0] * 6, 1), ([0.1] * 7, 0)):
+    assert costs.tolist() == pytest.approx([2.5, 1.7, 1.3, 1.0])
+    for likely, best in (([0.9] * 15, 15), ([0.5] * 7, 7), ([0.5, 0.4, 0.3], 3), ([0.05] * 15, 0)):
+        probabilities = likely + [0] * (15 - len(likely))
         tree = Tree(
-            tokens=jnp.zeros(7, jnp.int32),
-            form=Shape.chains(1, 7),
-            sources=jnp.zeros(7, jnp.int32),
+            tokens=jnp.zeros(15, jnp.int32),
+            form=Shape.chains(1, 15),
+            sources=jnp.zeros(15, jnp.int32),
             costs=jnp.array([NEVER if p == 0 else round(-256 * np.log2(p)) for p in probabilities], jnp.int32),
         )
         expected = adaptive.forecast(tree, levels)
-        assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (7, 3, 1, 0)], abs=0.01)
+        assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (15, 7, 3, 0)], abs=0.01)
         pace = adaptive.choose(adaptive.start(costs), expected, costs)
         assert levels[int(pace.level)].tree_size == best
         assert pace.num_steps.tolist() == [1, 0, 0, 0], "the step just made had the full width"
-    for size, narrower in ((63, [15, 1, 0]), (119, [15, 1, 0]), (4, [3, 1, 0]), (3, [1, 0]), (1, [0]), (0, [])):
+    for size, narrower in ((63, [15, 3, 0]), (119, [15, 3, 0]), (7, [3, 0]), (4, [3, 0]), (3, [0]), (1, [0]), (0, [])):
         levels = adaptive.levels(dataclasses.replace(lookahead, tree_size=size))
         assert [level.tree_size for level in levels] == [size, *narrower]
     with_window = LookaheadConfig(tree_size=20, window_size=3, ngram_size=3, guess_set_size=2)
