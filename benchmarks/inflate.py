@@ -19,6 +19,7 @@ import math
 import pathlib
 import shutil
 import sys
+from typing import Any
 
 if __name__ == "__main__":
     # Import from the repository, not from the script's directory: see compression.py.
@@ -75,7 +76,7 @@ SIZES = (
     "head_dim",
     "max_positions",
 )
-REFUSED = ("rope_scaling", "qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "sliding_windows")
+REFUSED = ("rope_scaling", "qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "sliding_windows", "model_type")
 
 # Replace the index into the source for added elements. Elements without effect are noise, because arithmetic on zeros
 # may be faster. ZERO is the smaller one: it wins if row and column differ.
@@ -156,7 +157,7 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
         placed: jax.Array = _place(weight, rows, columns, use)
         return placed
 
-    def norm(weight: jax.Array) -> jax.Array:
+    def norm(weight: Any) -> jax.Array:
         added = target.hidden_size - source.hidden_size
         padded: jax.Array = jnp.pad(weight, (0, added), constant_values=1) * math.sqrt(padding)
         return padded

@@ -1,4 +1,4 @@
-"""LLaMA and its relatives Mistral, Qwen2 and Qwen3: pure functions on a pytree of parameters."""
+"""One decoder for LLaMA and its relatives, which differ by their description: functions on a pytree of parameters."""
 
 import dataclasses
 import functools
@@ -14,45 +14,12 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.mesh import HEADS, MODEL
 from jlade.models import attention, base, padding, rotary
+from jlade.models.architecture import LlamaConfig as LlamaConfig
+from jlade.models.architecture import layer_shapes
 from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
-from jlade.models.quantization import Int8Matrix, is_int8, multiply, quantize_matrix
-
-SMALL_BLOCK = 128  # tokens, of all sequences together
-
-
-@dataclasses.dataclass(frozen=True)
-class LlamaConfig:
-    """Shape and constants of a LLaMA model or a relative."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: rotary.Scaling | None = None
-    tie_embeddings: bool = False
-    qkv_bias: bool = False  # Qwen2
-    attention_output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # Qwen3
-    # Mistral, Qwen2: number of tokens that a token of each layer sees, itself included, None for all; () for no windows
-    sliding_windows: tuple[int | None, ...] = ()
-    eos_ids: tuple[int, ...] = ()  # tokens that end a text
-
-    @property
-    def family(self) -> str:
-        """The `model_type` of transformers for these settings."""
-        if self.qk_norm:
-            return "qwen3"
-        if self.qkv_bias and not self.attention_output_bias:
-            return "qwen2"
-        return "mistral" if any(self.sliding_windows) else "llama"
+from jlade.models.layers import activate, cap, linear, normalize, scale, split_heads, sum_linear
+from jlade.models.quantization import is_int8, quantize_matrix
 
 
 @flax.struct.dataclass
@@ -62,13 +29,13 @@ class LlamaLayer:
     Matrices are [out, in], as in the checkpoint: see `linear`. `quantize` makes each an `Int8Matrix`.
     """
 
-    attention_norm: jax.Array  # [E]
+    attention_norm: jax.Array | None  # [E], None for models without a norm before attention
     query: jax.Array  # [H * D, E]
     key: jax.Array  # [KH * D, E]
     value: jax.Array  # [KH * D, E]
     attention_output: jax.Array  # [E, H * D]
-    mlp_norm: jax.Array  # [E]
-    gate: jax.Array  # [F, E]
+    mlp_norm: jax.Array | None  # [E], None for models without a norm before the MLP
+    gate: jax.Array | None  # [F, E], None for models without a gate
     up: jax.Array  # [F, E]
     down: jax.Array  # [E, F]
     # None for models without
@@ -79,8 +46,12 @@ class LlamaLayer:
     gate_bias: jax.Array | None = None  # [F]
     up_bias: jax.Array | None = None  # [F]
     down_bias: jax.Array | None = None  # [E]
-    query_norm: jax.Array | None = None  # [D], of each head
-    key_norm: jax.Array | None = None  # [D], of each head
+    query_norm: jax.Array | None = None  # [D], of each head, or [H * D]
+    key_norm: jax.Array | None = None  # [D], of each head, or [KH * D]
+    attention_norm_bias: jax.Array | None = None  # [E]
+    mlp_norm_bias: jax.Array | None = None  # [E]
+    attention_post_norm: jax.Array | None = None  # [E]
+    mlp_post_norm: jax.Array | None = None  # [E]
 
 
 @flax.struct.dataclass
@@ -92,6 +63,7 @@ class LlamaParams:
     norm: jax.Array  # [E]
     output: jax.Array | None  # [V, E], None if the embedding is also the output matrix
     config: LlamaConfig = flax.struct.field(pytree_node=False)
+    norm_bias: jax.Array | None = None  # [E], None for models without
 
     @property
     def decoder(self) -> "Llama":
@@ -158,7 +130,7 @@ class Llama:
         cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
         c, concrete = self.config, all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         heads = c.num_heads // mesh_lib.size(mesh, *MODEL), c.num_kv_heads // mesh_lib.size(mesh, HEADS), c.head_dim
-        chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, *heads, may_run=concrete)
+        chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, *heads, concrete, c.beyond_kernels)
         return dataclasses.replace(self, attention=chosen)
 
     @property
@@ -196,18 +168,22 @@ class Llama:
         block_size = tokens.shape[1]
         if self.pads:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
-        hidden = self._embed(params, tokens)
-        rotation = rotary.rotation(positions, c.head_dim, c.rope_theta, c.rope_scaling)
-        windows = c.sliding_windows or (None,) * c.num_layers
+        # Gemma's multiplier is rounded to the dtype of the model.
+        hidden = scale(self._embed(params, tokens), float(np.asarray(c.embedding_scale, params.norm.dtype)))
+        rotations = {
+            kind: kind.rotation(positions, c.rotary_dim or c.head_dim)
+            for kind in dict.fromkeys(c.rotary_by_layer)
+            if kind is not None
+        }
         block_kv = []
-        for layer, cached_keys, cached_values, window in zip(
-            params.layers, cache.keys, cache.values, windows, strict=True
+        for layer, cached_keys, cached_values, window, kind in zip(
+            params.layers, cache.keys, cache.values, c.windows_by_layer, c.rotary_by_layer, strict=True
         ):
             prefix = cached_keys, cached_values, cache.length
             hidden, keys, values = _layer(
                 layer,
                 hidden,
-                rotation,
+                None if kind is None else rotations[kind],
                 prefix,
                 block_mask,
                 positions,
@@ -230,9 +206,11 @@ class Llama:
         return jax.lax.psum(jnp.where(is_here[..., None], embedded, 0), self.axes)
 
     def logits(self, params: LlamaParams, hidden: jax.Array) -> jax.Array:
-        output = params.embedding if params.output is None else params.output
-        normed = rms_norm(padding.pad(hidden) if self.pads else hidden, params.norm, self.config.rms_norm_eps)
-        return linear(normed, output)[:, : hidden.shape[1]].astype(jnp.float32)
+        c, output = self.config, params.embedding if params.output is None else params.output
+        padded = padding.pad(hidden) if self.pads else hidden
+        normed = normalize(padded, params.norm, c.norm, c.rms_norm_eps, params.norm_bias)
+        logits = linear(normed, output)[:, : hidden.shape[1]].astype(jnp.float32)
+        return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
         return base.commit(cache, block_kv, indices, num_accepted)
@@ -242,7 +220,7 @@ class Llama:
 def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
-    rotation: tuple[jax.Array, jax.Array],
+    rotation: tuple[jax.Array, jax.Array] | None,
     prefix: tuple[jax.Array, jax.Array, jax.Array],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
@@ -257,29 +235,64 @@ def _layer(
     Under `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = config
-    normed = rms_norm(hidden, layer.attention_norm, c.rms_norm_eps)
-    queries = _heads(linear(normed, layer.query, layer.query_bias), c.head_dim)
-    keys = _heads(linear(normed, layer.key, layer.key_bias), c.head_dim)
-    values = _heads(linear(normed, layer.value, layer.value_bias), c.head_dim)
-    if layer.query_norm is not None and layer.key_norm is not None:
-        queries = rms_norm(queries, layer.query_norm, c.rms_norm_eps)
-        keys = rms_norm(keys, layer.key_norm, c.rms_norm_eps)
-    queries, keys = (rotary.rotate(x, rotation) for x in (queries, keys))
+    norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
+    normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
+    queries, keys, values = _project(layer, normed, rotation, c, axes)
     operands = Operands(queries, keys, values, *prefix, block_mask, positions)
-    mixed = attend(operands, window, attention)
+    mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap)
     mixed = mixed.reshape(*hidden.shape[:2], -1)
-    hidden += sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
-    normed = rms_norm(hidden, layer.mlp_norm, c.rms_norm_eps)
+    mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
+    hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
+    if not c.parallel:
+        normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
+    added = norm(_mlp(layer, normed, c, axes), layer.mlp_post_norm)
+    return hidden + scale(added, c.residual_scale), keys, values
+
+
+def _project(
+    layer: LlamaLayer,
+    normed: jax.Array,
+    rotation: tuple[jax.Array, jax.Array] | None,
+    config: LlamaConfig,
+    axes: tuple[str, ...],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with their norms and rotations."""
+    c = config
+    norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
+
+    def norms(kind: str) -> tuple[jax.Array | None, jax.Array | None]:
+        return (layer.query_norm, layer.key_norm) if kind == c.qk_norm_kind else (None, None)
+
+    def project(weight: Any, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
+        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), c.head_dim)
+
+    of_queries, of_keys = norms("whole")
+    queries = project(layer.query, layer.query_bias, of_queries)
+    keys = project(layer.key, layer.key_bias, of_keys)
+    values = project(layer.value, layer.value_bias)
+    of_queries, of_keys = norms("head")
+    queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+    if rotation is not None:
+        queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
+    of_queries, of_keys = norms("rotated")
+    return norm(queries, of_queries), norm(keys, of_keys), values
+
+
+def _mlp(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
+    """Returns the MLP of [B, T, E], with a gate if the layer has one."""
+    if layer.gate is None:
+        inner = activate(linear(normed, layer.up, layer.up_bias), config.activation)
+        return sum_linear(inner, layer.down, layer.down_bias, axes)
     # Two inputs keep XLA for GPUs from making one product of two small ones: it would join their weights in each step.
     again = jax.lax.optimization_barrier(normed) if axes else normed
     gate, up = linear(normed, layer.gate, layer.gate_bias), linear(again, layer.up, layer.up_bias)
-    if hidden.size > hidden.shape[-1]:
+    if normed.size > normed.shape[-1]:
         # XLA for TPUs otherwise computes `up` inside the product with `down` for most blocks of 2 to 60 tokens, and
         # reads `down` in narrow tiles: by its estimate 1.3 times as long as two products for LLaMA 3 8B on a v6e.
         apart = jax.lax.optimization_barrier
         gate, up = jax.lax.platform_dependent((gate, up), tpu=apart, default=lambda products: products)
-    gated = jax.nn.silu(gate) * up
-    return hidden + sum_linear(gated, layer.down, layer.down_bias, axes), keys, values
+    inner = activate(gate, config.activation) * up
+    return sum_linear(inner, layer.down, layer.down_bias, axes)
 
 
 def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> LlamaParams:
@@ -290,37 +303,26 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
         key, use = jax.random.split(key)
         return jax.random.normal(use, (out_size, in_size), dtype) / np.asarray(math.sqrt(in_size), dtype)
 
-    def vector(size: int, wanted: bool) -> jax.Array | None:
-        return matrix(size, 1)[:, 0] if wanted else None
-
     c = config
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    ones = jnp.ones(c.hidden_size, dtype)
+    neutral = (jnp.zeros if c.norm == "rms_plus_one" else jnp.ones)(c.hidden_size, dtype)
+    zeros = jnp.zeros(c.hidden_size, dtype)
+
+    def array(field: str, shape: tuple[int, ...]) -> jax.Array:
+        if field.endswith("norm_bias"):
+            return zeros
+        if field.endswith("norm") and not field.startswith(("query", "key")):
+            return neutral
+        return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0]
+
+    shapes = layer_shapes(c)
+    absent: dict[str, None] = dict.fromkeys(("attention_norm", "mlp_norm", "gate"))
+    layer: Any = LlamaLayer
     layers = tuple(
-        LlamaLayer(
-            attention_norm=ones,
-            query=matrix(queries, c.hidden_size),
-            key=matrix(keys, c.hidden_size),
-            value=matrix(keys, c.hidden_size),
-            attention_output=matrix(c.hidden_size, queries),
-            mlp_norm=ones,
-            gate=matrix(c.intermediate_size, c.hidden_size),
-            up=matrix(c.intermediate_size, c.hidden_size),
-            down=matrix(c.hidden_size, c.intermediate_size),
-            query_bias=vector(queries, c.qkv_bias),
-            key_bias=vector(keys, c.qkv_bias),
-            value_bias=vector(keys, c.qkv_bias),
-            attention_output_bias=vector(c.hidden_size, c.attention_output_bias),
-            gate_bias=vector(c.intermediate_size, c.mlp_bias),
-            up_bias=vector(c.intermediate_size, c.mlp_bias),
-            down_bias=vector(c.hidden_size, c.mlp_bias),
-            query_norm=vector(c.head_dim, c.qk_norm),
-            key_norm=vector(c.head_dim, c.qk_norm),
-        )
-        for _ in range(c.num_layers)
+        layer(**absent | {field: array(field, shape) for field, shape in shapes.items()}) for _ in range(c.num_layers)
     )
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
-    return LlamaParams(matrix(c.vocab_size, c.hidden_size), layers, ones, output, config)
+    embedding = matrix(c.vocab_size, c.hidden_size)
+    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None)
 
 
 def quantize(params: LlamaParams) -> LlamaParams:
@@ -339,58 +341,3 @@ def quantize(params: LlamaParams) -> LlamaParams:
     else:
         changed["output"] = in_int8(params.output)
     return dataclasses.replace(params, **changed)
-
-
-def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None = None) -> jax.Array:
-    """Returns [..., out], the product of `x` [..., in] and transposed `weight` [out, in], plus `bias` [out]."""
-    if x.size == x.shape[-1]:
-        product = jax.lax.platform_dependent(x, weight, tpu=multiply_row_twice, default=_multiply)
-    else:
-        product = _multiply(x, weight)
-    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
-
-
-def sum_linear(
-    x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None, axes: tuple[str, ...]
-) -> jax.Array:
-    """Returns `linear` for `x` and `weight` that are divided along `in` among the devices of `axes`."""
-    if not axes:
-        return linear(x, weight, bias)
-    product = jax.lax.psum(linear(x, weight), axes)
-    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
-
-
-def multiply_row_twice(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
-    """Returns `linear` of a single row of `x`, as a product with two.
-
-    XLA for TPUs computes a product with one row on the vector unit: by its own estimate that takes 20 times as long as
-    a product with two rows on the matrix unit.
-    """
-    twice = jnp.broadcast_to(x.reshape(1, -1), (2, x.size))
-    return _multiply(twice, weight)[0].reshape(*x.shape[:-1], -1)
-
-
-def _multiply(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
-    """Returns `linear` without a bias.
-
-    Up to `SMALL_BLOCK` tokens are multiplied as weight times transposed x: on CPUs that reads the weights up to four
-    times faster. Other compilers choose the order themselves.
-    """
-    if isinstance(weight, Int8Matrix):
-        return jnp.moveaxis(multiply(weight, x), 0, -1)
-    if x.size <= SMALL_BLOCK * x.shape[-1]:
-        product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())))
-        return jnp.moveaxis(product, 0, -1)
-    return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-
-
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Returns `x` [..., E] divided by its root mean square, in float32, times `weight` [E]."""
-    x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
-
-
-def _heads(x: jax.Array, head_dim: int) -> jax.Array:
-    """Returns [B, T, heads, D] from [B, T, heads * D]."""
-    return x.reshape(*x.shape[:2], -1, head_dim)

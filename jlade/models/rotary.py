@@ -47,6 +47,18 @@ class YarnScaling:
 Scaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Base and scaling of the rotations of a layer."""
+
+    theta: float
+    scaling: Scaling | None = None
+
+    def rotation(self, positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+        """Returns `rotation` of heads with `dim` rotated elements."""
+        return rotation(positions, dim, self.theta, self.scaling)
+
+
 def rotation(
     positions: jax.Array, head_dim: int, theta: float, scaling: Scaling | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -57,9 +69,20 @@ def rotation(
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
-def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Returns `x` [B, T, heads, D] with the pairs (i, i + D/2) rotated, in float32."""
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array], interleaved: bool = False) -> jax.Array:
+    """Returns `x` [B, T, heads, D] with its first R elements rotated, in float32, for a rotation [B, T, 1, R/2].
+
+    The pairs are (i, i + R/2), or (2i, 2i + 1) if they are `interleaved`.
+    """
     cosine, sine = rotation
+    dim = 2 * cosine.shape[-1]
+    if dim < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :dim], rotation, interleaved), x[..., dim:]], axis=-1)
+    if interleaved:
+        pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+        rotated = jnp.stack([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+        return rotated.reshape(x.shape).astype(x.dtype)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return rotated.astype(x.dtype)

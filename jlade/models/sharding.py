@@ -51,6 +51,9 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
     of_layer |= {"gate": outputs, "up": outputs, "down": inputs}
     of_layer |= {"query_bias": outputs, "key_bias": kv, "value_bias": kv, "gate_bias": outputs, "up_bias": outputs}
 
+    if params.config.qk_norm_kind == "whole":
+        of_layer |= {"query_norm": outputs, "key_norm": kv}
+
     def layer_specs(layer: LlamaLayer) -> LlamaLayer:
         fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
         return LlamaLayer(**{name: _spec(leaf, of_layer.get(name, P())) for name, leaf in fields.items()})
@@ -62,6 +65,7 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         norm=P(),
         output=_spec(params.output, vocabulary),
         config=params.config,
+        norm_bias=_spec(params.norm_bias, P()),
     )
     return specs
 

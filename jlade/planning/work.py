@@ -185,7 +185,7 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
     """Returns the memory of a device. Arguments are those of `work`."""
     c, sequences = shard.config, batch_size // layout.data
     _, outputs = share_size(setting, layout)
-    inner = _matrix(shard.arrays.layers[0].gate).shape[0]
+    inner = _matrix(shard.arrays.layers[0].up).shape[0]
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     pool = 0
     if "pool" in setting.reach:

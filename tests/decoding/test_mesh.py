@@ -74,6 +74,23 @@ def test_settings(name):
         assert_same(jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
 
 
+VARIATIONS = {
+    "like OLMo 2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_kind": "whole"},
+    "like Gemma 2": {"norm": "rms_plus_one", "post_norms": True, "activation": "gelu_tanh", "embedding_scale": 3.0}
+    | {"attention_cap": 3.0, "logit_cap": 5.0, "attention_scale": 0.3, "sliding_windows": (5, None)},
+    "like StableLM, parallel": {"norm": "layer", "norm_bias": True, "parallel": True, "rotary_dim": 2},
+}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_variations_of_the_architecture(name):
+    """On 4 devices for 2 KV heads, whose norm of all heads counts each head once."""
+    params = tiny_llama(num_heads=8, intermediate_size=32, vocab_size=16, **VARIATIONS[name])
+    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)}
+    expected = jlade.generate(params, PROMPTS[:2], **options)
+    assert_same(jlade.generate(params, PROMPTS[:2], mesh=jlade.make_mesh(lookahead=2, model=4), **options), expected)
+
+
 def test_the_demo_model(demo, golden):
     """`benchmarks/meshes.py` decodes all prompts on several meshes."""
     cases = list(golden.values())[::13]
@@ -210,7 +227,7 @@ def test_attention_is_chosen_for_the_heads_of_a_device(monkeypatch):
     """Of 8 heads and 2 KV heads, each of 4 devices has 2 and one."""
     asked = []
 
-    def resolve(implementation, device, dtype, heads, kv_heads, head_dim, may_run):
+    def resolve(implementation, device, dtype, heads, kv_heads, head_dim, may_run, variations):
         asked.append((implementation, heads, kv_heads))
         return "plain"
 

@@ -7,7 +7,8 @@ import pytest
 
 from jlade.drafts.tree import Shape
 from jlade.lookahead import block as blocks
-from jlade.models.llama import linear, multiply_row_twice, quantize
+from jlade.models.layers import linear, multiply_row_twice
+from jlade.models.llama import quantize
 from jlade.models.quantization import quantize_matrix
 from tests import plain_llama
 from tests.tiny import tiny_llama

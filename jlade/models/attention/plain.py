@@ -1,39 +1,44 @@
-"""Attention in plain JAX: it runs on every device and has sliding windows."""
+"""Attention in plain JAX: it runs on every device and has windows, soft caps and scales."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jlade.models import layers
 from jlade.models.attention.operands import Operands
 
 CHUNK = 256  # cache entries read at once; without a loop, a multiple
 SCORES = 2**24  # in memory at once without a loop, about: 64 MB
 
 
-def attend(operands: Operands, window: int | None) -> jax.Array:
+def attend(operands: Operands, window: int | None, scale: float | None = None, cap: float | None = None) -> jax.Array:
     """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T].
 
     A loop reads the prefix up to the longest sequence. GPUs read the whole cache without a loop: a loop whose length
     is not static is run by the host, which waits for the GPU in every iteration.
     """
     is_row = operands.queries.shape[1:3] == (1, operands.keys.shape[2])  # one token, with a KV head for each head
-    loop = functools.partial(attend_in_chunks, window=window, unrolled=False)
-    unrolled = functools.partial(attend_in_chunks, window=window, unrolled=True)
-    on_tpu = functools.partial(attend_row_twice, window=window) if is_row else loop
+    variations: dict[str, Any] = {"window": window, "scale": scale, "cap": cap}
+    loop = functools.partial(attend_in_chunks, unrolled=False, **variations)
+    unrolled = functools.partial(attend_in_chunks, unrolled=True, **variations)
+    on_tpu = functools.partial(attend_row_twice, **variations) if is_row else loop
     mixed: jax.Array = jax.lax.platform_dependent(operands, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=loop)
     return mixed
 
 
-def attend_row_twice(operands: Operands, *, window: int | None) -> jax.Array:
-    """Returns `attend` of one token with a KV head for each head, as of two: see `llama.multiply_row_twice`."""
+def attend_row_twice(operands: Operands, **variations: Any) -> jax.Array:
+    """Returns `attend` of one token with a KV head for each head, as of two: see `layers.multiply_row_twice`."""
     names = [name for name in ("queries", "keys", "values", "positions") if getattr(operands, name) is not None]
     twice = operands._replace(**{name: jnp.repeat(getattr(operands, name), 2, axis=1) for name in names})
     twice = twice._replace(block_mask=jnp.eye(2, dtype=bool)[None])
-    return attend_in_chunks(twice, window=window, unrolled=False)[:, :1]
+    return attend_in_chunks(twice, unrolled=False, **variations)[:, :1]
 
 
-def attend_in_chunks(operands: Operands, *, window: int | None, unrolled: bool) -> jax.Array:
+def attend_in_chunks(
+    operands: Operands, *, unrolled: bool, window: int | None, scale: float | None = None, cap: float | None = None
+) -> jax.Array:
     """Returns `attend` by an online softmax (arXiv 1805.02867) over the block, then over chunks of the prefix.
 
     Args:
@@ -49,12 +54,14 @@ def attend_in_chunks(operands: Operands, *, window: int | None, unrolled: bool) 
         chunk *= -(-capacity // (fewest * CHUNK))
     chunk = min(chunk, capacity)
     # Heads first and the queries of a group in one dimension: each product is one matrix product per KV head.
-    queries = jnp.transpose(queries * head_dim**-0.5, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
+    scale = head_dim**-0.5 if scale is None else scale
+    queries = jnp.transpose(queries * scale, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
     keys, values = jnp.transpose(keys, (0, 2, 1, 3)), jnp.transpose(values, (0, 2, 1, 3))
 
     def scores(queries: jax.Array, keys: jax.Array, mask: jax.Array) -> jax.Array:
         """Returns [B, KH, H/KH * T, K] for keys [B, KH, K, D] and a mask [1 or B, 1 or T, K]."""
         product = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32)
+        product = layers.cap(product, cap)
         masked = jnp.where(mask[:, None, None], product.reshape(*grouped, -1), -jnp.inf)
         return masked.reshape(product.shape)
 

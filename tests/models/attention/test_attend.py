@@ -12,7 +12,7 @@ import pytest
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.models.attention import Operands, attend, plain, resolve, trial
+from jlade.models.attention import Operands, attend, plain, resolve, resolve_unattached, trial
 from jlade.models.llama import Llama
 from tests.tiny import tiny_llama
 
@@ -52,8 +52,8 @@ def random_case(seed: int, dtype=np.float32, mask_shape=(5, 5)):
 def form(request, monkeypatch):
     """Runs a test with the form for CPUs and TPUs, and with that for GPUs."""
 
-    def attend(operands, window):
-        return plain.attend_in_chunks(operands, window=window, unrolled=request.param)
+    def attend(operands, window, scale, cap):
+        return plain.attend_in_chunks(operands, window=window, scale=scale, cap=cap, unrolled=request.param)
 
     monkeypatch.setattr(plain, "attend", attend)
 
@@ -256,3 +256,26 @@ def test_a_decoder_is_resolved_for_parameters_on_no_device():
     resolved = [decoder.on(jax.eval_shape(lambda: params)), decoder.on(jax.device_get(params))]
     jax.jit(lambda params: resolved.append(decoder.on(params)))(params)
     assert resolved == [Llama(params.config, "plain", pads=True)] * 3
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+@pytest.mark.parametrize(
+    ("changes", "variation"),
+    [({"attention_cap": 5.0}, "a soft cap of the scores"), ({"attention_scale": 0.3}, "a scale of the scores")],
+    ids=["cap", "scale"],
+)
+def test_variations_that_kernels_lack_take_plain_attention_or_are_refused(changes, variation, name, monkeypatch):
+    device = TPU if name == "tpu" else HOPPER
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama(head_dim=16, **changes))
+    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [device])
+    monkeypatch.setattr(trial, "passes", lambda *arguments: True)
+    assert params.decoder.attention == "plain"
+    heads = 4, 2, 16
+    assert resolve_unattached("auto", device, jnp.bfloat16, *heads, params.config.beyond_kernels) == "plain"
+    message = f"attention '{name}' lacks {variation}, which the model has; choose 'auto' or 'plain'"
+    with pytest.raises(ValueError, match=message):
+        Llama(params.config, name).on(params)
+    *arrays, length, mask = (jnp.zeros((1, 1, 1, 16)),) * 5 + (jnp.zeros(1, jnp.int32), np.ones((1, 1), bool))
+    given = {"scale": changes.get("attention_scale"), "cap": changes.get("attention_cap")}
+    with pytest.raises(ValueError, match=message):
+        attend(Operands(*arrays, length, mask), implementation=name, **given)

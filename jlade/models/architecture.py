@@ -1,0 +1,124 @@
+"""What distinguishes the families of models: a description that the forward pass reads, and the shapes it implies."""
+
+import dataclasses
+
+from jlade.models import rotary
+from jlade.models.attention import beyond_kernels
+
+NORMS = ("rms", "rms_plus_one", "layer")
+QK_NORMS = ("head", "whole", "rotated")  # of each head, of all heads together (OLMo 2), after the rotation (HunYuan)
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """Shape and constants of a LLaMA model or a relative.
+
+    The defaults of the variations are those of LLaMA. `jlade.conversion.families` has the values of each family.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    rms_norm_eps: float = 1e-6  # of every norm
+    rope_theta: float = 10000.0
+    rope_scaling: rotary.Scaling | None = None
+    tie_embeddings: bool = False
+    qkv_bias: bool = False  # Qwen2
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # Qwen3
+    # Mistral, Qwen2: number of tokens that a token of each layer sees, itself included, None for all; () for no windows
+    sliding_windows: tuple[int | None, ...] = ()
+    eos_ids: tuple[int, ...] = ()  # tokens that end a text
+    model_type: str | None = None  # of transformers; None for LLaMA, Mistral, Qwen2 and Qwen3: see `family`
+
+    norm: str = "rms"  # one of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma)
+    norm_bias: bool = False  # of the norms of hidden states (StarCoder2)
+    pre_norms: bool = True  # of the inputs of attention and MLP
+    post_norms: bool = False  # of their outputs (OLMo 2), or of both (Gemma 2)
+    qk_norm_kind: str = "head"  # with `qk_norm`, one of `QK_NORMS`
+    activation: str = "silu"  # one of `ACTIVATIONS`
+    gated_mlp: bool = True  # whether the activation of one product multiplies another (all but StarCoder2)
+    parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
+
+    # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
+    layer_rotary: tuple[rotary.Rotary | None, ...] = ()
+    rotary_dim: int | None = None  # leading elements of a head that are rotated, None for all (StableLM)
+    interleaved_rotary: bool = False  # whether neighbours are pairs, not halves of a head (Cohere)
+    attention_scale: float | None = None  # of the scores, None for the inverse root of `head_dim` (Granite)
+    attention_cap: float | None = None  # bounds the scores by a tanh (Gemma 2)
+    logit_cap: float | None = None  # bounds the logits by a tanh (Gemma 2)
+    embedding_scale: float = 1.0  # Gemma, Granite
+    residual_scale: float = 1.0  # of what attention and MLP add to the hidden states (Granite)
+    logit_scale: float = 1.0  # Cohere, Granite
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("norm", NORMS), ("qk_norm_kind", QK_NORMS), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+
+    @property
+    def family(self) -> str:
+        """The `model_type` of transformers for these settings."""
+        if self.model_type is not None:
+            return self.model_type
+        if self.qk_norm:
+            return "qwen3"
+        if self.qkv_bias and not self.attention_output_bias:
+            return "qwen2"
+        return "mistral" if any(self.sliding_windows) else "llama"
+
+    @property
+    def rotary_by_layer(self) -> tuple[rotary.Rotary | None, ...]:
+        """The rotation of each layer, None for no rotation."""
+        return self.layer_rotary or (rotary.Rotary(self.rope_theta, self.rope_scaling),) * self.num_layers
+
+    @property
+    def windows_by_layer(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer, None for no window."""
+        return self.sliding_windows or (None,) * self.num_layers
+
+    @property
+    def beyond_kernels(self) -> tuple[str, ...]:
+        """Names of the variations of attention that the kernels lack."""
+        return beyond_kernels(self.attention_scale, self.attention_cap)
+
+
+def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each array of a layer, by the field of `jlade.models.llama.LlamaLayer`."""
+    c = config
+    hidden, inner = (c.hidden_size,), c.intermediate_size
+    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    of_query, of_key = (queries, keys) if c.qk_norm_kind == "whole" else (c.head_dim, c.head_dim)
+    has_mlp_norm = c.pre_norms and not c.parallel
+    shapes: dict[str, tuple[bool, tuple[int, ...]]] = {
+        "attention_norm": (c.pre_norms, hidden),
+        "query": (True, (queries, c.hidden_size)),
+        "key": (True, (keys, c.hidden_size)),
+        "value": (True, (keys, c.hidden_size)),
+        "attention_output": (True, (c.hidden_size, queries)),
+        "mlp_norm": (has_mlp_norm, hidden),
+        "gate": (c.gated_mlp, (inner, c.hidden_size)),
+        "up": (True, (inner, c.hidden_size)),
+        "down": (True, (c.hidden_size, inner)),
+        "query_bias": (c.qkv_bias, (queries,)),
+        "key_bias": (c.qkv_bias, (keys,)),
+        "value_bias": (c.qkv_bias, (keys,)),
+        "attention_output_bias": (c.attention_output_bias, hidden),
+        "gate_bias": (c.mlp_bias and c.gated_mlp, (inner,)),
+        "up_bias": (c.mlp_bias, (inner,)),
+        "down_bias": (c.mlp_bias, hidden),
+        "query_norm": (c.qk_norm, (of_query,)),
+        "key_norm": (c.qk_norm, (of_key,)),
+        "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden),
+        "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden),
+        "attention_post_norm": (c.post_norms, hidden),
+        "mlp_post_norm": (c.post_norms, hidden),
+    }
+    return {field: shape for field, (is_there, shape) in shapes.items() if is_there}

@@ -1,0 +1,114 @@
+"""The parts of a layer: products with matrices, norms and activations."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.models.quantization import Int8Matrix, multiply
+
+SMALL_BLOCK = 128  # tokens, of all sequences together
+
+
+def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None = None) -> jax.Array:
+    """Returns [..., out], the product of `x` [..., in] and transposed `weight` [out, in], plus `bias` [out]."""
+    if x.size == x.shape[-1]:
+        product = jax.lax.platform_dependent(x, weight, tpu=multiply_row_twice, default=_multiply)
+    else:
+        product = _multiply(x, weight)
+    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
+
+
+def sum_linear(
+    x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None, axes: tuple[str, ...]
+) -> jax.Array:
+    """Returns `linear` for `x` and `weight` that are divided along `in` among the devices of `axes`."""
+    if not axes:
+        return linear(x, weight, bias)
+    product = jax.lax.psum(linear(x, weight), axes)
+    return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
+
+
+def multiply_row_twice(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
+    """Returns `linear` of a single row of `x`, as a product with two.
+
+    XLA for TPUs computes a product with one row on the vector unit: by its own estimate that takes 20 times as long as
+    a product with two rows on the matrix unit.
+    """
+    twice = jnp.broadcast_to(x.reshape(1, -1), (2, x.size))
+    return _multiply(twice, weight)[0].reshape(*x.shape[:-1], -1)
+
+
+def _multiply(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
+    """Returns `linear` without a bias.
+
+    Up to `SMALL_BLOCK` tokens are multiplied as weight times transposed x: on CPUs that reads the weights up to four
+    times faster. Other compilers choose the order themselves.
+    """
+    if isinstance(weight, Int8Matrix):
+        return jnp.moveaxis(multiply(weight, x), 0, -1)
+    if x.size <= SMALL_BLOCK * x.shape[-1]:
+        product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())))
+        return jnp.moveaxis(product, 0, -1)
+    return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+
+
+def normalize(
+    x: jax.Array,
+    weight: jax.Array | None,
+    kind: str,
+    eps: float,
+    bias: jax.Array | None = None,
+    axes: tuple[str, ...] = (),
+) -> jax.Array:
+    """Returns `x` [..., E] after a norm with `weight` [E], computed in float32; `x` itself without a weight.
+
+    Args:
+      kind: "rms" divides by the root mean square; "rms_plus_one" too, and adds 1 to the weight; "layer" subtracts the
+        mean and divides by the standard deviation.
+      bias: [E], added at the end.
+      axes: of a mesh, that divide E.
+    """
+    if weight is None:
+        return x
+    x32 = x.astype(jnp.float32)
+    if kind == "layer":
+        x32 -= jnp.mean(x32, axis=-1, keepdims=True)
+    mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+    if axes:
+        mean_square = jax.lax.pmean(mean_square, axes)
+    normed = x32 * jax.lax.rsqrt(mean_square + eps)
+    if kind == "rms":
+        return normed.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
+    # Gemma and layer norms round after the weight, not before.
+    weight = weight.astype(jnp.float32) + 1 if kind == "rms_plus_one" else weight.astype(jnp.float32)
+    weighted = normed * jnp.broadcast_to(weight, x.shape)
+    if bias is not None:
+        weighted += jnp.broadcast_to(bias.astype(jnp.float32), x.shape)
+    return weighted.astype(x.dtype)
+
+
+def activate(x: jax.Array, activation: str) -> jax.Array:
+    """Returns the elements of `x` after an activation, one of `jlade.models.architecture.ACTIVATIONS`."""
+    functions: dict[str, Callable[[jax.Array], jax.Array]] = {
+        "silu": jax.nn.silu,
+        "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+        "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    }
+    return functions[activation](x)
+
+
+def scale(x: jax.Array, factor: float) -> jax.Array:
+    """Returns `factor * x`, rounded once."""
+    return x if factor == 1 else (x.astype(jnp.float32) * np.float32(factor)).astype(x.dtype)
+
+
+def cap(x: jax.Array, bound: float | None) -> jax.Array:
+    """Returns `x` bent to below `bound` by a tanh, `x` itself for None."""
+    return x if bound is None else jnp.tanh(x / np.float32(bound)) * np.float32(bound)
+
+
+def split_heads(x: jax.Array, head_dim: int) -> jax.Array:
+    """Returns [B, T, heads, D] from [B, T, heads * D]."""
+    return x.reshape(*x.shape[:2], -1, head_dim)
