@@ -1,117 +1,22 @@
 """config.json of Hugging Face checkpoints, as transformers 4 and 5 write it, and `LlamaConfig`."""
 
+import dataclasses
+import math
 import pathlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion.hf_rotary import DEFAULT_THETA, read_rotary, write_scaling
+from jlade.conversion import families
+from jlade.conversion.families import FAMILIES, SIZES, WITH_TEXT, Family
+from jlade.conversion.hf_keys import check_keys
+from jlade.conversion.hf_layers import read_layers, write_layers
+from jlade.conversion.hf_rotary import read_rotary
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.models.llama import LlamaConfig
 
-# The defaults of transformers for missing keys, by model_type.
-_SHARED = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": DEFAULT_THETA,
-    "rope_scaling": None,
-    "rope_parameters": None,
-    "tie_word_embeddings": False,
-    "eos_token_id": None,
-}
-_QWEN = {
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": _SHARED
-    | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False, "max_sequence_length": None},
-    "mistral": _SHARED | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-    "qwen2": _SHARED | _QWEN,
-    "qwen3": _SHARED | _QWEN | {"head_dim": 128, "attention_bias": False},
-}
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-# Keys that change the output of models that read them, here or in other families, with the one value besides null that
-# does not. The keys of the family itself are exempt.
-_ONLY_VALUES: dict[str, Any] = {
-    "attention_bias": False,
-    "attention_chunk_size": None,  # Llama 4
-    "attention_multiplier": None,  # Granite
-    "attn_logit_softcapping": None,  # Gemma
-    "attn_temperature_tuning": False,  # Llama 4
-    "clip_qkv": None,  # OLMo
-    "embedding_multiplier": 1.0,  # Granite
-    "final_logit_softcapping": None,  # Gemma
-    "hidden_act": "silu",
-    "hidden_activation": "silu",  # Gemma
-    "layer_types": None,
-    "logit_scale": 1.0,  # Cohere
-    "logits_scaling": 1.0,  # Granite
-    "mlp_bias": False,
-    "mlp_layer_types": None,  # mixtures of experts
-    "no_rope_layers": None,  # SmolLM3, Llama 4
-    "num_experts": None,  # Qwen3-MoE
-    "num_local_experts": None,  # Mixtral
-    "partial_rotary_factor": 1.0,
-    "per_layer_config": None,  # transformers 5
-    "pruned_heads": {},  # transformers 4
-    "qk_layernorm": False,  # Phi
-    "qk_norm": False,
-    "quantization": None,  # MLX
-    "quantization_config": None,
-    "query_pre_attn_scalar": None,  # Gemma
-    "residual_multiplier": 1.0,  # Granite
-    "rope_interleaved": False,
-    "rope_traditional": False,  # MLX
-    "scale_depth": None,  # MiniCPM
-    "scale_emb": 1.0,  # MiniCPM
-    "sliding_window": None,
-    "use_mrope": False,
-    "use_qk_norm": False,  # Llama 4
-    "use_sliding_window": False,
-}
-_WITHOUT_EFFECT = {  # on the output of the model
-    "architectures",
-    "attention_dropout",
-    "auto_map",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "id2label",
-    "initializer_range",
-    "is_decoder",
-    "is_encoder_decoder",
-    "is_llama_config",
-    "label2id",
-    "model_type",
-    "name_or_path",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "pretraining_tp",
-    "problem_type",
-    "return_dict",
-    "task_specific_params",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_cache",
-}
+UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
+_KEYS = {"rms_norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 
 
 def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
@@ -126,49 +31,18 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
         never ignored.
 
     Warns:
-      UserWarning: names the unknown keys.
+      UserWarning: names the unknown keys, or the parts of the model that are left out.
     """
     file = directory / "config.json"
     raw = read_json(file)
-    family = raw.get("model_type")
-    if not isinstance(family, str) or family not in _FAMILIES:
-        raise ValueError(f"{file}: model_type is {family!r}; supported are {', '.join(_FAMILIES)}")
-    _check_keys(file, raw, family, strict)
-    keys = {*_REQUIRED, *_FAMILIES[family]}
-    values = Values(file, _FAMILIES[family] | {key: value for key, value in raw.items() if key in keys})
-
-    num_heads = values.size("num_attention_heads")
-    num_layers = values.size("num_hidden_layers")
-    theta, scaling, max_positions = read_rotary(values)
-    attention_bias = values.boolean("attention_bias")
-    config = LlamaConfig(
-        vocab_size=values.size("vocab_size"),
-        hidden_size=values.size("hidden_size"),
-        intermediate_size=values.size("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=values.size("num_key_value_heads", num_heads),
-        head_dim=values.size("head_dim", values.size("hidden_size") // num_heads),
-        max_positions=max_positions,
-        rms_norm_eps=values.number("rms_norm_eps"),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_embeddings=values.boolean("tie_word_embeddings"),
-        qkv_bias=attention_bias or family == "qwen2",
-        attention_output_bias=attention_bias,
-        mlp_bias=values.boolean("mlp_bias"),
-        qk_norm=family == "qwen3",
-        sliding_windows=_read_windows(values, num_layers),
-        eos_ids=_read_eos_ids(directory, raw),
-    )
-    if config.num_heads % config.num_kv_heads:
-        raise ValueError(
-            f"{file}: num_attention_heads ({config.num_heads}) must be a multiple of "
-            f"num_key_value_heads ({config.num_kv_heads})"
-        )
-    if config.head_dim % 2:
-        raise ValueError(f"{file}: head_dim must be even, got {config.head_dim}")
-    return config
+    if raw.get("model_type") in list(WITH_TEXT):
+        raw = _text_part(file, raw)
+    name = raw.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"{file}: model_type is {name!r}; supported are {', '.join([*FAMILIES, *WITH_TEXT])}")
+    check_keys(file, raw, FAMILIES[name], strict)
+    config = _parse(file, raw, name)
+    return dataclasses.replace(config, eos_ids=_read_eos_ids(directory, raw, config.vocab_size))
 
 
 def write_configs(config: LlamaConfig, dtype: str, directory: pathlib.Path) -> None:
@@ -184,13 +58,10 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     Raises:
       ValueError: if no family of transformers has this combination of settings.
     """
-    windows, family = set(config.sliding_windows or (None,)), config.family
-    has_qkv_bias = config.attention_output_bias or family == "qwen2"
-    if config.qkv_bias != has_qkv_bias or (config.mlp_bias and family != "llama") or len(windows - {None}) > 1:
-        raise ValueError(f"no model of transformers has the settings of {config}")
+    family = families.family_of(config.family)
     result: dict[str, Any] = {
-        "architectures": [_ARCHITECTURES[family]],
-        "model_type": family,
+        "architectures": [family.architecture],
+        "model_type": config.family,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -200,68 +71,112 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": write_scaling(config.rope_scaling),
-        "tie_word_embeddings": config.tie_embeddings,
         "eos_token_id": _one_or_list(config.eos_ids),
+        "pad_token_id": None,  # some families have one by default, which a small vocabulary lacks
         "torch_dtype": dtype,
     }
-    if family in ("llama", "qwen3"):
-        result["attention_bias"] = config.attention_output_bias
-    if family == "llama":
-        result["mlp_bias"] = config.mlp_bias
-    window = max((size for size in windows if size is not None), default=None)
-    if family == "mistral":
-        if None in windows:
-            raise ValueError(f"no model of transformers has the settings of {config}")
-        result["sliding_window"] = window
-    if family.startswith("qwen"):
-        kinds = ["full_attention" if size is None else "sliding_attention" for size in config.sliding_windows]
-        result |= {"use_sliding_window": window is not None, "sliding_window": window}
-        result["layer_types"] = kinds or ["full_attention"] * config.num_layers
+    result |= {key: values[0] for key, values in family.only.items()}
+    result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
+    result |= write_layers(config, family)
+    if not _are_equal(_parse(pathlib.Path("config.json"), result, config.family), config):
+        raise ValueError(f"no model of transformers has the settings of {config}")
     return result
 
 
-def _check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: str, strict: bool) -> None:
-    """Raises if a key, or the value of a key, is not supported, and warns of unknown keys unless `strict`."""
-    architectures = raw.get("architectures") or [_ARCHITECTURES[family]]
-    if not isinstance(architectures, list):
-        raise ValueError(f"{file}: architectures must be a list of names, got {architectures!r}")
-    lower = [str(name).lower() for name in architectures]  # old files: LLaMAForCausalLM
-    if _ARCHITECTURES[family].lower() not in lower:
-        raise ValueError(f"{file}: architectures is {architectures}; supported is {_ARCHITECTURES[family]}")
-    for key, supported in _ONLY_VALUES.items():
-        if key not in _FAMILIES[family] and raw.get(key) not in (None, supported):
-            raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {supported!r}")
-    known = {*_REQUIRED, *_FAMILIES[family], *_ONLY_VALUES, *_WITHOUT_EFFECT}
-    if unknown := ", ".join(key for key in raw if key not in known and not key.startswith("_")):
-        if strict:
-            raise ValueError(f"{file}: strict=True refuses unknown keys: {unknown}")
-        # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
-        warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {unknown}", stacklevel=2)
-
-
-def _read_windows(values: Values, num_layers: int) -> tuple[int | None, ...]:
-    """Returns the sliding window of each layer, () if no layer has one."""
-    if values.get("sliding_window") is None or not values.boolean("use_sliding_window", True):
-        return ()
-    window = values.size("sliding_window")
-    kinds = values.get("layer_types")
-    if kinds is None:
-        first = values.size("max_window_layers") if values.get("max_window_layers") else 0
-        kinds = ["full_attention" if i < first else "sliding_attention" for i in range(num_layers)]
-    supported = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in supported for kind in kinds):
+def _parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
+    """Returns the configuration in the content of a file, without end tokens."""
+    family = FAMILIES[name]
+    keys = {*SIZES, *family.reads}
+    values = Values(file, family.reads | {key: value for key, value in raw.items() if key in keys})
+    num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
+    num_kv_heads = values.size("num_key_value_heads", num_heads)
+    head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
+    if num_heads % num_kv_heads:
         raise ValueError(
-            f"{values.file}: layer_types must name full_attention or sliding_attention for each of {num_layers} "
-            f"layers, got {kinds!r}"
+            f"{file}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    return windows if any(windows) else ()
+    if head_dim % 2:
+        raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
+    rotary = read_rotary(values, head_dim, has_alpha=family.rotary == "alpha")
+    windows, layer_rotary = read_layers(values, family, rotary.kind, num_layers, head_dim)
+    fields = {field: _read(values, key, family) for field, key in (_KEYS | dict(family.keys)).items()}
+    fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
+    if fields.get("attention_scale") == head_dim**-0.5:
+        fields["attention_scale"] = None
+    return LlamaConfig(
+        vocab_size=values.size("vocab_size"),
+        hidden_size=values.size("hidden_size"),
+        intermediate_size=values.size("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=rotary.max_positions,
+        rope_theta=rotary.kind.theta,
+        rope_scaling=rotary.kind.scaling,
+        rotary_dim=rotary.dim if rotary.dim < head_dim else None,
+        sliding_windows=windows,
+        layer_rotary=layer_rotary,
+        model_type=None if name in UNNAMED else name,
+        **fields,
+    )
 
 
-def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
+def _read(values: Values, key: str, family: Family) -> Any:
+    """Returns the value of a field of `LlamaConfig` that is read from `key`."""
+    if isinstance(family.reads[key], bool):
+        return values.boolean(key)
+    if key in families.OPTIONAL and values.get(key) is None:
+        return None
+    number = values.number(key)
+    if key in families.INVERSE_ROOT:
+        return number**-0.5
+    return 1 / number if key in families.INVERSE else number
+
+
+def _written(key: str, field: str, config: LlamaConfig) -> Any:
+    """Returns the value of `key` for a field of a configuration."""
+    value = getattr(config, field)
+    if field == "attention_scale" and value is None:
+        value = config.head_dim**-0.5
+    if key in families.INVERSE | families.INVERSE_ROOT:
+        value = float(f"{1 / value if key in families.INVERSE else value**-2:.12g}")  # without the error of the inverse
+        return int(value) if value.is_integer() else value
+    return value
+
+
+def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
+    """Whether two configurations are equal but for end tokens, rounding, and positions, which scaling may add to."""
+    return all(
+        math.isclose(value, getattr(other, name), rel_tol=1e-9)
+        if isinstance(value, float) and isinstance(getattr(other, name), float)
+        else value == getattr(other, name)
+        for name, value in vars(config).items()
+        if name not in ("eos_ids", "max_positions")
+    )
+
+
+def _text_part(file: pathlib.Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the configuration of the text part of a model with other parts.
+
+    Warns:
+      UserWarning: names the parts that are left out.
+    """
+    kind = WITH_TEXT[raw["model_type"]]
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise ValueError(f"{file}: text_config must be an object, got {text!r}")
+    architectures = raw.get("architectures") or [kind.architecture]
+    if architectures != [kind.architecture]:
+        raise ValueError(f"{file}: architectures is {architectures}; supported is {kind.architecture}")
+    shared = {key: raw[key] for key in ("eos_token_id", "quantization_config", "tie_word_embeddings") if key in raw}
+    parts = [key for key in raw if key.endswith("_config") and key not in ("text_config", *shared)]
+    if left_out := ", ".join(key for key in parts if raw[key]):
+        warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
+    return {"model_type": kind.model_type} | {key: text[key] for key in text if key != "architectures"} | shared
+
+
+def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """Returns the end tokens of generation_config.json if it names any, else those of config.json."""
     file = directory / "generation_config.json"
     generation: Mapping[str, Any] = read_json(file) if file.exists() else {}
@@ -271,9 +186,9 @@ def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any]) -> tuple[int,
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
-    outside = [i for i in ids if i >= raw["vocab_size"]]
+    outside = [i for i in ids if i >= vocab_size]
     if outside:
-        raise ValueError(f"{file}: eos_token_id must be below vocab_size, {raw['vocab_size']}, got {outside[0]}")
+        raise ValueError(f"{file}: eos_token_id must be below vocab_size, {vocab_size}, got {outside[0]}")
     return tuple(ids)
 
 

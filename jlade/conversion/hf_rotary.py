@@ -1,12 +1,13 @@
 """Rotary settings of Hugging Face configurations, and `jlade.models.rotary.Scaling`."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from jlade.conversion.json_files import Values
-from jlade.models.rotary import LinearScaling, Llama3Scaling, Scaling, YarnScaling
+from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, Rotary, Scaling, YarnScaling
 
 DEFAULT_THETA = 10000.0
+MAX_ALPHA = 1e9  # far above that of any model; its power must be a float
 _KEYS: dict[str, set[str]] = {  # of each kind, besides rope_type, type and rope_theta
     "default": set(),
     "linear": {"factor"},
@@ -22,18 +23,48 @@ _KEYS: dict[str, set[str]] = {  # of each kind, besides rope_type, type and rope
         "mscale_all_dim",
         "truncate",
     },
+    "longrope": {
+        "short_factor",
+        "long_factor",
+        "factor",
+        "attention_factor",
+        "original_max_position_embeddings",
+    },
 }
 
 
-def read_rotary(values: Values) -> tuple[float, Scaling | None, int]:
-    """Returns the rotary base, the scaling and the number of positions that the model supports with it.
+class Read(NamedTuple):
+    """The rotations of a configuration."""
+
+    kind: Rotary
+    dim: int  # rotated elements of a head
+    max_positions: int  # that the model supports with it
+
+
+def read_rotary(values: Values, head_dim: int, layer_type: str = "full_attention", has_alpha: bool = False) -> Read:
+    """Returns the rotations of the layers, or of those with a `layer_type` where types have their own (Gemma 3).
+
+    Args:
+      values: the configuration.
+      head_dim: size of a head.
+      layer_type: as in `layer_types`.
+      has_alpha: whether dynamic scaling with "alpha" only changes the base (HunYuan).
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    rotary = Values(values.file, _parameters(values))
+    parameters = _parameters(values, layer_type)
+    if has_alpha and parameters.get("alpha") and "dynamic" in (parameters.get("rope_type"), parameters.get("type")):
+        theta, alpha = (Values(values.file, parameters).number(key) for key in ("rope_theta", "alpha"))
+        if head_dim == 2 or alpha > MAX_ALPHA:
+            raise ValueError(f"{values.file}: alpha must be up to {MAX_ALPHA:g}, for heads above 2, got {alpha}")
+        parameters = {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
+    rotary = Values(values.file, parameters)
     scaling, max_positions = _read_scaling(rotary, values)
-    return rotary.number("rope_theta"), scaling, max_positions
+    dim = _read_dim(rotary, values, head_dim)
+    if isinstance(scaling, LongRopeScaling) and len(scaling.factors) != dim // 2:
+        raise ValueError(f"{rotary.file}: short_factor must have {dim // 2} numbers, got {len(scaling.factors)}")
+    return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions)
 
 
 def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
@@ -61,20 +92,52 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
                 "original_max_position_embeddings": scaling.original_max_positions,
                 "truncate": scaling.truncate,
             }
+        case LongRopeScaling():
+            return {
+                "rope_type": "longrope",
+                "attention_factor": scaling.attention_factor,
+                "short_factor": list(scaling.factors),
+                "long_factor": list(scaling.factors),  # never used: the model ends where they would begin
+            }
 
 
-def _parameters(values: Values) -> dict[str, Any]:
+def _parameters(values: Values, layer_type: str) -> dict[str, Any]:
     """Returns the rotary settings as one object, as in transformers 5; transformers 4 keeps the base outside of it."""
     key = "rope_scaling" if values.get("rope_parameters") is None else "rope_parameters"
     parameters = values.get(key, {})
+    theta = values.get("rope_theta", DEFAULT_THETA)
+    is_local = layer_type == "sliding_attention"
+    if is_local:
+        theta = values.get("rope_local_base_freq")
     if not isinstance(parameters, dict):
         raise ValueError(f"{values.file}: {key} must be an object, got {parameters!r}")
-    return {"rope_theta": values.get("rope_theta", DEFAULT_THETA)} | parameters
+    if "rope_local_base_freq" in values.values and set(parameters) & {"full_attention", "sliding_attention"}:
+        parameters = parameters.get(layer_type) or {}
+    elif is_local:
+        parameters = {}  # transformers 4 scales the layers without a window alone
+    if not isinstance(parameters, dict):
+        raise ValueError(f"{values.file}: {layer_type} of {key} must be an object, got {parameters!r}")
+    return {"rope_theta": theta} | parameters
+
+
+def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:
+    """Returns the number of rotated elements of a head, all in families without `partial_rotary_factor`."""
+    fraction = Values(values.file, {"partial_rotary_factor": 1.0} | dict(values.values)).number("partial_rotary_factor")
+    fraction = rotary.number("partial_rotary_factor", fraction)
+    if "partial_rotary_factor" not in values.values and fraction != 1.0:
+        raise ValueError(f"{rotary.file}: partial_rotary_factor must be 1.0, got {fraction!r}")
+    dim = int(head_dim * min(fraction, 2.0))
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise ValueError(
+            f"{rotary.file}: partial_rotary_factor must be a fraction that gives an even number of a head's {head_dim} "
+            f"elements, got {fraction!r}"
+        )
+    return dim
 
 
 def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
     """Returns the scaling and the number of positions."""
-    kind = _check_keys(rotary)
+    kind = _check_keys(rotary, is_phi="original_max_position_embeddings" in values.values)
     max_positions = values.size("max_position_embeddings")
     match kind:
         case "linear":
@@ -109,23 +172,41 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
             # Up to this length dynamic scaling changes nothing. Beyond it a cached key depends on when it was computed,
             # so no two ways of decoding agree.
             return None, min(max_positions, rotary.size("original_max_position_embeddings", max_positions))
+        case "longrope":
+            original = values.size("original_max_position_embeddings")
+            if original < 2:
+                raise ValueError(f"{values.file}: original_max_position_embeddings must be at least 2, got {original}")
+            factor = rotary.number("factor", max_positions / original)
+            root = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+            scaling = LongRopeScaling(_read_factors(rotary), rotary.number("attention_factor", root))
+            return scaling, min(max_positions, original)
     return None, max_positions
 
 
-def _check_keys(rotary: Values) -> str:
-    """Returns the kind of scaling, and raises if a key or a value is not supported with it."""
+def _check_keys(rotary: Values, is_phi: bool) -> str:
+    """Returns the kind of scaling, and raises if a key or a value is not supported with it. Phi has one more kind."""
     kind = rotary.values.get("rope_type") or rotary.values.get("type") or "default"
-    if not isinstance(kind, str) or kind not in _KEYS:
-        raise ValueError(f"{rotary.file}: rope_type is {kind!r}; supported are {', '.join(_KEYS)}")
+    if is_phi and kind in ("su", "yarn"):
+        kind = "longrope"  # its names in early files of Phi-3
+    supported_kinds = [name for name in _KEYS if name != "longrope" or is_phi]
+    if not isinstance(kind, str) or kind not in supported_kinds:
+        raise ValueError(f"{rotary.file}: rope_type is {kind!r}; supported are {', '.join(supported_kinds)}")
     supported = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_KEYS[kind]}
     if unknown := [key for key in rotary.values if key not in supported]:
         raise ValueError(
             f"{rotary.file}: {unknown[0]} is not supported in {kind!r} rotary settings; supported are "
             f"{', '.join(sorted(supported))}"
         )
-    if (fraction := rotary.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ValueError(f"{rotary.file}: partial_rotary_factor must be 1.0, got {fraction!r}")
     return kind
+
+
+def _read_factors(rotary: Values) -> tuple[float, ...]:
+    """Returns the factors of LongRoPE for texts up to the original length."""
+    factors = rotary.get("short_factor")
+    is_list = isinstance(factors, list) and all(isinstance(x, int | float) and 0 < x < math.inf for x in factors)
+    if not is_list:
+        raise ValueError(f"{rotary.file}: short_factor must be a list of positive numbers, got {factors!r}")
+    return tuple(map(float, factors))
 
 
 def _yarn_attention_factor(rotary: Values, factor: float) -> float:

@@ -1,4 +1,4 @@
-"""Hugging Face directories of LLaMA, Mistral, Qwen2 and Qwen3 models, read and written without torch."""
+"""Hugging Face directories, read and written without torch."""
 
 import os
 import pathlib
@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
@@ -20,6 +21,7 @@ from jlade.conversion.tensors import (
     check_dtype,
     device_of,
     expected_tensors,
+    file_tensors,
     first_few,
     is_quantized,
     named_arrays,
@@ -30,8 +32,8 @@ from jlade.conversion.weight_files import (
     INDEX_FILE,
     SINGLE_FILE,
     Tensor,
-    check_tensors,
     check_unchanged,
+    model_tensors,
     stored_tensors,
 )
 from jlade.files import written_whole
@@ -116,9 +118,7 @@ def tensors_of(directory: pathlib.Path, config: LlamaConfig) -> Mapping[str, Ten
     """
     if (directory / gguf_weights.INDEX).exists():
         return gguf_weights.stored_tensors(directory)
-    tensors = stored_tensors(directory)
-    check_tensors(tensors, config, directory)
-    return tensors
+    return model_tensors(stored_tensors(directory), config, directory)
 
 
 def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
@@ -158,7 +158,9 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
 def _parts(params: LlamaParams) -> Iterator[dict[str, jax.Array]]:
     """Yields the named tensors of each file; a file holds up to `MAX_FILE_BYTES`, or one larger tensor."""
     part: dict[str, jax.Array] = {}
-    for name, array in named_arrays(params).items():
+    arrays = named_arrays(params)
+    for name, rows in file_tensors(params.config).items():
+        array = jnp.concatenate([arrays[row] for row in rows]) if len(rows) > 1 else arrays[name]
         if part and sum(a.nbytes for a in part.values()) + array.nbytes > MAX_FILE_BYTES:
             yield part
             part = {}

@@ -16,6 +16,8 @@ def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
       target: a directory that `save` or `save_hf` has written with the parameters of `source`, in any dtype.
     """
     original, written = (read_json(directory / "config.json") for directory in (source, target))
+    if "text_config" in original:  # the copy has the text part alone
+        original = written
     dtype_keys = [key for key in ("dtype", "torch_dtype") if key in original] or ["torch_dtype"]
     write_json(target / "config.json", original | dict.fromkeys(dtype_keys, written["torch_dtype"]))
     (target / "generation_config.json").unlink()  # the original may have none

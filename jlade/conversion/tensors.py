@@ -1,4 +1,4 @@
-"""The tensors of a LLaMA model: their names in checkpoints, shapes, dtypes and places on devices."""
+"""The tensors of a model: their names in checkpoints, shapes, dtypes and places on devices."""
 
 import os
 from collections.abc import Callable
@@ -9,65 +9,78 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
+from jlade.models.architecture import layer_shapes
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8
 
 EMBEDDING = "model.embed_tokens.weight"
+LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the name of its weight
+    "attention_norm": "input_layernorm.weight",
+    "query": "self_attn.q_proj.weight",
+    "key": "self_attn.k_proj.weight",
+    "value": "self_attn.v_proj.weight",
+    "attention_output": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+    "attention_post_norm": "post_attention_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}
 SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
 
 Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
 
 
 def layer_tensors(config: LlamaConfig) -> dict[str, tuple[str, Shape]]:
-    """Returns name within the layer and shape of each tensor, by the field of `LlamaLayer`."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    tensors: dict[str, tuple[str, Shape]] = {
-        "attention_norm": ("input_layernorm.weight", (hidden,)),
-        "query": ("self_attn.q_proj.weight", (queries, hidden)),
-        "key": ("self_attn.k_proj.weight", (keys, hidden)),
-        "value": ("self_attn.v_proj.weight", (keys, hidden)),
-        "attention_output": ("self_attn.o_proj.weight", (hidden, queries)),
-        "mlp_norm": ("post_attention_layernorm.weight", (hidden,)),
-        "gate": ("mlp.gate_proj.weight", (inner, hidden)),
-        "up": ("mlp.up_proj.weight", (inner, hidden)),
-        "down": ("mlp.down_proj.weight", (hidden, inner)),
-    }
-    has_bias = {
-        "query": config.qkv_bias,
-        "key": config.qkv_bias,
-        "value": config.qkv_bias,
-        "attention_output": config.attention_output_bias,
-        "gate": config.mlp_bias,
-        "up": config.mlp_bias,
-        "down": config.mlp_bias,
-    }
-    for field in filter(has_bias.get, has_bias):
-        name, shape = tensors[field]
-        tensors[f"{field}_bias"] = (name.removesuffix("weight") + "bias", shape[:1])
-    if config.qk_norm:
-        tensors["query_norm"] = ("self_attn.q_norm.weight", (config.head_dim,))
-        tensors["key_norm"] = ("self_attn.k_norm.weight", (config.head_dim,))
-    return tensors
+    """Returns name within the layer and shape of each tensor, by the field of `LlamaLayer`.
+
+    Tensors that a file holds as one have the names of LLaMA's: `file_tensors` tells them apart.
+    """
+    names = LAYER | dict(FAMILIES[config.family].tensors)
+
+    def name(field: str) -> str:
+        return names[field] if field in names else names[field.removesuffix("_bias")].removesuffix("weight") + "bias"
+
+    return {field: (name(field), shape) for field, shape in layer_shapes(config).items()}
 
 
 def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> LlamaParams:
     """Returns parameters with `read(name, shape)` in the place of each tensor."""
     embedding_shape = (config.vocab_size, config.hidden_size)
     tensors = layer_tensors(config).items()
+    layer: Any = LlamaLayer
+    absent: dict[str, Any] = {"attention_norm": None, "mlp_norm": None, "gate": None}
     return LlamaParams(
         embedding=read(EMBEDDING, embedding_shape),
         layers=tuple(
-            LlamaLayer(**{field: read(f"model.layers.{i}.{name}", shape) for field, (name, shape) in tensors})
+            layer(**absent | {field: read(f"model.layers.{i}.{name}", shape) for field, (name, shape) in tensors})
             for i in range(config.num_layers)
         ),
         norm=read("model.norm.weight", (config.hidden_size,)),
         output=None if config.tie_embeddings else read("lm_head.weight", embedding_shape),
         config=config,
+        norm_bias=read("model.norm.bias", (config.hidden_size,)) if config.norm_bias else None,
     )
+
+
+def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
+    """Returns for each tensor of a file in Hugging Face's format the tensors whose rows it holds, with their shapes."""
+    fused, tensors = FAMILIES[config.family].fused, layer_tensors(config)
+    whole = {tensors[field][0]: name for name, fields in fused.items() for field in fields}
+    files: dict[str, dict[str, Shape]] = {}
+    for name, shape in expected_tensors(config).items():
+        prefix, _, rest = name.partition("layers.")
+        number, _, within = rest.partition(".")
+        file_name = f"{prefix}layers.{number}.{whole[within]}" if within in whole else name
+        files.setdefault(file_name, {})[name] = shape
+    return files
 
 
 def expected_tensors(config: LlamaConfig) -> dict[str, Shape]:

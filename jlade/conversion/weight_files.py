@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from jlade.conversion.json_files import read_json
 from jlade.conversion.parts import Part, Shape, runs
-from jlade.conversion.tensors import expected_tensors, first_few
+from jlade.conversion.tensors import file_tensors, first_few
 from jlade.models.llama import LlamaConfig
 
 SINGLE_FILE = "model.safetensors"
@@ -140,9 +140,43 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def check_tensors(tensors: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path) -> None:
-    """Raises a ValueError unless the files hold exactly the tensors of `config`, with accepted shapes and dtypes."""
-    expected = expected_tensors(config)
+def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Returns the tensors of the text part of a model with other parts, by their names in a model of text alone."""
+    renamed: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        inner = name.removeprefix("model.").removeprefix("language_model.")
+        if inner != name.removeprefix("model."):
+            renamed[inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"] = tensor
+        elif name.startswith("lm_head."):
+            renamed[name] = tensor
+    return renamed if any(name.startswith("model.") for name in renamed) else tensors
+
+
+def model_tensors(
+    tensors: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path
+) -> dict[str, StoredTensor]:
+    """Returns the tensors of a model by name, of which those of some families are rows of larger ones in the files.
+
+    Raises:
+      ValueError: the files do not hold exactly the tensors of `config`, with accepted shapes and dtypes.
+    """
+    tensors = text_part(tensors)
+    found: dict[str, StoredTensor] = {}
+    in_files = file_tensors(config)
+    check_tensors(tensors, {name: _stacked(parts) for name, parts in in_files.items()}, config, directory)
+    for name, parts in in_files.items():
+        stored = tensors[name]
+        row_bytes, offset = stored.num_bytes // stored.shape[0], stored.offset
+        for part, shape in parts.items():
+            found[part] = dataclasses.replace(stored, offset=offset, shape=shape)
+            offset += shape[0] * row_bytes
+    return found
+
+
+def check_tensors(
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, Shape], config: LlamaConfig, directory: pathlib.Path
+) -> None:
+    """Raises a ValueError unless the files hold exactly the `expected` tensors, with accepted dtypes."""
     missing = sorted(expected.keys() - tensors.keys())
     if missing:
         raise ValueError(f"{directory}: {len(missing)} tensors are missing: {first_few(missing)}")
@@ -155,6 +189,12 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: LlamaConfig, dire
             raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
         if stored.dtype not in DTYPES:
             raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(DTYPES)}")
+
+
+def _stacked(parts: Mapping[str, Shape]) -> Shape:
+    """Returns the shape of tensors one below the other."""
+    shapes = list(parts.values())
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def check_unchanged(tensors: Iterable[Tensor]) -> None:

@@ -44,7 +44,20 @@ class YarnScaling:
     truncate: bool = True
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclasses.dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753) up to the original context, beyond which cached keys would have to be rotated again.
+
+    Attributes:
+      factors: of each rotation, by which it is slowed.
+      attention_factor: multiplies queries and keys.
+    """
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +78,7 @@ def rotation(
     """Returns cosine and sine [B, T, 1, D/2] of each rotary pair's angle at `positions` [B, T]."""
     frequencies = inverse_frequencies(head_dim, theta, scaling)[None, None, None]
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    scale = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+    scale = scaling.attention_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
@@ -109,6 +122,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = N
                 low, high = math.floor(low), math.ceil(high)
             low, high = max(low, 0), min(high, head_dim - 1)
             kept = 1 - (index - low) / (high - low if high != low else 0.001)
+        case LongRopeScaling():
+            return frequencies / np.asarray(scaling.factors, np.float32)
     kept = np.clip(kept, 0.0, 1.0)
     factor = 1.0 if scaling is None else scaling.factor
     scaled: np.ndarray = (1 - kept) * frequencies / factor + kept * frequencies

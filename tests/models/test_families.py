@@ -45,12 +45,10 @@ CASES = {
 }
 
 
-@functools.cache
-def checkpoint(case, directory):
+def checkpoint(family, changes, directory):
     """Saves a random model of transformers; returns it and the parameters that jlade loads."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
-    family, changes = CASES[case]
     shape = {
         "vocab_size": 50,
         "hidden_size": 32,
@@ -62,10 +60,12 @@ def checkpoint(case, directory):
         "initializer_range": 0.3,
         "eos_token_id": None,
         "bos_token_id": None,
+        "pad_token_id": None,
     }
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**(shape | changes))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.generation_config.eos_token_id = None
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):  # transformers initialises them to ones and zeros
@@ -74,9 +74,14 @@ def checkpoint(case, directory):
     return model, load_hf(directory, "float32")
 
 
+@functools.cache
+def checkpoint_of(case, directory):
+    return checkpoint(*CASES[case], directory)
+
+
 @pytest.fixture
 def models(request, tmp_path_factory):
-    return checkpoint(request.param, tmp_path_factory.getbasetemp() / request.param.replace(" ", "_"))
+    return checkpoint_of(request.param, tmp_path_factory.getbasetemp() / request.param.replace(" ", "_"))
 
 
 @pytest.mark.parametrize("models", CASES, indirect=True)

@@ -1,0 +1,109 @@
+"""The keys of config.json: those that change the output of some model, and those that change no output."""
+
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from jlade.conversion.families import SIZES, Family
+
+# Keys that change the output of models that read them, here or in other families, with the one value besides null that
+# does not. The keys of the family itself are exempt.
+ONLY_VALUES: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_chunk_size": None,  # Llama 4
+    "attention_multiplier": None,  # Granite
+    "attn_logit_softcapping": None,  # Gemma
+    "attn_temperature_tuning": False,  # Llama 4
+    "clip_qkv": None,  # OLMo
+    "embedding_multiplier": 1.0,  # Granite
+    "final_logit_softcapping": None,  # Gemma
+    "hidden_act": "silu",
+    "hidden_activation": "silu",  # Gemma
+    "layer_types": None,
+    "logit_scale": 1.0,  # Cohere
+    "logits_scaling": 1.0,  # Granite
+    "mlp_bias": False,
+    "llama_4_scaling_beta": None,  # Ministral 3
+    "mlp_layer_types": None,  # mixtures of experts
+    "no_rope_layers": None,  # SmolLM3, Llama 4
+    "num_experts": None,  # Qwen3-MoE
+    "num_local_experts": None,  # Mixtral
+    "partial_rotary_factor": 1.0,
+    "per_layer_config": None,  # transformers 5
+    "pruned_heads": {},  # transformers 4
+    "qk_layernorm": False,  # Phi
+    "qk_norm": False,
+    "quantization": None,  # MLX
+    "quantization_config": None,
+    "query_pre_attn_scalar": None,  # Gemma
+    "residual_multiplier": 1.0,  # Granite
+    "rope_interleaved": False,
+    "rope_traditional": False,  # MLX
+    "scale_depth": None,  # MiniCPM
+    "scale_emb": 1.0,  # MiniCPM
+    "sliding_window": None,
+    "use_bidirectional_attention": False,  # Gemma
+    "use_mrope": False,
+    "use_parallel_residual": False,  # StableLM
+    "use_qk_norm": False,  # Llama 4
+    "use_sliding_window": False,
+}
+WITHOUT_EFFECT = {  # on the output of the model
+    "architectures",
+    "attention_dropout",
+    "auto_map",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "dtype",
+    "embd_pdrop",
+    "embedding_dropout",
+    "eod_token_id",
+    "hidden_dropout",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "is_encoder_decoder",
+    "is_llama_config",
+    "label2id",
+    "model_type",
+    "name_or_path",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "resid_pdrop",
+    "residual_dropout",
+    "return_dict",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+}
+
+
+def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, strict: bool) -> None:
+    """Raises if a key, or the value of a key, is not supported, and warns of unknown keys unless `strict`."""
+    architectures = raw.get("architectures") or [family.architecture]
+    if not isinstance(architectures, list):
+        raise ValueError(f"{file}: architectures must be a list of names, got {architectures!r}")
+    lower = [str(name).lower() for name in architectures]  # old files: LLaMAForCausalLM
+    if family.architecture.lower() not in lower:
+        raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
+    accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
+    for key, values in accepted.items():
+        if raw.get(key) not in (None, *values):
+            raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
+    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *WITHOUT_EFFECT}
+    if unknown := ", ".join(key for key in raw if key not in known and not key.startswith("_")):
+        if strict:
+            raise ValueError(f"{file}: strict=True refuses unknown keys: {unknown}")
+        # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
+        warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {unknown}", stacklevel=2)

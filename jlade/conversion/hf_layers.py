@@ -1,0 +1,101 @@
+"""Windows and rotations of the layers in Hugging Face configurations, where layers differ."""
+
+from typing import Any
+
+from jlade.conversion.families import Family
+from jlade.conversion.hf_rotary import read_rotary, write_scaling
+from jlade.conversion.json_files import Values
+from jlade.models.llama import LlamaConfig
+from jlade.models.rotary import Rotary
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+Windows = tuple[int | None, ...]
+Rotations = tuple[Rotary | None, ...]
+
+
+def read_layers(
+    values: Values, family: Family, rotary: Rotary, num_layers: int, head_dim: int
+) -> tuple[Windows, Rotations]:
+    """Returns the fields `sliding_windows` and `layer_rotary` of `LlamaConfig`.
+
+    Args:
+      values: the configuration.
+      family: the family that it is of.
+      rotary: the rotation of layers without a window, or of all.
+      num_layers, head_dim: sizes of the model.
+
+    Raises:
+      ValueError: names the file, the key and the supported values.
+    """
+    turned = _read_turned(values, num_layers)
+    windows = _read_windows(values, num_layers, turned)
+    layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
+    if family.rotary == "type":
+        local = read_rotary(values, head_dim, SLIDING).kind
+        layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
+    if family.rotary == "windows" and values.get("sliding_window") is not None:
+        layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
+    return windows, layers if set(layers) != {rotary} else ()
+
+
+def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
+    """Returns the keys for windows and rotations that the family reads."""
+    reads, windows = family.reads, config.windows_by_layer
+    window = max((size for size in windows if size is not None), default=None)
+    result: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_scaling": write_scaling(config.rope_scaling)}
+    if "partial_rotary_factor" in reads:
+        result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
+    if "original_max_position_embeddings" in reads:
+        result["original_max_position_embeddings"] = config.max_positions
+    if "use_sliding_window" in reads:
+        result["use_sliding_window"] = window is not None
+    if "sliding_window" in reads:
+        # Where windows say which layers are rotated, null would say that all are.
+        is_listed = window is None and family.rotary == "windows" and None in config.layer_rotary
+        result["sliding_window"] = config.max_positions if is_listed else window
+    if "layer_types" in reads:
+        result["layer_types"] = [FULL if size is None else SLIDING for size in windows]
+    if "no_rope_layers" in reads:
+        result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
+    if family.rotary == "type":
+        local = next((k for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
+        result["rope_local_base_freq"] = local.theta if local else reads["rope_local_base_freq"]
+    return result
+
+
+def _read_turned(values: Values, num_layers: int) -> list[bool]:
+    """Returns whether queries and keys of each layer are rotated, according to `no_rope_layers`."""
+    if "no_rope_layers" not in values.values:
+        return [True] * num_layers
+    listed = values.get("no_rope_layers")
+    if listed is None:
+        interval = values.size("no_rope_layer_interval")
+        return [(i + 1) % interval != 0 for i in range(num_layers)]
+    if not isinstance(listed, list) or len(listed) != num_layers or any(flag not in (0, 1) for flag in listed):
+        raise ValueError(
+            f"{values.file}: no_rope_layers must have 0 or 1 for each of {num_layers} layers, got {listed!r}"
+        )
+    return [bool(flag) for flag in listed]
+
+
+def _read_windows(values: Values, num_layers: int, turned: list[bool]) -> Windows:
+    """Returns the sliding window of each layer, () if no layer has one."""
+    if values.get("sliding_window") is None or not values.boolean("use_sliding_window", True):
+        return ()
+    window = values.size("sliding_window")
+    kinds = values.get("layer_types")
+    if kinds is None:
+        first = values.size("max_window_layers") if values.get("max_window_layers") else 0
+        period = values.size("sliding_window_pattern") if "sliding_window_pattern" in values.values else None
+        is_full = [i < first or (period is not None and (i + 1) % period == 0) for i in range(num_layers)]
+        if "no_rope_layers" in values.values:  # SmolLM3: windows where nothing is rotated
+            is_full = turned
+        kinds = [FULL if full else SLIDING for full in is_full]
+    supported = (FULL, SLIDING)
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in supported for kind in kinds):
+        raise ValueError(
+            f"{values.file}: layer_types must name full_attention or sliding_attention for each of {num_layers} "
+            f"layers, got {kinds!r}"
+        )
+    windows = tuple(window if kind == SLIDING else None for kind in kinds)
+    return windows if any(windows) else ()

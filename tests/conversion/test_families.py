@@ -1,0 +1,175 @@
+"""config.json of the families in the table, and the text parts of models with other parts."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import jlade
+from jlade.cli import main
+from jlade.conversion import load_hf
+from jlade.conversion.families import FAMILIES
+from jlade.conversion.hf_config import read_config, to_hf
+from jlade.models.llama import LlamaConfig
+from jlade.models.rotary import LinearScaling, Rotary
+from tests.models.test_llama import run_blocks
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def write(directory, model_type, **changes):
+    (directory / "config.json").write_text(json.dumps(SIZES | {"model_type": model_type} | changes))
+    return directory
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_defaults_of_every_family_come_back(name, tmp_path):
+    config = read_config(write(tmp_path, name), strict=True)
+    assert config.family == name
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
+    assert read_config(tmp_path, strict=True) == config
+
+
+def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for name, family in FAMILIES.items():
+        if name == "gemma3_text":
+            continue
+        config = transformers.AutoConfig.for_model(name)
+        theirs = config.to_dict() | (config.rope_parameters or {})
+        for key, value in family.reads.items():
+            if value is not None and theirs.get(key) is not None and key != "head_dim":
+                assert theirs[key] == value, (name, key)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("gemma", {"hidden_act": "silu"}, "hidden_act is 'silu'; supported is 'gelu_pytorch_tanh' or 'gelu'"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; supported is False"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, got 0"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported is None"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of positive numbers, got None"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor must have 4 numbers, got 1"),
+        ("olmo2", {"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'; supported are default"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
+        ("stablelm", {"partial_rotary_factor": 0.4}, "partial_rotary_factor must be a fraction that gives an even"),
+        ("llama", {"use_parallel_residual": True}, "use_parallel_residual is True; supported is False"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must have 0 or 1 for each of 2 layers, got"),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer, got"),
+        ("starcoder2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_pytorch_tanh'"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, got 0"),
+        ("gemma3", {}, "text_config must be an object, got None"),
+        ("mistral3", {"text_config": {"model_type": "ministral3"}}, "model_type is 'ministral3'; supported are llama"),
+        (
+            "mistral3",
+            {"text_config": {}, "architectures": ["Other"]},
+            r"architectures is \['Other'\]; supported is Mis",
+        ),
+        ("gemma3", {"text_config": {}, "quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused(model_type, changes, message, tmp_path):
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        read_config(write(tmp_path, model_type, **changes))
+
+
+def test_settings_of_no_family_are_not_written():
+    config = LlamaConfig(12, 8, 10, 2, 4, 2, 2, 64, model_type="olmo2")
+    with pytest.raises(ValueError, match="no model of transformers has the settings of"):
+        to_hf(config, "float32")
+
+
+def test_gemma_3_27b_leaves_out_what_transformers_fills_in(tmp_path):
+    """As in google/gemma-3-27b-it."""
+    text = {
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eos_token_id": [1, 106],
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": {"model_type": "siglip_vision_model"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.warns(UserWarning, match="only the text part of the model is read; left out are vision_config"):
+        config = read_config(tmp_path)
+    assert (config.vocab_size, config.max_positions, config.eos_ids) == (262208, 131072, (1, 106))
+    assert config.tie_embeddings
+    assert config.embedding_scale == 5376**0.5
+    assert config.attention_scale == 168**-0.5
+    assert config.sliding_windows[:7] == (1024,) * 5 + (None, 1024)
+    assert config.layer_rotary[4:6] == (Rotary(1e4), Rotary(1e6, LinearScaling(8.0)))
+
+
+def test_phi_4(tmp_path):
+    """As in microsoft/phi-4."""
+    changes = {"num_attention_heads": 40, "hidden_size": 5120, "num_key_value_heads": 10, "rope_theta": 250000}
+    changes |= {"rope_scaling": None, "max_position_embeddings": 16384, "original_max_position_embeddings": 16384}
+    write(tmp_path, "phi3", **changes, architectures=["Phi3ForCausalLM"], embd_pdrop=0.0, resid_pdrop=0.0)
+    config = read_config(tmp_path, strict=True)
+    assert (config.head_dim, config.rope_theta, config.rotary_dim, config.sliding_windows) == (128, 250000.0, None, ())
+
+
+@pytest.fixture(scope="module", params=["Gemma3", "Mistral3"])
+def with_vision(request, tmp_path_factory):
+    """A tiny model with a vision part, and the directory with it."""
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers")
+    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if request.param == "Gemma3" else None}
+    text |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None, "max_position_embeddings": 128}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    kinds = {"Gemma3": ("gemma3_text", "siglip_vision_model"), "Mistral3": ("mistral", "pixtral")}[request.param]
+    parts = {
+        "text_config": text | {"model_type": kinds[0], "tie_word_embeddings": request.param == "Gemma3"},
+        "vision_config": vision | {"model_type": kinds[1]},
+        "tie_word_embeddings": request.param == "Gemma3",
+        "image_token_index": 3,
+        **({"mm_tokens_per_image": 4} if request.param == "Gemma3" else {}),
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{request.param}Config")(**parts)
+    model = getattr(transformers, f"{request.param}ForConditionalGeneration")(config).eval()
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return model, directory
+
+
+@pytest.mark.filterwarnings("default:.*only the text part")
+def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
+    import torch
+
+    model, directory = with_vision
+    with pytest.warns(UserWarning, match="only the text part of the model is read; left out are vision_config"):
+        params = load_hf(directory, "float32")
+    tokens = np.random.default_rng(0).integers(4, 50, (1, 24), dtype=np.int32)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    np.testing.assert_allclose(run_blocks(params, tokens, [10, 14]), expected, atol=2e-4)
+    for kind in ("hf", "jlade"):
+        assert main(["convert", str(directory), str(tmp_path / kind), "--to", kind]) == 0
+        assert capsys.readouterr().err.count("left out are vision_config") == 1
+        again, _ = jlade.load(tmp_path / kind, dtype="float32")
+        assert dataclasses.replace(again.config, eos_ids=()) == dataclasses.replace(params.config, eos_ids=())
+        np.testing.assert_array_equal(again.layers[1].down, params.layers[1].down)

@@ -1,0 +1,101 @@
+"""Families that differ from LLaMA by more than a bias, against transformers, in every setting and format."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, conversion
+from jlade.conversion import load_hf, save_hf
+from jlade.models.llama import quantize
+from tests.models.test_families import checkpoint, rope
+from tests.models.test_llama import run_blocks
+
+NEW_TOKENS = 40
+PROMPT_LENGTHS = (17, 9)  # the texts are longer than every window
+SLIDING = ["sliding_attention", "full_attention"]
+CASES = {
+    "gemma": ("Gemma", {"head_dim": 12}),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 10}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3_text": (
+        "Gemma3Text",
+        {"head_dim": 12, "sliding_window": 7, "layer_types": SLIDING, "query_pre_attn_scalar": 10}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            }
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
+    "phi3, longrope": (
+        "Phi3",
+        {"max_position_embeddings": 400, "original_max_position_embeddings": 96}
+        | rope("longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4),
+    ),
+    "olmo2": ("Olmo2", {}),
+    "granite": (
+        "Granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 7.0},
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 7, "layer_types": SLIDING},
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm, parallel": ("StableLm", {"use_parallel_residual": True}),
+    "glm4": ("Glm4", {"head_dim": 12, "eos_token_id": 49}),  # otherwise tokens of the real vocabulary
+    "cohere2": ("Cohere2", {"sliding_window": 7, "layer_types": SLIDING, "logit_scale": 0.5}),
+    "exaone4": ("Exaone4", {"sliding_window": 7, "layer_types": SLIDING}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 12} | rope("dynamic", alpha=100.0, factor=1.0)),
+    "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
+    "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
+}
+
+
+@pytest.fixture(params=CASES)
+def models(request, tmp_path_factory):
+    family, changes = CASES[request.param]
+    directory = tmp_path_factory.getbasetemp() / request.param.replace(" ", "_")
+    return checkpoint(family, changes, directory), directory
+
+
+def test_every_setting_and_format_gives_the_text_of_transformers(models, tmp_path):
+    import torch
+    import transformers
+
+    (model, params), _ = models
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 50, length).tolist() for length in PROMPT_LENGTHS]
+    expected = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    for lookahead in (None, LookaheadConfig.paper(4, 4, 4), LookaheadConfig.tree(7)):
+        out = jlade.generate(params, prompts, max_new_tokens=NEW_TOKENS, lookahead=lookahead, eos_ids=())
+        assert out.tokens.tolist() == expected, lookahead
+
+    text = np.array([prompts[0] + expected[0]], np.int32)
+    rounded = run_blocks(quantize(params), text, [text.size])[0, len(prompts[0]) - 1 : -1]
+    assert np.mean(np.argmax(rounded, axis=-1) == expected[0]) > 0.8
+
+    for save, load, name in ((save_hf, load_hf, "hf"), (conversion.save, conversion.load, "own")):
+        save(params, tmp_path / name)
+        again = load(tmp_path / name, "float32", strict=True)
+        assert dataclasses.replace(again.config, eos_ids=params.config.eos_ids) == params.config
+        for got, wanted in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        given, wanted = (of(torch.tensor(text, dtype=torch.long)).logits.numpy() for of in (theirs, model))
+    np.testing.assert_allclose(given, wanted, atol=1e-5)
+    divided = load_hf(tmp_path / "hf", "float32", mesh=jlade.make_mesh(model=2))
+    for got, wanted in zip(jax.tree.leaves(divided), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(got, wanted)
