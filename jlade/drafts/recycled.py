@@ -198,7 +198,7 @@ def _by_promise(
     chance = rates[kind]
     if noise is not None:
         chance = record_lib.given_noise(chance, noise[jnp.maximum(best, 0)])
-    order = jnp.argsort(jnp.where(best == NONE, 0.0, -chance), axis=1)
+    order = jnp.argsort(jnp.where(best == NONE, 1.0, -chance), axis=1)  # missing tokens are last, also if all are 0
     return jnp.take_along_axis(best, order, axis=1), jnp.take_along_axis(kind, order, axis=1)
 
 
