@@ -151,8 +151,8 @@ def test_the_record_counts_proposals_whose_predecessors_were_accepted():
     proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), Shape((-1, 0, 1, -1, 3)))
     before = record.start(np.array([0.5, 0.5, 0.5]))
     after = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(2))
-    np.testing.assert_allclose(after.accepted, [6, 5, 5])
-    np.testing.assert_allclose(after.tried, [12, 11, 10])  # the last proposal does not exist
+    np.testing.assert_allclose(after.accepted, np.asarray(before.accepted) + np.array([1, 0, 0]))
+    np.testing.assert_allclose(after.tried, record.PRIOR + np.array([2, 1, 0]))  # the last proposal does not exist
     assert record.cost(after.rates[0]) == record.cost(before.rates[0]) == 256
     assert record.cost(after.rates[1]) > record.cost(before.rates[1])
     unchanged = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(0))
@@ -163,7 +163,7 @@ def test_the_record_forgets():
     proposals = Proposals(jnp.array([1]), jnp.array([0]), Shape((-1,)))
     update = jax.jit(lambda state, token: record.update(state, proposals, token[None], jnp.int32(1)))
     state = record.start(np.array([0.5]))
-    for token in [1] * 300 + [2] * 100:
+    for token in [1] * 300 + [2] * 200:
         state = update(state, jnp.int32(token))
     assert state.tried[0] == pytest.approx(record.MEMORY)
     assert state.accepted[0] / state.tried[0] < 0.2
