@@ -27,6 +27,9 @@ from jlade.models.quantization import is_int8
 STEPS, REPEAT = 8, 5  # steps timed at once, and how often
 
 
+FEW = 64  # numbers, such as the last row of recycled logits: an array of this size is no table
+
+
 class Programs(NamedTuple):
     """The programs of a model for a device, a batch size and a capacity."""
 
@@ -98,10 +101,11 @@ class Programs(NamedTuple):
         """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
         params, _, memory, _ = self.arguments(lookahead)
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
+        tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
         sizes = Sizes(
             weights=frozenset(weights),
             cache_layer=mesh_lib.local_size(memory.cache.keys[0]),
-            tables=frozenset(map(mesh_lib.local_size, jax.tree.leaves(memory.drafts.states))),
+            tables=frozenset(size for size in tables if size > FEW),
         )
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
