@@ -25,8 +25,6 @@ from jlade.models.llama import Llama, LlamaParams, init_params, quantize
 from jlade.models.quantization import is_int8
 
 STEPS, REPEAT = 8, 5  # steps timed at once, and how often
-
-
 FEW = 64  # numbers, such as the last row of recycled logits: an array of this size is no table
 
 

@@ -28,8 +28,7 @@ def test_a_right_prediction_is_accepted_a_tree_at_a_time():
     plain = generate([3, 1, 4], lookahead=None)
     out = generate([3, 1, 4], prediction=text_of(plain), with_statistics=True)
     assert text_of(out) == text_of(plain)
-    assert out.steps.tolist() == [2]
-    assert out.accepted[0, 0] >= 29, "the most promising drafts of other sources take a few places"
+    assert out.accepted[0, :2].tolist() == [29, 11], "two runners-up have places too"
     assert out.statistics.contributed["prediction"].tolist() == [38]
 
 
