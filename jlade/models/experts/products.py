@@ -42,7 +42,7 @@ def all_with_all(x: jax.Array, matrices: jax.Array | Int8Matrix) -> jax.Array:
 
 
 def in_tiles(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns `grouped` in float32, by a loop over tiles of up to `TILE` rows of an expert.
+    """Returns `grouped` by a loop over tiles of up to `TILE` rows of an expert.
 
     A tile reaches into the rows of later experts, whose own tiles come later and overwrite it.
     """
@@ -57,16 +57,18 @@ def in_tiles(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
         start = first_rows[expert] + (i - ends[expert] + tiles[expert]) * height
         rows = jax.lax.dynamic_slice_in_dim(x, start, height)
         matrix = jax.lax.dynamic_index_in_dim(weight, expert, keepdims=False).astype(x.dtype)
-        product = jnp.dot(rows, matrix, preferred_element_type=jnp.float32)
+        product = jnp.dot(rows, matrix, preferred_element_type=products.dtype)
         return jax.lax.dynamic_update_slice_in_dim(products, product, start, axis=0)
 
-    empty = jnp.zeros((num_rows + height, weight.shape[2]), jnp.float32)
+    result = jnp.float32 if weight.dtype == jnp.int8 else x.dtype
+    empty = jnp.zeros((num_rows + height, weight.shape[2]), result)
     return jax.lax.fori_loop(0, ends[-1], add_tile, empty)[:num_rows]
 
 
 def _ragged(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns `grouped` in float32: XLA for TPUs has a kernel that reads the matrices of experts with rows alone."""
-    return jax.lax.ragged_dot(x, weight, sizes, preferred_element_type=jnp.float32)
+    """Returns `grouped`: XLA for TPUs has a kernel that reads the matrices of experts with rows alone."""
+    result = jnp.float32 if weight.dtype == jnp.int8 else x.dtype
+    return jax.lax.ragged_dot(x, weight, sizes, preferred_element_type=result)
 
 
 def _weight(matrices: jax.Array | Int8Matrix) -> jax.Array:
