@@ -92,6 +92,16 @@ class LlamaConfig:
         return self.sliding_windows or (None,) * self.num_layers
 
     @property
+    def mlp_widths(self) -> str:
+        """The inner sizes of the MLPs, for people."""
+        experts = f"{self.num_experts} experts of {self.expert_size:,}" if self.num_experts else ""
+        return " and ".join(filter(None, [f"{self.intermediate_size:,}" if self.intermediate_size else "", experts]))
+
+    def share_of_experts(self, tokens: float) -> float:
+        """Returns the share of a layer's experts that some of `tokens` choose, in expectation, if all are as likely."""
+        return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
+
+    @property
     def beyond_kernels(self) -> tuple[str, ...]:
         """Names of the variations of attention that the kernels lack."""
         return beyond_kernels(self.attention_scale, self.attention_cap)

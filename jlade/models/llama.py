@@ -94,7 +94,7 @@ class LlamaParams:
         c, arrays = self.config, [leaf for leaf in jax.tree.leaves(self) if hasattr(leaf, "dtype")]
         scales = [matrix.scale.size for matrix in jax.tree.leaves(self, is_leaf=is_int8) if is_int8(matrix)]
         return (
-            f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size} and {c.intermediate_size}, "
+            f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size:,} and {c.mlp_widths}, "
             f"{c.num_heads} heads of {c.head_dim}, vocabulary of {c.vocab_size}; "
             f"{sum(array.size for array in arrays) - sum(scales):,} parameters, "
             f"{' and '.join(sorted({array.dtype.name for array in arrays}))}, "
