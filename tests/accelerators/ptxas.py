@@ -1,6 +1,7 @@
 """Reports of NVIDIA's assembler, ptxas, on the Hopper kernel: the bytes that it spills from registers to memory."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -27,6 +28,8 @@ class Case:
     batch_size: int = 1
     num_masks: int = 1
     dtype: str = "bfloat16"
+    window: int | None = None
+    cap: float | None = None
     chunk: int = hopper.CHUNK
     slots: int = hopper.SLOTS
 
@@ -58,9 +61,11 @@ def compile_and_report(index: int, case: Case) -> None:
     queries = case.batch_size, case.block_size, kv_heads * case.group, case.head_dim
     arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(case.dtype)) for shape in (queries, block, block, cache, cache)]
     length = jax.ShapeDtypeStruct((case.batch_size,), jnp.int32)
+    positions = jax.ShapeDtypeStruct((case.batch_size, case.block_size), jnp.int32)
     mask = jax.ShapeDtypeStruct((case.num_masks, case.block_size, case.block_size), bool)
     device, _ = targets.find("h100")
-    targets.compile_for(device, lambda operands: hopper.attend(operands), Operands(*arrays, length, mask))
+    attend = functools.partial(hopper.attend, window=case.window, cap=case.cap)
+    targets.compile_for(device, attend, Operands(*arrays, length, mask, positions))
     directory = pathlib.Path(os.environ[DIRECTORY])
     (report,) = directory.glob("*.ptxas")
     report.rename(directory / f"{index:03}")

@@ -21,6 +21,7 @@ CASES = [
     *(Case(head_dim, 128, group=7) for head_dim in (80, 96, 128)),
     Case(128, 120, batch_size=2, num_masks=2),
     Case(128, 120, dtype="float16"),
+    *(Case(*sizes, window=512, cap=50.0) for sizes in ((64, 60, 8), (128, 1, 1), (128, 60, 2), (128, 128, 4))),
 ]
 PLANTED = Case(128, 120, chunk=128, slots=1)  # twice the scores in registers
 
