@@ -111,7 +111,7 @@ def load(
     for restored in _restore(directory, targets):
         while restored:
             name, array = restored.popitem()  # so that each array in floating point is freed when it is quantized
-            in_int8 = int8 and array.dtype != jnp.int8 and is_quantized(name, array.shape, config)
+            in_int8 = int8 and array.dtype != jnp.int8 and is_quantized(name, config)
             arrays[name] = jax.block_until_ready(quantize(array) if in_int8 else array)
             if progress is not None:
                 progress(array.size * np.dtype(dtypes[name]).itemsize)
@@ -151,7 +151,7 @@ def chunk_bytes(shape: Shape) -> int | None:
 
     Orbax divides only by divisors of the dimensions. One without small divisors would give thousands of tiny chunks.
     """
-    return CHUNK_BYTES if len(shape) == 2 and not any(size % 64 for size in shape) else None
+    return CHUNK_BYTES if len(shape) > 1 and not any(size % 64 for size in shape[-2:]) else None
 
 
 def floating_dtypes(dtypes: Mapping[str, str]) -> set[str]:

@@ -4,23 +4,11 @@ A family is one entry of `FAMILIES`: the keys that it reads, and what distinguis
 docs/models.md, "Adding a family", shows one.
 """
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+from jlade.conversion.family import Family, WithText
+
 TANH = "gelu_pytorch_tanh"
-_SHARED = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "rope_parameters": None,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "eos_token_id": None,
-}
 _LISTED = {"sliding_window": 4096, "layer_types": None}  # layers with and without windows
 _QWEN = _LISTED | {
     "num_key_value_heads": 32,
@@ -54,54 +42,42 @@ _ACTIVATION = {"activation": "gelu_tanh"}
 _IS_GEMMA = _ACTIVATION | {"norm": "rms_plus_one", "embedding_scale": lambda values: values.size("hidden_size") ** 0.5}
 _IS_GELU = {"hidden_act": (TANH, "gelu"), "hidden_activation": (TANH,)}  # Gemma's "gelu" is TANH, says transformers
 
-# Fields whose values are not those of their keys: see `hf_config`.
-INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
-OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A `model_type` of transformers.
-
-    Attributes:
-      architecture: the class.
-      defaults: of the keys that it reads, where they are not those of LLaMA.
-      keys: the key of a field of `LlamaConfig` that is read as it is.
-      fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
-      only: keys, and the values of them that the family takes; the first is written.
-      rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
-        layers with a window alone, "alpha" for one with HunYuan's kind of scaling.
-      tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`.
-      fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
-    """
-
-    architecture: str
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    rotary: str = "all"
-    tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def reads(self) -> dict[str, Any]:
-        """The keys that the family reads, with the values of transformers for missing ones."""
-        return _SHARED | dict(self.defaults)
-
-
-@dataclasses.dataclass(frozen=True)
-class WithText:
-    """A model of transformers with a text part.
-
-    Attributes:
-      architecture: the class.
-      model_type: of the text part, unless it names its own.
-    """
-
-    architecture: str
-    model_type: str
-
+_EXPERTS = {
+    "mlp.experts.{}.gate_proj.weight": ("expert_gate",),
+    "mlp.experts.{}.up_proj.weight": ("expert_up",),
+    "mlp.experts.{}.down_proj.weight": ("expert_down",),
+}
+_JOINED_EXPERTS = {
+    "block_sparse_moe.input_linear.weight": ("expert_gate", "expert_up"),
+    "block_sparse_moe.output_linear.weight": ("expert_down",),
+}
+_EXPERTS_ALONE = {"intermediate_size": 0}
+_ALL_SPARSE: dict[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_LOCAL_KEYS = {
+    "expert_size": "intermediate_size",
+    "num_experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+}
+_QWEN_EXPERTS = {
+    "num_experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_size": "moe_intermediate_size",
+    "normalized_experts": "norm_topk_prob",
+}
+_GRANITE = {
+    "attention_bias": False,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+_GRANITE_KEYS = _ATTENTION_BIAS | {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention_scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 WITH_TEXT = {
     "gemma3": WithText("Gemma3ForConditionalGeneration", "gemma3_text"),
@@ -167,21 +143,118 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite": Family(
         "GraniteForCausalLM",
-        {
-            "attention_bias": False,
-            "mlp_bias": False,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-        keys=_BIASES
+        _GRANITE | {"mlp_bias": False},
+        keys=_GRANITE_KEYS | _BIASES,
+    ),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
+        _GRANITE | _LOCAL_EXPERTS,
+        keys=_GRANITE_KEYS | _LOCAL_KEYS,
+        fixed=_EXPERTS_ALONE,
+        tensors={"router": "block_sparse_moe.router.layer.weight"},
+        experts=_JOINED_EXPERTS,
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        _LOCAL_EXPERTS
         | {
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "attention_scale": "attention_multiplier",
-            "logit_scale": "logits_scaling",
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "sliding_window": None,
         },
+        keys=_LOCAL_KEYS,
+        fixed=_EXPERTS_ALONE,
+        tensors={"router": "block_sparse_moe.gate.weight"},
+        experts={
+            "block_sparse_moe.experts.{}.w1.weight": ("expert_gate",),
+            "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
+            "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
+        },
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        _QWEN
+        | {
+            "num_key_value_heads": 16,
+            "qkv_bias": True,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "norm_topk_prob": False,
+        },
+        keys=_QWEN_EXPERTS | {"qkv_bias": "qkv_bias", "intermediate_size": "shared_expert_intermediate_size"},
+        fixed={"shared_router": True},
+        only=_ALL_SPARSE,
+        tensors={field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")},
+        experts=_EXPERTS,
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        _QWEN
+        | {
+            "num_key_value_heads": 4,
+            "attention_bias": False,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+        },
+        keys=_QWEN_EXPERTS | _ATTENTION_BIAS,
+        fixed=_EXPERTS_ALONE | {"qk_norm": True},
+        only=_ALL_SPARSE,
+        experts=_EXPERTS,
+    ),
+    "olmoe": Family(
+        "OlmoeForCausalLM",
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "attention_bias": False,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        keys=_QWEN_EXPERTS | _ATTENTION_BIAS | {"expert_size": "intermediate_size"},
+        fixed=_EXPERTS_ALONE | {"qk_norm": True, "qk_norm_kind": "whole"},
+        experts=_EXPERTS,
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        _LISTED
+        | {
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "max_position_embeddings": 131072,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+        },
+        keys=_LOCAL_KEYS | _ATTENTION_BIAS,
+        fixed=_EXPERTS_ALONE | {"sinks": True, "router_bias": True, "mlp_bias": True, "activation": "clipped_silu"},
+        only={"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
+        tensors={"router": "mlp.router.weight"},
+        experts={
+            "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "mlp.experts.gate_up_proj_bias": ("expert_gate_bias", "expert_up_bias"),
+            "mlp.experts.down_proj": ("expert_down",),
+            "mlp.experts.down_proj_bias": ("expert_down_bias",),
+        },
+        interleaved=True,
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",

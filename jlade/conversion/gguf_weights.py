@@ -40,6 +40,10 @@ class GGUFTensor:
     head_dim: int = 0
 
     @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return {self.file: self.stamp}
+
+    @property
     def value_dtype(self) -> str:
         """The dtype that holds the values of every type."""
         return "float32"

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jlade.conversion import families
-from jlade.conversion.families import FAMILIES, SIZES, WITH_TEXT, Family
+from jlade.conversion.families import FAMILIES, WITH_TEXT
+from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
 from jlade.conversion.hf_layers import read_layers, write_layers
 from jlade.conversion.hf_rotary import read_rotary
@@ -16,6 +17,7 @@ from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.models.llama import LlamaConfig
 
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
+COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
 _KEYS = {"rms_norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 
 
@@ -40,6 +42,8 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     name = raw.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"{file}: model_type is {name!r}; supported are {', '.join([*FAMILIES, *WITH_TEXT])}")
+    reads = FAMILIES[name].reads
+    raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
     check_keys(file, raw, FAMILIES[name], strict)
     config = _parse(file, raw, name)
     return dataclasses.replace(config, eos_ids=_read_eos_ids(directory, raw, config.vocab_size))
@@ -64,7 +68,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
         "model_type": config.family,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": config.intermediate_size or config.expert_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
@@ -99,14 +103,20 @@ def _parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig
         raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
     rotary = read_rotary(values, head_dim, has_alpha=family.rotary == "alpha")
     windows, layer_rotary = read_layers(values, family, rotary.kind, num_layers, head_dim)
-    fields = {field: _read(values, key, family) for field, key in (_KEYS | dict(family.keys)).items()}
+    keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
+    read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
+    fields = {field: _read(values, key, field, family) for field, key in read.items()}
     fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
+    if fields.get("experts_per_token", 0) > fields.get("num_experts", 0):
+        raise ValueError(
+            f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "
+            f"{fields['experts_per_token']}"
+        )
     if fields.get("attention_scale") == head_dim**-0.5:
         fields["attention_scale"] = None
     return LlamaConfig(
         vocab_size=values.size("vocab_size"),
         hidden_size=values.size("hidden_size"),
-        intermediate_size=values.size("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -122,16 +132,18 @@ def _parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig
     )
 
 
-def _read(values: Values, key: str, family: Family) -> Any:
+def _read(values: Values, key: str, field: str, family: Family) -> Any:
     """Returns the value of a field of `LlamaConfig` that is read from `key`."""
+    if field in COUNTS:
+        return values.size(key)
     if isinstance(family.reads[key], bool):
         return values.boolean(key)
-    if key in families.OPTIONAL and values.get(key) is None:
+    if key in OPTIONAL and values.get(key) is None:
         return None
     number = values.number(key)
-    if key in families.INVERSE_ROOT:
+    if key in INVERSE_ROOT:
         return number**-0.5
-    return 1 / number if key in families.INVERSE else number
+    return 1 / number if key in INVERSE else number
 
 
 def _written(key: str, field: str, config: LlamaConfig) -> Any:
@@ -139,8 +151,8 @@ def _written(key: str, field: str, config: LlamaConfig) -> Any:
     value = getattr(config, field)
     if field == "attention_scale" and value is None:
         value = config.head_dim**-0.5
-    if key in families.INVERSE | families.INVERSE_ROOT:
-        value = float(f"{1 / value if key in families.INVERSE else value**-2:.12g}")  # without the error of the inverse
+    if key in INVERSE | INVERSE_ROOT:
+        value = float(f"{1 / value if key in INVERSE else value**-2:.12g}")  # without the error of the inverse
         return int(value) if value.is_integer() else value
     return value
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion.families import SIZES, Family
+from jlade.conversion.family import SIZES, Family
 
 # Keys that change the output of models that read them, here or in other families, with the one value besides null that
 # does not. The keys of the family itself are exempt.
@@ -28,6 +28,7 @@ ONLY_VALUES: dict[str, Any] = {
     "mlp_layer_types": None,  # mixtures of experts
     "no_rope_layers": None,  # SmolLM3, Llama 4
     "num_experts": None,  # Qwen3-MoE
+    "num_experts_per_tok": None,
     "num_local_experts": None,  # Mixtral
     "partial_rotary_factor": 1.0,
     "per_layer_config": None,  # transformers 5
@@ -62,7 +63,10 @@ WITHOUT_EFFECT = {  # on the output of the model
     "eod_token_id",
     "hidden_dropout",
     "id2label",
+    "experts_per_token",  # GPT-OSS has it twice
+    "initial_context_length",
     "initializer_range",
+    "input_jitter_noise",
     "is_decoder",
     "is_encoder_decoder",
     "is_llama_config",
@@ -71,12 +75,15 @@ WITHOUT_EFFECT = {  # on the output of the model
     "name_or_path",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "pad_token_id",
     "pretraining_tp",
     "problem_type",
     "resid_pdrop",
     "residual_dropout",
     "return_dict",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
     "task_specific_params",
     "tokenizer_class",
     "torch_dtype",
@@ -99,7 +106,7 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
         raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
     accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
     for key, values in accepted.items():
-        if raw.get(key) not in (None, *values):
+        if raw.get(key) not in (None, *values) and not (family.interleaved and _is_mxfp4(key, raw[key])):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
     known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *WITHOUT_EFFECT}
     if unknown := ", ".join(key for key in raw if key not in known and not key.startswith("_")):
@@ -107,3 +114,7 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
             raise ValueError(f"{file}: strict=True refuses unknown keys: {unknown}")
         # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
         warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {unknown}", stacklevel=2)
+
+
+def _is_mxfp4(key: str, value: Any) -> bool:
+    return key == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "mxfp4"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jlade.conversion.families import Family
+from jlade.conversion.family import Family
 from jlade.conversion.hf_rotary import read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig

@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
-from jlade.conversion import gguf_weights
+from jlade.conversion import gguf_weights, hf_experts
 from jlade.conversion.hf_config import read_config, write_configs
+from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.json_files import write_json
 from jlade.conversion.parts import Part, Shape, place, quantize
 from jlade.conversion.tensors import (
@@ -21,7 +22,6 @@ from jlade.conversion.tensors import (
     check_dtype,
     device_of,
     expected_tensors,
-    file_tensors,
     first_few,
     is_quantized,
     named_arrays,
@@ -33,7 +33,6 @@ from jlade.conversion.weight_files import (
     SINGLE_FILE,
     Tensor,
     check_unchanged,
-    model_tensors,
     stored_tensors,
 )
 from jlade.files import written_whole
@@ -97,7 +96,7 @@ def load_hf(
             return arrays
 
         array = place(shape, target, place_of(sharding, name, shape), read_parts)
-        placed = quantize(array) if int8 and is_quantized(name, shape, config) else array
+        placed = quantize(array) if int8 and is_quantized(name, config) else array
         jax.block_until_ready(placed)  # so that the host holds one tensor at a time
         if progress is not None:
             progress(tensors[name].num_bytes)
@@ -158,11 +157,17 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
 def _parts(params: LlamaParams) -> Iterator[dict[str, jax.Array]]:
     """Yields the named tensors of each file; a file holds up to `MAX_FILE_BYTES`, or one larger tensor."""
     part: dict[str, jax.Array] = {}
-    arrays = named_arrays(params)
-    for name, rows in file_tensors(params.config).items():
-        array = jnp.concatenate([arrays[row] for row in rows]) if len(rows) > 1 else arrays[name]
+    for name, array in _file_arrays(params):
         if part and sum(a.nbytes for a in part.values()) + array.nbytes > MAX_FILE_BYTES:
             yield part
             part = {}
         part[name] = array
     yield part
+
+
+def _file_arrays(params: LlamaParams) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the tensors of files with their names."""
+    arrays = named_arrays(params)
+    for name, rows in file_tensors(params.config).items():
+        yield name, jnp.concatenate([arrays[row] for row in rows]) if len(rows) > 1 else arrays[name]
+    yield from hf_experts.write(params.config, arrays)

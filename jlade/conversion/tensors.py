@@ -13,11 +13,11 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
-from jlade.models.architecture import layer_shapes
+from jlade.models.architecture import is_matrix, layer_shapes
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the name of its weight
     "attention_norm": "input_layernorm.weight",
     "query": "self_attn.q_proj.weight",
@@ -32,6 +32,12 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "key_norm": "self_attn.k_norm.weight",
     "attention_post_norm": "post_attention_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
+    "sinks": "self_attn.sinks",
+    "router": "mlp.gate.weight",
+    "shared_router": "mlp.shared_expert_gate.weight",
+    "expert_gate": "mlp.experts.gate_proj.weight",
+    "expert_up": "mlp.experts.up_proj.weight",
+    "expert_down": "mlp.experts.down_proj.weight",
 }
 SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
 
@@ -41,7 +47,8 @@ Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
 def layer_tensors(config: LlamaConfig) -> dict[str, tuple[str, Shape]]:
     """Returns name within the layer and shape of each tensor, by the field of `LlamaLayer`.
 
-    Tensors that a file holds as one have the names of LLaMA's: `file_tensors` tells them apart.
+    Tensors that a file holds as one have the names of LLaMA's, and experts one name for all. `hf_tensors` has the names
+    in files.
     """
     names = LAYER | dict(FAMILIES[config.family].tensors)
 
@@ -56,7 +63,7 @@ def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> Llam
     embedding_shape = (config.vocab_size, config.hidden_size)
     tensors = layer_tensors(config).items()
     layer: Any = LlamaLayer
-    absent: dict[str, Any] = {"attention_norm": None, "mlp_norm": None, "gate": None}
+    absent: dict[str, Any] = dict.fromkeys(("attention_norm", "mlp_norm", "gate", "up", "down"))
     return LlamaParams(
         embedding=read(EMBEDDING, embedding_shape),
         layers=tuple(
@@ -64,23 +71,10 @@ def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> Llam
             for i in range(config.num_layers)
         ),
         norm=read("model.norm.weight", (config.hidden_size,)),
-        output=None if config.tie_embeddings else read("lm_head.weight", embedding_shape),
+        output=None if config.tie_embeddings else read(OUTPUT, embedding_shape),
         config=config,
         norm_bias=read("model.norm.bias", (config.hidden_size,)) if config.norm_bias else None,
     )
-
-
-def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
-    """Returns for each tensor of a file in Hugging Face's format the tensors whose rows it holds, with their shapes."""
-    fused, tensors = FAMILIES[config.family].fused, layer_tensors(config)
-    whole = {tensors[field][0]: name for name, fields in fused.items() for field in fields}
-    files: dict[str, dict[str, Shape]] = {}
-    for name, shape in expected_tensors(config).items():
-        prefix, _, rest = name.partition("layers.")
-        number, _, within = rest.partition(".")
-        file_name = f"{prefix}layers.{number}.{whole[within]}" if within in whole else name
-        files.setdefault(file_name, {})[name] = shape
-    return files
 
 
 def expected_tensors(config: LlamaConfig) -> dict[str, Shape]:
@@ -110,9 +104,12 @@ def param_shapes(config: LlamaConfig, dtype: jax.typing.DTypeLike, int8: bool = 
     return jax.eval_shape(quantize, params) if int8 else params
 
 
-def is_quantized(name: str, shape: Shape, config: LlamaConfig) -> bool:
+def is_quantized(name: str, config: LlamaConfig) -> bool:
     """Whether `jlade.models.llama.quantize` puts a tensor in int8."""
-    return len(shape) == 2 and (name != EMBEDDING or config.tie_embeddings)
+    if name == EMBEDDING:
+        return config.tie_embeddings
+    matrices = {of_field for field, (of_field, _) in layer_tensors(config).items() if is_matrix(field)}
+    return name == OUTPUT or name.split(".", 3)[-1] in matrices
 
 
 def sharding_for(config: LlamaConfig, sharding: Sharding | None, mesh: Mesh | None) -> Sharding | None:

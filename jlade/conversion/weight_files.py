@@ -14,22 +14,21 @@ from safetensors import SafetensorError, safe_open
 
 from jlade.conversion.json_files import read_json
 from jlade.conversion.parts import Part, Shape, runs
-from jlade.conversion.tensors import file_tensors, first_few
-from jlade.models.llama import LlamaConfig
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
+DTYPES = FLOATS | {"U8": "uint8"}  # of tensors in MXFP4
 CHUNK = 2**20  # elements converted at once; they fit the processor's cache
 
 
 class Tensor(Protocol):
-    """A tensor in a file of any format; see `StoredTensor`."""
+    """A tensor in files of any format; see `StoredTensor`. `stamps` are those of all its files."""
 
     @property
     def file(self) -> pathlib.Path: ...
     @property
-    def stamp(self) -> tuple[int, ...]: ...
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -56,6 +55,10 @@ class StoredTensor:
     dtype: str
 
     @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return {self.file: self.stamp}
+
+    @property
     def value_dtype(self) -> str:
         """The dtype of the values."""
         return DTYPES[self.dtype]
@@ -63,6 +66,24 @@ class StoredTensor:
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.value_dtype).itemsize
+
+    def rows(self) -> list["StoredTensor"]:
+        """Returns the parts of the tensor for each index of its first dimension."""
+        size = self.num_bytes // self.shape[0]
+        return [
+            dataclasses.replace(self, offset=self.offset + i * size, shape=self.shape[1:]) for i in range(self.shape[0])
+        ]
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        """Returns the whole tensor in its own dtype. Errors are those of `read`."""
+        array = aligned(self.shape, np.dtype(self.value_dtype))
+        try:
+            with open(self.file, "rb", buffering=0) as stream:
+                if not _fill(stream, self.offset, array):
+                    raise ValueError(f"{self.file} changed while it was read: {name} is cut short")
+        except OSError as error:
+            raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
+        return array
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
         """Returns distinct parts of the tensor as `dtype`, and whether all their elements are finite.
@@ -140,66 +161,9 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """Returns the tensors of the text part of a model with other parts, by their names in a model of text alone."""
-    renamed: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        inner = name.removeprefix("model.").removeprefix("language_model.")
-        if inner != name.removeprefix("model."):
-            renamed[inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"] = tensor
-        elif name.startswith("lm_head."):
-            renamed[name] = tensor
-    return renamed if any(name.startswith("model.") for name in renamed) else tensors
-
-
-def model_tensors(
-    tensors: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path
-) -> dict[str, StoredTensor]:
-    """Returns the tensors of a model by name, of which those of some families are rows of larger ones in the files.
-
-    Raises:
-      ValueError: the files do not hold exactly the tensors of `config`, with accepted shapes and dtypes.
-    """
-    tensors = text_part(tensors)
-    found: dict[str, StoredTensor] = {}
-    in_files = file_tensors(config)
-    check_tensors(tensors, {name: _stacked(parts) for name, parts in in_files.items()}, config, directory)
-    for name, parts in in_files.items():
-        stored = tensors[name]
-        row_bytes, offset = stored.num_bytes // stored.shape[0], stored.offset
-        for part, shape in parts.items():
-            found[part] = dataclasses.replace(stored, offset=offset, shape=shape)
-            offset += shape[0] * row_bytes
-    return found
-
-
-def check_tensors(
-    tensors: Mapping[str, StoredTensor], expected: Mapping[str, Shape], config: LlamaConfig, directory: pathlib.Path
-) -> None:
-    """Raises a ValueError unless the files hold exactly the `expected` tensors, with accepted dtypes."""
-    missing = sorted(expected.keys() - tensors.keys())
-    if missing:
-        raise ValueError(f"{directory}: {len(missing)} tensors are missing: {first_few(missing)}")
-    unexpected = sorted(name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config))
-    if unexpected:
-        raise ValueError(f"{directory}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
-    for name, shape in expected.items():
-        stored = tensors[name]
-        if stored.shape != shape:
-            raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
-        if stored.dtype not in DTYPES:
-            raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(DTYPES)}")
-
-
-def _stacked(parts: Mapping[str, Shape]) -> Shape:
-    """Returns the shape of tensors one below the other."""
-    shapes = list(parts.values())
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-
 def check_unchanged(tensors: Iterable[Tensor]) -> None:
     """Raises a ValueError if a file was written to or replaced since its header was read."""
-    for file, stamp in {stored.file: stored.stamp for stored in tensors}.items():
+    for file, stamp in {file: stamp for stored in tensors for file, stamp in stored.stamps.items()}.items():
         if stamp_of(file) != stamp:
             raise ValueError(f"{file} changed while it was read")
 
@@ -230,11 +194,6 @@ def _weight_files(directory: pathlib.Path) -> Mapping[pathlib.Path, set[str] | N
         f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}. Only safetensors files are read; "
         f"transformers' `save_pretrained` writes them"
     )
-
-
-def _is_redundant(name: str, config: LlamaConfig) -> bool:
-    """Whether a tensor repeats other data: old files store rotary tables and tied output matrices."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
 
 
 def stamp_of(file: pathlib.Path) -> tuple[int, ...]:

@@ -211,8 +211,8 @@ def inspect(
         decoder = Llama(config, resolved, MODEL if shards > 1 else ())
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
-        each, weight_bytes = batch_size // mesh_lib.size(divided, DATA), estimate.bytes_of_weight(params)
-        kind = target.platform, target.device_kind, each, weight_bytes, mesh_lib.size(divided, LOOKAHEAD)
+        each, weights = batch_size // mesh_lib.size(divided, DATA), estimate.weights_of(params)
+        kind = target.platform, target.device_kind, each, weights, mesh_lib.size(divided, LOOKAHEAD)
         lookahead = stored.lookahead if stored else estimate.estimate(*kind)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)

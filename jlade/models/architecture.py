@@ -7,7 +7,7 @@ from jlade.models.attention import Variation
 
 NORMS = ("rms", "rms_plus_one", "layer")
 QK_NORMS = ("head", "whole", "rotated")  # of each head, of all heads together (OLMo 2), after the rotation (HunYuan)
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LlamaConfig:
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the MLP that all tokens pass; 0 for none, where there are experts
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -45,6 +45,12 @@ class LlamaConfig:
     qk_norm_kind: str = "head"  # with `qk_norm`, one of `QK_NORMS`
     activation: str = "silu"  # one of `ACTIVATIONS`
     gated_mlp: bool = True  # whether the activation of one product multiplies another (all but StarCoder2)
+    num_experts: int = 0  # of each layer, 0 for none (Mixtral)
+    expert_size: int = 0  # inner size of an expert
+    experts_per_token: int = 0
+    normalized_experts: bool = True  # whether the weights of a token's experts add up to one
+    router_bias: bool = False  # GPT-OSS
+    shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
@@ -52,6 +58,7 @@ class LlamaConfig:
     rotary_dim: int | None = None  # leading elements of a head that are rotated, None for all (StableLM)
     interleaved_rotary: bool = False  # whether neighbours are pairs, not halves of a head (Cohere)
     attention_scale: float | None = None  # of the scores, None for the inverse root of `head_dim` (Granite)
+    sinks: bool = False  # whether each head has a score that joins the softmax for no token (GPT-OSS)
     attention_cap: float | None = None  # bounds the scores by a tanh (Gemma 2)
     logit_cap: float | None = None  # bounds the logits by a tanh (Gemma 2)
     embedding_scale: float = 1.0  # Gemma, Granite
@@ -85,10 +92,26 @@ class LlamaConfig:
         return self.sliding_windows or (None,) * self.num_layers
 
     @property
+    def mlp_widths(self) -> str:
+        """The inner sizes of the MLPs, for people."""
+        experts = f"{self.num_experts} experts of {self.expert_size:,}" if self.num_experts else ""
+        return " and ".join(filter(None, [f"{self.intermediate_size:,}" if self.intermediate_size else "", experts]))
+
+    def share_of_experts(self, tokens: float) -> float:
+        """Returns the share of a layer's experts that some of `tokens` choose, in expectation, if all are as likely."""
+        return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
+
+    @property
     def attention_variations(self) -> tuple[Variation, ...]:
         """The different variations of attention of the layers."""
         has_cap = self.attention_cap is not None
-        return tuple({Variation(window is not None, has_cap): None for window in self.windows_by_layer})
+        return tuple({Variation(window is not None, has_cap, self.sinks): None for window in self.windows_by_layer})
+
+
+def is_matrix(field: str) -> bool:
+    """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in int8: not routers."""
+    of_attention = ("query", "key", "value", "attention_output")
+    return field in (*of_attention, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
 
 
 def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -98,6 +121,7 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     of_query, of_key = (queries, keys) if c.qk_norm_kind == "whole" else (c.head_dim, c.head_dim)
     has_mlp_norm = c.pre_norms and not c.parallel
+    has_mlp, has_experts, number, own = inner > 0, c.num_experts > 0, c.num_experts, c.expert_size
     shapes: dict[str, tuple[bool, tuple[int, ...]]] = {
         "attention_norm": (c.pre_norms, hidden),
         "query": (True, (queries, c.hidden_size)),
@@ -105,21 +129,31 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
         "value": (True, (keys, c.hidden_size)),
         "attention_output": (True, (c.hidden_size, queries)),
         "mlp_norm": (has_mlp_norm, hidden),
-        "gate": (c.gated_mlp, (inner, c.hidden_size)),
-        "up": (True, (inner, c.hidden_size)),
-        "down": (True, (c.hidden_size, inner)),
+        "gate": (has_mlp and c.gated_mlp, (inner, c.hidden_size)),
+        "up": (has_mlp, (inner, c.hidden_size)),
+        "down": (has_mlp, (c.hidden_size, inner)),
         "query_bias": (c.qkv_bias, (queries,)),
         "key_bias": (c.qkv_bias, (keys,)),
         "value_bias": (c.qkv_bias, (keys,)),
         "attention_output_bias": (c.attention_output_bias, hidden),
-        "gate_bias": (c.mlp_bias and c.gated_mlp, (inner,)),
-        "up_bias": (c.mlp_bias, (inner,)),
-        "down_bias": (c.mlp_bias, hidden),
+        "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,)),
+        "up_bias": (has_mlp and c.mlp_bias, (inner,)),
+        "down_bias": (has_mlp and c.mlp_bias, hidden),
         "query_norm": (c.qk_norm, (of_query,)),
         "key_norm": (c.qk_norm, (of_key,)),
         "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden),
         "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden),
         "attention_post_norm": (c.post_norms, hidden),
         "mlp_post_norm": (c.post_norms, hidden),
+        "sinks": (c.sinks, (c.num_heads,)),
+        "router": (has_experts, (number, c.hidden_size)),
+        "router_bias": (c.router_bias, (number,)),
+        "shared_router": (c.shared_router, (1, c.hidden_size)),
+        "expert_gate": (has_experts, (number, c.hidden_size, own)),
+        "expert_up": (has_experts, (number, c.hidden_size, own)),
+        "expert_down": (has_experts, (number, own, c.hidden_size)),
+        "expert_gate_bias": (has_experts and c.mlp_bias, (number, own)),
+        "expert_up_bias": (has_experts and c.mlp_bias, (number, own)),
+        "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size)),
     }
     return {field: shape for field, (is_there, shape) in shapes.items() if is_there}

@@ -90,13 +90,21 @@ def normalize(
 
 
 def activate(x: jax.Array, activation: str) -> jax.Array:
-    """Returns the elements of `x` after an activation, one of `jlade.models.architecture.ACTIVATIONS`."""
+    """Returns the elements of `x` after an activation, one of `jlade.models.architecture.ACTIVATIONS` for one input."""
     functions: dict[str, Callable[[jax.Array], jax.Array]] = {
         "silu": jax.nn.silu,
         "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
         "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     }
     return functions[activation](x)
+
+
+def gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
+    """Returns `up` times the activation of `gate`, for one of `jlade.models.architecture.ACTIVATIONS`."""
+    if activation == "clipped_silu":
+        gate, up = jnp.minimum(gate, 7), jnp.clip(up, -7, 7)
+        return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+    return activate(gate, activation) * up
 
 
 def scale(x: jax.Array, factor: float) -> jax.Array:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import flax.struct
 import jax
@@ -15,10 +15,11 @@ from jlade import mesh as mesh_lib
 from jlade.mesh import HEADS, MODEL
 from jlade.models import attention, base, padding, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
-from jlade.models.architecture import layer_shapes
+from jlade.models.architecture import is_matrix, layer_shapes
 from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
-from jlade.models.layers import activate, cap, linear, normalize, scale, split_heads, sum_linear
+from jlade.models.experts import Experts, mix, route
+from jlade.models.layers import activate, cap, gated, linear, normalize, scale, split_heads, sum_linear
 from jlade.models.quantization import is_int8, quantize_matrix
 
 
@@ -36,8 +37,8 @@ class LlamaLayer:
     attention_output: jax.Array  # [E, H * D]
     mlp_norm: jax.Array | None  # [E], None for models without a norm before the MLP
     gate: jax.Array | None  # [F, E], None for models without a gate
-    up: jax.Array  # [F, E]
-    down: jax.Array  # [E, F]
+    up: jax.Array | None  # [F, E], None for layers of experts alone
+    down: jax.Array | None  # [E, F]
     # None for models without
     query_bias: jax.Array | None = None  # [H * D]
     key_bias: jax.Array | None = None  # [KH * D]
@@ -52,6 +53,24 @@ class LlamaLayer:
     mlp_norm_bias: jax.Array | None = None  # [E]
     attention_post_norm: jax.Array | None = None  # [E]
     mlp_post_norm: jax.Array | None = None  # [E]
+    sinks: jax.Array | None = None  # [H]
+    router: jax.Array | None = None  # [N, E] for N experts
+    router_bias: jax.Array | None = None  # [N]
+    shared_router: jax.Array | None = None  # [1, E]
+    expert_gate: jax.Array | None = None  # [N, E, F']: experts are [in, out], as grouped products read them
+    expert_up: jax.Array | None = None  # [N, E, F']
+    expert_down: jax.Array | None = None  # [N, F', E]
+    expert_gate_bias: jax.Array | None = None  # [N, F']
+    expert_up_bias: jax.Array | None = None  # [N, F']
+    expert_down_bias: jax.Array | None = None  # [N, E]
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts, None for layers without."""
+        if self.expert_gate is None:
+            return None
+        biases = self.expert_gate_bias, self.expert_up_bias, self.expert_down_bias
+        return Experts(self.expert_gate, cast(Any, self.expert_up), cast(Any, self.expert_down), *biases)
 
 
 @flax.struct.dataclass
@@ -75,7 +94,7 @@ class LlamaParams:
         c, arrays = self.config, [leaf for leaf in jax.tree.leaves(self) if hasattr(leaf, "dtype")]
         scales = [matrix.scale.size for matrix in jax.tree.leaves(self, is_leaf=is_int8) if is_int8(matrix)]
         return (
-            f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size} and {c.intermediate_size}, "
+            f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size:,} and {c.mlp_widths}, "
             f"{c.num_heads} heads of {c.head_dim}, vocabulary of {c.vocab_size}; "
             f"{sum(array.size for array in arrays) - sum(scales):,} parameters, "
             f"{' and '.join(sorted({array.dtype.name for array in arrays}))}, "
@@ -246,7 +265,7 @@ def _layer(
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    added = norm(_mlp(layer, normed, c, axes), layer.mlp_post_norm)
+    added = norm(_feed_forward(layer, normed, c, axes), layer.mlp_post_norm)
     return hidden + scale(added, c.residual_scale), keys, values
 
 
@@ -279,8 +298,27 @@ def _project(
     return norm(queries, of_queries), norm(keys, of_keys), values
 
 
+def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
+    """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
+    if layer.experts is None:
+        return _mlp(layer, normed, config, axes)
+    assert layer.router is not None
+    chosen, weights = route(
+        normed, layer.router, layer.router_bias, config.experts_per_token, config.normalized_experts
+    )
+    mixed = mix(normed, chosen, weights, layer.experts, config.activation, axes)
+    if layer.up is None:
+        return mixed
+    shared = _mlp(layer, normed, config, axes)
+    if layer.shared_router is not None:
+        shared *= jax.nn.sigmoid(linear(normed, layer.shared_router))
+    return mixed + shared
+
+
 def _mlp(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
     """Returns the MLP of [B, T, E], with a gate if the layer has one."""
+    assert layer.up is not None
+    assert layer.down is not None
     if layer.gate is None:
         inner = activate(linear(normed, layer.up, layer.up_bias), config.activation)
         return sum_linear(inner, layer.down, layer.down_bias, axes)
@@ -292,7 +330,7 @@ def _mlp(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[
         # reads `down` in narrow tiles: by its estimate 1.3 times as long as two products for LLaMA 3 8B on a v6e.
         apart = jax.lax.optimization_barrier
         gate, up = jax.lax.platform_dependent((gate, up), tpu=apart, default=lambda products: products)
-    inner = activate(gate, config.activation) * up
+    inner = gated(gate, up, config.activation)
     return sum_linear(inner, layer.down, layer.down_bias, axes)
 
 
@@ -313,10 +351,12 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return zeros
         if field.endswith("norm") and not field.startswith(("query", "key")):
             return neutral
+        if is_matrix(field) and len(shape) == 3:
+            return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
         return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0]
 
     shapes = layer_shapes(c)
-    absent: dict[str, None] = dict.fromkeys(("attention_norm", "mlp_norm", "gate"))
+    absent: dict[str, None] = dict.fromkeys(("attention_norm", "mlp_norm", "gate", "up", "down"))
     layer: Any = LlamaLayer
     layers = tuple(
         layer(**absent | {field: array(field, shape) for field, shape in shapes.items()}) for _ in range(c.num_layers)
@@ -333,10 +373,14 @@ def quantize(params: LlamaParams) -> LlamaParams:
     to it: `jlade.load(..., int8=True)` never holds all of them.
     """
 
-    def in_int8(tree: Any) -> Any:
-        return jax.tree.map(lambda x: x if is_int8(x) or x.ndim != 2 else quantize_matrix(x), tree, is_leaf=is_int8)
+    def in_int8(matrix: Any) -> Any:
+        return matrix if matrix is None or is_int8(matrix) else quantize_matrix(matrix)
 
-    changed = {"layers": in_int8(params.layers)}
+    def layer_in_int8(layer: LlamaLayer) -> LlamaLayer:
+        names = (field.name for field in dataclasses.fields(layer) if is_matrix(field.name))
+        return dataclasses.replace(layer, **{name: in_int8(getattr(layer, name)) for name in names})
+
+    changed: dict[str, Any] = {"layers": tuple(map(layer_in_int8, params.layers))}
     if params.output is None:
         changed["embedding"] = in_int8(params.embedding)
     else:

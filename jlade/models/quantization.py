@@ -16,7 +16,7 @@ ROWS = 512  # rows of a matrix converted at once on CPUs; they fit the processor
 
 @flax.struct.dataclass
 class Int8Matrix:
-    """A matrix whose row i is `scale[i] * weight[i]`.
+    """A matrix whose row i is `scale[i] * weight[i]`, or experts [N, in, out] with a scale [N, out] for each output.
 
     The scale is float32 for every dtype of the model: float16 cannot hold the scales of small weights.
     """
@@ -38,12 +38,15 @@ def is_int8(leaf: object) -> TypeGuard[Int8Matrix]:
 def quantize_matrix(matrix: jax.Array) -> Int8Matrix:
     """Returns `matrix` [out, in] with each row rounded to multiples of a 127th of its largest magnitude.
 
+    Of experts [N, in, out], each column of an expert is rounded.
+
     No element changes by more than half the row's scale. A row of zeros has the scale 1. A row with NaN or infinite
     elements has a NaN or infinite scale, so that products with it are not finite either.
     """
     scale = jnp.max(jnp.abs(matrix), axis=1).astype(jnp.float32) / 127
     scale = jnp.where(scale < np.finfo(np.float32).tiny, 1.0, scale)  # processors flush smaller scales to 0
-    return Int8Matrix(jnp.round(matrix.astype(jnp.float32) / scale[:, None]).astype(jnp.int8), scale)
+    rounded = jnp.round(matrix.astype(jnp.float32) / jnp.expand_dims(scale, 1))
+    return Int8Matrix(rounded.astype(jnp.int8), scale)
 
 
 def multiply(matrix: Int8Matrix, x: jax.Array) -> jax.Array:

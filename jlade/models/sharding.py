@@ -1,4 +1,6 @@
-"""The parts of a LLaMA model on the devices of a mesh: tensor parallelism over heads, MLP columns and vocabulary.
+"""The parts of a LLaMA model on the devices of a mesh: tensor parallelism over heads, MLPs and vocabulary.
+
+The columns of an MLP are divided, and experts are whole, each on one device.
 
 Each layer needs two sums over the devices of `MODEL`, after attention and after the MLP (arXiv 1909.08053, section 3).
 """
@@ -27,16 +29,23 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
         accepted = [n for n in range(1, config.num_heads + 1) if can_divide(config, n)]
         raise ValueError(
             f"mesh has model={shards}, but the model has {config.num_heads} heads, {config.num_kv_heads} KV heads and "
-            f"{config.intermediate_size} MLP columns, which divide among {', '.join(map(str, accepted))} devices: "
-            "choose one of these, and use the other devices for data or lookahead"
+            f"{_mlps(config)}, which divide among {', '.join(map(str, accepted))} devices: choose one of these, and "
+            "use the other devices for data or lookahead"
         )
     return mesh_lib.split(mesh, config.num_kv_heads)
 
 
 def can_divide(config: LlamaConfig, shards: int) -> bool:
-    """Whether heads and MLP columns divide among the shards, and each shard has heads of whole groups or of one."""
+    """Whether heads, MLP columns and experts divide among the shards, and each has heads of whole groups or of one."""
     groups = config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
-    return groups and config.num_heads % shards == 0 and config.intermediate_size % shards == 0
+    divided = config.num_heads, config.intermediate_size, config.num_experts
+    return groups and not any(number % shards for number in divided)
+
+
+def _mlps(config: LlamaConfig) -> str:
+    """Returns the numbers of MLP columns and experts for a message."""
+    numbers = {"MLP columns": config.intermediate_size, "experts": config.num_experts}
+    return " and ".join(f"{number} {name}" for name, number in numbers.items() if number)
 
 
 def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
@@ -50,7 +59,8 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
     of_layer = {"query": outputs, "key": kv, "value": kv, "attention_output": inputs}
     of_layer |= {"gate": outputs, "up": outputs, "down": inputs}
     of_layer |= {"query_bias": outputs, "key_bias": kv, "value_bias": kv, "gate_bias": outputs, "up_bias": outputs}
-
+    of_layer |= {"sinks": outputs}
+    of_layer |= {f"expert_{part}{kind}": outputs for part in ("gate", "up", "down") for kind in ("", "_bias")}
     if params.config.qk_norm_kind == "whole":
         of_layer |= {"query_norm": outputs, "key_norm": kv}
 

@@ -1,4 +1,4 @@
-"""Reports of NVIDIA's assembler, ptxas, on the Hopper kernel: the bytes that it spills from registers to memory."""
+"""Reports of NVIDIA's assembler, ptxas, on the Hopper kernels: the bytes that it spills from registers to memory."""
 
 import dataclasses
 import functools
@@ -8,19 +8,21 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jlade.inspection import targets
 from jlade.models.attention import Operands, hopper
+from jlade.models.experts import hopper as experts
 
 DIRECTORY = "MOSAIC_GPU_DUMP_TO"  # of Pallas's reports
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The sizes of a kernel."""
+    """The sizes of a kernel of attention."""
 
     head_dim: int
     block_size: int
@@ -33,8 +35,44 @@ class Case:
     chunk: int = hopper.CHUNK
     slots: int = hopper.SLOTS
 
+    def compile(self, index: int) -> Any:
+        """Returns the compiled program, another one for each index."""
+        hopper.CHUNK, hopper.SLOTS = self.chunk, self.slots
+        kv_heads, capacity = 8, 1024 + 8 * index  # equal kernels are compiled once, and reported once
+        block = self.batch_size, self.block_size, kv_heads, self.head_dim
+        cache = self.batch_size, kv_heads, capacity, self.head_dim
+        queries = self.batch_size, self.block_size, kv_heads * self.group, self.head_dim
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in (queries, block, block, cache, cache)]
+        length = jax.ShapeDtypeStruct((self.batch_size,), jnp.int32)
+        positions = jax.ShapeDtypeStruct((self.batch_size, self.block_size), jnp.int32)
+        mask = jax.ShapeDtypeStruct((self.num_masks, self.block_size, self.block_size), bool)
+        device, _ = targets.find("h100")
+        attend = functools.partial(hopper.attend, window=self.window, cap=self.cap)
+        return targets.compile_for(device, attend, Operands(*arrays, length, mask, positions))
 
-def spills(cases: list[Case], directory: pathlib.Path) -> dict[Case, int]:
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsCase:
+    """The sizes of a kernel of experts."""
+
+    num_tiles: int
+    rows: int
+    size: int
+    width: int
+    number: int = 1  # of arrays of matrices
+    num_experts: int = 128
+    dtype: str = "bfloat16"
+
+    def compile(self, index: int = 0) -> Any:
+        """Returns the compiled program, the same one for each index."""
+        shapes = [(self.num_tiles, self.rows, self.size), *[(self.num_experts, self.size, self.width)] * self.number]
+        tiles, *weights = (jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in shapes)
+        chosen, count = jax.ShapeDtypeStruct((self.num_tiles,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+        device, _ = targets.find("h100")
+        return targets.compile_for(device, experts.multiply, tiles, chosen, count, *weights)
+
+
+def spills(cases: list[Case | ExpertsCase], directory: pathlib.Path) -> dict[Case | ExpertsCase, int]:
     """Returns the bytes that each kernel spills and reloads.
 
     Args:
@@ -44,7 +82,8 @@ def spills(cases: list[Case], directory: pathlib.Path) -> dict[Case, int]:
     """
     settings = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
     settings |= {"MOSAIC_GPU_DUMP_PTXAS": "1", DIRECTORY: str(directory)}
-    command = [sys.executable, "-m", __name__, json.dumps([dataclasses.asdict(case) for case in cases])]
+    described = [(type(case).__name__, dataclasses.asdict(case)) for case in cases]
+    command = [sys.executable, "-m", __name__, json.dumps(described)]
     root = pathlib.Path(__file__).parents[2]
     subprocess.run(command, cwd=root, env=os.environ | settings, check=True, capture_output=True)
     reports = [path.read_text() for path in sorted(directory.iterdir())]
@@ -52,20 +91,9 @@ def spills(cases: list[Case], directory: pathlib.Path) -> dict[Case, int]:
     return {case: sum(map(int, numbers)) for case, numbers in zip(cases, found, strict=True)}
 
 
-def compile_and_report(index: int, case: Case) -> None:
+def compile_and_report(index: int, case: Case | ExpertsCase) -> None:
     """Compiles a kernel and leaves its report, without Pallas's other files, in the directory."""
-    hopper.CHUNK, hopper.SLOTS = case.chunk, case.slots
-    kv_heads, capacity = 8, 1024 + 8 * index  # equal kernels are compiled once, and reported once
-    block = case.batch_size, case.block_size, kv_heads, case.head_dim
-    cache = case.batch_size, kv_heads, capacity, case.head_dim
-    queries = case.batch_size, case.block_size, kv_heads * case.group, case.head_dim
-    arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(case.dtype)) for shape in (queries, block, block, cache, cache)]
-    length = jax.ShapeDtypeStruct((case.batch_size,), jnp.int32)
-    positions = jax.ShapeDtypeStruct((case.batch_size, case.block_size), jnp.int32)
-    mask = jax.ShapeDtypeStruct((case.num_masks, case.block_size, case.block_size), bool)
-    device, _ = targets.find("h100")
-    attend = functools.partial(hopper.attend, window=case.window, cap=case.cap)
-    targets.compile_for(device, attend, Operands(*arrays, length, mask, positions))
+    case.compile(index)
     directory = pathlib.Path(os.environ[DIRECTORY])
     (report,) = directory.glob("*.ptxas")
     report.rename(directory / f"{index:03}")
@@ -74,5 +102,5 @@ def compile_and_report(index: int, case: Case) -> None:
 
 
 if __name__ == "__main__":
-    for index, case in enumerate(json.loads(sys.argv[1])):
-        compile_and_report(index, Case(**case))
+    for index, (name, fields) in enumerate(json.loads(sys.argv[1])):
+        compile_and_report(index, globals()[name](**fields))

@@ -1,4 +1,4 @@
-"""Attention on GPUs, made by their own compiler without a device."""
+"""Attention and experts on GPUs, made by their own compiler without a device."""
 
 import functools
 
@@ -10,9 +10,10 @@ from jlade.inspection import targets
 from jlade.inspection.hlo import Module
 from jlade.models.attention import Operands, plain
 from tests.accelerators.needs import gpu_compiler
-from tests.accelerators.ptxas import Case, spills
+from tests.accelerators.ptxas import Case, ExpertsCase, spills
 
 OPTIMIZED = True
+READ = ("parameter", "bitcast", "get-tuple-element", "tuple")  # opcodes that write nothing
 pytestmark = gpu_compiler
 
 CASES = [
@@ -23,14 +24,36 @@ CASES = [
     Case(128, 120, dtype="float16"),
     *(Case(*sizes, window=512, cap=50.0) for sizes in ((64, 60, 8), (128, 1, 1), (128, 60, 2), (128, 128, 4))),
 ]
+EXPERTS = [
+    *(ExpertsCase(200, rows, 2048, 768, number=2) for rows in (8, 16, 32, 64)),  # Qwen3-30B-A3B: gate and up
+    *(ExpertsCase(200, rows, 768, 2048) for rows in (8, 16, 64)),  # and down
+    ExpertsCase(8, 8, 2048, 768, number=2, dtype="float16"),
+    ExpertsCase(4, 8, 2880, 2880, num_experts=32),  # gpt-oss
+    ExpertsCase(2, 8, 14336, 4096, num_experts=8),  # Mixtral
+    ExpertsCase(24, 64, 4096, 14336, number=2, num_experts=8),
+]
 PLANTED = Case(128, 120, chunk=128, slots=1)  # twice the scores in registers
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
+needs_kernels = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernels need JAX 0.11.2")
+
+
+@needs_kernels
 def test_kernels_keep_their_state_in_registers(tmp_path):
-    found = spills([*CASES, PLANTED], tmp_path)
+    cases = [*CASES, *EXPERTS]
+    found = spills([*cases, PLANTED], tmp_path)
     assert found.pop(PLANTED) > 0
-    assert found == dict.fromkeys(CASES, 0)
+    assert found == dict.fromkeys(cases, 0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", [EXPERTS[0], EXPERTS[-1]])
+def test_experts_are_one_launch_that_reads_the_weights_in_place(case):
+    program = case.compile()
+    module = Module(program.as_text())
+    launched = [x for x in module.computations[module.entry].values() if x.opcode not in READ]
+    assert [x.opcode for x in launched] == ["custom-call"]
+    assert program.memory_analysis().temp_size_in_bytes < 1e6
 
 
 def compiled_attention(name, block_size, capacity):
@@ -45,8 +68,7 @@ def compiled_attention(name, block_size, capacity):
 def largest(program):
     """Returns the most elements of an array that the program writes."""
     module = Module(program.as_text())
-    read = ("parameter", "bitcast", "get-tuple-element", "tuple")
-    return max(x.size for x in module.computations[module.entry].values() if x.opcode not in read)
+    return max(x.size for x in module.computations[module.entry].values() if x.opcode not in READ)
 
 
 @pytest.mark.parametrize("name", ["h100", "a100", "l4", "rtx3090", "rtx4090"])

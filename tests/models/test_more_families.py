@@ -56,6 +56,22 @@ CASES = {
     "exaone4": ("Exaone4", {"sliding_window": 7, "layer_types": SLIDING}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 12} | rope("dynamic", alpha=100.0, factor=1.0)),
     "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 7}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
 }
 

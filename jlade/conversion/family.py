@@ -1,0 +1,74 @@
+"""A family of transformers' models: the keys of its config.json, the tensors of its files, and its architecture."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SHARED = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_parameters": None,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+}
+
+# Keys that some versions of transformers write in the place of those that it documents for a family.
+ALIASES = {"num_local_experts": "num_experts"}
+# Fields whose values are not those of their keys: see `hf_config`.
+INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
+OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A `model_type` of transformers.
+
+    Attributes:
+      architecture: the class.
+      defaults: of the keys that it reads, where they are not those of LLaMA.
+      keys: the key of a field of `LlamaConfig` that is read as it is.
+      fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
+      only: keys, and the values of them that the family takes; the first is written.
+      rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
+        layers with a window alone, "alpha" for one with HunYuan's kind of scaling.
+      tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`.
+      fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
+      experts: the fields of experts that a tensor in the file has, by its name within a layer. A name with "{}" for an
+        expert's number is the tensor [out, in] of that expert, and others are [N, out, in].
+      interleaved: whether the tensors of experts are [N, in, out], with the columns of gate and product in turn, or in
+        MXFP4 (GPT-OSS).
+    """
+
+    architecture: str
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    rotary: str = "all"
+    tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    interleaved: bool = False
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """The keys that the family reads, with the values of transformers for missing ones."""
+        return SHARED | dict(self.defaults)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithText:
+    """A model of transformers with a text part.
+
+    Attributes:
+      architecture: the class.
+      model_type: of the text part, unless it names its own.
+    """
+
+    architecture: str
+    model_type: str

@@ -1,0 +1,189 @@
+"""Experts in files of Hugging Face's format: tensors of each expert, or of all, gates and products joined, or MXFP4."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade.conversion.families import FAMILIES
+from jlade.conversion.parts import Part, Shape
+from jlade.conversion.tensors import layer_tensors
+from jlade.conversion.weight_files import StoredTensor, aligned, all_finite
+from jlade.models.llama import LlamaConfig
+
+BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
+GROUP = 32  # numbers with one exponent
+# The numbers of 4 bits: sign, exponent of two bits, one bit more (OCP Microscaling Formats, section 5.3.3).
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+class File(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+      names: of the arrays it holds, of gate and product if there are two.
+      shape: of the tensor.
+      expert: of which it holds a part, None for all.
+    """
+
+    names: tuple[str, ...]
+    shape: Shape
+    expert: int | None
+
+
+class Mxfp4(NamedTuple):
+    """An expert's matrix [out, in] in MXFP4.
+
+    Attributes:
+      blocks: [out, in / 32, 16] bytes, each with two numbers, the lower four bits first.
+      scales: [out, in / 32] bytes, exponents of two plus 127.
+    """
+
+    blocks: StoredTensor
+    scales: StoredTensor
+
+    @property
+    def value_dtype(self) -> str:
+        return "bfloat16"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.blocks.num_bytes + self.scales.num_bytes
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return self.blocks.stamps | self.scales.stamps
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
+        """Returns the whole matrix, the only part, and whether it is finite."""
+        blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
+        numbers = FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, GROUP)
+        values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
+        matrix = values.astype(dtype)
+        return [matrix], all_finite(matrix)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertTensor:
+    """An array of all experts, [N, in, out] or biases [N, out], as a `jlade.conversion.weight_files.Tensor`.
+
+    Attributes:
+      experts: what the files hold of each.
+      outputs: those of the array, where gate and product are one tensor.
+      is_transposed: whether the files have [out, in].
+    """
+
+    experts: tuple[StoredTensor | Mxfp4, ...]
+    outputs: slice
+    is_transposed: bool
+    shape: Shape
+
+    @property
+    def file(self) -> pathlib.Path:
+        return next(iter(self.stamps))
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return {file: stamp for expert in self.experts for file, stamp in expert.stamps.items()}
+
+    @property
+    def dtype(self) -> str:
+        return "MXFP4" if isinstance(self.experts[0], Mxfp4) else self.experts[0].dtype
+
+    @property
+    def value_dtype(self) -> str:
+        return self.experts[0].value_dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array's outputs in the files."""
+        share = 1 if self.outputs == slice(None) else 2
+        return sum(expert.num_bytes for expert in self.experts) // share
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
+        """Returns distinct parts, each the arrays of some experts, and whether all that was read is finite."""
+        arrays, is_finite = [], True
+        for part in parts:
+            array = aligned((len(part.rows), *self.shape[1:]), dtype)
+            for target, expert in zip(array, part.rows, strict=True):
+                stored = self.experts[expert]
+                whole = Part.of(None, stored.shape if isinstance(stored, StoredTensor) else (0, 0))
+                (matrix,), finite = stored.read(name, dtype, [whole])
+                target[...] = matrix[self.outputs].T if self.is_transposed else matrix[..., self.outputs]
+                is_finite &= finite
+            arrays.append(array)
+        return arrays, is_finite
+
+
+def files(config: LlamaConfig) -> dict[str, File]:
+    """Returns the tensors of files that hold experts, by name."""
+    family, tensors = FAMILIES[config.family], layer_tensors(config)
+    found: dict[str, File] = {}
+    for i in range(config.num_layers):
+        prefix = f"model.layers.{i}."
+        for file_name, fields in family.experts.items():
+            held = [tensors[field] for field in fields if field in tensors]
+            if not held:
+                continue
+            number, *inputs, outputs = held[0][1]
+            matrix = (*inputs, len(held) * outputs) if family.interleaved else (len(held) * outputs, *inputs)
+            names = tuple(prefix + name for name, _ in held)
+            if "{}" in file_name:
+                found |= {prefix + file_name.format(n): File(names, matrix, n) for n in range(number)}
+            else:
+                found[prefix + file_name] = File(names, (number, *matrix), None)
+    return found
+
+
+def shapes(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, Shape]:
+    """Returns the shapes of the tensors of `files` by their names in `stored`, where MXFP4 makes one two."""
+    expected: dict[str, Shape] = {}
+    for name, file in files(config).items():
+        if name + BLOCKS in stored:
+            number, inputs, outputs = file.shape
+            expected[name + BLOCKS] = (number, outputs, inputs // GROUP, GROUP // 2)
+            expected[name + SCALES] = (number, outputs, inputs // GROUP)
+        else:
+            expected[name] = file.shape
+    return expected
+
+
+def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, ExpertTensor]:
+    """Returns the arrays of experts by name, given the tensors of the files, with the shapes of `shapes`."""
+    interleaved = FAMILIES[config.family].interleaved
+    array_shapes = dict(layer_tensors(config).values())
+    experts: dict[str, list[StoredTensor | Mxfp4]] = {}
+    tensors: dict[str, ExpertTensor] = {}
+    for file_name, file in files(config).items():
+        is_packed = file_name + BLOCKS in stored
+        for k, name in enumerate(file.names):
+            of_array = experts.setdefault(name, [])
+            if is_packed:
+                both = (stored[file_name + suffix].rows() for suffix in (BLOCKS, SCALES))
+                of_array += map(Mxfp4, *both)
+            else:
+                of_array += [stored[file_name]] if file.expert is not None else stored[file_name].rows()
+            shape = array_shapes[name.split(".", 3)[3]]
+            outputs = slice(None)
+            if len(file.names) > 1:
+                outputs = slice(k, None, 2) if interleaved else slice(k * shape[-1], (k + 1) * shape[-1])
+            is_transposed = is_packed or not interleaved
+            tensors[name] = ExpertTensor(tuple(of_array), outputs, is_transposed, shape)
+    return tensors
+
+
+def write(config: LlamaConfig, arrays: Mapping[str, jax.Array]) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the tensors of files with their names, given the arrays by name."""
+    interleaved = FAMILIES[config.family].interleaved
+    for name, file in files(config).items():
+        held = [arrays[array] for array in file.names]
+        if file.expert is not None:
+            held = [array[file.expert] for array in held]
+        if interleaved:
+            yield name, jnp.stack(held, axis=-1).reshape(file.shape)
+        else:
+            yield name, jnp.concatenate([jnp.swapaxes(array, -1, -2) for array in held], axis=-2)

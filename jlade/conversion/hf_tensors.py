@@ -1,0 +1,95 @@
+"""The tensors of a model in files of Hugging Face's format, some of which hold several of its arrays."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+from jlade.conversion import hf_experts
+from jlade.conversion.families import FAMILIES
+from jlade.conversion.parts import Shape
+from jlade.conversion.tensors import expected_tensors, first_few, layer_tensors
+from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor
+from jlade.models.llama import LlamaConfig
+
+
+def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
+    """Returns for each tensor of a file in Hugging Face's format the tensors whose rows it holds, with their shapes.
+
+    Those of experts are left out.
+    """
+    fused, tensors = FAMILIES[config.family].fused, layer_tensors(config)
+    whole = {tensors[field][0]: name for name, fields in fused.items() for field in fields}
+    experts = {name for field, (name, _) in tensors.items() if field.startswith("expert_")}
+    files: dict[str, dict[str, Shape]] = {}
+    for name, shape in expected_tensors(config).items():
+        prefix, _, rest = name.partition("layers.")
+        number, _, within = rest.partition(".")
+        if within in experts:
+            continue
+        file_name = f"{prefix}layers.{number}.{whole[within]}" if within in whole else name
+        files.setdefault(file_name, {})[name] = shape
+    return files
+
+
+def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Returns the tensors of the text part of a model with other parts, by their names in a model of text alone."""
+    renamed: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        inner = name.removeprefix("model.").removeprefix("language_model.")
+        if inner != name.removeprefix("model."):
+            renamed[inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"] = tensor
+        elif name.startswith("lm_head."):
+            renamed[name] = tensor
+    return renamed if any(name.startswith("model.") for name in renamed) else tensors
+
+
+def model_tensors(
+    tensors: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path
+) -> dict[str, Tensor]:
+    """Returns the tensors of a model by name, of which those of some families are rows of larger ones in the files.
+
+    Raises:
+      ValueError: the files do not hold exactly the tensors of `config`, with accepted shapes and dtypes.
+    """
+    tensors = text_part(tensors)
+    found: dict[str, Tensor] = {}
+    in_files = file_tensors(config)
+    expected = {name: _stacked(parts) for name, parts in in_files.items()} | hf_experts.shapes(config, tensors)
+    check_tensors(tensors, expected, config, directory)
+    for name, parts in in_files.items():
+        stored = tensors[name]
+        row_bytes, offset = stored.num_bytes // stored.shape[0], stored.offset
+        for part, shape in parts.items():
+            found[part] = dataclasses.replace(stored, offset=offset, shape=shape)
+            offset += shape[0] * row_bytes
+    return found | hf_experts.read(config, tensors)
+
+
+def check_tensors(
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, Shape], config: LlamaConfig, directory: pathlib.Path
+) -> None:
+    """Raises a ValueError unless the files hold exactly the `expected` tensors, with accepted dtypes."""
+    missing = sorted(expected.keys() - tensors.keys())
+    if missing:
+        raise ValueError(f"{directory}: {len(missing)} tensors are missing: {first_few(missing)}")
+    unexpected = sorted(name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config))
+    if unexpected:
+        raise ValueError(f"{directory}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
+    for name, shape in expected.items():
+        stored = tensors[name]
+        if stored.shape != shape:
+            raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
+        accepted = ("U8",) if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)) else FLOATS
+        if stored.dtype not in accepted:
+            raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
+
+
+def _stacked(parts: Mapping[str, Shape]) -> Shape:
+    """Returns the shape of tensors one below the other."""
+    shapes = list(parts.values())
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def _is_redundant(name: str, config: LlamaConfig) -> bool:
+    """Whether a tensor repeats other data: old files store rotary tables and tied output matrices."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)

@@ -1,0 +1,82 @@
+"""Products of tokens with the matrices of their experts."""
+
+import jax
+import jax.numpy as jnp
+
+from jlade.models.quantization import Int8Matrix, is_int8
+
+TILE = 32  # rows of an expert that are multiplied at once on CPUs
+
+
+def grouped(x: jax.Array, matrices: jax.Array | Int8Matrix, sizes: jax.Array, experts: jax.Array) -> jax.Array:
+    """Returns the product [P, out] of each row with the matrix of its expert, for rows that are sorted by expert.
+
+    The rows that come after those of the last expert have unspecified products.
+
+    Args:
+      x: [P, in].
+      matrices: [N, in, out].
+      sizes: [N] int32, rows of each expert.
+      experts: [P] int32, the expert of each row.
+    """
+    product: jax.Array = jax.lax.platform_dependent(x, _weight(matrices), sizes, tpu=_ragged, default=in_tiles)
+    return _rescale(product, matrices, experts, x.dtype)
+
+
+def each(x: jax.Array, matrices: jax.Array | Int8Matrix, experts: jax.Array) -> jax.Array:
+    """Returns the product [P, out] of each row [P, in] with the matrix [in, out] of its expert [P].
+
+    A sum of products, and no matrix product: XLA for GPUs reads the matrices inside it, where it would copy them.
+    """
+    chosen = _weight(matrices)[experts].astype(jnp.float32)
+    return _rescale(jnp.sum(x[:, :, None].astype(jnp.float32) * chosen, axis=1), matrices, experts, x.dtype)
+
+
+def all_with_all(x: jax.Array, matrices: jax.Array | Int8Matrix) -> jax.Array:
+    """Returns the products [N, T, out] of tokens [N, T, in] with matrices [N, in, out]."""
+    weight = _weight(matrices).astype(x.dtype)
+    product = jnp.einsum("nti,nio->nto", x, weight, preferred_element_type=jnp.float32)
+    if is_int8(matrices):
+        product *= matrices.scale[:, None]
+    return product.astype(x.dtype)
+
+
+def in_tiles(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns `grouped` by a loop over tiles of up to `TILE` rows of an expert.
+
+    A tile reaches into the rows of later experts, whose own tiles come later and overwrite it.
+    """
+    num_rows = x.shape[0]
+    height = min(TILE, num_rows)
+    tiles = -(-sizes // height)
+    ends, first_rows = jnp.cumsum(tiles), jnp.cumsum(sizes) - sizes
+    x = jnp.pad(x, ((0, height), (0, 0)))
+
+    def add_tile(i: jax.Array, products: jax.Array) -> jax.Array:
+        expert = jnp.sum(ends <= i)
+        start = first_rows[expert] + (i - ends[expert] + tiles[expert]) * height
+        rows = jax.lax.dynamic_slice_in_dim(x, start, height)
+        matrix = jax.lax.dynamic_index_in_dim(weight, expert, keepdims=False).astype(x.dtype)
+        product = jnp.dot(rows, matrix, preferred_element_type=products.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(products, product, start, axis=0)
+
+    result = jnp.float32 if weight.dtype == jnp.int8 else x.dtype
+    empty = jnp.zeros((num_rows + height, weight.shape[2]), result)
+    return jax.lax.fori_loop(0, ends[-1], add_tile, empty)[:num_rows]
+
+
+def _ragged(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns `grouped`: XLA for TPUs has a kernel that reads the matrices of experts with rows alone."""
+    result = jnp.float32 if weight.dtype == jnp.int8 else x.dtype
+    return jax.lax.ragged_dot(x, weight, sizes, preferred_element_type=result)
+
+
+def _weight(matrices: jax.Array | Int8Matrix) -> jax.Array:
+    return matrices.weight if isinstance(matrices, Int8Matrix) else matrices
+
+
+def _rescale(
+    product: jax.Array, matrices: jax.Array | Int8Matrix, experts: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Returns a product of rows [P, out] with int8 weights, if they are that, times the scales of their experts."""
+    return (product * matrices.scale[experts] if is_int8(matrices) else product).astype(dtype)

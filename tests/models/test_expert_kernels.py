@@ -1,0 +1,88 @@
+"""The kernel of experts, simulated on the CPU, against NumPy; and lowered for its device."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
+
+from jlade.models.experts import hopper
+
+needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
+
+
+@needs_kernel
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("rows", "size", "width", "number", "dtype"),
+    [
+        (8, 64, 64, 1, jnp.bfloat16),  # one block
+        (16, 192, 128, 2, jnp.bfloat16),  # gate and up
+        (32, 448, 256, 1, jnp.float16),  # more blocks than slots, in wide columns
+        (64, 128, 192, 3, jnp.bfloat16),
+    ],
+)
+def test_equals_a_product_for_each_tile(rows, size, width, number, dtype, count, monkeypatch):
+    monkeypatch.setattr(hopper, "PROGRAMS", 6)
+    monkeypatch.setattr(hopper, "SHARED_MEMORY", 3 * 128 * (rows + 128 * number))  # three or more slots
+    rng = np.random.default_rng(size)
+    experts = np.array([1, 1, 3, 4], np.int32)
+    shapes = [(len(experts), rows, size), *[(5, size, width)] * number]
+    tiles, *weights = (jnp.asarray(rng.normal(size=shape).astype(np.float32), dtype) for shape in shapes)
+    unused = np.setdiff1d(np.arange(5), experts[:count])
+    poisoned = [matrices.at[unused].set(jnp.nan) for matrices in weights]
+
+    simulated = InterpretGPUParams(detect_races=True)
+    products = hopper.multiply(tiles, jnp.asarray(experts), jnp.int32(count), *poisoned, interpret=simulated)
+
+    assert len(products) == number
+    for product, matrices in zip(products, weights, strict=True):
+        assert product.dtype == dtype
+        got = np.asarray(product, np.float32)
+        expected = np.asarray(tiles, np.float32) @ np.asarray(matrices, np.float32)[experts]
+        differences = np.linalg.norm(got - expected, axis=(1, 2))[:count]
+        assert (differences < jnp.finfo(dtype).eps / 2 * np.linalg.norm(expected, axis=(1, 2))[:count]).all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_nothing_runs_for_tiles_that_are_not_in_use(count):
+    """Simulated memory that no program has written is NaN."""
+    tiles, weights = jnp.ones((2, 8, 64), jnp.bfloat16), jnp.ones((1, 64, 64), jnp.bfloat16)
+    experts, simulated = jnp.zeros(2, jnp.int32), InterpretGPUParams()
+    (product,) = hopper.multiply(tiles, experts, jnp.int32(count), weights, interpret=simulated)
+    expected = np.where(np.arange(2) < count, 64, np.nan)
+    np.testing.assert_array_equal(product.astype(jnp.float32), np.broadcast_to(expected[:, None, None], product.shape))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "size", "width", "message"),
+    [
+        (jnp.float32, 8, 64, 64, "needs 16-bit floats, and these are float32"),
+        (jnp.bfloat16, 4, 64, 64, "needs tiles of 8, 16, 32 or 64 rows, and these have 4"),
+        (jnp.bfloat16, 8, 96, 64, "needs matrices whose sides are multiples of 64, and these are 96 x 64"),
+        (jnp.bfloat16, 8, 64, 32, "needs matrices whose sides are multiples of 64, and these are 64 x 32"),
+    ],
+)
+def test_obstacles(dtype, rows, size, width, message):
+    assert hopper.obstacle(dtype, rows, size, width) == message
+    tiles, weights = jnp.zeros((1, rows, size), dtype), jnp.zeros((1, size, width), dtype)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        hopper.multiply(tiles, jnp.zeros(1, jnp.int32), jnp.int32(1), weights)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(8, jnp.bfloat16), (16, jnp.bfloat16), (32, jnp.float16), (64, jnp.bfloat16)]
+)
+@pytest.mark.parametrize(("size", "width"), [(2048, 768), (768, 2048), (2880, 2880)])
+@pytest.mark.parametrize(("num_tiles", "number"), [(8, 2), (8, 1), (200, 1)])
+def test_lowers(num_tiles, number, size, width, rows, dtype):
+    """The compiler passes of Pallas run without the device, and raise for programs that it does not accept."""
+    shapes = [(num_tiles, rows, size), *[(128, size, width)] * number]
+    tiles, *weights = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    experts, count = jax.ShapeDtypeStruct((num_tiles,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    lowered = jax.export.export(jax.jit(hopper.multiply), platforms=["cuda"])(tiles, experts, count, *weights)
+    assert lowered.mlir_module().count("custom_call @mosaic_gpu") == 1
