@@ -52,9 +52,9 @@ def unfold(mixed: jax.Array, heads: int, block_size: int) -> jax.Array:
 
 
 def entry_positions(entries: jax.Array, length: jax.Array, capacity: int) -> jax.Array:
-    """Returns the positions of entries in use of a cache that is a ring: see `Operands.cached_length`.
+    """Returns the positions of cache entries in use, also of a ring: see `Operands.cached_keys`.
 
-    The one division is of scalars, as kernels divide arrays slowly.
+    The division is one of scalars: kernels divide arrays slowly.
     """
     newest = length - 1
     positions = newest - jax.lax.rem(newest, jnp.int32(capacity)) + entries

@@ -12,12 +12,13 @@ class Operands(NamedTuple):
     Attributes:
       queries: [B, T, H, D].
       keys, values: [B, T, KH, D] of the block; H is a multiple of KH.
-      cached_keys, cached_values: [B, KH, S, D].
-      cached_length: [B] int32, tokens of the prefix. Without a sliding window these are at most S. With one, the cache
-        is a ring: entry s holds the newest position p below this length with p = s modulo S.
+      cached_keys, cached_values: [B, KH, S, D]. Entry i has position i. With a sliding window, S may be less than
+        `cached_length`, but no less than the window without the token itself: the cache then has the last S tokens, and
+        entry i has the last position p < `cached_length` with p % S = i.
+      cached_length: [B] int32, tokens before the block.
       block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. Token q sees token k where
         `block_mask[..., q, k]`; every token sees itself.
-      positions: [B, T] int32, of the block's tokens; needed with a sliding window.
+      positions: [B, T] of the block's tokens; needed with a sliding window.
       sinks: [H], a logit of each query head that joins the softmax of its scores and has no value; None for none.
     """
 

@@ -89,6 +89,14 @@ def test_equals_plain_attention(form, mask_shape, window, chunk, scores, monkeyp
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+def test_bfloat16_keeps_its_type_and_is_close(form):
+    arrays, length, mask = random_case(0, jnp.bfloat16)
+    got = attend(Operands(*arrays, length, mask))
+    assert got.dtype == jnp.bfloat16
+    expected = plain_attention(*(np.asarray(a, np.float32) for a in arrays), length, mask, np.zeros((3, 5)))
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=0.03)
+
+
 @pytest.mark.parametrize("chunk", [4, 256])
 def test_own_scale_cap_and_sinks(form, chunk, monkeypatch):
     """The sinks have logits of the scores' size, and some that take all the weight or none."""
@@ -100,14 +108,6 @@ def test_own_scale_cap_and_sinks(form, chunk, monkeypatch):
     expected = plain_attention(*map(np.asarray, arrays), length, mask, positions, **variations, sinks=sinks)
     np.testing.assert_allclose(got, expected, atol=1e-5)
     assert not np.any(got[:, :, 3])
-
-
-def test_bfloat16_keeps_its_type_and_is_close(form):
-    arrays, length, mask = random_case(0, jnp.bfloat16)
-    got = attend(Operands(*arrays, length, mask))
-    assert got.dtype == jnp.bfloat16
-    expected = plain_attention(*(np.asarray(a, np.float32) for a in arrays), length, mask, np.zeros((3, 5)))
-    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=0.03)
 
 
 @pytest.mark.parametrize("axes", ["TT", "1TT"])

@@ -128,13 +128,18 @@ def test_vmap(kernel, num_masks, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "kernel", "device", "dtype"),
+    ("name", "module", "kernel", "device", "dtype", "variations"),
     [
-        pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, id="gpu", marks=simulated_gpu),
-        pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, id="tpu"),
+        pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, {}, id="gpu", marks=simulated_gpu),
+        pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, {}, id="tpu"),
+        pytest.param(
+            *("tpu", tpu_module, tpu, TPU, jnp.float32),
+            {"sliding_windows": (5,), "attention_scale": 0.5, "attention_cap": 2.0},
+            id="tpu with variations",
+        ),
     ],
 )
-def test_same_text(name, module, kernel, device, dtype, monkeypatch):
+def test_same_text(name, module, kernel, device, dtype, variations, monkeypatch):
     """A whole decode, a short one: simulating a GPU takes milliseconds per instruction."""
     monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [device])
     monkeypatch.setattr(module, "attend", kernel)
@@ -142,7 +147,7 @@ def test_same_text(name, module, kernel, device, dtype, monkeypatch):
     monkeypatch.setattr(tpu_module, "CHUNK", 8)
     monkeypatch.setattr(request, "CHUNKS_ON_CPU", ((4, 0),))
     shape = {"head_dim": 16, "num_kv_heads": 1, "num_layers": 1, "max_positions": 64}
-    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape))
+    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape, **variations))
 
     def generate(attention: str) -> np.ndarray:
         settings = {"lookahead": jlade.LookaheadConfig.paper(2, 3, 2), "max_new_tokens": 12, "eos_ids": ()}
