@@ -208,9 +208,7 @@ def inspect(
     else:
         shards = mesh_lib.size(divided, *MODEL)
         heads = config.num_heads // shards, config.num_kv_heads // mesh_lib.size(divided, HEADS), config.head_dim
-        resolved = attention_lib.resolve_unattached(
-            attention, target, params.norm.dtype, *heads, variations=config.beyond_kernels
-        )
+        resolved = attention_lib.resolve_unattached(attention, target, params.norm.dtype, *heads)
         decoder = Llama(config, resolved, MODEL if shards > 1 else ())
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None

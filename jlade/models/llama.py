@@ -149,7 +149,8 @@ class Llama:
         cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
         c, concrete = self.config, all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         heads = c.num_heads // mesh_lib.size(mesh, *MODEL), c.num_kv_heads // mesh_lib.size(mesh, HEADS), c.head_dim
-        chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, *heads, concrete, c.beyond_kernels)
+        dtype, variations = cache.keys[0].dtype, c.attention_variations
+        chosen = attention.resolve(self.attention, device, dtype, *heads, concrete, variations)
         return dataclasses.replace(self, attention=chosen)
 
     @property
