@@ -62,8 +62,9 @@ class Mxfp4(NamedTuple):
         """Returns the whole matrix, the only part, and whether it is finite."""
         blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
         numbers = FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, GROUP)
-        values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
-        matrix = values.astype(dtype)
+        with np.errstate(over="ignore"):  # the caller hears of it
+            values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
+            matrix = values.astype(dtype)
         return [matrix], all_finite(matrix)
 
 

@@ -258,7 +258,7 @@ def _layer(
     norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
     queries, keys, values = _project(layer, normed, rotation, c, axes)
-    operands = Operands(queries, keys, values, *prefix, block_mask, positions)
+    operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap)
     mixed = mixed.reshape(*hidden.shape[:2], -1)
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)

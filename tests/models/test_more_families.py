@@ -72,6 +72,11 @@ CASES = {
     ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
+    "gpt_oss": (
+        "GptOss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, truncate=False),
+    ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
 }
 
