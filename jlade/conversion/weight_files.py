@@ -163,7 +163,7 @@ def model_tensors(
     tensors = text_part(tensors)
     found: dict[str, StoredTensor] = {}
     in_files = file_tensors(config)
-    check_tensors(tensors, {name: _stacked(parts) for name, parts in in_files.items()}, config, directory)
+    check_tensors(tensors, {name: stacked(parts) for name, parts in in_files.items()}, config, directory)
     for name, parts in in_files.items():
         stored = tensors[name]
         row_bytes, offset = stored.num_bytes // stored.shape[0], stored.offset
@@ -191,7 +191,7 @@ def check_tensors(
             raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(DTYPES)}")
 
 
-def _stacked(parts: Mapping[str, Shape]) -> Shape:
+def stacked(parts: Mapping[str, Shape]) -> Shape:
     """Returns the shape of tensors one below the other."""
     shapes = list(parts.values())
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
