@@ -63,6 +63,7 @@ _ONLY_VALUES: dict[str, Any] = {
     "rope.scaling.yarn_log_multiplier": 0.0,
     "use_parallel_residual": False,
 }
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
 def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[str, np.ndarray]) -> LlamaConfig:
@@ -151,7 +152,7 @@ def _read_heads(values: Values, prefix: str, is_partial: bool) -> dict[str, Any]
 
 
 def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
-    """Returns the tokens that end a text, a turn or a message."""
+    """Returns the tokens that end a text, a turn or a message. That of a turn is known by its name, if not by a key."""
     ids: dict[int, None] = {}
     for name in ("eos", "eot", "eom"):
         key = f"tokenizer.ggml.{name}_token_id"
@@ -160,6 +161,9 @@ def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
                 raise ValueError(f"{values.file}: {key} must be a token id below {vocab_size}, got {token_id!r}")
             ids[token_id] = None
+    tokens = values.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and values.get("tokenizer.ggml.eot_token_id") is None:  # which is seldom written
+        ids |= {tokens.index(token): None for token in _TURN_ENDS if token in tokens}
     return tuple(ids)
 
 

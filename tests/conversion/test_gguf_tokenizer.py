@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import jlade
+from jlade.conversion import load_gguf
 from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED
 from jlade.generation import text
 from tests.conversion.gguf_files import write
@@ -207,6 +208,15 @@ def test_runs_of_spaces_that_are_tokens_of_gemma(tmp_path):
     expected = [1, *plain_sentence_piece("the", tokens, scores), 3, *plain_sentence_piece("▁there", tokens, scores)]
     assert tokenizer.encode("the    there").ids == expected
     assert text.decode(tokenizer, expected) == "the    there"
+
+
+@pytest.mark.parametrize(("keys", "expected"), [({}, (2, 3)), ({"eot_token_id": 1}, (2, 1))], ids=str)
+def test_without_a_key_the_end_of_a_turn_is_known_by_its_name(keys, expected, tmp_path):
+    tokens, types, scores = (list(of) for of in sentence_piece())
+    tokens[3] = "<end_of_turn>"
+    keys |= {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
+    file = write_with_tokenizer(tmp_path / "model.gguf", **keys, bos_token_id=1, eos_token_id=2)
+    assert load_gguf(file).config.eos_ids == expected
 
 
 @pytest.mark.parametrize("arch", ["phi3", "llama"])
