@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jlade.conversion.gguf_architectures import Architecture
+from jlade.conversion.hf_tensors import file_tensors, stacked
 from jlade.conversion.json_files import read_json, write_json
 from jlade.conversion.parts import Part, Shape, runs
-from jlade.conversion.tensors import expected_tensors, first_few
+from jlade.conversion.tensors import first_few
 from jlade.conversion.weight_files import CHUNK, aligned, all_finite
 from jlade.models.llama import LlamaConfig
 
@@ -28,6 +30,7 @@ class GGUFTensor:
       dtype: in GGUF's spelling.
       name: in the file.
       head_dim: of queries and keys whose rows are permuted, see `_stored_rows`; 0 if they are not.
+      added: to every element of the file.
     """
 
     file: pathlib.Path
@@ -38,6 +41,7 @@ class GGUFTensor:
     num_bytes: int
     name: str
     head_dim: int = 0
+    added: float = 0.0
 
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
@@ -74,6 +78,8 @@ class GGUFTensor:
                 blocks = stored[self._stored_rows(rows[begin : begin + step]), first * size : end * size]
                 with np.errstate(all="ignore"):  # is_finite reports it
                     values = quants.dequantize(np.ascontiguousarray(blocks), kind)
+                    if self.added:
+                        values = values - np.float32(self.added)
                     for part in run:
                         source = values[:, part.columns.start - first * block : part.columns.stop - first * block]
                         chunk = arrays[part][begin : begin + step]
@@ -95,15 +101,15 @@ class GGUFTensor:
 
 
 def check_tensors(
-    tensors: Mapping[str, GGUFTensor], config: LlamaConfig, architecture: str, others: Sequence[str]
+    tensors: Mapping[str, GGUFTensor], config: LlamaConfig, name: str, architecture: Architecture
 ) -> dict[str, GGUFTensor]:
     """Returns the tensors of a model by their names in Hugging Face's format.
 
     Args:
       tensors: by their names in the file.
       config: of the model.
-      architecture: in GGUF's spelling.
-      others: tensors that are not the model's.
+      name: of the architecture in the file.
+      architecture: its description.
 
     Raises:
       ValueError: names the file, and the tensor that is missing, not of the model, or of another shape or type.
@@ -111,24 +117,35 @@ def check_tensors(
     import gguf
 
     file = next(iter(tensors.values())).file
-    architectures = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(architectures[architecture], config.num_layers)
-    expected = expected_tensors(config)
-    stored = {name: str(names.get_name(name, (".weight", ".bias"))) for name in expected}
+    names = gguf.get_tensor_name_map(
+        {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[name], config.num_layers
+    )
+    in_files = file_tensors(config)
+    stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
     if missing := sorted(set(stored.values()) - tensors.keys()):
         raise ValueError(f"{file}: {len(missing)} tensors are missing: {first_few(missing)}")
-    if unexpected := sorted(tensors.keys() - set(stored.values()) - set(others)):
+    if unexpected := sorted(tensors.keys() - set(stored.values())):
         raise ValueError(f"{file}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
     found = {}
-    for name, shape in expected.items():
-        tensor = tensors[stored[name]]
+    for in_file, parts in in_files.items():
+        tensor, shape = tensors[stored[in_file]], stacked(parts)
         accepted = TYPES if len(shape) == 2 else FLOATING
         if tensor.shape != shape:
             raise ValueError(f"{file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
         if tensor.dtype not in accepted:
             raise ValueError(f"{file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}")
-        is_permuted = architecture == "llama" and name.split(".")[-2] in ("q_proj", "k_proj")
-        found[name] = dataclasses.replace(tensor, head_dim=config.head_dim if is_permuted else 0)
+        row_bytes, offset = tensor.num_bytes // shape[0], tensor.offset
+        for part, part_shape in parts.items():
+            is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
+            found[part] = dataclasses.replace(
+                tensor,
+                offset=offset,
+                shape=part_shape,
+                num_bytes=part_shape[0] * row_bytes,
+                head_dim=config.head_dim if is_permuted else 0,
+                added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
+            )
+            offset += found[part].num_bytes
     return found
 
 

@@ -36,7 +36,8 @@ class Memory(NamedTuple):
       needed: by the program that needs most, with its arrays; None if the compiler refuses it.
       arguments, outputs, temporary: of the program that decodes. Outputs in an argument's memory are not counted.
       largest_capacity: tokens of a cache with which the programs fit, at most the model's positions. It is extrapolated
-        from the capacity that was compiled, as if temporary memory grew with it.
+        from the capacity that was compiled, as if all temporary memory grew in proportion: a lower bound, closer the
+        larger that capacity is.
     """
 
     limit: int
