@@ -46,15 +46,21 @@ def _phi3_window(config: Values) -> int | None:
     return 2047 if config.size("max_position_embeddings") == 4096 else None
 
 
+_EXPERTS = {"expert_used_count": "num_experts_per_tok"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _GEMMA_2 = _WINDOW | {
     "attention.sliding_window_pattern": "sliding_window_pattern",
     "final_logit_softcapping": "final_logit_softcapping",
 }
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", is_permuted=True),  # also Mistral
+    "llama": Architecture("llama", is_permuted=True),  # also Mistral, and Mixtral: see `architecture_of`
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        _EXPERTS | {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"},
+        derived={"norm_topk_prob": True},
+    ),
     "gemma": Architecture("gemma", norm_offset=1.0),
     "gemma2": Architecture(
         "gemma2",
@@ -74,6 +80,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         derived={"sliding_window": _phi3_window},
     ),
 }
+MIXTRAL = Architecture("mixtral", _EXPERTS | {"expert_count": "num_local_experts"}, is_permuted=True)
 
 
 def architecture_of(values: Values) -> Architecture:
@@ -85,4 +92,4 @@ def architecture_of(values: Values) -> Architecture:
     name = values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(f"{values.file}: general.architecture is {name!r}; supported are {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]
+    return MIXTRAL if name == "llama" and values.get("llama.expert_count") else ARCHITECTURES[name]

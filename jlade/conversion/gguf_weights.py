@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from jlade.conversion.gguf_architectures import Architecture
+from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import file_tensors, stacked
 from jlade.conversion.json_files import read_json, write_json
 from jlade.conversion.parts import Part, Shape, runs
-from jlade.conversion.tensors import first_few
-from jlade.conversion.weight_files import CHUNK, aligned, all_finite
+from jlade.conversion.tensors import expected_tensors, first_few
+from jlade.conversion.weight_files import CHUNK, Tensor, aligned, all_finite
 from jlade.models.llama import LlamaConfig
 
 INDEX = "model.gguf.index.json"  # in an unfolded directory
@@ -42,6 +43,14 @@ class GGUFTensor:
     name: str
     head_dim: int = 0
     added: float = 0.0
+
+    def rows(self) -> list["GGUFTensor"]:
+        """Returns the parts of the tensor for each index of its first dimension."""
+        size = self.num_bytes // self.shape[0]
+        return [
+            dataclasses.replace(self, offset=self.offset + i * size, shape=self.shape[1:], num_bytes=size)
+            for i in range(self.shape[0])
+        ]
 
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
@@ -121,6 +130,10 @@ def check_tensors(
         {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[name], config.num_layers
     )
     in_files = file_tensors(config)
+    arrays = expected_tensors(config)
+    for name, shape in arrays.items():
+        if len(shape) == 3:  # experts, [out, in] in the file
+            in_files[name] = {name: (shape[0], shape[2], shape[1])}
     stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
     if missing := sorted(set(stored.values()) - tensors.keys()):
         raise ValueError(f"{file}: {len(missing)} tensors are missing: {first_few(missing)}")
@@ -129,7 +142,7 @@ def check_tensors(
     found = {}
     for in_file, parts in in_files.items():
         tensor, shape = tensors[stored[in_file]], stacked(parts)
-        accepted = TYPES if len(shape) == 2 else FLOATING
+        accepted = TYPES if len(shape) > 1 else FLOATING
         if tensor.shape != shape:
             raise ValueError(f"{file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
         if tensor.dtype not in accepted:
@@ -157,11 +170,15 @@ def write_index(tensors: Mapping[str, GGUFTensor], directory: pathlib.Path) -> N
     write_json(directory / INDEX, shared | {"tensors": dict(zip(tensors, own, strict=True))})
 
 
-def stored_tensors(directory: pathlib.Path) -> dict[str, GGUFTensor]:
+def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
     """Returns the tensors of an unfolded directory by name."""
     index: dict[str, Any] = read_json(directory / INDEX)
     file, stamp = pathlib.Path(index["file"]), tuple(index["stamp"])
-    return {
-        name: GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": tuple(fields["shape"])})
-        for name, fields in index["tensors"].items()
-    }
+    found: dict[str, Tensor] = {}
+    for name, fields in index["tensors"].items():
+        tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": tuple(fields["shape"])})
+        found[name] = tensor
+        if len(tensor.shape) == 3:
+            number, outputs, inputs = tensor.shape
+            found[name] = ExpertTensor(tuple(tensor.rows()), slice(None), True, (number, inputs, outputs))
+    return found

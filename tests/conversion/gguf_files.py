@@ -93,6 +93,8 @@ NAMES = {  # in a layer of the file, by that in a layer of transformers
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 NORMS_OF_GEMMA_2 = {
     "post_attention_layernorm": "post_attention_norm",
@@ -101,11 +103,17 @@ NORMS_OF_GEMMA_2 = {
 }
 
 
+def neighbours_together(matrix, head_dim):
+    """Returns rows in the order of rotations that turn neighbours: first, middle, second, ... of each head."""
+    halves = matrix.reshape(-1, 2, head_dim // 2, matrix.shape[-1])
+    return np.swapaxes(halves, 1, 2).reshape(matrix.shape)
+
+
 def convert(model, file, arch, changed=(), tensors=(), kind="F32"):
     """Writes a model of transformers as llama.cpp's converter does, and returns the path.
 
     Args:
-      model: of a family whose rows of queries and keys the converter leaves in order.
+      model: with matrices of experts [N, out, in], those of gate and product joined.
       file: the path.
       arch: the architecture.
       changed: metadata to add or replace, by their names after that of the architecture.
@@ -120,6 +128,12 @@ def convert(model, file, arch, changed=(), tensors=(), kind="F32"):
             array = array + np.float32(1)
         if name.startswith("model.layers."):
             _, _, number, within = name.split(".", 3)
+            if within == "mlp.experts.gate_up_proj":
+                gate, up = np.split(array, 2, axis=1)
+                arrays |= {f"blk.{number}.ffn_gate_exps.weight": gate, f"blk.{number}.ffn_up_exps.weight": up}
+                continue
+            if arch == "llama" and within in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
+                array = neighbours_together(array, config.hidden_size // config.num_attention_heads)
             arrays[f"blk.{number}.{names[within.removesuffix('.weight')]}.weight"] = array
         elif name == "model.embed_tokens.weight":
             arrays["token_embd.weight"] = array
@@ -140,7 +154,7 @@ def convert(model, file, arch, changed=(), tensors=(), kind="F32"):
     }
     if arch != "phi3":  # its heads always divide the width
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
-    matrices = {name: array for name, array in arrays.items() if array is not None and array.ndim == 2}
+    matrices = {name: array for name, array in arrays.items() if array is not None and array.ndim > 1}
     kind = GGMLQuantizationType[kind]
     quantized = {name: (quants.quantize(array, kind), kind) for name, array in matrices.items()}
     vectors = {name: array for name, array in arrays.items() if name not in matrices}

@@ -59,6 +59,16 @@ CASES = {
         | {"rope.scaling.attn_factor": float(np.sqrt(1 + np.log(400 / 96) / np.log(96)))},
     ),
 }
+EXPERTS = {"expert_count": 4, "expert_used_count": 2}
+CASES |= {
+    "qwen3moe": (
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        "qwen3moe",
+        EXPERTS | {"expert_feed_forward_length": 24, "rope.freq_base": 10000.0},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}, "llama", EXPERTS | {"rope.freq_base": 1e6}),
+}
 TENSORS = {
     "phi3, longrope": {
         "rope_factors_short.weight": np.array(SHORT, np.float32),
@@ -93,6 +103,21 @@ def models(tmp_path_factory):
     cases = {arch: (family, changes) for family, changes, arch, _ in reversed(CASES.values())}
     directory = tmp_path_factory.mktemp("models")
     return {arch: checkpoint(*case, directory / arch)[0] for arch, case in cases.items()}
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_experts_are_those_of_the_file(kind, tmp_path):
+    family, changes, arch, keys = CASES["qwen3moe"]
+    changes, keys = changes | {"moe_intermediate_size": 32}, keys | {"expert_feed_forward_length": 32}
+    model, _ = checkpoint(family, changes, tmp_path / "hf")
+    file = convert(model, tmp_path / "model.gguf", arch, keys, kind=kind)
+    params, stored = load_gguf(file), reference(file)
+    for number, layer in enumerate(params.layers):
+        for field in ("gate", "up", "down"):
+            wanted = np.swapaxes(stored[f"blk.{number}.ffn_{field}_exps.weight"], 1, 2)
+            np.testing.assert_array_equal(getattr(layer, f"expert_{field}"), wanted)
+    mesh = jlade.make_mesh(model=4)
+    assert_placed(load_gguf(file, mesh=mesh), params, mesh)
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
