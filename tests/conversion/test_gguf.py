@@ -216,7 +216,7 @@ def ordered(file, arrays):
         ({"changed": {"tokenizer.ggml.eos_token_id": 48}}, r"eos_token_id must be a token id below 48, got 48"),
         ({"changed": {"tokenizer.ggml.model": "t5"}}, r"tokenizer\.ggml\.model is 't5'; supported are gpt2, llama"),
         ({"changed": {"split.count": 2}}, r"split\.count is 2; .*llama-gguf-split --merge"),
-        ({"arch": "gemma3n"}, r"general\.architecture is 'gemma3n'; supported are llama, qwen2, qwen3, qwen3moe, gemma,"),
+        ({"arch": "gemma3n"}, r"general\.architecture is 'gemma3n'; supported are llama, qwen2, qwen3, qwen3moe,"),
     ],
     ids=lambda value: str(value)[:50],
 )
