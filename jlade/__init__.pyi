@@ -3,6 +3,7 @@ from . import (
     conversion,
     decoding,
     drafts,
+    engine,
     generation,
     inspection,
     lookahead,
@@ -20,6 +21,8 @@ from .decoding.stopping import Stopping, StopStrings
 from .drafts.index import TextIndex
 from .drafts.pool import NGramPool
 from .drafts.recycled import RecycledLogits
+from .engine.engine import Engine
+from .engine.request import Request
 from .generation.corpus import Corpus
 from .generation.generate import generate, stream
 from .generation.request import prepare
@@ -38,6 +41,7 @@ __all__ = [
     "DecodeConfig",
     "DecodeState",
     "Decoder",
+    "Engine",
     "Generation",
     "Inputs",
     "Inspection",
@@ -49,6 +53,7 @@ __all__ = [
     "Plan",
     "Prefix",
     "RecycledLogits",
+    "Request",
     "Sampling",
     "SamplingConfig",
     "Statistics",
@@ -63,6 +68,7 @@ __all__ = [
     "decoding",
     "demo",
     "drafts",
+    "engine",
     "generate",
     "generation",
     "inspect",

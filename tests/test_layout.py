@@ -58,7 +58,7 @@ FLOORS = [
     {"conversion", "decoding", "testing"},
     {"choosing", "demo"},
     {"generation"},
-    {"inspection", "storage", "tuning"},
+    {"engine", "inspection", "storage", "tuning"},
     {"planning"},
     {"evaluation"},
     {"cli"},

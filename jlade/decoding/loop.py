@@ -52,43 +52,61 @@ def step(params: Params, state: DecodeState, config: DecodeConfig) -> DecodeStat
     """Returns the state after one step, at the width that the state's pace gives."""
     if state.pace is None and config.mesh is None:
         return step_lib.step(params, state, config, config.lookahead)
-    return _steps(params, state, jnp.int32(1), config)
+    return _steps(params, state, jnp.int32(1), None, config)
 
 
 def run_steps(
-    params: Params, state: DecodeState, config: DecodeConfig, max_steps: int | jax.Array = NO_LIMIT
+    params: Params,
+    state: DecodeState,
+    config: DecodeConfig,
+    max_steps: int | jax.Array = NO_LIMIT,
+    stop_at: int | jax.Array | None = None,
 ) -> DecodeState:
     """Makes steps in place until every sequence has ended, at most `max_steps`, in one compiled program.
+
+    With `stop_at` it returns as soon as no more than this many sequences are running. Other numbers compile nothing.
 
     It takes over the buffers of `state.memory`, so `state` must not be used afterwards. The rest of the state, which is
     small, may share arrays with the caller. A loop of these calls costs what `jlade.decode` costs, and the time to
     start a program in each round.
     """
     rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
-    after = _run(params, rest, state.memory, jnp.int32(max_steps), config)
+    stop_at = None if stop_at is None else jnp.int32(stop_at)
+    after = _run(params, rest, state.memory, jnp.int32(max_steps), stop_at, config)
     return dataclasses.replace(after, constants=state.constants)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="memory")
-def _run(params: Params, rest: DecodeState, memory: Memory, max_steps: jax.Array, config: DecodeConfig) -> DecodeState:
-    after = _steps(params, dataclasses.replace(rest, memory=memory), max_steps, config)
+def _run(
+    params: Params,
+    rest: DecodeState,
+    memory: Memory,
+    max_steps: jax.Array,
+    stop_at: jax.Array | None,
+    config: DecodeConfig,
+) -> DecodeState:
+    after = _steps(params, dataclasses.replace(rest, memory=memory), max_steps, stop_at, config)
     # A program copies what it returns as it came: in every step of a stream, the table of the stop strings.
     return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run_steps` has them
 
 
-def _steps(params: Params, state: DecodeState, max_steps: jax.Array, config: DecodeConfig) -> DecodeState:
+def _steps(
+    params: Params, state: DecodeState, max_steps: jax.Array, stop_at: jax.Array | None, config: DecodeConfig
+) -> DecodeState:
     """Makes steps on the program's devices."""
     loop = functools.partial(_loop, config=config)
     specs = sharding.state_specs(state.constants, config)
-    in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec()
-    return mesh_lib.shard(loop, config.mesh, in_specs, specs)(params, state, max_steps)
+    in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec(), PartitionSpec()
+    return mesh_lib.shard(loop, config.mesh, in_specs, specs)(params, state, max_steps, stop_at)
 
 
-def _loop(params: Params, state: DecodeState, max_steps: jax.Array, config: DecodeConfig) -> DecodeState:
+def _loop(
+    params: Params, state: DecodeState, max_steps: jax.Array, stop_at: jax.Array | None, config: DecodeConfig
+) -> DecodeState:
     """`_steps` for the sequences of a device."""
 
     def goes_on(carry: _Carry) -> jax.Array:
-        return (carry.num_running > 0) & (carry.num_steps < max_steps)
+        return (carry.num_running > (0 if stop_at is None else stop_at)) & (carry.num_steps < max_steps)
 
     def make_step(carry: _Carry) -> _Carry:
         return _next(carry, step_lib.step(params, carry.state, config, config.lookahead), config.mesh)

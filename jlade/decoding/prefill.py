@@ -106,7 +106,7 @@ def _read_part(
     batch_size, capacity = prompts.shape
     if cache is None:
         cache = decoder.init_cache(params, batch_size, capacity)
-    states = _for_each(readers.empty(), batch_size) | states
+    states = for_each(readers.empty(), batch_size) | states
     to_read = lengths - 1
 
     # The loops run until the longest sequence is read, be it on another device: all leave them together.
@@ -170,8 +170,12 @@ def num_passes(chunks: Chunks, capacity: int, num_tokens: int) -> list[int]:
     return [0] * (len(chunks) - len(numbers)) + numbers
 
 
-def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig) -> DecodeState:
+def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Array | None = None) -> DecodeState:
     """Returns the state before the first step, for the result of `prefill`.
+
+    Args:
+      prefix, inputs, config: of `prefill`.
+      places: [B] int32, the places of the sequences in the batch whose key they share; by default 0 to B-1.
 
     Raises:
       ValueError: when the capacity is too small; see `jlade.decode`.
@@ -183,7 +187,7 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig) -> DecodeState:
     prefix = dataclasses.replace(prefix, sources=known)
     window_tokens = config.lookahead.window_size * (config.lookahead.ngram_size - 1)
     number = DRAWN * max(1, -(-window_tokens // DRAWN))
-    keys, drawn = _draw(inputs.key, inputs.prompts, inputs.lengths, number)
+    keys, drawn = _draw(inputs.key, inputs.prompts, inputs.lengths, places, number)
     noise = _noise(keys, inputs.lengths, inputs.sampling, config.lookahead, config.decoder.vocab_size)
     return _start(prefix, inputs, keys, drawn, noise, config)
 
@@ -192,13 +196,16 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig) -> DecodeState:
 
 
 @functools.partial(jax.jit, static_argnames="number")
-def _draw(key: jax.Array, prompts: jax.Array, lengths: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+def _draw(
+    key: jax.Array, prompts: jax.Array, lengths: jax.Array, places: jax.Array | None, number: int
+) -> tuple[jax.Array, jax.Array]:
     """Returns the key of each sequence [B], and `number` tokens for its first window [B, number]."""
     # A sequence with a key of its own is the first of a batch of its own. With one key for all sequences, equal prompts
     # get equal windows, wherever they stand in the batch.
     each = 0 if key.ndim else None
-    index = jnp.zeros_like(lengths) if key.ndim else jnp.arange(len(lengths), dtype=jnp.int32)
-    keys = jax.vmap(jax.random.fold_in, in_axes=(each, 0))(key, index)
+    if places is None:
+        places = jnp.zeros_like(lengths) if key.ndim else jnp.arange(len(lengths), dtype=jnp.int32)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(each, 0))(key, places)
     draw = functools.partial(window.draw, number=number)
     return keys, jax.vmap(draw, in_axes=(each, 0, 0))(key, prompts, lengths)
 
@@ -245,7 +252,7 @@ def _start_part(
     batch_size = len(lengths)
 
     # Decoding writes to the states in place; the caller keeps its own.
-    states = _for_each(sources.empty(), batch_size) | jax.tree.map(jnp.copy, inputs.sources) | prefix.sources
+    states = for_each(sources.empty(), batch_size) | jax.tree.map(jnp.copy, inputs.sources) | prefix.sources
     known = jnp.zeros_like(lengths) if inputs.cache is None else inputs.cache.length
     longest = jnp.max(lengths - known)
 
@@ -275,6 +282,6 @@ def _start_part(
     )
 
 
-def _for_each(states: dict[str, State], batch_size: int) -> dict[str, State]:
+def for_each(states: dict[str, State], batch_size: int) -> dict[str, State]:
     """Returns the state of one sequence for each of a batch [B, ...]."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), states)

@@ -54,9 +54,9 @@ class TokenCounts:
     generated: jax.Array  # [V] int32
 
 
-def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
-    """Returns the settings of B sequences as arrays [B]."""
-    neutral = {
+def _neutral(vocab_size: int) -> dict[str, Any]:
+    """Returns the value of each control, but for the bias, that changes nothing."""
+    return {
         "temperature": 0.0,
         "top_k": vocab_size,
         "top_p": np.inf,  # not 1.0: rounded probabilities may add up to 1 before the last token
@@ -65,8 +65,23 @@ def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+
+
+def complete(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
+    """Returns the settings of B sequences with all controls, those that were None with their neutral values."""
+    controls: dict[str, Any] = {
+        name: np.full(batch_size, value, np.int32 if name == "top_k" else np.float32)
+        for name, value in _neutral(vocab_size).items()
+    }
+    controls["logit_bias"] = np.zeros((batch_size, vocab_size), np.float32)
+    given = {name: value for name in controls if (value := getattr(sampling, name)) is not None}
+    return Sampling(**(controls | given))
+
+
+def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
+    """Returns the settings of B sequences as arrays [B]."""
     controls: dict[str, Any] = {}
-    for name, default in neutral.items():
+    for name, default in _neutral(vocab_size).items():
         values = [getattr(config, name) for config in configs]
         if all(value is None or (name == "temperature" and value == 0) for value in values):
             continue
@@ -184,6 +199,12 @@ def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> Token
     """Counts the first `length` of `tokens` [C]."""
     none = jnp.zeros(vocab_size, jnp.int32)
     return TokenCounts(prompt=_count(none, tokens, length), generated=none)
+
+
+def count(tokens: jax.Array, prompt_length: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:
+    """Counts the first `length` of `tokens` [C], of which the first `prompt_length` are the prompt."""
+    prompt = count_prompt(tokens, prompt_length, vocab_size)
+    return TokenCounts(prompt.prompt, _count(-prompt.prompt, tokens, length))
 
 
 def count_accepted(counts: TokenCounts, tokens: jax.Array, num_accepted: jax.Array) -> TokenCounts:

@@ -215,9 +215,7 @@ def _check_stopping(
     for most, least in zip(limits, fewest, strict=True):
         if least > most:
             raise ValueError(f"min_new_tokens must be at most max_new_tokens={most}, got {least}")
-    stop = _check_stop(options.stop, len(prompts))
-    if any(stop) and options.tokenizer is None:
-        raise TypeError(f"stop={options.stop!r} needs the tokenizer: pass tokenizer= with it")
+    stop = check_stop(options.stop, len(prompts), options.tokenizer)
     eos_ids = decoder.eos_ids if options.eos_ids is None else options.eos_ids
     stopping = Stopping(
         max_new_tokens=limits,
@@ -338,7 +336,7 @@ def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
     return padded
 
 
-def _check_stop(stop: Any, batch_size: int) -> tuple[tuple[str, ...], ...]:
+def check_stop(stop: Any, batch_size: int, tokenizer: Tokenizer | None) -> tuple[tuple[str, ...], ...]:
     """Returns the stop strings of each sequence, given those of all or of each."""
     if stop is None or isinstance(stop, str):
         stop = () if stop is None else (stop,)
@@ -355,6 +353,8 @@ def _check_stop(stop: Any, batch_size: int) -> tuple[tuple[str, ...], ...]:
         if not string:
             raise ValueError("stop must hold strings of at least one character, got ''")
         text.check_utf8("stop must hold", string)
+    if any(sets) and tokenizer is None:
+        raise TypeError(f"stop={stop!r} needs the tokenizer: pass tokenizer= with it")
     return tuple(tuple(strings) for strings in sets)
 
 

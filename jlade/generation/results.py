@@ -129,11 +129,32 @@ def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
 
 def gather(state: DecodeState, request: Request) -> Generation:
     """Returns the result of a decode that has ended."""
-    tokens, ends, steps, accepted, logprobs = mesh.fetch(
-        (state.tokens, state.num_tokens, state.num_steps, state.info.accepted, state.info.logprobs)
+    tokens, ends, accepted, logprobs = mesh.fetch(
+        (state.tokens, state.num_tokens, state.info.accepted, state.info.logprobs)
     )
+    generation = assemble(tokens, ends, accepted, logprobs, request)
+    return dataclasses.replace(
+        generation,
+        statistics=statistics(state, request.config.lookahead) if request.with_statistics else None,
+        state=state if request.keep_state else None,
+    )
+
+
+def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprobs: Any, request: Request) -> Generation:
+    """Returns the result of sequences that ended, given fields of `DecodeState` in NumPy.
+
+    Args:
+      tokens: [B, C], with the prompts; they may go on after the end.
+      ends: [B] tokens up to the end.
+      accepted: [B, C].
+      logprobs: those of `Info`.
+      request: the arguments of the sequences.
+    """
     prompt_lengths = request.inputs.lengths
     lengths = ends - prompt_lengths
+    kept = np.minimum(np.cumsum(accepted, axis=1), lengths[:, None])
+    accepted = np.diff(kept, axis=1, prepend=0).astype(np.int32)
+    steps = np.count_nonzero(accepted, axis=1)
     offset = np.arange(max(request.inputs.stopping.max_new_tokens))[None, :]
     is_generated = offset < lengths[:, None]
     place = np.minimum(prompt_lengths[:, None] + offset, tokens.shape[1] - 1)
@@ -152,8 +173,8 @@ def gather(state: DecodeState, request: Request) -> Generation:
         text=None if request.tokenizer is None else tuple(text or "" for _, text in endings),
         logprobs=None if logprobs is None else generated(logprobs.model, np.nan),
         processed_logprobs=None if logprobs is None else generated(logprobs.processed, np.nan),
-        statistics=statistics(state, request.config.lookahead) if request.with_statistics else None,
-        state=state if request.keep_state else None,
+        statistics=None,
+        state=None,
     )
 
 

@@ -178,7 +178,7 @@ class Detokenizer:
         new = [self._token_bytes[i] for i in ids]
         text = self._held + b"".join(new)
         if last:
-            cut = _find_stop(text, len(text) - len(new[-1]), self._stop) if new else None
+            cut = find_stop(text, len(text) - len(new[-1]), self._stop) if new else None
             self.stopped = cut is not None
             end = len(text) if cut is None else cut
         else:
@@ -187,7 +187,7 @@ class Detokenizer:
         return self._decoder.decode(text[:end], final=last)
 
 
-def _find_stop(text: bytes, begin: int, stop: Sequence[bytes]) -> int | None:
+def find_stop(text: bytes, begin: int, stop: Sequence[bytes]) -> int | None:
     """Returns the start of the first stop string that ends after `begin`; of several that end there, of the longest."""
     for end in range(begin + 1, len(text) + 1):
         lengths = [len(string) for string in stop if text.endswith(string, 0, end)]

@@ -1,0 +1,353 @@
+"""`Engine`: many requests over the rows of one decode state, each exactly as if it were alone."""
+
+import atexit
+import dataclasses
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+import jax
+from jax.sharding import Mesh
+
+from jlade import mesh as mesh_lib
+from jlade.config import LookaheadConfig, SamplingConfig, check_int
+from jlade.decoding import sharding
+from jlade.decoding.state import DecodeState, Prefix
+from jlade.engine import job as job_lib
+from jlade.engine import rows
+from jlade.engine.job import Job
+from jlade.engine.request import Request
+from jlade.engine.scheduler import Scheduler
+from jlade.generation import request as request_lib
+from jlade.generation.options import Options
+from jlade.generation.prompts import Prompt, Prompts
+from jlade.generation.results import Generation, Piece
+from jlade.generation.text import Tokenizer
+from jlade.mesh import DATA
+from jlade.models.base import Decoder, Params
+
+CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
+STEPS = 2  # of a round: a cancelled request keeps its row for no more
+
+
+class RequestOptions(TypedDict, total=False):
+    """The options of a request; see `jlade.generate`."""
+
+    max_new_tokens: int | Sequence[int] | None
+    min_new_tokens: int | Sequence[int]
+    sampling: SamplingConfig | Sequence[SamplingConfig]
+    parse_special: bool
+    eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
+    stop: str | Sequence[str] | Sequence[Sequence[str]] | None
+    key: jax.Array | None
+
+
+@dataclasses.dataclass
+class _Reading:
+    """A request whose prompt is being read."""
+
+    job: Job
+    index: int  # of its row
+    prefix: Prefix | None = None
+    num_read: int = 0
+
+
+class Engine:
+    """Decodes requests side by side, in rows. A row takes the next request as soon as its text has ended.
+
+    A request's text is that of `jlade.generate` alone with its key, whatever else runs. With
+    `verification="rejection"` and steps of adaptive width it has the same distribution.
+
+    A thread of the engine makes rounds: it reads a chunk of one prompt, and makes a few steps of all rows that run.
+    Any thread may submit. Use it in a `with` statement, or call `close`.
+
+    Args:
+      params: the model's parameters, as `jlade.load` returns them.
+      tokenizer: turns string prompts into tokens, and tokens into text. None for token ids alone.
+      max_sequences: rows, requests that are decoded at once. Each holds the memory of `capacity` tokens.
+      capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
+      lookahead: as in `jlade.generate`; "auto" chooses it for `max_sequences` rows.
+      max_waiting: requests that may wait for a row.
+      logprobs: whether results have the log-probabilities of the tokens.
+      decoder: the model that `params` belong to; needed when they are not jlade's own.
+      mesh: the devices to run on, those of the parameters by default. Its axis `data` must be 1.
+
+    Raises:
+      TypeError, ValueError: name the argument, its value and what is accepted.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        tokenizer: Tokenizer | None = None,
+        *,
+        max_sequences: int = 8,
+        capacity: int | None = None,
+        lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
+        max_waiting: int = 1024,
+        logprobs: bool = False,
+        decoder: Decoder | None = None,
+        mesh: Mesh | None = None,
+    ):
+        self._num_rows = check_int("max_sequences", max_sequences, 1)
+        # The arguments of a batch of all rows have what the engine needs.
+        options = Options(
+            max_new_tokens=1, lookahead=lookahead, tokenizer=tokenizer, logprobs=logprobs, decoder=decoder, mesh=mesh
+        )
+        batch = request_lib.check(params, [[0]] * self._num_rows, options)
+        self._config, self._costs = batch.config, batch.inputs.costs
+        self._options = dataclasses.replace(options, lookahead=self._config.lookahead, max_new_tokens=None)
+        groups = mesh_lib.size(self._config.mesh, DATA)
+        if groups > 1:
+            raise ValueError(f"mesh has data={groups}; an engine accepts data=1, with any lookahead and model")
+        self._params = sharding.put_params(params, self._config.mesh)
+        self._capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+
+        self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
+        self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        # The thread's own:
+        self._state: DecodeState | None = None
+        self._reading: _Reading | None = None
+        self._running: dict[int, Job] = {}  # by rows, those that have been put into them
+        self._ended: set[int] = set()  # rows that may still run on the device
+
+    def warm_up(self) -> None:
+        """Compiles all programs and waits for them. Afterwards nothing compiles, whatever is submitted.
+
+        Without it a program compiles when a request first needs it: few do where all requests are of one kind.
+
+        Raises:
+          RuntimeError: the engine is closed.
+          Exception: the error of a program.
+        """
+        samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
+        for sampling in samplings * 2:  # twice, as arrays from other programs may be placed otherwise than new ones
+            self.submit([0, 0], sampling=sampling, max_new_tokens=1).result()
+
+    def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
+        """Adds a request to those that wait, and returns it at once.
+
+        Args:
+          prompt: a string, or token ids.
+          priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
+          options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop` and `key` of
+            `jlade.generate`.
+
+        Raises:
+          TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
+          queue.Full: as many requests wait as may wait.
+          RuntimeError: the engine is closed.
+        """
+        checked = self._check(prompt, options)
+        request_lib.check_single(checked)
+        return self._add(checked, 0, priority, waits=False)
+
+    def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation]:
+        """Returns the results of all prompts, in their order.
+
+        Args:
+          prompts: of `jlade.generate`, any number of them.
+          options: of `submit`, for all prompts or one for each. Of one key each prompt draws noise of its own, as in a
+            batch of `jlade.generate`.
+
+        Raises:
+          TypeError, ValueError, RuntimeError: as `submit` does.
+          Exception: the error of the first request that failed; the others are cancelled.
+        """
+        checked = self._check(prompts, options)
+        requests: list[Request] = []
+        try:
+            for index in range(len(checked.inputs.lengths)):
+                requests.append(self._add(checked, index, 0, waits=True))
+            return [request.result() for request in requests]
+        finally:
+            for request in requests:
+                request.cancel()  # of no effect on those that have ended
+
+    def close(self) -> None:
+        """Cancels all requests and ends the thread. Afterwards no requests are accepted."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        atexit.unregister(self.close)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check(self, prompts: Prompts, options: RequestOptions) -> request_lib.Request:
+        accepted = RequestOptions.__annotations__
+        for name in options:
+            if name not in accepted:
+                raise TypeError(f"{name} is not an option of a request; accepted are {', '.join(sorted(accepted))}")
+        # Stop strings are the host's to find: the device gets no table of them.
+        given = dataclasses.replace(self._options, **(options | {"stop": None}))
+        checked = request_lib.check(self._params, prompts, given, self._num_rows)
+        stop = request_lib.check_stop(options.get("stop"), len(checked.stop), given.tokenizer)
+        return dataclasses.replace(checked, stop=stop)
+
+    def _add(self, checked: request_lib.Request, index: int, priority: int, waits: bool) -> Request:
+        """Adds the request of a sequence of a batch, and `waits` for the place to do so or raises `queue.Full`."""
+        request = Request(lambda: self._remove(job))
+        job = self._job(checked, index, request)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not (waits and self._scheduler.is_full))
+            self._check_open()
+            self._scheduler.add(job, priority)
+            self._start()
+            self._changed.notify_all()
+        return request
+
+    def _job(self, checked: request_lib.Request, index: int, request: Request) -> Job:
+        place = 0 if checked.inputs.key.ndim else index
+        return Job(job_lib.split(checked, index), place, request, self._capacity)
+
+    def _remove(self, job: Job) -> None:
+        """Removes a request that waits. One with a row loses it at the end of the round."""
+        with self._changed:
+            if job not in self._scheduler.rows:
+                self._scheduler.remove(job)
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed; it accepts no requests")
+
+    def _start(self) -> None:
+        """Starts the thread if it does not run."""
+        if self._thread is None:
+            atexit.register(self.close)  # a program that runs at the exit of Python may crash
+            self._thread = threading.Thread(target=self._work, name="jlade engine", daemon=True)
+            self._thread.start()
+
+    # What follows runs in the engine's thread.
+
+    def _work(self) -> None:
+        while self._has_work():
+            try:
+                self._round()
+            except Exception as error:
+                self._fail(error)
+        with self._changed:
+            for job in self._scheduler.clear():
+                job.request._end(CancelledError("the engine was closed"))
+        self._state, self._reading = None, None
+
+    def _has_work(self) -> bool:
+        """Waits for requests, and returns whether there are any; otherwise the engine is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._scheduler.is_idle)
+            return not self._closed
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends all requests with rows, and forgets the state, which a failed program may have taken with it."""
+        for job in filter(None, self._scheduler.rows):
+            job.request._end(error)
+        self._state, self._reading = None, None
+        self._running.clear()
+        self._free_rows()
+
+    def _rows(self) -> DecodeState:
+        if self._state is None:
+            checked = self._check([0], {"max_new_tokens": 1})
+            row = self._job(checked, 0, Request(lambda: None)).row
+            self._state = rows.empty(self._params, row, self._costs, config=self._config, num_rows=self._num_rows)
+        return self._state
+
+    def _round(self) -> None:
+        """Reads a chunk of a prompt, and makes steps of the rows that run."""
+        self._free_rows()
+        if self._ended:  # from here on, the running rows are those that run on the device
+            self._state = rows.end(self._rows(), self._ended)
+            self._ended = set()
+        self._read()
+        if self._running:
+            self._step()
+        self._free_rows()
+
+    def _free_rows(self) -> None:
+        """Takes requests that have ended out of their rows."""
+        with self._changed:
+            for job in self._scheduler.rows:
+                if job is not None and job.request.done:
+                    index = self._scheduler.remove(job)
+                    if index is not None and index in self._running:
+                        del self._running[index]
+                        self._ended.add(index)
+            self._changed.notify_all()
+
+    def _read(self) -> None:
+        """Reads a chunk of a prompt, of the next request if none is being read, and puts it into its row at the end."""
+        reading = self._reading = self._reading or self._next()
+        if reading is None:
+            return
+        job, to_read = reading.job, reading.job.length - 1
+        if not job.request.done:
+            try:
+                if reading.prefix is None:
+                    reading.prefix = rows.unread(self._params, config=self._config, capacity=self._capacity)
+                if reading.num_read < to_read:
+                    reading.prefix, reading.num_read = rows.read(
+                        self._params, reading.prefix, job.row, reading.num_read, self._config
+                    )
+            except Exception as error:
+                job.request._end(error)
+        if job.request.done:  # failed or cancelled
+            self._reading = None
+        elif reading.num_read == to_read:
+            assert reading.prefix is not None
+            self._state = rows.insert(self._rows(), reading.prefix, job.row, reading.index, self._config)
+            self._running[reading.index] = job
+            self._reading = None
+
+    def _next(self) -> _Reading | None:
+        """Gives the next request a free row; None if there is no row or no request."""
+        with self._changed:
+            placed = self._scheduler.place()
+            self._changed.notify_all()
+        if placed is None:
+            return None
+        index, job = placed
+        return _Reading(job, index)
+
+    def _step(self) -> None:
+        """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
+        controls = max(job.controls for job in self._running.values())
+        state = rows.run(self._params, self._rows(), self._config, controls, STEPS, len(self._running) - 1)
+        self._state = state
+        tokens, lengths, done = mesh_lib.fetch((state.tokens, state.num_tokens, state.done))
+        ended = []
+        for index, job in self._running.items():
+            try:
+                new = job.read(tokens[index], int(lengths[index]), bool(done[index]))
+                if new.ended:
+                    ended.append((index, job, new))
+                else:
+                    job.request._add(Piece(new.tokens, new.text, None))
+            except Exception as error:
+                job.request._end(error)
+        if ended:
+            accepted, logprobs = mesh_lib.fetch((state.info.accepted, state.info.logprobs))
+        for index, job, new in ended:
+            job.request._add(Piece(new.tokens, new.text, job.generation(*_row(index, (tokens, accepted, logprobs)))))
+
+
+def _row(index: int, arrays: Any) -> Any:
+    """Returns one row [1, ...] of arrays [B, ...]."""
+    return jax.tree.map(lambda array: array[index : index + 1], arrays)
+
+
+def _check_capacity(capacity: Any, max_positions: int) -> int:
+    if capacity is None:
+        return min(CAPACITY, max_positions)
+    capacity = check_int("capacity", capacity, 3)  # for `warm_up`
+    if capacity > max_positions:
+        raise ValueError(f"capacity must be at most {max_positions}, the tokens that the model reads, got {capacity}")
+    return capacity

@@ -1,0 +1,210 @@
+"""The rows of an engine on the device: one decode state, into which requests are put and from which they are taken.
+
+The shapes of all programs are fixed: B rows of C tokens, prompts that are read one by one, and all controls of sampling
+as arrays. So nothing compiles once each program has run.
+"""
+
+import dataclasses
+import enum
+import functools
+from typing import Any, Self
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade import mesh as mesh_lib
+from jlade.decoding import loop, prefill, sampling, sharding
+from jlade.decoding.sampling import Sampling
+from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
+from jlade.decoding.stopping import Stopping
+from jlade.generation.request import EOS_SLOTS, HostArray
+from jlade.mesh import DATA
+from jlade.models.base import Params
+
+
+class Controls(enum.IntEnum):
+    """What a program of steps can do, from the fastest one. A round runs the one that its rows need."""
+
+    GREEDY = 0
+    SAMPLED = 1  # with temperatures
+    ALL = 2  # with filters, penalties, biases and a minimum of tokens too
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> Self:
+        """Returns what a request needs."""
+        used = {name for name, value in vars(inputs.sampling).items() if value is not None}
+        if used - {"temperature"} or inputs.stopping.min_new_tokens is not None:
+            return cls(cls.ALL)
+        return cls(cls.SAMPLED if used else cls.GREEDY)
+
+
+def check(inputs: Inputs, capacity: int) -> None:
+    """Raises a ValueError for a request that a row of `capacity` tokens does not accept."""
+    length, limit = int(inputs.lengths[0]), int(inputs.stopping.max_new_tokens[0])
+    if length + limit > capacity:
+        raise ValueError(
+            f"prompt of {length} tokens and max_new_tokens={limit} make {length + limit} tokens; the engine was made "
+            f"with capacity={capacity}"
+        )
+    num_eos_ids = np.sum(np.asarray(inputs.stopping.eos_ids) >= 0)
+    if num_eos_ids > EOS_SLOTS:
+        raise ValueError(f"eos_ids must be at most {EOS_SLOTS} for an engine, got {num_eos_ids}")
+    usual, given = (jax.random.key_impl(key) for key in (jax.random.key(0), inputs.key))
+    if given != usual:
+        raise ValueError(f"key must be of the kind {usual}, as all keys of an engine, got one of {given}")
+
+
+@flax.struct.dataclass
+class Row:
+    """The arrays of a request, as all requests have them."""
+
+    prompts: jax.Array  # [1, C] int32
+    lengths: jax.Array  # [1] int32
+    stopping: Stopping  # fields [1, ...]
+    sampling: Sampling  # fields [1, ...], all of them
+    key: jax.Array  # [2] uint32, the data of a key
+    place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
+
+    @classmethod
+    def of(cls, inputs: Inputs, place: int, vocab_size: int, capacity: int) -> Self:
+        """Returns the row of a request with a key [].
+
+        Args:
+          inputs: of one sequence.
+          place: see `Row`.
+          vocab_size, capacity: V and C.
+        """
+        length = int(inputs.lengths[0])
+        prompts: HostArray = np.zeros((1, capacity), np.int32)
+        prompts[0, :length] = inputs.prompts[0, :length]
+        fewest: HostArray = inputs.stopping.min_new_tokens
+        if fewest is None:
+            fewest = np.zeros(1, np.int32)
+        key: HostArray = np.asarray(jax.random.key_data(inputs.key))
+        places: HostArray = np.array([place], np.int32)
+        return cls(
+            prompts=prompts,
+            lengths=inputs.lengths,
+            stopping=Stopping(
+                max_new_tokens=inputs.stopping.max_new_tokens,
+                eos_ids=inputs.stopping.eos_ids[:, :EOS_SLOTS],
+                min_new_tokens=fewest,
+            ),
+            sampling=sampling.complete(inputs.sampling, 1, vocab_size),
+            key=key,
+            place=places,
+        )
+
+    def inputs(self, costs: jax.Array | None = None) -> Inputs:
+        """Returns the arguments of `prefill` and `start`."""
+        key = jax.random.wrap_key_data(self.key)
+        return Inputs(self.prompts, self.lengths, self.stopping, key, self.sampling, costs)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "num_rows"))
+def empty(params: Params, row: Row, costs: jax.Array | None, *, config: DecodeConfig, num_rows: int) -> DecodeState:
+    """Returns the state of `num_rows` rows without requests, with the shapes of `row`."""
+
+    def for_all(arrays: Any) -> Any:
+        return jax.tree.map(lambda array: jnp.repeat(array, num_rows, axis=0), arrays)
+
+    one = row.inputs(costs)
+    inputs = Inputs(
+        prompts=for_all(one.prompts),
+        lengths=for_all(one.lengths),
+        stopping=for_all(one.stopping),
+        key=one.key,
+        sampling=for_all(one.sampling),
+        costs=costs,
+    )
+    state = prefill.start(_unread(params, num_rows, row.prompts.shape[1], config), inputs, config)
+    return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "capacity"))
+def unread(params: Params, *, config: DecodeConfig, capacity: int) -> Prefix:
+    """Returns what is known of a prompt before it is read."""
+    return _unread(params, 1, capacity, config)
+
+
+def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) -> Prefix:
+    readers = config.sources().readers
+
+    def of_device(params: Params) -> Prefix:
+        each = num_rows // mesh_lib.size(config.mesh, DATA)
+        states = prefill.for_each(readers.empty(), each)
+        return Prefix(config.decoder.init_cache(params, each, capacity), states)
+
+    specs = sharding.prefix_specs(readers, readers.specs)
+    return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)
+
+
+def read(params: Params, prefix: Prefix, row: Row, num_read: int, config: DecodeConfig) -> tuple[Prefix, int]:
+    """Reads a chunk of a prompt.
+
+    Returns:
+      The prefix, which takes over the buffers of the one before, and the number of tokens that it has read.
+    """
+    chunk = prefill.fitting(config.chunks, row.prompts.shape[1])[0][0]
+    num_read = min(num_read + chunk, int(row.lengths[0]) - 1)
+    return _read(params, prefix, row, np.array([num_read + 1], np.int32), config=config), num_read
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="prefix")
+def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, config: DecodeConfig) -> Prefix:
+    inputs = dataclasses.replace(row.inputs(), lengths=lengths, cache=prefix.cache, sources=prefix.sources)
+    return prefill.prefill(params, inputs, config)
+
+
+def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> DecodeState:
+    """Puts a request whose prompt has been read into a row. The state's memory is written in place."""
+    rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
+    return _insert(rest, state.memory, prefix, row, np.int32(index), config=config)
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="memory")
+def _insert(
+    rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
+) -> DecodeState:
+    state = dataclasses.replace(rest, memory=memory)
+    one = prefill.start(prefix, row.inputs(state.constants.costs), config, row.place)
+    specs = jax.tree.broadcast(sharding.state_specs(state.constants, config), state)
+
+    def put(spec: Any, rows: jax.Array, new: jax.Array) -> jax.Array:
+        belongs_to_rows = len(spec) and spec[0] == DATA
+        return jax.lax.dynamic_update_slice_in_dim(rows, new, index, axis=0) if belongs_to_rows else rows
+
+    return jax.tree.map(put, specs, state, dataclasses.replace(one, counts=None))
+
+
+def run(
+    params: Params, state: DecodeState, config: DecodeConfig, controls: Controls, max_steps: int, stop_at: int
+) -> DecodeState:
+    """Makes steps with the program for `controls`; see `run_steps`."""
+    constants, counts = state.constants, None
+    if controls is Controls.ALL:
+        # Other programs do not count.
+        counts = _count(state.tokens, constants.prompt_lengths, state.num_tokens, config.decoder.vocab_size)
+    else:
+        used = Sampling(temperature=constants.sampling.temperature if controls is Controls.SAMPLED else None)
+        stopping = dataclasses.replace(constants.stopping, min_new_tokens=None)
+        state = dataclasses.replace(state, constants=dataclasses.replace(constants, sampling=used, stopping=stopping))
+    after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at)
+    return dataclasses.replace(after, constants=constants, counts=None)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _count(tokens: jax.Array, prompt_lengths: jax.Array, lengths: jax.Array, vocab_size: int) -> sampling.TokenCounts:
+    count = functools.partial(sampling.count, vocab_size=vocab_size)
+    return jax.vmap(count)(tokens, prompt_lengths, lengths)
+
+
+def end(state: DecodeState, indices: set[int]) -> DecodeState:
+    """Ends the texts of the rows with these indices."""
+    ended = np.isin(np.arange(len(state.done)), list(indices))
+    return dataclasses.replace(state, done=_or(state.done, ended))
+
+
+_or = jax.jit(jnp.logical_or)

@@ -1,0 +1,280 @@
+"""Requests to an engine against `jlade.generate` of each alone, in random orders and under faults."""
+
+import asyncio
+import concurrent.futures
+import queue
+import random
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.engine import rows
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+SETTINGS = {
+    "plain": None,
+    "tree": LookaheadConfig.tree(7),
+    "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
+    "paper": LookaheadConfig.paper(2, 3, 2),
+}
+SAMPLINGS = [
+    SamplingConfig(),
+    SamplingConfig(),
+    SamplingConfig(temperature=0.7),
+    SamplingConfig(temperature=0.5, top_p=0.8, top_k=9),
+    SamplingConfig(presence_penalty=0.5, frequency_penalty=0.2, logit_bias={3: 1.0, 5: -float("inf")}),
+    SamplingConfig(temperature=1.0, repetition_penalty=1.3, min_p=0.05),
+]
+PARAMS, TOKENIZER = tiny_llama(3), tiny_tokenizer()
+
+
+def engine(setting="tree", **changes):
+    return jlade.Engine(PARAMS, TOKENIZER, **{"max_sequences": 3, "lookahead": SETTINGS[setting]} | changes)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with engine() as running:
+        yield running
+
+
+def draw(chance):
+    """Returns a random prompt and options."""
+    options = {
+        "max_new_tokens": chance.randint(1, 24),
+        "sampling": chance.choice(SAMPLINGS),
+        "key": jax.random.key(chance.randrange(2**31)),
+        "eos_ids": chance.choice([(), (4,), (2, 7)]),
+        "stop": chance.choice([(), (), ("c",), ("ab", "éa"), ("bbb",)]),
+    }
+    options["min_new_tokens"] = chance.choice([0, 0, chance.randint(0, options["max_new_tokens"])])
+    return chance.choices(range(13), k=chance.choice([1, 2, 5, 17, 39])), options
+
+
+def alone(prompt, options):
+    """Returns the result of plain decoding, whose programs compile in the least time."""
+    return jlade.generate(PARAMS, prompt, lookahead=None, tokenizer=TOKENIZER, logprobs=True, **options)
+
+
+def assert_equal(got, expected):
+    np.testing.assert_array_equal(got.tokens, expected.tokens)
+    assert (got.text, got.finish_reason) == (expected.text, expected.finish_reason)
+    np.testing.assert_array_equal(got.lengths, expected.lengths)
+    assert got.accepted.sum() == got.lengths.sum()
+    assert got.accepted.shape[1] == got.steps[0] == np.count_nonzero(got.accepted)
+    if got.logprobs is not None:
+        np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
+        np.testing.assert_allclose(got.processed_logprobs, expected.processed_logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_text_is_that_of_its_request_alone(setting):
+    """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
+    with engine(setting, logprobs=setting == "paper") as running:
+
+        def client(seed):
+            chance, made = random.Random(seed), []
+            for _ in range(12):
+                prompt, options = draw(chance)
+                request = running.submit(prompt, priority=chance.randint(0, 2), **options)
+                if chance.random() < 0.2:
+                    request.cancel()
+                elif chance.random() < 0.2:
+                    next(iter(request))
+                    request.cancel()
+                made.append((prompt, options, request))
+                time.sleep(chance.choice([0, 0, 0.01]))
+            return made
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            requests = [each for made in pool.map(client, range(3)) for each in made]
+        ended = 0
+        for prompt, options, request in requests:
+            try:
+                got = request.result(timeout=300)
+            except concurrent.futures.CancelledError:
+                continue
+            assert_equal(got, alone(prompt, options))
+            ended += 1
+        assert 20 < ended < len(requests)
+
+
+def test_pieces_make_up_the_result(shared):
+    prompt = [3, 1, 4]
+    for stop in ((), ("c",), ("éa", "bb")):
+        options = {"max_new_tokens": 20, "stop": stop}
+        pieces = list(shared.submit(prompt, **options))
+        assert [piece.generation is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+        result = pieces[-1].generation
+        assert_equal(result, alone(prompt, options))
+        assert "".join(piece.text for piece in pieces) == result.text[0]
+        np.testing.assert_array_equal(
+            np.concatenate([piece.tokens for piece in pieces]), result.tokens[0, : result.lengths[0]]
+        )
+
+
+def test_a_list_is_completed_in_order_with_options_for_each_and_one_key(shared):
+    prompts = [[1], [2, 3], [4] * 30, [5, 6], [7], [8, 9, 10]]
+    options = {
+        "max_new_tokens": [3, 20, 9, 14, 1, 20],
+        "sampling": SamplingConfig(temperature=0.8),
+        "stop": [[], ["c"], [], [], [], ["ab"]],
+        "key": jax.random.key(5),
+    }
+    batch = alone(prompts, options)
+    out = shared.generate(prompts, **options)
+    assert [each.text[0] for each in out] == list(batch.text)
+    assert [each.lengths[0] for each in out] == batch.lengths.tolist()
+    keys = jax.random.split(jax.random.key(6), len(prompts))
+    batch = alone(prompts, options | {"key": keys})
+    assert [each.text[0] for each in shared.generate(prompts, **options | {"key": keys})] == list(batch.text)
+
+
+def test_more_prompts_than_may_wait_are_completed():
+    with engine(max_waiting=2) as running:
+        out = running.generate([[number] for number in range(12)], max_new_tokens=3)
+    assert [each.text[0] for each in out] == [alone([number], {"max_new_tokens": 3}).text[0] for number in range(12)]
+
+
+def test_after_the_warm_up_nothing_compiles():
+    compiled = []
+    with engine(max_sequences=2) as running:
+        running.warm_up()
+        chance = random.Random(1)
+        drawn = [draw(chance) for _ in range(20)]
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, _, **names: compiled.append(names) if "backend_compile" in event else None
+        )
+        requests = [running.submit(prompt, **options) for prompt, options in drawn]
+        requests[3].cancel()
+        for number, request in enumerate(requests):
+            assert number == 3 or request.result(timeout=300).lengths[0] > 0
+        assert compiled == []
+        jax.jit(lambda x: x + 41)(1)
+        assert compiled, "the search finds compilations"
+
+
+def test_a_cancelled_request_frees_its_row(shared):
+    requests = [shared.submit([1, 2], max_new_tokens=60, eos_ids=()) for _ in range(4)]  # one more than rows
+    next(iter(requests[0]))
+    requests[0].cancel()
+    requests[0].cancel()
+    with pytest.raises(concurrent.futures.CancelledError, match="cancelled"):
+        requests[0].result()
+    assert sum(len(piece.tokens) for piece in requests[0]) < 60
+    assert requests[3].result(timeout=300).lengths[0] == 60
+
+
+def test_a_request_can_be_awaited(shared):
+    async def both():
+        return await asyncio.gather(*(shared.submit([number], max_new_tokens=9) for number in (1, 2)))
+
+    for number, result in enumerate(asyncio.run(both()), start=1):
+        assert_equal(result, alone([number], {"max_new_tokens": 9}))
+
+
+def test_a_fault_ends_the_request_alone(shared, monkeypatch):
+    """The third prompt cannot be read."""
+    read = rows.read
+
+    def failing(params, prefix, row, num_read, config):
+        if row.prompts[0, 0] == 9:
+            raise RuntimeError("a fault")
+        return read(params, prefix, row, num_read, config)
+
+    monkeypatch.setattr(rows, "read", failing)
+    requests = [shared.submit([first, 1, 2], max_new_tokens=12) for first in (1, 2, 9, 3)]
+    with pytest.raises(RuntimeError, match="a fault"):
+        requests[2].result(timeout=300)
+    with pytest.raises(RuntimeError, match="a fault"):
+        list(requests[2])
+    for first, request in zip((1, 2, 9, 3), requests, strict=True):
+        if first != 9:
+            assert_equal(request.result(timeout=300), alone([first, 1, 2], {"max_new_tokens": 12}))
+
+
+def test_after_a_fault_of_the_device_the_engine_goes_on(shared, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            shared.submit([1], max_new_tokens=3).result(timeout=300)
+    assert_equal(shared.submit([1], max_new_tokens=3).result(timeout=300), alone([1], {"max_new_tokens": 3}))
+
+
+def test_a_full_queue_refuses_requests(monkeypatch):
+    begun, goes_on = threading.Event(), threading.Event()
+    run = rows.run
+
+    def waiting(*arguments):
+        begun.set()
+        goes_on.wait(300)
+        return run(*arguments)
+
+    monkeypatch.setattr(rows, "run", waiting)
+    with engine(max_sequences=1, max_waiting=1) as running:
+        first = running.submit([1], max_new_tokens=3)
+        assert begun.wait(300)
+        second = running.submit([2], max_new_tokens=3)
+        with pytest.raises(queue.Full, match="1 requests are waiting"):
+            running.submit([3])
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.01)
+        second.cancel()
+        third = running.submit([3], max_new_tokens=3)
+        goes_on.set()
+        assert [request.result(timeout=300).lengths[0] for request in (first, third)] == [3, 3]
+
+
+def test_closing_cancels_what_runs_and_refuses_what_comes():
+    running = engine(max_sequences=1)
+    requests = [running.submit([1], max_new_tokens=60, eos_ids=()) for _ in range(3)]
+    next(iter(requests[0]))
+    running.close()
+    running.close()
+    for request in requests:
+        with pytest.raises(concurrent.futures.CancelledError):
+            request.result(timeout=1)
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        running.submit([1])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_new_tokens": 63}, ValueError, "make 66 tokens; the model reads at most 64"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
+        ({"temperature": 1}, TypeError, "temperature is not an option of a request; accepted are eos_ids, key"),
+        ({"eos_ids": [1] * 33}, ValueError, "eos_ids must be at most 32 for an engine, got 33"),
+        ({"key": jax.random.key(0, impl="rbg")}, ValueError, "key must be of the kind"),
+        ({"stop": ""}, ValueError, "at least one character"),
+    ],
+)
+def test_a_wrong_request_is_refused_at_once(shared, options, error, message):
+    with pytest.raises(error, match=message):
+        shared.submit([1, 2, 3], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_sequences": 0}, ValueError, "max_sequences must be at least 1, got 0"),
+        ({"capacity": 65}, ValueError, "capacity must be at most 64, the tokens that the model reads, got 65"),
+        ({"max_waiting": 0}, ValueError, "max_waiting must be at least 1, got 0"),
+        ({"mesh": jlade.make_mesh(data=3)}, ValueError, "mesh has data=3; an engine accepts data=1"),
+    ],
+)
+def test_a_wrong_engine_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        engine(**options)
+
+
+def test_the_capacity_bounds_prompt_and_text():
+    with engine(capacity=16) as running:
+        with pytest.raises(ValueError, match=r"make 17 tokens; the engine was made with capacity=16"):
+            running.submit([1, 2], max_new_tokens=15)
+        assert_equal(running.submit([1, 2], max_new_tokens=14).result(300), alone([1, 2], {"max_new_tokens": 14}))

@@ -1,0 +1,66 @@
+"""Rows and the order of requests, without a model."""
+
+import queue
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jlade.engine.scheduler import Scheduler
+
+
+def test_rows_go_to_higher_priorities_first_and_then_to_earlier_requests():
+    scheduler = Scheduler(2, max_waiting=9)
+    for name, priority in (("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)):
+        scheduler.add(name, priority)
+    assert [scheduler.place() for _ in range(3)] == [(0, "b"), (1, "d"), None]
+    assert (scheduler.remove("b"), scheduler.place()) == (0, (0, "a"))
+    assert (scheduler.remove("d"), scheduler.place()) == (1, (1, "c"))
+    assert scheduler.rows == ["a", "c"]
+
+
+def test_a_request_that_waits_can_be_removed():
+    scheduler = Scheduler(1, max_waiting=9)
+    for name in "abc":
+        scheduler.add(name)
+    assert scheduler.remove("b") is None
+    assert (scheduler.place(), scheduler.remove("a"), scheduler.place()) == ((0, "a"), 0, (0, "c"))
+    assert scheduler.remove("b") is None, "it is gone already"
+
+
+def test_the_queue_is_bounded():
+    scheduler = Scheduler(1, max_waiting=2)
+    scheduler.add("a")
+    scheduler.add("b")
+    assert scheduler.is_full
+    with pytest.raises(queue.Full, match="2 requests are waiting"):
+        scheduler.add("c", priority=5)
+    scheduler.place()
+    scheduler.add("c")
+    assert scheduler.clear() == ["a", "b", "c"]
+    assert scheduler.is_idle
+
+
+@given(
+    num_rows=st.integers(1, 3),
+    events=st.lists(st.tuples(st.sampled_from(["add", "place", "remove"]), st.integers(0, 9)), max_size=60),
+)
+def test_any_order_of_events_equals_a_sorted_list(num_rows, events):
+    scheduler, rows, waiting = Scheduler(num_rows, max_waiting=5), {}, []
+    for number, (event, choice) in enumerate(events):
+        if event == "add" and len(waiting) < 5:
+            scheduler.add(number, choice)
+            waiting = sorted([*waiting, (-choice, number)])
+        elif event == "place":
+            free = [row for row in range(num_rows) if row not in rows]
+            expected = (free[0], waiting.pop(0)[1]) if free and waiting else None
+            assert scheduler.place() == expected
+            rows |= {} if expected is None else dict([expected])
+        elif event == "remove" and (known := [*rows.values(), *(request for _, request in waiting)]):
+            request = known[choice % len(known)]
+            had = next((row for row, each in rows.items() if each == request), None)
+            assert scheduler.remove(request) == had
+            rows = {row: each for row, each in rows.items() if each != request}
+            waiting = [entry for entry in waiting if entry[1] != request]
+        assert scheduler.rows == [rows.get(row) for row in range(num_rows)]
+        assert (scheduler.num_waiting, scheduler.is_idle) == (len(waiting), not rows and not waiting)
