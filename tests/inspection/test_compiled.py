@@ -94,6 +94,20 @@ def test_a_planted_copy_is_found(move):
     assert found.copies == ()
 
 
+def test_parts_of_an_array_in_one_of_the_size_of_a_table_are_no_copy_of_it():
+    def shifted(i, x):
+        windows = jnp.stack([x[j : j + 100] for j in range(8)])
+        return jnp.concatenate([x[1:], jnp.sum(jax.lax.optimization_barrier(windows))[None]])
+
+    def loops(size):
+        program = jax.jit(repeated(shifted)).lower(jax.ShapeDtypeStruct((107,), jnp.int32)).compile()
+        sizes = Sizes(frozenset(), 0, tables=frozenset({size}))
+        return compiled.loops(program.as_text(), "cpu", sizes, RATES, 1)
+
+    assert loops(800)[0].copies == ()
+    assert loops(107)[0].copies
+
+
 def test_inner_loops_wait_for_the_host_on_a_gpu_and_run_as_often_as_said():
     def body(i, x):
         return jax.lax.fori_loop(0, i, lambda _, y: jnp.tanh(y @ y), x)
