@@ -12,11 +12,13 @@ class Operands(NamedTuple):
     Attributes:
       queries: [B, T, H, D].
       keys, values: [B, T, KH, D] of the block; H is a multiple of KH.
-      cached_keys, cached_values: [B, KH, S, D].
-      cached_length: [B] int32, cache entries in use.
+      cached_keys, cached_values: [B, KH, S, D]. Entry i has position i. With a sliding window, S may be less than
+        `cached_length`, but no less than the window without the token itself: the cache then has the last S tokens, and
+        entry i has the last position p < `cached_length` with p % S = i.
+      cached_length: [B] int32, tokens before the block.
       block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. Token q sees token k where
         `block_mask[..., q, k]`; every token sees itself.
-      positions: [B, T] of the block's tokens; needed with a sliding window. Cache entry i has position i.
+      positions: [B, T] of the block's tokens; needed with a sliding window.
     """
 
     queries: jax.Array
