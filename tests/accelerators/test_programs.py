@@ -159,7 +159,7 @@ def test_the_highest_logits_are_found_without_a_copy_in_narrow_rows(name):
 
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_a_planted_copy_is_found(name):
-    sizes = Sizes(frozenset({2048 * 2048}), cache_layer=0)
+    sizes = Sizes(frozenset({2048 * 2048}))
 
     def transposed(i, x):
         return jnp.roll(x, 1, 0).T
@@ -170,7 +170,7 @@ def test_a_planted_copy_is_found(name):
 
 @pytest.mark.parametrize("name", [device("h100")])
 def test_a_planted_loop_of_the_host_is_found(name):
-    sizes = Sizes(frozenset(), cache_layer=0)
+    sizes = Sizes(frozenset())
 
     def dynamic(i, x):
         return jax.lax.fori_loop(0, i, lambda _, y: jnp.tanh(y @ y), x)
@@ -181,7 +181,7 @@ def test_a_planted_loop_of_the_host_is_found(name):
 
 @pytest.mark.parametrize("name", [device("v5e"), device("v6e")])
 def test_a_planted_vector_product_is_found(name):
-    sizes = Sizes(frozenset({2048 * 2048}), cache_layer=0)
+    sizes = Sizes(frozenset({2048 * 2048}))
 
     def product(i, x, weight):
         return jnp.tanh(x @ weight.T)
