@@ -109,6 +109,16 @@ def test_batches_copy_nothing_either(name):
     assert found.step.vector_products == found.plain_step.vector_products == ()
 
 
+@pytest.mark.parametrize("name", [device("v6e"), device("h100")])
+def test_steps_write_the_rings_of_windows_in_place(name):
+    config = dataclasses.replace(QWEN, vocab_size=32000, sliding_windows=(1408, None))
+    found = jlade.inspect(param_shapes(config, jnp.bfloat16), name, lookahead=LookaheadConfig.tree(7), capacity=8192)
+    assert found.failure is None
+    for step in (found.step, found.plain_step):
+        assert step.copies == ()
+        assert step.host_loops == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_int8_weights_stay_int8(name):
