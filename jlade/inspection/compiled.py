@@ -24,13 +24,13 @@ class Sizes(NamedTuple):
     """Numbers of elements of the arrays that no step may copy. `all` has those of which multiples count too."""
 
     weights: frozenset[int]  # of each matrix
-    cache_layer: int
+    cache_layers: frozenset[int] = frozenset()  # of the keys of each layer
     tables: frozenset[int] = frozenset()  # of the sources of drafts, all of int32
     experts_read: Mapping[int, float] = {}  # see `jlade.inspection.hlo.Module`
 
     @property
     def all(self) -> frozenset[int]:
-        return frozenset({*self.weights, self.cache_layer} - {0})
+        return (self.weights | self.cache_layers) - {0}
 
 
 class Loop(NamedTuple):

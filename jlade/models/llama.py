@@ -145,7 +145,7 @@ class Llama:
         if self.attention == "auto" and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return dataclasses.replace(self, attention="plain")
         # The dtype is that of the cache. One layer tells it; tracing all of them takes 20 ms.
-        one_layer = dataclasses.replace(self, config=dataclasses.replace(self.config, num_layers=1))
+        one_layer = dataclasses.replace(self, config=dataclasses.replace(self.config, num_layers=1, sliding_windows=()))
         cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
         c, concrete = self.config, all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         heads = c.num_heads // mesh_lib.size(mesh, *MODEL), c.num_kv_heads // mesh_lib.size(mesh, HEADS), c.head_dim
@@ -169,10 +169,10 @@ class Llama:
         c = self.config
         key = params.layers[0].key
         keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
-        shape = (batch_size, keys // c.head_dim, capacity, c.head_dim)
 
         def zeros() -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros(shape, params.norm.dtype) for _ in range(c.num_layers))
+            shapes = ((batch_size, keys // c.head_dim, size, c.head_dim) for size in c.entries_by_layer(capacity))
+            return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
         return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32))
 
@@ -233,7 +233,7 @@ class Llama:
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-        return base.commit(cache, block_kv, indices, num_accepted)
+        return base.commit(cache, block_kv, indices, num_accepted, self.config.sliding_windows)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "attention", "axes", "window"))

@@ -13,7 +13,7 @@ from jlade.inspection.launches import launches
 OPTIMIZED = True
 
 RATES = Rates(flops=1e9, bytes=1e9)
-NO_SIZES = Sizes(weights=frozenset(), cache_layer=0)
+NO_SIZES = Sizes(weights=frozenset())
 
 
 def text_of(function, *shapes):
@@ -88,9 +88,9 @@ def test_a_round_of_a_loop_is_counted_once():
 
 @pytest.mark.parametrize("move", [lambda x: jnp.roll(x, 1, 0), jnp.flip], ids=["roll", "flip"])
 def test_a_planted_copy_is_found(move):
-    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({64 * 64}), 0))
+    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({64 * 64})))
     assert found.copies
-    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({65 * 64}), 0))
+    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({65 * 64})))
     assert found.copies == ()
 
 
