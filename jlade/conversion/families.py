@@ -141,6 +141,20 @@ FAMILIES: dict[str, Family] = {
         keys=_ATTENTION_BIAS,
         fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
     ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        _LISTED
+        | {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "rope_local_base_freq": None,
+            "attention_bias": False,
+            "sliding_window_pattern": 4,
+        },
+        keys=_ATTENTION_BIAS,
+        fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
+        rotary="type",
+    ),
     "granite": Family(
         "GraniteForCausalLM",
         _GRANITE | {"mlp_bias": False},

@@ -58,8 +58,13 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     if "no_rope_layers" in reads:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
-        local = next((k for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
-        result["rope_local_base_freq"] = local.theta if local else reads["rope_local_base_freq"]
+        local = next((k.theta for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
+        if base := reads["rope_local_base_freq"]:
+            result["rope_local_base_freq"] = local or base
+        else:  # OLMo 3, whose base transformers 5 otherwise reads for the layers without a window alone
+            full = {"rope_type": "default", "rope_theta": config.rope_theta}
+            scaled = full | (write_scaling(config.rope_scaling) or {})
+            result["rope_parameters"] = {FULL: scaled, SLIDING: full | {"rope_theta": local or config.rope_theta}}
     return result
 
 

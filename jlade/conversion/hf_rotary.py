@@ -108,7 +108,7 @@ def _parameters(values: Values, layer_type: str) -> dict[str, Any]:
     theta = values.get("rope_theta", DEFAULT_THETA)
     is_local = layer_type == "sliding_attention"
     if is_local:
-        theta = values.get("rope_local_base_freq")
+        theta = values.get("rope_local_base_freq", theta)
     if not isinstance(parameters, dict):
         raise ValueError(f"{values.file}: {key} must be an object, got {parameters!r}")
     if "rope_local_base_freq" in values.values and set(parameters) & {"full_attention", "sliding_attention"}:

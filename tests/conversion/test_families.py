@@ -133,6 +133,17 @@ def test_phi_4(tmp_path):
     assert (config.head_dim, config.rope_theta, config.rotary_dim, config.sliding_windows) == (128, 250000.0, None, ())
 
 
+def test_olmo_3_scales_the_rotation_of_layers_without_a_window(tmp_path):
+    """As in allenai/Olmo-3-1025-7B."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    yarn |= {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0}
+    changes = {"num_hidden_layers": 4, "max_position_embeddings": 65536, "rope_theta": 500000, "rope_scaling": yarn}
+    config = read_config(write(tmp_path, "olmo3", **changes, sliding_window=4096), strict=True)
+    assert config.sliding_windows == (4096, 4096, 4096, None)
+    assert config.layer_rotary == (Rotary(5e5),) * 3 + (Rotary(5e5, config.rope_scaling),)
+    assert (config.rope_scaling.factor, config.max_positions) == (8.0, 65536)
+
+
 @pytest.fixture(scope="module", params=["Gemma3", "Mistral3"])
 def with_vision(request, tmp_path_factory):
     """A tiny model with a vision part, and the directory with it."""

@@ -40,6 +40,16 @@ CASES = {
         | rope("longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4),
     ),
     "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {"sliding_window": 7, "layer_types": SLIDING}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            }
+        },
+    ),
     "granite": (
         "Granite",
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 7.0},
