@@ -110,7 +110,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         )
     if head_dim % 2:
         raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
-    rotary = read_rotary(values, head_dim, has_alpha=family.rotary == "alpha")
+    rotary = read_rotary(values, head_dim, family.rotary)
     windows, layer_rotary = read_layers(values, family, rotary.kind, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}

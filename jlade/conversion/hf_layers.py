@@ -6,7 +6,7 @@ from jlade.conversion.family import Family
 from jlade.conversion.hf_rotary import read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import Rotary
+from jlade.models.rotary import LongRopeScaling, Rotary
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 Windows = tuple[int | None, ...]
@@ -31,7 +31,7 @@ def read_layers(
     windows = _read_windows(values, num_layers, turned)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
-        local = read_rotary(values, head_dim, SLIDING).kind
+        local = read_rotary(values, head_dim, family.rotary, SLIDING).kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
     if family.rotary == "windows" and values.get("sliding_window") is not None:
         layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
@@ -47,6 +47,9 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     if "original_max_position_embeddings" in reads:
         result["original_max_position_embeddings"] = config.max_positions
+    if family.rotary == "mscale" and isinstance(config.rope_scaling, LongRopeScaling):
+        scales = dict.fromkeys(("short_mscale", "long_mscale"), config.rope_scaling.attention_factor)
+        result["rope_scaling"] |= {"original_max_position_embeddings": config.max_positions} | scales
     if "use_sliding_window" in reads:
         result["use_sliding_window"] = window is not None
     if "sliding_window" in reads:

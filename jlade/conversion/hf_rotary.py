@@ -41,24 +41,29 @@ class Read(NamedTuple):
     max_positions: int  # that the model supports with it
 
 
-def read_rotary(values: Values, head_dim: int, layer_type: str = "full_attention", has_alpha: bool = False) -> Read:
+def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: str = "full_attention") -> Read:
     """Returns the rotations of the layers, or of those with a `layer_type` where types have their own (Gemma 3).
 
     Args:
       values: the configuration.
       head_dim: size of a head.
+      family: how the family of the model rotates: see `jlade.conversion.family.Family.rotary`.
       layer_type: as in `layer_types`.
-      has_alpha: whether dynamic scaling with "alpha" only changes the base (HunYuan).
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
     parameters = _parameters(values, layer_type)
-    if has_alpha and parameters.get("alpha") and "dynamic" in (parameters.get("rope_type"), parameters.get("type")):
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if family == "alpha" and parameters.get("alpha") and kind == "dynamic":
         theta, alpha = (Values(values.file, parameters).number(key) for key in ("rope_theta", "alpha"))
         if head_dim == 2 or alpha > MAX_ALPHA:
             raise ValueError(f"{values.file}: alpha must be up to {MAX_ALPHA:g}, for heads above 2, got {alpha}")
         parameters = {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
+    if family == "mscale" and kind != "default":
+        scale = Values(values.file, parameters).number("short_mscale")
+        others = {key: parameters[key] for key in parameters if key not in ("short_mscale", "long_mscale")}
+        parameters = others | {"attention_factor": scale}
     rotary = Values(values.file, parameters)
     scaling, max_positions = _read_scaling(rotary, values)
     dim = _read_dim(rotary, values, head_dim)
@@ -173,9 +178,10 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
             # so no two ways of decoding agree.
             return None, min(max_positions, rotary.size("original_max_position_embeddings", max_positions))
         case "longrope":
-            original = values.size("original_max_position_embeddings")
+            key = "original_max_position_embeddings"
+            original = values.size(key, rotary.get(key))
             if original < 2:
-                raise ValueError(f"{values.file}: original_max_position_embeddings must be at least 2, got {original}")
+                raise ValueError(f"{values.file}: {key} must be at least 2, got {original}")
             factor = rotary.number("factor", max_positions / original)
             root = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             scaling = LongRopeScaling(_read_factors(rotary), rotary.number("attention_factor", root))

@@ -7,6 +7,7 @@ from jlade.models.attention import Variation
 
 NORMS = ("rms", "rms_plus_one", "layer")
 QK_NORMS = ("head", "whole", "rotated")  # of each head, of all heads together (OLMo 2), after the rotation (HunYuan)
+ROUTINGS = ("softmax", "sparsemixer")  # how the weights of a token's experts follow from the router's scores
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
 
 
@@ -50,7 +51,9 @@ class LlamaConfig:
     experts_per_token: int = 0
     normalized_experts: bool = True  # whether the weights of a token's experts add up to one
     router_bias: bool = False  # GPT-OSS
+    routing: str = "softmax"  # one of `ROUTINGS` (Phi-MoE)
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
+    output_bias: bool = False  # of the logits (Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
@@ -66,7 +69,8 @@ class LlamaConfig:
     logit_scale: float = 1.0  # Cohere, Granite
 
     def __post_init__(self) -> None:
-        for name, accepted in (("norm", NORMS), ("qk_norm_kind", QK_NORMS), ("activation", ACTIVATIONS)):
+        choices = {"norm": NORMS, "qk_norm_kind": QK_NORMS, "activation": ACTIVATIONS, "routing": ROUTINGS}
+        for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
 

@@ -83,6 +83,7 @@ class LlamaParams:
     output: jax.Array | None  # [V, E], None if the embedding is also the output matrix
     config: LlamaConfig = flax.struct.field(pytree_node=False)
     norm_bias: jax.Array | None = None  # [E], None for models without
+    output_bias: jax.Array | None = None  # [V]
 
     @property
     def decoder(self) -> "Llama":
@@ -229,7 +230,7 @@ class Llama:
         c, output = self.config, params.embedding if params.output is None else params.output
         padded = padding.pad(hidden) if self.pads else hidden
         normed = normalize(padded, params.norm, c.norm, c.rms_norm_eps, params.norm_bias)
-        logits = linear(normed, output)[:, : hidden.shape[1]].astype(jnp.float32)
+        logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
@@ -303,8 +304,9 @@ def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axe
     if layer.experts is None:
         return _mlp(layer, normed, config, axes)
     assert layer.router is not None
+    c = config
     chosen, weights = route(
-        normed, layer.router, layer.router_bias, config.experts_per_token, config.normalized_experts
+        normed, layer.router, layer.router_bias, c.experts_per_token, c.normalized_experts, c.routing
     )
     mixed = mix(normed, chosen, weights, layer.experts, config.activation, axes)
     if layer.up is None:
@@ -363,7 +365,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     )
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)
-    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None)
+    output_bias = matrix(c.vocab_size, 1)[:, 0] if c.output_bias else None
+    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None, output_bias)
 
 
 def quantize(params: LlamaParams) -> LlamaParams:

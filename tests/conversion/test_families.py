@@ -12,7 +12,7 @@ from jlade.conversion import load_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import LinearScaling, Rotary
+from jlade.models.rotary import LinearScaling, LongRopeScaling, Rotary
 from tests.models.test_llama import run_blocks
 
 SIZES = {
@@ -61,6 +61,8 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported is None"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of positive numbers, got None"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor must have 4 numbers, got 1"),
+        ("phimoe", {"router_jitter_noise": 0.02}, "router_jitter_noise is 0.02; supported is 0.01"),
+        ("phimoe", {"rope_scaling": {"type": "linear"}}, "short_mscale must be a positive number, got None"),
         ("olmo2", {"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'; supported are default"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
         ("stablelm", {"partial_rotary_factor": 0.4}, "partial_rotary_factor must be a fraction that gives an even"),
@@ -142,6 +144,20 @@ def test_olmo_3_scales_the_rotation_of_layers_without_a_window(tmp_path):
     assert config.sliding_windows == (4096, 4096, 4096, None)
     assert config.layer_rotary == (Rotary(5e5),) * 3 + (Rotary(5e5, config.rope_scaling),)
     assert (config.rope_scaling.factor, config.max_positions) == (8.0, 65536)
+
+
+def test_phi_3_5_moe_ends_where_its_rotation_would_change(tmp_path):
+    """As in microsoft/Phi-3.5-MoE-instruct."""
+    scaling = {"type": "longrope", "short_factor": [1.5] * 4, "long_factor": [9.0] * 4}
+    scaling |= {"short_mscale": 1.243, "long_mscale": 1.243, "original_max_position_embeddings": 4096}
+    changes = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_scaling": scaling}
+    changes |= {"attention_bias": True, "lm_head_bias": True, "sliding_window": 131072, "router_jitter_noise": 0.01}
+    config = read_config(write(tmp_path, "phimoe", **changes), strict=True)
+    assert config.rope_scaling == LongRopeScaling((1.5,) * 4, 1.243)
+    assert (config.max_positions, config.num_experts, config.experts_per_token) == (4096, 16, 2)
+    assert config.qkv_bias
+    assert config.attention_output_bias
+    assert config.output_bias
 
 
 @pytest.fixture(scope="module", params=["Gemma3", "Mistral3"])

@@ -67,6 +67,12 @@ CASES = {
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 12} | rope("dynamic", alpha=100.0, factor=1.0)),
     "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 7}),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True}
+        | {"original_max_position_embeddings": 96}
+        | rope("longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4, short_mscale=1.2, long_mscale=1.3),
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {
