@@ -405,6 +405,28 @@ FAMILIES: dict[str, Family] = {
     "ministral": Family(
         "MinistralForCausalLM", _LISTED | {"num_key_value_heads": 8, "max_position_embeddings": 131072}
     ),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+            "max_position_embeddings": 262144,
+            "sliding_window": None,
+        },
+        rotary="beta",
+    ),
 }
 
 

@@ -1,33 +1,34 @@
-"""Windows and rotations of the layers in Hugging Face configurations, where layers differ."""
+"""Windows, rotations and scales of the layers in Hugging Face configurations, where layers differ."""
 
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import read_rotary, write_scaling
+from jlade.conversion.hf_rotary import Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import LongRopeScaling, Rotary
+from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 Windows = tuple[int | None, ...]
 Rotations = tuple[Rotary | None, ...]
+QueryScalings = tuple[QueryScaling | None, ...]
 
 
 def read_layers(
-    values: Values, family: Family, rotary: Rotary, num_layers: int, head_dim: int
-) -> tuple[Windows, Rotations]:
-    """Returns the fields `sliding_windows` and `layer_rotary` of `LlamaConfig`.
+    values: Values, family: Family, read: Read, num_layers: int, head_dim: int
+) -> tuple[Windows, Rotations, QueryScalings]:
+    """Returns the fields `sliding_windows`, `layer_rotary` and `query_scalings` of `LlamaConfig`.
 
     Args:
       values: the configuration.
       family: the family that it is of.
-      rotary: the rotation of layers without a window, or of all.
+      read: the rotation of layers without a window, or of all.
       num_layers, head_dim: sizes of the model.
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    turned = _read_turned(values, num_layers)
+    rotary, turned = read.kind, _read_turned(values, num_layers)
     windows = _read_windows(values, num_layers, turned)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
@@ -35,7 +36,8 @@ def read_layers(
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
     if family.rotary == "windows" and values.get("sliding_window") is not None:
         layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
-    return windows, layers if set(layers) != {rotary} else ()
+    scalings: QueryScalings = () if read.query_scaling is None else (read.query_scaling,) * num_layers
+    return windows, layers if set(layers) != {rotary} else (), scalings
 
 
 def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
@@ -50,6 +52,8 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     if family.rotary == "mscale" and isinstance(config.rope_scaling, LongRopeScaling):
         scales = dict.fromkeys(("short_mscale", "long_mscale"), config.rope_scaling.attention_factor)
         result["rope_scaling"] |= {"original_max_position_embeddings": config.max_positions} | scales
+    if family.rotary == "beta" and config.query_scalings and result["rope_scaling"]:
+        result["rope_scaling"]["llama_4_scaling_beta"] = next(filter(None, config.query_scalings)).rate
     if "use_sliding_window" in reads:
         result["use_sliding_window"] = window is not None
     if "sliding_window" in reads:

@@ -4,7 +4,15 @@ import math
 from typing import Any, NamedTuple
 
 from jlade.conversion.json_files import Values
-from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, Rotary, Scaling, YarnScaling
+from jlade.models.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    QueryScaling,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
 
 DEFAULT_THETA = 10000.0
 MAX_ALPHA = 1e9  # far above that of any model; its power must be a float
@@ -39,6 +47,7 @@ class Read(NamedTuple):
     kind: Rotary
     dim: int  # rotated elements of a head
     max_positions: int  # that the model supports with it
+    query_scaling: QueryScaling | None = None  # of all layers
 
 
 def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: str = "full_attention") -> Read:
@@ -64,12 +73,17 @@ def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: 
         scale = Values(values.file, parameters).number("short_mscale")
         others = {key: parameters[key] for key in parameters if key not in ("short_mscale", "long_mscale")}
         parameters = others | {"attention_factor": scale}
+    query_scaling = None
+    if family == "beta":
+        query_scaling = _read_query_scaling(Values(values.file, parameters))
+        unread = ("llama_4_scaling_beta", "max_position_embeddings")
+        parameters = {key: parameters[key] for key in parameters if key not in unread}
     rotary = Values(values.file, parameters)
     scaling, max_positions = _read_scaling(rotary, values)
     dim = _read_dim(rotary, values, head_dim)
     if isinstance(scaling, LongRopeScaling) and len(scaling.factors) != dim // 2:
         raise ValueError(f"{rotary.file}: short_factor must have {dim // 2} numbers, got {len(scaling.factors)}")
-    return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions)
+    return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions, query_scaling)
 
 
 def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
@@ -123,6 +137,12 @@ def _parameters(values: Values, layer_type: str) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise ValueError(f"{values.file}: {layer_type} of {key} must be an object, got {parameters!r}")
     return {"rope_theta": theta} | parameters
+
+
+def _read_query_scaling(rotary: Values) -> QueryScaling | None:
+    if not rotary.get("llama_4_scaling_beta"):
+        return None
+    return QueryScaling(rotary.number("llama_4_scaling_beta"), rotary.size("original_max_position_embeddings"))
 
 
 def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:

@@ -60,6 +60,8 @@ class LlamaConfig:
     layer_rotary: tuple[rotary.Rotary | None, ...] = ()
     rotary_dim: int | None = None  # leading elements of a head that are rotated, None for all (StableLM)
     interleaved_rotary: bool = False  # whether neighbours are pairs, not halves of a head (Cohere)
+    # Of each layer, None for none; () for no layer (Ministral 3)
+    query_scalings: tuple[rotary.QueryScaling | None, ...] = ()
     attention_scale: float | None = None  # of the scores, None for the inverse root of `head_dim` (Granite)
     sinks: bool = False  # whether each head has a score that joins the softmax for no token (GPT-OSS)
     attention_cap: float | None = None  # bounds the scores by a tanh (Gemma 2)
@@ -94,6 +96,11 @@ class LlamaConfig:
     def windows_by_layer(self) -> tuple[int | None, ...]:
         """The sliding window of each layer, None for no window."""
         return self.sliding_windows or (None,) * self.num_layers
+
+    @property
+    def query_scalings_by_layer(self) -> tuple[rotary.QueryScaling | None, ...]:
+        """The scaling of each layer's queries by position, None for none."""
+        return self.query_scalings or (None,) * self.num_layers
 
     @property
     def mlp_widths(self) -> str:

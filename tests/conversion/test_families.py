@@ -12,7 +12,7 @@ from jlade.conversion import load_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import LinearScaling, LongRopeScaling, Rotary
+from jlade.models.rotary import LinearScaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_llama import run_blocks
 
 SIZES = {
@@ -72,7 +72,13 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("starcoder2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_pytorch_tanh'"),
         ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, got 0"),
         ("gemma3", {}, "text_config must be an object, got None"),
-        ("mistral3", {"text_config": {"model_type": "ministral3"}}, "model_type is 'ministral3'; supported are llama"),
+        ("mistral3", {"text_config": {"model_type": "mistral4"}}, "model_type is 'mistral4'; supported are llama"),
+        ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings must be"),
+        (
+            "mistral",
+            {"rope_scaling": {"rope_type": "yarn", "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta is not",
+        ),
         (
             "mistral3",
             {"text_config": {}, "architectures": ["Other"]},
@@ -160,27 +166,47 @@ def test_phi_3_5_moe_ends_where_its_rotation_would_change(tmp_path):
     assert config.output_bias
 
 
-@pytest.fixture(scope="module", params=["Gemma3", "Mistral3"])
+def test_ministral_3_scales_its_queries(tmp_path):
+    """As in mistralai/Ministral-3-8B-Base-2512."""
+    yarn = {"rope_type": "yarn", "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
+    yarn |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    rotary = yarn | {"rope_theta": 1000000.0, "llama_4_scaling_beta": 0.1}
+    text = SIZES | {"model_type": "ministral3", "max_position_embeddings": 262144, "rope_parameters": rotary}
+    config = read_config(write(tmp_path, "mistral3", text_config=text | {"sliding_window": None}), strict=True)
+    assert config.query_scalings == (QueryScaling(0.1, 16384),) * 2
+    assert (config.rope_theta, config.rope_scaling.factor, config.rope_scaling.attention_factor) == (1e6, 16.0, 1.0)
+    assert config.max_positions == 262144
+
+
+WITH_VISION = {
+    "Gemma3": ("gemma3_text", "siglip_vision_model"),
+    "Mistral3": ("mistral", "pixtral"),
+    "Mistral3, newer": ("ministral3", "pixtral"),
+}
+
+
+@pytest.fixture(scope="module", params=WITH_VISION)
 def with_vision(request, tmp_path_factory):
     """A tiny model with a vision part, and the directory with it."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
-    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if request.param == "Gemma3" else None}
+    kind, _, _ = request.param.partition(",")
+    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if kind == "Gemma3" else None}
     text |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None, "max_position_embeddings": 128}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    kinds = {"Gemma3": ("gemma3_text", "siglip_vision_model"), "Mistral3": ("mistral", "pixtral")}[request.param]
+    text_type, vision_type = WITH_VISION[request.param]
     parts = {
-        "text_config": text | {"model_type": kinds[0], "tie_word_embeddings": request.param == "Gemma3"},
-        "vision_config": vision | {"model_type": kinds[1]},
-        "tie_word_embeddings": request.param == "Gemma3",
+        "text_config": text | {"model_type": text_type, "tie_word_embeddings": kind == "Gemma3"},
+        "vision_config": vision | {"model_type": vision_type},
+        "tie_word_embeddings": kind == "Gemma3",
         "image_token_index": 3,
-        **({"mm_tokens_per_image": 4} if request.param == "Gemma3" else {}),
+        **({"mm_tokens_per_image": 4} if kind == "Gemma3" else {}),
     }
     torch.manual_seed(0)
-    config = getattr(transformers, f"{request.param}Config")(**parts)
-    model = getattr(transformers, f"{request.param}ForConditionalGeneration")(config).eval()
-    directory = tmp_path_factory.mktemp(request.param)
+    config = getattr(transformers, f"{kind}Config")(**parts)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    directory = tmp_path_factory.mktemp(kind)
     model.save_pretrained(directory)
     return model, directory
 

@@ -93,6 +93,11 @@ CASES = {
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7}
         | rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, truncate=False),
     ),
+    "ministral3": (
+        "Ministral3",
+        {"sliding_window": 7, "head_dim": 12}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.7, mscale=1.0),
+    ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
 }
 
