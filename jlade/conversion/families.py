@@ -51,6 +51,11 @@ _JOINED_EXPERTS = {
     "block_sparse_moe.input_linear.weight": ("expert_gate", "expert_up"),
     "block_sparse_moe.output_linear.weight": ("expert_down",),
 }
+_NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
+    "block_sparse_moe.experts.{}.w1.weight": ("expert_gate",),
+    "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
+    "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
+}
 _EXPERTS_ALONE = {"intermediate_size": 0}
 _ALL_SPARSE: dict[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 _LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -141,6 +146,20 @@ FAMILIES: dict[str, Family] = {
         keys=_ATTENTION_BIAS,
         fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
     ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        _LISTED
+        | {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "rope_local_base_freq": None,
+            "attention_bias": False,
+            "sliding_window_pattern": 4,
+        },
+        keys=_ATTENTION_BIAS,
+        fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
+        rotary="type",
+    ),
     "granite": Family(
         "GraniteForCausalLM",
         _GRANITE | {"mlp_bias": False},
@@ -167,11 +186,28 @@ FAMILIES: dict[str, Family] = {
         keys=_LOCAL_KEYS,
         fixed=_EXPERTS_ALONE,
         tensors={"router": "block_sparse_moe.gate.weight"},
-        experts={
-            "block_sparse_moe.experts.{}.w1.weight": ("expert_gate",),
-            "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
-            "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
+        experts=_NUMBERED_EXPERTS,
+    ),
+    "phimoe": Family(
+        "PhimoeForCausalLM",
+        _LOCAL_EXPERTS
+        | {
+            "num_local_experts": 16,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": None,
+            "sliding_window": None,
+            "attention_bias": False,
+            "lm_head_bias": False,
         },
+        keys=_LOCAL_KEYS | _ATTENTION_BIAS | {"output_bias": "lm_head_bias"},
+        fixed=_EXPERTS_ALONE | {"norm": "layer", "norm_bias": True, "routing": "sparsemixer"},
+        only={"num_experts_per_tok": (2,), "router_jitter_noise": (0.01,)},
+        rotary="mscale",
+        tensors={"router": "block_sparse_moe.gate.weight"},
+        experts=_NUMBERED_EXPERTS,
     ),
     "qwen2_moe": Family(
         "Qwen2MoeForCausalLM",
@@ -368,6 +404,28 @@ FAMILIES: dict[str, Family] = {
     ),
     "ministral": Family(
         "MinistralForCausalLM", _LISTED | {"num_key_value_heads": 8, "max_position_embeddings": 131072}
+    ),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+            "max_position_embeddings": 262144,
+            "sliding_window": None,
+        },
+        rotary="beta",
     ),
 }
 

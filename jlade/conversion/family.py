@@ -35,7 +35,8 @@ class Family:
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
       only: keys, and the values of them that the family takes; the first is written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
-        layers with a window alone, "alpha" for one with HunYuan's kind of scaling.
+        layers with a window alone, "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's,
+        "beta" for one with a scaling of queries (Ministral 3).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       experts: the fields of experts that a tensor in the file has, by its name within a layer. A name with "{}" for an

@@ -25,6 +25,7 @@ ONLY_VALUES: dict[str, Any] = {
     "logits_scaling": 1.0,  # Granite
     "mlp_bias": False,
     "llama_4_scaling_beta": None,  # Ministral 3
+    "lm_head_bias": False,  # Phi-MoE
     "mlp_layer_types": None,  # mixtures of experts
     "no_rope_layers": None,  # SmolLM3, Llama 4
     "num_experts": None,  # Qwen3-MoE

@@ -1,41 +1,43 @@
-"""Windows and rotations of the layers in Hugging Face configurations, where layers differ."""
+"""Windows, rotations and scales of the layers in Hugging Face configurations, where layers differ."""
 
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import read_rotary, write_scaling
+from jlade.conversion.hf_rotary import Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import Rotary
+from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 Windows = tuple[int | None, ...]
 Rotations = tuple[Rotary | None, ...]
+QueryScalings = tuple[QueryScaling | None, ...]
 
 
 def read_layers(
-    values: Values, family: Family, rotary: Rotary, num_layers: int, head_dim: int
-) -> tuple[Windows, Rotations]:
-    """Returns the fields `sliding_windows` and `layer_rotary` of `LlamaConfig`.
+    values: Values, family: Family, read: Read, num_layers: int, head_dim: int
+) -> tuple[Windows, Rotations, QueryScalings]:
+    """Returns the fields `sliding_windows`, `layer_rotary` and `query_scalings` of `LlamaConfig`.
 
     Args:
       values: the configuration.
       family: the family that it is of.
-      rotary: the rotation of layers without a window, or of all.
+      read: the rotation of layers without a window, or of all.
       num_layers, head_dim: sizes of the model.
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    turned = _read_turned(values, num_layers)
+    rotary, turned = read.kind, _read_turned(values, num_layers)
     windows = _read_windows(values, num_layers, turned)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
-        local = read_rotary(values, head_dim, SLIDING).kind
+        local = read_rotary(values, head_dim, family.rotary, SLIDING).kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
     if family.rotary == "windows" and values.get("sliding_window") is not None:
         layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
-    return windows, layers if set(layers) != {rotary} else ()
+    scalings: QueryScalings = () if read.query_scaling is None else (read.query_scaling,) * num_layers
+    return windows, layers if set(layers) != {rotary} else (), scalings
 
 
 def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
@@ -47,6 +49,11 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     if "original_max_position_embeddings" in reads:
         result["original_max_position_embeddings"] = config.max_positions
+    if family.rotary == "mscale" and isinstance(config.rope_scaling, LongRopeScaling):
+        scales = dict.fromkeys(("short_mscale", "long_mscale"), config.rope_scaling.attention_factor)
+        result["rope_scaling"] |= {"original_max_position_embeddings": config.max_positions} | scales
+    if family.rotary == "beta" and config.query_scalings and result["rope_scaling"]:
+        result["rope_scaling"]["llama_4_scaling_beta"] = next(filter(None, config.query_scalings)).rate
     if "use_sliding_window" in reads:
         result["use_sliding_window"] = window is not None
     if "sliding_window" in reads:
@@ -58,8 +65,13 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     if "no_rope_layers" in reads:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
-        local = next((k for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
-        result["rope_local_base_freq"] = local.theta if local else reads["rope_local_base_freq"]
+        local = next((k.theta for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
+        if base := reads["rope_local_base_freq"]:
+            result["rope_local_base_freq"] = local or base
+        else:  # OLMo 3, whose base transformers 5 otherwise reads for the layers without a window alone
+            full = {"rope_type": "default", "rope_theta": config.rope_theta}
+            scaled = full | (write_scaling(config.rope_scaling) or {})
+            result["rope_parameters"] = {FULL: scaled, SLIDING: full | {"rope_theta": local or config.rope_theta}}
     return result
 
 

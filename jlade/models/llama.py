@@ -83,6 +83,7 @@ class LlamaParams:
     output: jax.Array | None  # [V, E], None if the embedding is also the output matrix
     config: LlamaConfig = flax.struct.field(pytree_node=False)
     norm_bias: jax.Array | None = None  # [E], None for models without
+    output_bias: jax.Array | None = None  # [V]
 
     @property
     def decoder(self) -> "Llama":
@@ -195,15 +196,18 @@ class Llama:
             for kind in dict.fromkeys(c.rotary_by_layer)
             if kind is not None
         }
+        query_scales = {kind: kind.scales(positions) for kind in dict.fromkeys(c.query_scalings) if kind is not None}
         block_kv = []
-        for layer, cached_keys, cached_values, window, kind in zip(
-            params.layers, cache.keys, cache.values, c.windows_by_layer, c.rotary_by_layer, strict=True
+        kinds = c.windows_by_layer, c.rotary_by_layer, c.query_scalings_by_layer
+        for layer, cached_keys, cached_values, window, kind, scaling in zip(
+            params.layers, cache.keys, cache.values, *kinds, strict=True
         ):
             prefix = cached_keys, cached_values, cache.length
             hidden, keys, values = _layer(
                 layer,
                 hidden,
                 None if kind is None else rotations[kind],
+                None if scaling is None else query_scales[scaling],
                 prefix,
                 block_mask,
                 positions,
@@ -229,7 +233,7 @@ class Llama:
         c, output = self.config, params.embedding if params.output is None else params.output
         padded = padding.pad(hidden) if self.pads else hidden
         normed = normalize(padded, params.norm, c.norm, c.rms_norm_eps, params.norm_bias)
-        logits = linear(normed, output)[:, : hidden.shape[1]].astype(jnp.float32)
+        logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
@@ -241,6 +245,7 @@ def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
+    query_scales: jax.Array | None,
     prefix: tuple[jax.Array, jax.Array, jax.Array],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
@@ -257,7 +262,7 @@ def _layer(
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
-    queries, keys, values = _project(layer, normed, rotation, c, axes)
+    queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
     operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap)
     mixed = mixed.reshape(*hidden.shape[:2], -1)
@@ -273,10 +278,11 @@ def _project(
     layer: LlamaLayer,
     normed: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
+    query_scales: jax.Array | None,
     config: LlamaConfig,
     axes: tuple[str, ...],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with their norms and rotations."""
+    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales."""
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
 
@@ -295,7 +301,10 @@ def _project(
     if rotation is not None:
         queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
     of_queries, of_keys = norms("rotated")
-    return norm(queries, of_queries), norm(keys, of_keys), values
+    queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+    if query_scales is not None:
+        queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
+    return queries, keys, values
 
 
 def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
@@ -303,8 +312,9 @@ def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axe
     if layer.experts is None:
         return _mlp(layer, normed, config, axes)
     assert layer.router is not None
+    c = config
     chosen, weights = route(
-        normed, layer.router, layer.router_bias, config.experts_per_token, config.normalized_experts
+        normed, layer.router, layer.router_bias, c.experts_per_token, c.normalized_experts, c.routing
     )
     mixed = mix(normed, chosen, weights, layer.experts, config.activation, axes)
     if layer.up is None:
@@ -363,7 +373,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     )
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)
-    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None)
+    output_bias = matrix(c.vocab_size, 1)[:, 0] if c.output_bias else None
+    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None, output_bias)
 
 
 def quantize(params: LlamaParams) -> LlamaParams:

@@ -80,6 +80,8 @@ VARIATIONS = {
     "like OLMo 2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_kind": "whole"},
     "like Gemma 2": {"norm": "rms_plus_one", "post_norms": True, "activation": "gelu_tanh", "embedding_scale": 3.0}
     | {"attention_cap": 3.0, "logit_cap": 5.0, "attention_scale": 0.3, "sliding_windows": (5, None)},
+    "like Phi-MoE": {"num_experts": 8, "expert_size": 6, "experts_per_token": 2, "routing": "sparsemixer"}
+    | {"norm": "layer", "norm_bias": True, "output_bias": True},
     "like StableLM, parallel": {"norm": "layer", "norm_bias": True, "parallel": True, "rotary_dim": 2},
 }
 
