@@ -15,6 +15,7 @@ Params = Any  # the model's own pytree of arrays
 BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
 Layers = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]  # keys and values, per layer
 
+CHUNK = 256  # tokens; a block of as many reads a prompt
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
 
 
@@ -148,10 +149,12 @@ def commit(
     layers, blocks = (cache.keys, cache.values), tuple(zip(*block_kv, strict=True))
     pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
     kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
-    on_tpu, elsewhere = (functools.partial(form, kinds=kinds) for form in (write_slices, scatter))
-    keys, values = jax.lax.platform_dependent(
-        layers, blocks, cache.length, indices, num_accepted, tpu=on_tpu, default=elsewhere
-    )
+    # XLA for GPUs copies a short layer to another layout, and back, to scatter a chunk of a prompt into it.
+    has_rings, is_chunk = any(kind.is_ring for kind in kinds), indices.shape[1] >= CHUNK
+    on_gpu = write_slices if has_rings and is_chunk else scatter
+    forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
+    forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
+    keys, values = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
     return KVCache(keys=keys, values=values, length=cache.length + num_accepted)
 
 
