@@ -86,6 +86,7 @@ _GRANITE_KEYS = _ATTENTION_BIAS | {
 
 WITH_TEXT = {
     "gemma3": WithText("Gemma3ForConditionalGeneration", "gemma3_text"),
+    "llama4": WithText("Llama4ForConditionalGeneration", "llama4_text"),
     "mistral3": WithText("Mistral3ForConditionalGeneration", "mistral"),
 }
 FAMILIES: dict[str, Family] = {
@@ -290,7 +291,40 @@ FAMILIES: dict[str, Family] = {
             "mlp.experts.down_proj": ("expert_down",),
             "mlp.experts.down_proj_bias": ("expert_down_bias",),
         },
-        interleaved=True,
+        expert_layout="interleaved",
+    ),
+    "llama4_text": Family(
+        "Llama4ForCausalLM",
+        _LOCAL_EXPERTS
+        | {
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+            "attention_bias": False,
+            "use_qk_norm": True,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "layer_types": None,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "moe_layers": None,
+        },
+        keys=_LOCAL_KEYS | _ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
+        fixed={"qk_norm_kind": "weightless", "interleaved_rotary": True, "routing": "sigmoid"},
+        only={"num_experts_per_tok": (1,), "interleave_moe_layer_step": (1,)},
+        tensors={field: f"feed_forward.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}
+        | {"router": "feed_forward.router.weight"},
+        experts={
+            "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "feed_forward.experts.down_proj": ("expert_down",),
+        },
+        expert_layout="columns",
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",

@@ -301,6 +301,8 @@ def _project(
     if rotation is not None:
         queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
     of_queries, of_keys = norms("rotated")
+    if c.qk_norm and c.qk_norm_kind == "weightless" and rotation is not None:
+        of_queries = of_keys = jnp.ones(c.head_dim, normed.dtype)
     queries, keys = norm(queries, of_queries), norm(keys, of_keys)
     if query_scales is not None:
         queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
@@ -316,7 +318,10 @@ def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axe
     chosen, weights = route(
         normed, layer.router, layer.router_bias, c.experts_per_token, c.normalized_experts, c.routing
     )
-    mixed = mix(normed, chosen, weights, layer.experts, config.activation, axes)
+    inputs = normed
+    if c.routing == "sigmoid":
+        inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
+    mixed = mix(inputs, chosen, weights, layer.experts, config.activation, axes)
     if layer.up is None:
         return mixed
     shared = _mlp(layer, normed, config, axes)
