@@ -130,7 +130,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_positions=rotary.max_positions,
+        # Beyond a chunk, tokens of Llama 4 no longer see those of the chunk before.
+        max_positions=min(rotary.max_positions, values.size("attention_chunk_size", rotary.max_positions)),
         rope_theta=rotary.kind.theta,
         rope_scaling=rotary.kind.scaling,
         rotary_dim=rotary.dim if rotary.dim < head_dim else None,

@@ -175,9 +175,9 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
                 high_freq_factor=rotary.number("high_freq_factor"),
                 original_max_positions=rotary.size("original_max_position_embeddings"),
             )
-            if llama3.high_freq_factor <= llama3.low_freq_factor:
+            if llama3.high_freq_factor < llama3.low_freq_factor:
                 raise ValueError(
-                    f"{rotary.file}: high_freq_factor ({llama3.high_freq_factor}) must exceed low_freq_factor "
+                    f"{rotary.file}: high_freq_factor ({llama3.high_freq_factor}) must be at least low_freq_factor "
                     f"({llama3.low_freq_factor})"
                 )
             return llama3, max_positions

@@ -19,7 +19,7 @@ from jlade.models.architecture import is_matrix, layer_shapes
 from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
-from jlade.models.layers import activate, cap, gated, linear, normalize, scale, split_heads, sum_linear
+from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
 from jlade.models.quantization import is_int8, quantize_matrix
 
 
@@ -191,31 +191,16 @@ class Llama:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
         # Gemma's multiplier is rounded to the dtype of the model.
         hidden = scale(self._embed(params, tokens), float(np.asarray(c.embedding_scale, params.norm.dtype)))
-        rotations = {
-            kind: kind.rotation(positions, c.rotary_dim or c.head_dim)
-            for kind in dict.fromkeys(c.rotary_by_layer)
-            if kind is not None
-        }
-        query_scales = {kind: kind.scales(positions) for kind in dict.fromkeys(c.query_scalings) if kind is not None}
+        rotated = c.rotary_dim or c.head_dim
+        rotations = for_each_kind(c.rotary_by_layer, lambda kind: kind.rotation(positions, rotated))
+        query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
+        run = functools.partial(_layer, config=c, attention=self.attention, axes=self.axes)
         block_kv = []
-        kinds = c.windows_by_layer, c.rotary_by_layer, c.query_scalings_by_layer
-        for layer, cached_keys, cached_values, window, kind, scaling in zip(
-            params.layers, cache.keys, cache.values, *kinds, strict=True
+        for layer, cached_keys, cached_values, window, rotation, scales in zip(
+            params.layers, cache.keys, cache.values, c.windows_by_layer, rotations, query_scales, strict=True
         ):
             prefix = cached_keys, cached_values, cache.length
-            hidden, keys, values = _layer(
-                layer,
-                hidden,
-                None if kind is None else rotations[kind],
-                None if scaling is None else query_scales[scaling],
-                prefix,
-                block_mask,
-                positions,
-                config=c,
-                attention=self.attention,
-                axes=self.axes,
-                window=window,
-            )
+            hidden, keys, values = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
             block_kv.append((keys[:, :block_size], values[:, :block_size]))
         return hidden[:, :block_size], block_kv
 
@@ -301,6 +286,8 @@ def _project(
     if rotation is not None:
         queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
     of_queries, of_keys = norms("rotated")
+    if c.qk_norm and c.qk_norm_kind == "weightless" and rotation is not None:
+        of_queries = of_keys = jnp.ones(c.head_dim, normed.dtype)
     queries, keys = norm(queries, of_queries), norm(keys, of_keys)
     if query_scales is not None:
         queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
@@ -316,10 +303,13 @@ def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axe
     chosen, weights = route(
         normed, layer.router, layer.router_bias, c.experts_per_token, c.normalized_experts, c.routing
     )
-    mixed = mix(normed, chosen, weights, layer.experts, config.activation, axes)
+    inputs = normed
+    if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
+        inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
+    mixed = mix(inputs, chosen, weights, layer.experts, c.activation, axes)
     if layer.up is None:
         return mixed
-    shared = _mlp(layer, normed, config, axes)
+    shared = _mlp(layer, normed, c, axes)
     if layer.shared_router is not None:
         shared *= jax.nn.sigmoid(linear(normed, layer.shared_router))
     return mixed + shared

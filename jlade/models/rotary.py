@@ -132,7 +132,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = N
             kept = 0.0
         case Llama3Scaling():
             turns = scaling.original_max_positions * frequencies / np.float32(2 * math.pi)  # over the original context
-            kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            between = scaling.high_freq_factor - scaling.low_freq_factor
+            kept = (turns - scaling.low_freq_factor) / (between or 1e-9)  # Llama 4 interpolates nothing
         case YarnScaling():
             index = np.arange(head_dim // 2, dtype=np.float32)
             low, high = (

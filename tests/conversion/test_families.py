@@ -67,6 +67,10 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
         ("stablelm", {"partial_rotary_factor": 0.4}, "partial_rotary_factor must be a fraction that gives an even"),
         ("llama", {"use_parallel_residual": True}, "use_parallel_residual is True; supported is False"),
+        ("llama4_text", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2; supported is 1"),
+        ("llama4_text", {"moe_layers": [1]}, r"moe_layers is \[1\]; supported is a list of all 2 layers"),
+        ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2; supported is 1"),
+        ("smollm3", {"no_rope_layers": []}, "no_rope_layers must have 0 or 1 for each of 2 layers, got"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must have 0 or 1 for each of 2 layers, got"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer, got"),
         ("starcoder2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_pytorch_tanh'"),
@@ -178,8 +182,24 @@ def test_ministral_3_scales_its_queries(tmp_path):
     assert config.max_positions == 262144
 
 
+def test_llama_4_ends_with_its_first_chunk(tmp_path):
+    """As in meta-llama/Llama-4-Scout-17B-16E-Instruct."""
+    rotary = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192}
+    rotary |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    text = SIZES | {"model_type": "llama4_text", "num_hidden_layers": 4, "max_position_embeddings": 10485760}
+    text |= {"rope_theta": 500000.0, "rope_scaling": rotary, "no_rope_layers": [], "attention_chunk_size": 8192}
+    text |= {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384, "use_qk_norm": True, "floor_scale": 8192}
+    text |= {"attn_temperature_tuning": 4, "attn_scale": 0.1, "for_llm_compressor": False, "num_local_experts": 16}
+    config = read_config(write(tmp_path, "llama4", text_config=text), strict=True)
+    assert config.max_positions == 8192
+    assert config.query_scalings == (None, None, None, QueryScaling(0.1, 8192, offset=1))
+    assert config.layer_rotary == (Rotary(5e5, config.rope_scaling),) * 3 + (None,)
+    assert (config.expert_size, config.intermediate_size, config.experts_per_token) == (48, 48, 1)
+
+
 WITH_VISION = {
     "Gemma3": ("gemma3_text", "siglip_vision_model"),
+    "Llama4": ("llama4_text", "llama4_vision_model"),
     "Mistral3": ("mistral", "pixtral"),
     "Mistral3, newer": ("ministral3", "pixtral"),
 }
@@ -195,6 +215,8 @@ def with_vision(request, tmp_path_factory):
     text |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None, "max_position_embeddings": 128}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
+    if kind == "Llama4":
+        vision |= dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 16)
     text_type, vision_type = WITH_VISION[request.param]
     parts = {
         "text_config": text | {"model_type": text_type, "tie_word_embeddings": kind == "Gemma3"},

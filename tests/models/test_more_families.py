@@ -73,6 +73,12 @@ CASES = {
         | {"original_max_position_embeddings": 96}
         | rope("longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4, short_mscale=1.2, long_mscale=1.3),
     ),
+    "llama4_text": (
+        "Llama4Text",
+        {"num_local_experts": 4, "head_dim": 12, "no_rope_layers": [1, 0]}
+        | {"attention_chunk_size": 96, "floor_scale": 9, "attn_scale": 0.7}
+        | rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=32),
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {

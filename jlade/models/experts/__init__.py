@@ -52,6 +52,8 @@ def route(
     if routing == "sparsemixer":
         return _sparse_mixer(logits, experts_per_token)
     highest, chosen = jax.lax.top_k(logits, experts_per_token)
+    if routing == "sigmoid":
+        return chosen, jax.nn.sigmoid(highest)
     if normalized:
         return chosen, jax.nn.softmax(highest)
     return chosen, jnp.exp(highest - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
