@@ -1,9 +1,10 @@
 """`Engine`: many requests over the rows of one decode state, each exactly as if it were alone."""
 
 import atexit
+import collections
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Literal, Self, TypedDict, Unpack
 
@@ -28,7 +29,10 @@ from jlade.mesh import DATA
 from jlade.models.base import Decoder, Params
 
 CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
-STEPS = 2  # of a round: a cancelled request keeps its row for no more
+STEPS = (
+    2  # of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long
+)
+MORE_STEPS = 16  # of a round that nobody can wish to be shorter, unless a request comes; it ends when a row does
 
 
 class RequestOptions(TypedDict, total=False):
@@ -143,7 +147,7 @@ class Engine:
         """
         checked = self._check(prompt, options)
         request_lib.check_single(checked)
-        return self._add(checked, 0, priority, waits=False)
+        return self._add(checked, 0, priority)
 
     def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation]:
         """Returns the results of all prompts, in their order.
@@ -157,15 +161,27 @@ class Engine:
           TypeError, ValueError, RuntimeError: as `submit` does.
           Exception: the error of the first request that failed; the others are cancelled.
         """
+        return list(self.map(prompts, **options))
+
+    def map(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> Iterator[Generation]:
+        """Yields the results of `generate`, each as soon as it and those before it are there."""
         checked = self._check(prompts, options)
-        requests: list[Request] = []
+        return self._map(checked)
+
+    def _map(self, checked: request_lib.Request) -> Iterator[Generation]:
+        requests: collections.deque[Request] = collections.deque()
         try:
-            for index in range(len(checked.inputs.lengths)):
-                requests.append(self._add(checked, index, 0, waits=True))
-            return [request.result() for request in requests]
+            # Where the limits differ, the longest texts begin first, so that rows end at about the same time.
+            for index, limit in enumerate(checked.inputs.stopping.max_new_tokens.tolist()):
+                requests.append(self._add(checked, index, limit, of_list=True))
+                while requests and requests[0].done:
+                    yield requests.popleft().result()
+            while requests:
+                yield requests[0].result()
+                requests.popleft()
         finally:
             for request in requests:
-                request.cancel()  # of no effect on those that have ended
+                request.cancel()
 
     def close(self) -> None:
         """Cancels all requests and ends the thread. Afterwards no requests are accepted."""
@@ -193,12 +209,13 @@ class Engine:
         stop = request_lib.check_stop(options.get("stop"), len(checked.stop), given.tokenizer)
         return dataclasses.replace(checked, stop=stop)
 
-    def _add(self, checked: request_lib.Request, index: int, priority: int, waits: bool) -> Request:
-        """Adds the request of a sequence of a batch, and `waits` for the place to do so or raises `queue.Full`."""
+    def _add(self, checked: request_lib.Request, index: int, priority: int, of_list: bool = False) -> Request:
+        """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
         request = Request(lambda: self._remove(job))
         job = self._job(checked, index, request)
+        job.of_list = of_list
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not (waits and self._scheduler.is_full))
+            self._changed.wait_for(lambda: self._closed or not (of_list and self._scheduler.is_full))
             self._check_open()
             self._scheduler.add(job, priority)
             self._start()
@@ -320,7 +337,10 @@ class Engine:
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
         controls = max(job.controls for job in self._running.values())
-        state = rows.run(self._params, self._rows(), self._config, controls, STEPS, len(self._running) - 1)
+        reads = self._reading is not None or (self._scheduler.num_waiting and len(self._running) < self._num_rows)
+        is_patient = not reads and all(job.of_list for job in self._running.values())
+        steps = MORE_STEPS if is_patient else STEPS
+        state = rows.run(self._params, self._rows(), self._config, controls, steps, len(self._running) - 1)
         self._state = state
         tokens, lengths, done = mesh_lib.fetch((state.tokens, state.num_tokens, state.done))
         ended = []

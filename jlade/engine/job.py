@@ -45,6 +45,7 @@ class Job:
         """
         rows.check(checked.inputs, capacity)
         self.request = request
+        self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
         self.controls = rows.Controls.of(checked.inputs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
         self._checked, self._place, self._capacity = checked, place, capacity

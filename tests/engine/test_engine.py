@@ -21,6 +21,7 @@ SETTINGS = {
     "tree": LookaheadConfig.tree(7),
     "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
     "paper": LookaheadConfig.paper(2, 3, 2),
+    "windows": LookaheadConfig.tree(7),
 }
 SAMPLINGS = [
     SamplingConfig(),
@@ -33,8 +34,13 @@ SAMPLINGS = [
 PARAMS, TOKENIZER = tiny_llama(3), tiny_tokenizer()
 
 
+def params_of(setting):
+    """Returns a model; for "windows" one with a ring of 8 tokens for a cache in a layer."""
+    return tiny_llama(3, sliding_windows=(5, None)) if setting == "windows" else PARAMS
+
+
 def engine(setting="tree", **changes):
-    return jlade.Engine(PARAMS, TOKENIZER, **{"max_sequences": 3, "lookahead": SETTINGS[setting]} | changes)
+    return jlade.Engine(params_of(setting), TOKENIZER, **{"max_sequences": 3, "lookahead": SETTINGS[setting]} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +62,9 @@ def draw(chance):
     return chance.choices(range(13), k=chance.choice([1, 2, 5, 17, 39])), options
 
 
-def alone(prompt, options):
+def alone(prompt, options, setting="tree"):
     """Returns the result of plain decoding, whose programs compile in the least time."""
-    return jlade.generate(PARAMS, prompt, lookahead=None, tokenizer=TOKENIZER, logprobs=True, **options)
+    return jlade.generate(params_of(setting), prompt, lookahead=None, tokenizer=TOKENIZER, logprobs=True, **options)
 
 
 def assert_equal(got, expected):
@@ -99,7 +105,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
                 got = request.result(timeout=300)
             except concurrent.futures.CancelledError:
                 continue
-            assert_equal(got, alone(prompt, options))
+            assert_equal(got, alone(prompt, options, setting))
             ended += 1
         assert 20 < ended < len(requests)
 
@@ -137,7 +143,7 @@ def test_a_list_is_completed_in_order_with_options_for_each_and_one_key(shared):
 
 def test_more_prompts_than_may_wait_are_completed():
     with engine(max_waiting=2) as running:
-        out = running.generate([[number] for number in range(12)], max_new_tokens=3)
+        out = list(running.map([[number] for number in range(12)], max_new_tokens=3))
     assert [each.text[0] for each in out] == [alone([number], {"max_new_tokens": 3}).text[0] for number in range(12)]
 
 

@@ -1,0 +1,104 @@
+"""Throughput of an engine beside static batches: prompts whose texts differ in length, on the same rows.
+
+    python benchmarks/engine.py --json results.json
+
+The limits of the texts are spread between --shortest and --longest, evenly or, with --spread geometric, by equal
+factors, in random order; end tokens are ignored. Both ways run once to compile and are then timed in turns. The texts
+have to be the same. Programs that compile after the engine's `warm_up` are counted.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Import from the repository, not from this folder.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import numpy as np
+
+import jlade
+from jlade.evaluation import datasets
+from jlade.evaluation.provenance import provenance
+from jlade.generation import text
+from jlade.lookahead import names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--lookahead", default="auto", metavar="SETTING")
+    parser.add_argument("--prompts", type=int, default=64, metavar="N")
+    parser.add_argument("--rows", type=int, default=8, metavar="B")
+    parser.add_argument("--shortest", type=int, default=8, metavar="M")
+    parser.add_argument("--longest", type=int, default=256, metavar="M")
+    parser.add_argument("--spread", choices=["even", "geometric"], default="even")
+    parser.add_argument("--repeats", type=int, default=3, metavar="R")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+
+    params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model)
+    assert tokenizer is not None
+    lookahead: Any = "auto" if options.lookahead == "auto" else names.parse(options.lookahead)
+    prompts = [ids[-256:] for ids in _prompts(tokenizer)]
+    prompts = (prompts * -(-options.prompts // len(prompts)))[: options.prompts]
+    space = np.geomspace if options.spread == "geometric" else np.linspace
+    limits = np.round(space(options.shortest, options.longest, options.prompts)).astype(int)
+    limits = np.random.default_rng(0).permutation(limits).tolist()
+    same: Any = {"eos_ids": (), "key": jax.random.key(0)}
+
+    def static() -> list[list[int]]:
+        texts = []
+        for begin in range(0, len(prompts), options.rows):
+            batch, most = prompts[begin : begin + options.rows], limits[begin : begin + options.rows]
+            out = jlade.generate(params, batch, max_new_tokens=most, lookahead=lookahead, **same)
+            texts += [tokens[:length].tolist() for tokens, length in zip(out.tokens, out.lengths, strict=True)]
+        return texts
+
+    compiled = []
+
+    def count(event: str, duration_secs: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            compiled.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    with jlade.Engine(params, max_sequences=options.rows, capacity=1024, lookahead=lookahead) as engine:
+
+        def refilled() -> list[list[int]]:
+            before = len(compiled)
+            results = engine.generate(prompts, max_new_tokens=limits, **same)
+            counts.append(len(compiled) - before)
+            return [result.tokens[0].tolist() for result in results]
+
+        counts: list[int] = []
+        engine.warm_up()
+        ways: dict[str, Callable[[], list[list[int]]]] = {"static": static, "engine": refilled}
+        texts = {name: way() for name, way in ways.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(options.repeats):
+            for name, way in ways.items():
+                begin = time.perf_counter()
+                texts[f"{name} again"] = way()
+                seconds[name].append(time.perf_counter() - begin)
+    assert all(each == texts["static"] for each in texts.values()), "the texts differ"
+    rates = {name: sum(limits) / float(np.median(each)) for name, each in seconds.items()}
+    for name, rate in rates.items():
+        print(f"{name}: {rate:.0f} tokens/s, {min(seconds[name]):.2f} to {max(seconds[name]):.2f} s")
+    print(f"ratio: {rates['engine'] / rates['static']:.2f}; compilations after the warm-up: {sum(counts)}")
+    if options.json:
+        figures = provenance() | vars(options) | {"seconds": seconds, "tokens_per_second": rates}
+        figures |= {"ratio": rates["engine"] / rates["static"], "compilations": sum(counts)}
+        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def _prompts(tokenizer: text.Tokenizer) -> list[list[int]]:
+    """Returns the tokens of the questions that jlade has as samples."""
+    return [text.encode(tokenizer, question.turns[0]) for each in datasets.samples() for question in each.questions]
+
+
+if __name__ == "__main__":
+    main()
