@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jlade
 from jlade import mesh
@@ -20,6 +21,8 @@ from jlade.cli.options import Prompt
 from jlade.config import check_int
 from jlade.generation import text
 from jlade.generation.options import Keywords
+from jlade.generation.prompts import round_up
+from jlade.generation.request import MOST_NEW_TOKENS, SMALLEST_CAPACITY
 from jlade.models.llama import LlamaParams
 
 Record = dict[str, Any]  # a line of --json
@@ -35,7 +38,11 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("files", nargs="*", metavar="FILE", help="a prompt; - or none for standard input")
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
     result.add_argument(
-        "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
+        "--batch-size",
+        type=int,
+        default=1,
+        metavar="B",
+        help="prompts to decode at once, each followed by the next when it ends (default: %(default)s)",
     )
     result.add_argument("--json", action="store_true", help="print a line with a JSON object for each prompt")
     result.add_argument("--logprobs", action="store_true", help="add the tokens' log-probabilities to --json")
@@ -126,20 +133,34 @@ def _prepare(
 
 
 def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator[int]:
-    """Writes the results of the prompts that are not done, and yields the number of prompts of each batch."""
+    """Writes the results of the prompts that are not done, and yields the number of prompts of each piece of work."""
     as_records = options.json or options.output
+    if job.batch_size == 1 and not as_records:
+        for item in job.items[num_done:]:
+            _stream(job, item)
+            yield 1
+        return
+    for records in _work(job, num_done):
+        for record in records:
+            if as_records:
+                record |= {"options": job.given} if options.output else {}
+                print(json.dumps(record), file=job.file, flush=True)
+            elif "text" in record:
+                print(record["text"], file=job.file, flush=True)
+        yield len(records)
+
+
+def _work(job: _Job, num_done: int) -> Iterator[list[Record]]:
+    """Yields the records of the prompts that are not done, as they come.
+
+    Several prompts at once are the rows of an engine; those of several processes, or of groups of devices, are batches.
+    """
+    if job.batch_size > 1 and jax.process_count() == 1 and mesh.size(mesh.mesh_of(job.params), mesh.DATA) == 1:
+        for record in _with_engine(job, job.items[num_done:]):
+            yield [record]
+        return
     for begin in range(num_done, len(job.items), job.batch_size):
-        batch = job.items[begin : begin + job.batch_size]
-        if not as_records and job.batch_size == 1:
-            _stream(job, batch[0])
-        else:
-            for record in _records(job, batch):
-                if as_records:
-                    record |= {"options": job.given} if options.output else {}
-                    print(json.dumps(record), file=job.file, flush=True)
-                elif "text" in record:
-                    print(record["text"], file=job.file, flush=True)
-        yield len(batch)
+        yield list(_records(job, job.items[begin : begin + job.batch_size]))
 
 
 def _check(params: LlamaParams, prompt: Prompt, number: int, request: Keywords, options: argparse.Namespace) -> _Item:
@@ -177,6 +198,23 @@ def _stream(job: _Job, item: _Item) -> None:
     print(file=job.file, flush=True)
 
 
+def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Record]:
+    """Completes prompts in the rows of an engine and yields their records, also of those that cannot be completed."""
+    valid = [item for item in items if item.error is None]
+    options = dict(job.request)
+    of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead", "logprobs")}
+    if valid:
+        keys = [np.asarray(jax.random.key_data(_key(job.request, item))) for item in valid]
+        options["key"] = jax.random.wrap_key_data(jnp.asarray(np.stack(keys)))
+    limit, most = options["max_new_tokens"] or MOST_NEW_TOKENS, job.params.config.max_positions
+    longest = max((len(item.ids) for item in valid), default=0)
+    capacity = min(round_up(longest + limit, SMALLEST_CAPACITY), most)
+    with jlade.Engine(job.params, max_sequences=job.batch_size, capacity=capacity, **of_engine) as engine:
+        results = engine.map([item.ids for item in valid], **options) if valid else iter(())
+        for item in items:
+            yield _record(item, None if item.error is not None else _completion(next(results), 0))
+
+
 def _records(job: _Job, batch: list[_Item]) -> Iterator[Record]:
     """Completes a batch and yields the records of its prompts, also of those that cannot be completed."""
     valid = [item for item in batch if item.error is None]
@@ -187,8 +225,12 @@ def _records(job: _Job, batch: list[_Item]) -> Iterator[Record]:
         out = jlade.generate(job.params, [item.ids for item in filled], **(job.request | {"key": keys}))
     sequence = itertools.count()
     for item in batch:
-        result = {"error": item.error} if item.error is not None else _completion(out, next(sequence))
-        yield {"source": item.prompt.source, "prompt": item.prompt.text, **result}
+        yield _record(item, None if item.error is not None else _completion(out, next(sequence)))
+
+
+def _record(item: _Item, completion: Record | None) -> Record:
+    result = {"error": item.error} if completion is None else completion
+    return {"source": item.prompt.source, "prompt": item.prompt.text, **result}
 
 
 def _completion(out: jlade.Generation, i: int) -> Record:

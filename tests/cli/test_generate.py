@@ -186,6 +186,30 @@ def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tm
     assert lines_of(tmp_path / "out.jsonl") == whole
 
 
+def test_an_interrupted_job_in_rows_goes_on_too(files, monkeypatch, tmp_path, capsys):
+    (tmp_path / "long").write_text("x" * 9000, encoding="utf-8")
+    names = [*files, "long", "b.py", "a.py", "a.py"]
+    arguments = ["generate", *names, *LIMIT, "--temperature", "1", "--output", "out.jsonl", "--skip-invalid"]
+    assert cli.main(arguments) == 0
+    whole = lines_of(tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl").unlink()
+    arguments += ["--batch-size", "2"]
+
+    def interrupted(self, prompts, **options):
+        yield from itertools.islice(complete(self, prompts, **options), 3)
+        raise KeyboardInterrupt
+
+    complete = jlade.Engine.map
+    with monkeypatch.context() as patch:
+        patch.setattr(jlade.Engine, "map", interrupted)
+        assert cli.main(arguments) == 130
+    assert "4 of 6 prompts are completed" in capsys.readouterr().err
+    assert cli.main(arguments) == 0
+    texts = [json.loads(line).get("text") for line in lines_of(tmp_path / "out.jsonl")]
+    assert texts == [json.loads(line).get("text") for line in whole]
+    assert [text is None for text in texts] == [name == "long" for name in names]
+
+
 @pytest.mark.parametrize(
     ("content", "number"),
     [
