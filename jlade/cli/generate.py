@@ -153,9 +153,9 @@ def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator
 def _work(job: _Job, num_done: int) -> Iterator[list[Record]]:
     """Yields the records of the prompts that are not done, as they come.
 
-    Several prompts at once are the rows of an engine; those of several processes, or of groups of devices, are batches.
+    Several prompts at once are the rows of an engine; several processes, which must take the same steps, have batches.
     """
-    if job.batch_size > 1 and jax.process_count() == 1 and mesh.size(mesh.mesh_of(job.params), mesh.DATA) == 1:
+    if job.batch_size > 1 and jax.process_count() == 1:
         for record in _with_engine(job, job.items[num_done:]):
             yield [record]
         return

@@ -25,7 +25,6 @@ from jlade.generation.options import Options
 from jlade.generation.prompts import Prompt, Prompts
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Tokenizer
-from jlade.mesh import DATA
 from jlade.models.base import Decoder, Params
 
 CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
@@ -75,7 +74,7 @@ class Engine:
       max_waiting: requests that may wait for a row.
       logprobs: whether results have the log-probabilities of the tokens.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
-      mesh: the devices to run on, those of the parameters by default. Its axis `data` must be 1.
+      mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
@@ -102,9 +101,6 @@ class Engine:
         batch = request_lib.check(params, [[0]] * self._num_rows, options)
         self._config, self._costs = batch.config, batch.inputs.costs
         self._options = dataclasses.replace(options, lookahead=self._config.lookahead, max_new_tokens=None)
-        groups = mesh_lib.size(self._config.mesh, DATA)
-        if groups > 1:
-            raise ValueError(f"mesh has data={groups}; an engine accepts data=1, with any lookahead and model")
         self._params = sharding.put_params(params, self._config.mesh)
         self._capacity = _check_capacity(capacity, self._config.decoder.max_positions)
 

@@ -13,6 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.decoding import loop, prefill, sampling, sharding
@@ -103,30 +104,36 @@ class Row:
         return Inputs(self.prompts, self.lengths, self.stopping, key, self.sampling, costs)
 
 
+def _repeat(inputs: Inputs, number: int) -> Inputs:
+    """Returns the inputs of `number` equal sequences, given those of one."""
+
+    def repeat(arrays: Any) -> Any:
+        return jax.tree.map(lambda array: jnp.repeat(array, number, axis=0), arrays)
+
+    return dataclasses.replace(
+        inputs,
+        prompts=repeat(inputs.prompts),
+        lengths=repeat(inputs.lengths),
+        stopping=repeat(inputs.stopping),
+        sampling=repeat(inputs.sampling),
+    )
+
+
 @functools.partial(jax.jit, static_argnames=("config", "num_rows"))
 def empty(params: Params, row: Row, costs: jax.Array | None, *, config: DecodeConfig, num_rows: int) -> DecodeState:
     """Returns the state of `num_rows` rows without requests, with the shapes of `row`."""
-
-    def for_all(arrays: Any) -> Any:
-        return jax.tree.map(lambda array: jnp.repeat(array, num_rows, axis=0), arrays)
-
-    one = row.inputs(costs)
-    inputs = Inputs(
-        prompts=for_all(one.prompts),
-        lengths=for_all(one.lengths),
-        stopping=for_all(one.stopping),
-        key=one.key,
-        sampling=for_all(one.sampling),
-        costs=costs,
-    )
+    inputs = _repeat(row.inputs(costs), num_rows)
     state = prefill.start(_unread(params, num_rows, row.prompts.shape[1], config), inputs, config)
     return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "capacity"))
 def unread(params: Params, *, config: DecodeConfig, capacity: int) -> Prefix:
-    """Returns what is known of a prompt before it is read."""
-    return _unread(params, 1, capacity, config)
+    """Returns what is known of a prompt before it is read.
+
+    Each group of devices along `data` reads every prompt: the others would idle, and the row may belong to any of them.
+    """
+    return _unread(params, mesh_lib.size(config.mesh, DATA), capacity, config)
 
 
 def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) -> Prefix:
@@ -154,8 +161,8 @@ def read(params: Params, prefix: Prefix, row: Row, num_read: int, config: Decode
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="prefix")
 def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, config: DecodeConfig) -> Prefix:
-    inputs = dataclasses.replace(row.inputs(), lengths=lengths, cache=prefix.cache, sources=prefix.sources)
-    return prefill.prefill(params, inputs, config)
+    inputs = _repeat(dataclasses.replace(row.inputs(), lengths=lengths), mesh_lib.size(config.mesh, DATA))
+    return prefill.prefill(params, dataclasses.replace(inputs, cache=prefix.cache, sources=prefix.sources), config)
 
 
 def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> DecodeState:
@@ -168,15 +175,31 @@ def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: Dec
 def _insert(
     rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
 ) -> DecodeState:
-    state = dataclasses.replace(rest, memory=memory)
-    one = prefill.start(prefix, row.inputs(state.constants.costs), config, row.place)
-    specs = jax.tree.broadcast(sharding.state_specs(state.constants, config), state)
+    state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
+    inputs = _repeat(row.inputs(state.constants.costs), groups)
+    new = prefill.start(prefix, inputs, config, jnp.repeat(row.place, groups))
+    specs = sharding.state_specs(state.constants, config)
+    of_device = functools.partial(_write, specs=specs, groups=groups)
+    write = mesh_lib.shard(of_device, config.mesh, (specs, specs, PartitionSpec()), specs)
+    written: DecodeState = write(state, dataclasses.replace(new, counts=None), index)
+    return written
 
-    def put(spec: Any, rows: jax.Array, new: jax.Array) -> jax.Array:
-        belongs_to_rows = len(spec) and spec[0] == DATA
-        return jax.lax.dynamic_update_slice_in_dim(rows, new, index, axis=0) if belongs_to_rows else rows
 
-    return jax.tree.map(put, specs, state, dataclasses.replace(one, counts=None))
+def _write(state: DecodeState, new: DecodeState, index: jax.Array, specs: DecodeState, groups: int) -> DecodeState:
+    """Returns the rows of a device with the row `new` at `index` of all rows, if that is one of them."""
+    number = len(state.done)
+    if groups > 1:
+        index -= jax.lax.axis_index(DATA) * number
+    is_here, place = (index >= 0) & (index < number), jnp.clip(index, 0, number - 1)
+
+    def put(spec: Any, rows: jax.Array, row: jax.Array) -> jax.Array:
+        if not (len(spec) and spec[0] == DATA):
+            return rows
+        if groups > 1:
+            row = jnp.where(is_here, row, jax.lax.dynamic_slice_in_dim(rows, place, 1))
+        return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=0)
+
+    return jax.tree.map(put, jax.tree.broadcast(specs, state), state, new)
 
 
 def run(

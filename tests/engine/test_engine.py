@@ -147,22 +147,43 @@ def test_more_prompts_than_may_wait_are_completed():
     assert [each.text[0] for each in out] == [alone([number], {"max_new_tokens": 3}).text[0] for number in range(12)]
 
 
-def test_after_the_warm_up_nothing_compiles():
+@pytest.fixture(scope="module")
+def compilations():
+    """A list of the programs that compile."""
     compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **names: compiled.append(names) if "backend_compile" in event else None
+    )
+    return compiled
+
+
+def test_after_the_warm_up_nothing_compiles(compilations):
+    chance = random.Random(1)
+    drawn = [draw(chance) for _ in range(20)]
     with engine(max_sequences=2) as running:
         running.warm_up()
-        chance = random.Random(1)
-        drawn = [draw(chance) for _ in range(20)]
-        jax.monitoring.register_event_duration_secs_listener(
-            lambda event, _, **names: compiled.append(names) if "backend_compile" in event else None
-        )
+        compilations.clear()
         requests = [running.submit(prompt, **options) for prompt, options in drawn]
         requests[3].cancel()
         for number, request in enumerate(requests):
             assert number == 3 or request.result(timeout=300).lengths[0] > 0
-        assert compiled == []
+        assert compilations == []
         jax.jit(lambda x: x + 41)(1)
-        assert compiled, "the search finds compilations"
+        assert compilations, "the search finds compilations"
+
+
+@pytest.mark.parametrize("axes", [{"data": 3, "model": 2}, {"lookahead": 2, "model": 2}], ids=str)
+def test_meshes(axes, compilations):
+    chance = random.Random(2)
+    drawn = [draw(chance) for _ in range(8)]
+    with engine(mesh=jlade.make_mesh(**axes)) as running:
+        running.warm_up()
+        compilations.clear()
+        requests = [running.submit(prompt, **options) for prompt, options in drawn]
+        results = [request.result(timeout=300) for request in requests]
+        assert compilations == []
+    for result, (prompt, options) in zip(results, drawn, strict=True):
+        assert_equal(result, alone(prompt, options))
 
 
 def test_a_cancelled_request_frees_its_row(shared):
@@ -271,7 +292,7 @@ def test_a_wrong_request_is_refused_at_once(shared, options, error, message):
         ({"max_sequences": 0}, ValueError, "max_sequences must be at least 1, got 0"),
         ({"capacity": 65}, ValueError, "capacity must be at most 64, the tokens that the model reads, got 65"),
         ({"max_waiting": 0}, ValueError, "max_waiting must be at least 1, got 0"),
-        ({"mesh": jlade.make_mesh(data=3)}, ValueError, "mesh has data=3; an engine accepts data=1"),
+        ({"mesh": jlade.make_mesh(data=2)}, ValueError, "mesh has data=2, which does not divide a batch of 3"),
     ],
 )
 def test_a_wrong_engine_is_refused(options, error, message):
