@@ -265,6 +265,7 @@ class Engine:
             job.request._end(error)
         self._state, self._reading = None, None
         self._running.clear()
+        self._ended.clear()
         self._free_rows()
 
     def _rows(self) -> DecodeState:
@@ -339,20 +340,17 @@ class Engine:
         state = rows.run(self._params, self._rows(), self._config, controls, steps, len(self._running) - 1)
         self._state = state
         tokens, lengths, done = mesh_lib.fetch((state.tokens, state.num_tokens, state.done))
-        ended = []
+        info: Any = None  # fetched where a text has ended
         for index, job in self._running.items():
             try:
                 new = job.read(tokens[index], int(lengths[index]), bool(done[index]))
+                generation = None
                 if new.ended:
-                    ended.append((index, job, new))
-                else:
-                    job.request._add(Piece(new.tokens, new.text, None))
+                    info = info or mesh_lib.fetch((state.info.accepted, state.info.logprobs))
+                    generation = job.generation(*_row(index, (tokens, *info)))
+                job.request._add(Piece(new.tokens, new.text, generation))
             except Exception as error:
                 job.request._end(error)
-        if ended:
-            accepted, logprobs = mesh_lib.fetch((state.info.accepted, state.info.logprobs))
-        for index, job, new in ended:
-            job.request._add(Piece(new.tokens, new.text, job.generation(*_row(index, (tokens, accepted, logprobs)))))
 
 
 def _row(index: int, arrays: Any) -> Any:

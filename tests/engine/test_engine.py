@@ -225,6 +225,21 @@ def test_a_fault_ends_the_request_alone(shared, monkeypatch):
             assert_equal(request.result(timeout=300), alone([first, 1, 2], {"max_new_tokens": 12}))
 
 
+def test_a_row_is_written_in_place(shared, monkeypatch):
+    insert, places = rows.insert, []
+
+    def watched(state, *arguments):
+        before = [layer.unsafe_buffer_pointer() for layer in state.memory.cache.keys]
+        after = insert(state, *arguments)
+        places.append((before, [layer.unsafe_buffer_pointer() for layer in after.memory.cache.keys]))
+        return after
+
+    monkeypatch.setattr(rows, "insert", watched)
+    shared.generate([[1, 2], [3, 4]], max_new_tokens=2)
+    assert len(places) == 2
+    assert all(before == after for before, after in places)
+
+
 def test_after_a_fault_of_the_device_the_engine_goes_on(shared, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(rows, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
