@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jlade.choosing.estimate import Rates, Time, time
 from jlade.inspection.hlo import Module
-from jlade.inspection.launches import PRODUCTS, STARTS, Launch, launches
+from jlade.inspection.launches import PRODUCTS, STARTS, VIEWS, Launch, launches
 
 # A fusion of these alone computes nothing: it copies.
 MOVES = frozenset(
@@ -116,6 +116,7 @@ def _branches(module: Module, computation: str) -> int:
 def _is_copy(launch: Launch, sizes: Sizes) -> bool:
     """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`.
 
+    The array is one that the loop carries: others, such as the tokens of a layer's experts, may have such a size too.
     Logits have multiples of the size of a table, but are no integers. Parts of a text may fill an array of that size.
     """
     if not launch.operands or not launch.opcodes <= MOVES:
@@ -128,7 +129,23 @@ def _is_copy(launch: Launch, sizes: Sizes) -> bool:
     read = {operand.size for operand in launch.operands}
     if any(array.size in sizes.tables & read and array.dtype == "s32" for array in arrays):
         return True
-    return any(array.size and array.size % size == 0 for array in arrays for size in sizes.all)
+    if not any(array.size and array.size % size == 0 for array in arrays for size in sizes.all):
+        return False
+    return any(_is_carried(launch, name) for name in launch.instruction.operands)
+
+
+def _is_carried(launch: Launch, name: str) -> bool:
+    """Whether a value is an array that the loop carries, or one that was updated, moved or converted."""
+    computation, left, seen = launch.module.computations[launch.computation], [name], set()
+    while left:
+        value = computation[left.pop()]
+        if value.opcode in ("parameter", "while", "conditional", "call"):
+            return True
+        seen.add(value.name)
+        moves = value.opcode in VIEWS or value.opcode in STARTS
+        same = (each for each in value.operands if moves or computation[each].size == value.size)
+        left += [each for each in same if each not in seen]
+    return False
 
 
 def _is_vector_product(launch: Launch, sizes: Sizes) -> bool:
