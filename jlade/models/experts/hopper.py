@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+ROWS = (8, 16, 32, 64)  # of a tile
 BLOCK = 64  # rows of the weights, and the fewest columns, in a step of a program
 SHARED_MEMORY = 96 * 1024  # bytes of the blocks of a program, so that a multiprocessor runs at least two programs
 PROGRAMS = 128  # programs take wide blocks if there are at least this many; a Hopper has 132 multiprocessors
@@ -26,11 +27,20 @@ def obstacle(dtype: jax.typing.DTypeLike, rows: int, size: int, width: int) -> s
     """
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"needs 16-bit floats, and these are {jnp.dtype(dtype).name}"
-    if rows not in (8, 16, 32, 64):
+    if rows not in ROWS:
         return f"needs tiles of 8, 16, 32 or 64 rows, and these have {rows}"
     if not size or not width or size % BLOCK or width % BLOCK:
         return f"needs matrices whose sides are multiples of {BLOCK}, and these are {size} x {width}"
     return None
+
+
+def rows_of_tile(load: float) -> int:
+    """Returns how many rows tiles should have, for an average number of tokens of an expert.
+
+    Tokens choose experts unevenly. Few experts have over twice the average, and so more than one tile, which reads the
+    weights again.
+    """
+    return next((rows for rows in ROWS if rows >= 2 * load), ROWS[-1])
 
 
 def multiply(
