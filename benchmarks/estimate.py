@@ -161,7 +161,7 @@ def _compiled(
     positions = max(capacity, config.max_positions)
     params = param_shapes(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
     heads = config.num_heads, config.num_kv_heads, config.head_dim
-    resolved = resolve_unattached(attention, target, jnp.bfloat16, *heads, variations=config.beyond_kernels)
+    resolved = resolve_unattached(attention, target, jnp.bfloat16, *heads)
     decoder = Llama(params.config, resolved)
     rates = estimate.rates(target.platform, target.device_kind)
     program = Programs(params, decoder, target, batch_size, capacity, rates).decoding(lookahead)

@@ -125,8 +125,7 @@ def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> Lookahe
     """Returns the estimate for the devices. Arguments are those of `choose`."""
     device = mesh_lib.device_of(params, mesh)
     each, lookahead = batch_size // mesh_lib.size(mesh, DATA), mesh_lib.size(mesh, LOOKAHEAD)
-    weight_bytes = estimate.bytes_of_weight(params)
-    return estimate.estimate(device.platform, device.device_kind, each, weight_bytes, lookahead)
+    return estimate.estimate(device.platform, device.device_kind, each, estimate.weights_of(params), lookahead)
 
 
 def find(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> Stored | None:
@@ -156,8 +155,8 @@ def log_if_slow(
     """
     if lookahead.relative_step_time is None and lookahead.block_size > 1 and mesh_lib.size(mesh, LOOKAHEAD) == 1:
         device = mesh_lib.device_of(params, mesh)
-        each, weight_bytes = batch_size // mesh_lib.size(mesh, DATA), estimate.bytes_of_weight(params)
-        step_times = estimate.step_times(device.platform, device.device_kind, each, weight_bytes)
+        each, weights = batch_size // mesh_lib.size(mesh, DATA), estimate.weights_of(params)
+        step_times = estimate.step_times(device.platform, device.device_kind, each, weights)
         stored = find(params, decoder, batch_size, mesh)
         _log_if_slow(lookahead, stored, device.device_kind, batch_size, tuple(step_times.items()))
 

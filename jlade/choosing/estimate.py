@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jlade.choosing import tokens_per_step
 from jlade.choosing.sheet import sheet
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
 from jlade.lookahead import division
+from jlade.models.architecture import LlamaConfig
 
 # Shares of the data sheet's rates that programs reach: on an H200 a matrix product ran at 790 of 989 TFLOP/s, a copy at
 # 4.3 of 4.8 TB/s.
@@ -35,6 +37,37 @@ class Rates(NamedTuple):
 
 # Two cores of an AMD EPYC with AVX-512, in float32. Their ratio decides, and it differs less than the rates.
 CPU = Rates(flops=180e9, bytes=35e9, overlaps=False)
+
+
+class Weights(NamedTuple):
+    """The weights of a model.
+
+    Attributes:
+      num_bytes: the mean of a parameter.
+      in_experts: the share of the parameters that are in experts.
+      config: of a model with experts, None for others.
+    """
+
+    num_bytes: float = 2.0
+    in_experts: float = 0.0
+    config: LlamaConfig | None = None
+
+    def used(self, tokens: float) -> tuple[float, float]:
+        """Returns the shares of the parameters that `tokens` read, all of them together and one of them.
+
+        The former is an expectation: each token chooses among the experts as if all were as likely.
+        """
+        if self.config is None:
+            return 1.0, 1.0
+        rest, read = 1 - self.in_experts, self.config.share_of_experts
+        return rest + self.in_experts * read(tokens), rest + self.in_experts * read(1)
+
+    def counted(self, platform: str) -> "Weights":
+        """Returns the weights as they count on a platform, where GPUs and TPUs take float32 for bfloat16."""
+        return self if platform == "cpu" else self._replace(num_bytes=min(self.num_bytes, 2.0))
+
+
+BFLOAT16 = Weights()
 
 
 class Time(NamedTuple):
@@ -80,57 +113,68 @@ def time(rates: Rates, flops: float, num_bytes: float, cycles: int = 0) -> Time:
     return Time(max(total, rates.kernel), arithmetic, memory)
 
 
-def step_time(rates: Rates, block_size: int, batch_size: int = 1, weight_bytes: float = 2.0) -> Time:
+def step_time(rates: Rates, block_size: int, batch_size: int = 1, weights: Weights = BFLOAT16) -> Time:
     """Returns the time of a step, per parameter of the model: of its products with the weights alone.
 
     Args:
       rates: of the device.
       block_size: tokens of each sequence.
       batch_size: B. The sequences of a batch share one read of the weights.
-      weight_bytes: of each parameter.
+      weights: of the model.
     """
-    if not rates.overlaps and block_size * batch_size > 1:
-        weight_bytes *= SEVERAL
-    return time(rates._replace(kernel=0.0), 2.0 * block_size * batch_size, weight_bytes)
+    tokens = block_size * batch_size
+    read, used_by_each = weights.used(tokens)
+    several = SEVERAL if not rates.overlaps and tokens > 1 else 1.0
+    return time(rates._replace(kernel=0.0), 2.0 * tokens * used_by_each, weights.num_bytes * read * several)
 
 
 def estimate(
-    platform: str, device_kind: str, batch_size: int = 1, weight_bytes: float = 2.0, lookahead: int = 1
+    platform: str, device_kind: str, batch_size: int = 1, weights: Weights = BFLOAT16, lookahead: int = 1
 ) -> LookaheadConfig:
     """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
+
+    With a mixture of experts no block is free, as more tokens read more experts: it is then the fastest setting, by the
+    tokens per step of `jlade.choosing.tokens_per_step`.
 
     Args:
       platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get a block of 8 tokens.
       device_kind: the attribute of a `jax.Device`.
       batch_size: B.
-      weight_bytes: of each parameter. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half
-        the rate.
+      weights: of the model. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half the rate.
       lookahead: devices that share the tokens of a step. With more than one the trees of `WIDE` are settings too.
     """
+    device, weights = rates(platform, device_kind), weights.counted(platform)
+    settings = (*WIDE, *SETTINGS) if lookahead > 1 else SETTINGS
+
+    def step(setting: LookaheadConfig) -> Time:
+        return step_time(device, division.share_size(setting, lookahead)[0], batch_size, weights)
+
+    if weights.config is not None:
+        known = {PLAIN: 1.0} | tokens_per_step.measured()
+        tried = [PLAIN, *(setting for setting in settings if setting in known)]
+        return max(tried, key=lambda setting: known[setting] / step(setting).total)
     if platform == "cpu":
         return SMALL_BLOCK
-    device = rates(platform, device_kind)
-
-    def is_free(setting: LookaheadConfig) -> bool:
-        tokens, _ = division.share_size(setting, lookahead)
-        step = step_time(device, tokens, batch_size, min(weight_bytes, 2.0))
-        return step.arithmetic <= step.memory
-
-    return next(filter(is_free, (*WIDE, *SETTINGS) if lookahead > 1 else SETTINGS), PLAIN)
+    return next((setting for setting in settings if step(setting).arithmetic <= step(setting).memory), PLAIN)
 
 
-def bytes_of_weight(params: Any) -> float:
-    """Returns the mean bytes of a parameter of a pytree."""
+def weights_of(params: Any) -> Weights:
+    """Returns the weights of a pytree of parameters, or of their shapes."""
     leaves = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / max(1, sum(leaf.size for leaf in leaves))
+    size = max(1, sum(leaf.size for leaf in leaves))
+    mean = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / size
+    config = getattr(params, "config", None)
+    if not isinstance(config, LlamaConfig) or not config.num_experts:
+        return Weights(mean)
+    experts = jax.tree.leaves([layer.experts for layer in params.layers])
+    return Weights(mean, sum(leaf.size for leaf in experts) / size, config)
 
 
-def step_times(platform: str, device_kind: str, batch_size: int = 1, weight_bytes: float = 2.0) -> dict[int, float]:
+def step_times(platform: str, device_kind: str, batch_size: int = 1, weights: Weights = BFLOAT16) -> dict[int, float]:
     """Returns the time of a step by block size, in seconds per parameter. Arguments are those of `estimate`."""
-    device = rates(platform, device_kind)
-    weight_bytes = weight_bytes if platform == "cpu" else min(weight_bytes, 2.0)
+    device, weights = rates(platform, device_kind), weights.counted(platform)
     sizes = sorted({1, MAX_BLOCK_SIZE, *(setting.block_size for setting in SETTINGS)})
-    return {size: step_time(device, size, batch_size, weight_bytes).total for size in sizes}
+    return {size: step_time(device, size, batch_size, weights).total for size in sizes}
 
 
 def speed_limit(setting: LookaheadConfig, step_times: dict[int, float]) -> float:

@@ -183,12 +183,11 @@ def find(
     if lookahead.block_size == 1 or (stored is not None and stored.lookahead.relative_step_time is None):
         return None
     device, each = mesh_lib.device_of(params, mesh), batch_size // mesh_lib.size(mesh, DATA)
-    rates, weight_bytes = estimate.rates(device.platform, device.device_kind), estimate.bytes_of_weight(params)
-    if device.platform != "cpu":
-        weight_bytes = min(weight_bytes, 2.0)
+    rates = estimate.rates(device.platform, device.device_kind)
+    weights = estimate.weights_of(params).counted(device.platform)
 
     def step_time(tokens: int) -> float:
-        return estimate.step_time(rates, tokens, each, weight_bytes).total / plain
+        return estimate.step_time(rates, tokens, each, weights).total / plain
 
     def level_time(level: LookaheadConfig) -> float:
         if stored is not None and stored.step_times:
@@ -196,7 +195,7 @@ def find(
             return float(np.interp(level.block_size, sizes, seconds)) / seconds[0]
         return step_time(division.share_size(level, mesh_lib.size(mesh, LOOKAHEAD))[0])
 
-    plain = estimate.step_time(rates, 1, each, weight_bytes).total
+    plain = estimate.step_time(rates, 1, each, weights).total
     passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, adaptive.levels(lookahead))]
     setting = dataclasses.replace(lookahead, relative_step_time=None)
     return _find(tuple(passes), tuple(steps), key.path.parent.with_name("costs") / key.name(setting))

@@ -89,6 +89,7 @@ def run(options: argparse.Namespace) -> None:
         "format": headers.format,
         "family": headers.family,
         "config": _config_facts(config),
+        "mlp_widths": config.mlp_widths,
         "parameters": headers.num_parameters,
         "files": {"count": headers.num_files, "bytes": headers.file_bytes, "tensor_bytes": headers.bytes_by_dtype},
         "memory": {
@@ -218,7 +219,7 @@ def _table(facts: dict[str, Any]) -> Table:
         "checkpoint": f"{facts['path']}, {FORMATS[facts['format']]}",
         "family": facts["family"],
         "parameters": f"{facts['parameters']:,}",
-        "layers": f"{config['num_layers']}, of width {config['hidden_size']:,} and {config['intermediate_size']:,}",
+        "layers": f"{config['num_layers']}, of width {config['hidden_size']:,} and {facts['mlp_widths']}",
         "heads": f"{config['num_heads']} of {config['head_dim']}, {config['num_kv_heads']} for keys and values",
         "vocabulary": f"{config['vocab_size']:,}, output matrix "
         + ("shared with the embedding" if config["tie_embeddings"] else "of its own"),

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
+from jlade.choosing.tokens_per_step import SOURCES
 from jlade.cli import options as options_lib
 from jlade.conversion import location
 from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
 from jlade.planning.plan import DTYPES, Option, Plan
-from jlade.planning.tokens_per_step import SOURCES
 
 ROWS = 12  # of the table
 

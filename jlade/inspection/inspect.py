@@ -207,14 +207,12 @@ def inspect(
     else:
         shards = mesh_lib.size(divided, *MODEL)
         heads = config.num_heads // shards, config.num_kv_heads // mesh_lib.size(divided, HEADS), config.head_dim
-        resolved = attention_lib.resolve_unattached(
-            attention, target, params.norm.dtype, *heads, variations=config.beyond_kernels
-        )
+        resolved = attention_lib.resolve_unattached(attention, target, params.norm.dtype, *heads)
         decoder = Llama(config, resolved, MODEL if shards > 1 else ())
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
-        each, weight_bytes = batch_size // mesh_lib.size(divided, DATA), estimate.bytes_of_weight(params)
-        kind = target.platform, target.device_kind, each, weight_bytes, mesh_lib.size(divided, LOOKAHEAD)
+        each, weights = batch_size // mesh_lib.size(divided, DATA), estimate.weights_of(params)
+        kind = target.platform, target.device_kind, each, weights, mesh_lib.size(divided, LOOKAHEAD)
         lookahead = stored.lookahead if stored else estimate.estimate(*kind)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)

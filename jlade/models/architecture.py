@@ -3,7 +3,7 @@
 import dataclasses
 
 from jlade.models import rotary
-from jlade.models.attention import beyond_kernels
+from jlade.models.attention import Variation
 
 NORMS = ("rms", "rms_plus_one", "layer")
 QK_NORMS = ("head", "whole", "rotated")  # of each head, of all heads together (OLMo 2), after the rotation (HunYuan)
@@ -92,9 +92,20 @@ class LlamaConfig:
         return self.sliding_windows or (None,) * self.num_layers
 
     @property
-    def beyond_kernels(self) -> tuple[str, ...]:
-        """Names of the variations of attention that the kernels lack."""
-        return beyond_kernels(self.attention_scale, self.attention_cap)
+    def mlp_widths(self) -> str:
+        """The inner sizes of the MLPs, for people."""
+        experts = f"{self.num_experts} experts of {self.expert_size:,}" if self.num_experts else ""
+        return " and ".join(filter(None, [f"{self.intermediate_size:,}" if self.intermediate_size else "", experts]))
+
+    def share_of_experts(self, tokens: float) -> float:
+        """Returns the share of a layer's experts that some of `tokens` choose, in expectation, if all are as likely."""
+        return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
+
+    @property
+    def attention_variations(self) -> tuple[Variation, ...]:
+        """The different variations of attention of the layers."""
+        has_cap = self.attention_cap is not None
+        return tuple({Variation(window is not None, has_cap, self.sinks): None for window in self.windows_by_layer})
 
 
 def is_matrix(field: str) -> bool:

@@ -94,7 +94,7 @@ class LlamaParams:
         c, arrays = self.config, [leaf for leaf in jax.tree.leaves(self) if hasattr(leaf, "dtype")]
         scales = [matrix.scale.size for matrix in jax.tree.leaves(self, is_leaf=is_int8) if is_int8(matrix)]
         return (
-            f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size} and {c.intermediate_size}, "
+            f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size:,} and {c.mlp_widths}, "
             f"{c.num_heads} heads of {c.head_dim}, vocabulary of {c.vocab_size}; "
             f"{sum(array.size for array in arrays) - sum(scales):,} parameters, "
             f"{' and '.join(sorted({array.dtype.name for array in arrays}))}, "
@@ -149,7 +149,8 @@ class Llama:
         cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
         c, concrete = self.config, all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         heads = c.num_heads // mesh_lib.size(mesh, *MODEL), c.num_kv_heads // mesh_lib.size(mesh, HEADS), c.head_dim
-        chosen = attention.resolve(self.attention, device, cache.keys[0].dtype, *heads, concrete, c.beyond_kernels)
+        dtype, variations = cache.keys[0].dtype, c.attention_variations
+        chosen = attention.resolve(self.attention, device, dtype, *heads, concrete, variations)
         return dataclasses.replace(self, attention=chosen)
 
     @property

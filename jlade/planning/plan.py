@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jlade.choosing import estimate
+from jlade.choosing import estimate, tokens_per_step
 from jlade.choosing.estimate import Rates
 from jlade.choosing.sheet import MACHINE, NETWORK, sheet
+from jlade.choosing.tokens_per_step import Source
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, LookaheadConfig, check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
@@ -18,9 +19,7 @@ from jlade.inspection.targets import Gpu
 from jlade.lookahead import names
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig
-from jlade.planning import tokens_per_step
 from jlade.planning import work as work_lib
-from jlade.planning.tokens_per_step import Source
 from jlade.planning.work import Collective, Layout, Memory, Shard, Work
 
 DTYPES = ("bfloat16", "float16", "float32")

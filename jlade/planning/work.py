@@ -43,6 +43,7 @@ class Shard(NamedTuple):
       kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices.
       vocab_size: V', all tokens where they do not divide among the devices.
       elements: of the layers' matrices, in total.
+      expert_elements, expert_bytes: those of experts among them.
       layer_bytes, output_bytes, num_bytes: of the layers, of the output matrix, and of everything.
     """
 
@@ -52,6 +53,8 @@ class Shard(NamedTuple):
     kv_heads: int
     vocab_size: int
     elements: int
+    expert_elements: int
+    expert_bytes: int
     layer_bytes: int
     output_bytes: int
     num_bytes: int
@@ -142,13 +145,16 @@ def shard(params: LlamaParams, model: int) -> Shard:
     head_dim, first = params.config.head_dim, arrays.layers[0]
     output = arrays.embedding if arrays.output is None else arrays.output
     matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
+    experts = [layer.experts for layer in arrays.layers]
     return Shard(
         config=params.config,
         arrays=arrays,
         heads=_matrix(first.query).shape[0] // head_dim,
         kv_heads=_matrix(first.key).shape[0] // head_dim,
         vocab_size=_matrix(output).shape[0],
-        elements=sum(x.size for x in matrices if len(x.shape) == 2),
+        elements=sum(x.size for x in matrices if len(x.shape) > 1),
+        expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
+        expert_bytes=_num_bytes(experts),
         layer_bytes=_num_bytes(arrays.layers),
         output_bytes=_num_bytes(output),
         num_bytes=_num_bytes(arrays),
@@ -172,8 +178,10 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     scores = 2 * c.num_layers * shard.heads * c.head_dim * tokens * (capacity + tokens)
     logits = sequences * outputs * shard.vocab_size
     logits_bytes = LOGITS_PASSES * 4 * logits
+    unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
+    elements = shard.elements - round(unused * shard.expert_elements)
     return Work(
-        products=Part(2 * sequences * tokens * shard.elements, shard.layer_bytes),
+        products=Part(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
         attention=Part(2 * sequences * scores, sequences * cache),
         output=Part(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
         logits_bytes=logits_bytes,
@@ -185,7 +193,9 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
     """Returns the memory of a device. Arguments are those of `work`."""
     c, sequences = shard.config, batch_size // layout.data
     _, outputs = share_size(setting, layout)
-    inner = _matrix(shard.arrays.layers[0].up).shape[0]
+    inner = c.intermediate_size // layout.model
+    if c.num_experts:  # the tokens of each expert, in and out
+        inner += 2 * c.experts_per_token * (c.hidden_size + c.expert_size)
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     pool = 0
     if "pool" in setting.reach:
@@ -208,7 +218,8 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
     recycles = "recycled" in setting.reach
     if layout.model > 1:
         hidden = sequences * tokens * c.hidden_size * shard.item
-        arrays = 2 * c.num_layers * [hidden]
+        sums = 3 if c.num_experts and c.intermediate_size else 2  # of each layer
+        arrays = sums * c.num_layers * [hidden]
         if shard.divides_vocabulary:  # the embedding, the highest logits and their indices
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
             if recycles:  # the highest logits of each slice and their tokens

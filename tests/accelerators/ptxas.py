@@ -1,6 +1,7 @@
 """Reports of NVIDIA's assembler, ptxas, on the Hopper kernels: the bytes that it spills from registers to memory."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -29,6 +30,8 @@ class Case:
     batch_size: int = 1
     num_masks: int = 1
     dtype: str = "bfloat16"
+    window: int | None = None
+    cap: float | None = None
     chunk: int = hopper.CHUNK
     slots: int = hopper.SLOTS
 
@@ -41,10 +44,11 @@ class Case:
         queries = self.batch_size, self.block_size, kv_heads * self.group, self.head_dim
         arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in (queries, block, block, cache, cache)]
         length = jax.ShapeDtypeStruct((self.batch_size,), jnp.int32)
+        positions = jax.ShapeDtypeStruct((self.batch_size, self.block_size), jnp.int32)
         mask = jax.ShapeDtypeStruct((self.num_masks, self.block_size, self.block_size), bool)
         device, _ = targets.find("h100")
-        operands = Operands(*arrays, length, mask)
-        return targets.compile_for(device, lambda operands: hopper.attend(operands), operands)
+        attend = functools.partial(hopper.attend, window=self.window, cap=self.cap)
+        return targets.compile_for(device, attend, Operands(*arrays, length, mask, positions))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ CASES = [
     *(Case(head_dim, 128, group=7) for head_dim in (80, 96, 128)),
     Case(128, 120, batch_size=2, num_masks=2),
     Case(128, 120, dtype="float16"),
+    *(Case(*sizes, window=512, cap=50.0) for sizes in ((64, 60, 8), (128, 1, 1), (128, 60, 2), (128, 128, 4))),
 ]
 EXPERTS = [
     *(ExpertsCase(200, rows, 2048, 768, number=2) for rows in (8, 16, 32, 64)),  # Qwen3-30B-A3B: gate and up

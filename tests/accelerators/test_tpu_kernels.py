@@ -1,5 +1,7 @@
 """The attention kernel for TPUs, made by their compiler without a device: it fits on-chip memory at every shape."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -29,12 +31,21 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "block_size", "group", "head_dim"), CASES)
-def test_compiles(name, block_size, group, head_dim):
+@pytest.mark.parametrize("has_variations", [False, True], ids=["", "variations"])
+def test_compiles(has_variations, name, block_size, group, head_dim):
     target, _ = targets.find(name)
     block, cache = (2, block_size, 8, head_dim), (2, 8, 4096, head_dim)
     shapes = [(2, block_size, 8 * group, head_dim), block, block, cache, cache]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     lengths, mask = jax.ShapeDtypeStruct((2,), jnp.int32), jax.ShapeDtypeStruct((1, block_size, block_size), bool)
-    program = targets.compile_for(target, tpu.attend, Operands(*arrays, lengths, mask))
+    operands, attend = Operands(*arrays, lengths, mask), tpu.attend
+    if has_variations:
+        positions, sinks = (
+            jax.ShapeDtypeStruct((2, block_size), jnp.int32),
+            jax.ShapeDtypeStruct((8 * group,), jnp.bfloat16),
+        )
+        operands = operands._replace(positions=positions, sinks=sinks)
+        attend = functools.partial(tpu.attend, window=512, scale=0.1, cap=50.0)
+    program = targets.compile_for(target, attend, operands)
     assert "tpu_custom_call" in program.as_text()
     assert program.memory_analysis().temp_size_in_bytes < 0.1e9

@@ -47,9 +47,10 @@ def test_at_the_widest_free_block_arithmetic_takes_what_reading_does(device_kind
     block_size = weight_bytes * (0.8 * rate * 1e12) / (2 * 0.9 * bandwidth * 1e9)
     expected = weight_bytes * num_parameters / (0.9 * bandwidth * 1e9)
     rates = estimate.rates("tpu" if "TPU" in device_kind else "gpu", device_kind)
-    got = estimate.step_time(rates, block_size, weight_bytes=weight_bytes)
+    got = estimate.step_time(rates, block_size, weights=estimate.Weights(weight_bytes))
     assert (num_parameters * got.arithmetic, num_parameters * got.memory) == pytest.approx((expected, expected))
-    assert estimate.step_time(rates, 2 * block_size, weight_bytes=weight_bytes).total == pytest.approx(2 * got.total)
+    twice = estimate.step_time(rates, 2 * block_size, weights=estimate.Weights(weight_bytes))
+    assert twice.total == pytest.approx(2 * got.total)
 
 
 def test_texts_decoded_at_once_share_the_room():
@@ -58,7 +59,7 @@ def test_texts_decoded_at_once_share_the_room():
 
     def sizes(weight_bytes):
         batches = (1, 2, 4, 32, 256)
-        return [estimate.estimate("gpu", h100, batch, weight_bytes).block_size for batch in batches]
+        return [estimate.estimate("gpu", h100, batch, estimate.Weights(weight_bytes)).block_size for batch in batches]
 
     assert sizes(2) == sizes(4) == [120, 120, 64, 8, 1]
     assert sizes(1) == [120, 64, 32, 4, 1]
@@ -83,7 +84,7 @@ def test_step_times_grow_from_the_free_tokens_on(batch_size):
 
 def test_arithmetic_and_reading_add_up_on_a_cpu():
     """As measured: a step of 120 tokens takes 10.5 times a plain one (docs/speed.md)."""
-    times = estimate.step_times("cpu", "cpu", weight_bytes=4)
+    times = estimate.step_times("cpu", "cpu", weights=estimate.Weights(4))
     assert times[120] / times[1] == pytest.approx(10.5, rel=0.25)
     time = estimate.time(estimate.CPU, 3e9, 7e9)
     assert time.total == time.arithmetic + time.memory == pytest.approx(3 / 180 + 7 / 35)

@@ -9,11 +9,12 @@ import pytest
 import jlade
 from benchmarks.estimate import BLOCKS, MODELS
 from jlade import LookaheadConfig
+from jlade.choosing import tokens_per_step
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.inspection import targets
 from jlade.lookahead import names
-from jlade.planning import plan, tokens_per_step
+from jlade.planning import plan
 from jlade.planning import work as work_lib
 from jlade.planning.work import Collective, Layout
 

@@ -1,13 +1,14 @@
 """Attention of a block to its prefix in the cache and to itself, and the choice of its implementation."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
 
 from jlade.models.attention import plain
 from jlade.models.attention.operands import Operands as Operands
+from jlade.models.attention.operands import Variation as Variation
 
 IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
 AUTOMATIC = ("gpu", "tpu")  # platforms with a kernel of that name, which "auto" tries
@@ -31,31 +32,30 @@ def attend(
       window: number of positions that a token sees, its own included; None for all.
       implementation: one of `IMPLEMENTATIONS`. "plain" is JAX without kernels and runs everywhere; "gpu" is a kernel
         for NVIDIA's Hopper GPUs and "tpu" one for TPUs. "auto" is "plain" here: `resolve` chooses for a device.
-        Neither kernel has windows; with `window`, "plain" runs instead.
-      scale: of the products of queries and keys, None for the inverse root of D. "plain" alone has it.
-      cap: bounds the scores, by `cap * tanh(score / cap)`. "plain" alone has it.
+      scale: of the products of queries and keys, None for the inverse root of D.
+      cap: bounds the scores, by `cap * tanh(score / cap)`.
 
     Returns:
       [B, T, H, D] in the dtype of the queries; scores and softmax are float32.
 
     Raises:
-      ValueError: `implementation` is unknown, or a kernel that lacks `scale` or `cap`.
+      ValueError: `implementation` is unknown, or `operands` lack the positions that `window` needs.
     """
     check_implementation(implementation)
-    if implementation in AUTOMATIC and (lacking := beyond_kernels(scale, cap)):
-        raise ValueError(f"attention {implementation!r} {_lacks(lacking)}; choose 'auto' or 'plain'")
+    if window is not None and operands.positions is None:
+        raise ValueError(f"attention with a window ({window}) needs Operands.positions [B, T]; got None")
     mask = jnp.asarray(operands.block_mask)
     operands = operands._replace(block_mask=mask if mask.ndim == 3 else mask[None])  # [1 or B, T, T]
-    if window is not None or implementation in ("auto", "plain"):
+    if implementation in ("auto", "plain"):
         return plain.attend(operands, window, scale, cap)
     # Imported on demand, as some builds of JAX lack parts of Pallas.
     if implementation == "gpu":
         from jlade.models.attention import hopper
 
-        return hopper.attend(operands)
+        return hopper.attend(operands, window, scale, cap)
     from jlade.models.attention import tpu
 
-    return tpu.attend(operands)
+    return tpu.attend(operands, window, scale, cap)
 
 
 def resolve(
@@ -66,11 +66,11 @@ def resolve(
     kv_heads: int,
     head_dim: int,
     may_run: bool = True,
-    variations: Sequence[str] = (),
+    variations: Collection[Variation] = (Variation(),),
 ) -> str:
     """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
 
-    "auto" gives the kernel of the device if it can run there and passes its trial, otherwise "plain"; see
+    "auto" gives the kernel of the device if it can run there and passes its trials, otherwise "plain"; see
     `jlade.models.attention.trial`. Other implementations are not tried.
 
     Args:
@@ -81,7 +81,7 @@ def resolve(
       kv_heads: KH.
       head_dim: D, size of a head.
       may_run: whether "auto" may run a kernel on `device` to try it; otherwise only a remembered verdict counts.
-      variations: names of what attention needs and the kernels lack, a result of `beyond_kernels`.
+      variations: those of the layers; "auto" tries a kernel with each.
 
     Raises:
       ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
@@ -89,14 +89,15 @@ def resolve(
     check_implementation(implementation)
     if implementation == "auto":
         kernel = device.platform
-        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim, variations) is not None:
+        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim) is not None:
             return "plain"
         from jlade.models.attention import trial  # on demand, as most programs need none
 
-        shape = trial.Shape(heads, kv_heads, head_dim, jnp.dtype(dtype).name)
+        shapes = (trial.Shape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, each) for each in variations)
         run, run_plain = (functools.partial(attend, implementation=name) for name in (kernel, "plain"))
-        return kernel if trial.passes(kernel, run, run_plain, device, shape, may_run) else "plain"
-    if obstacle := _obstacle(implementation, device, dtype, head_dim, variations):
+        passed = all(trial.passes(kernel, run, run_plain, device, shape, may_run) for shape in shapes)
+        return kernel if passed else "plain"
+    if obstacle := _obstacle(implementation, device, dtype, head_dim):
         raise ValueError(f"attention {implementation!r} {obstacle}; choose 'auto' or 'plain'")
     return implementation
 
@@ -108,20 +109,13 @@ def resolve_unattached(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    variations: Sequence[str] = (),
 ) -> str:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     kernel = device.platform
-    obstacle = _obstacle(kernel, device, dtype, head_dim, variations)
+    obstacle = _obstacle(kernel, device, dtype, head_dim)
     if implementation == "auto" and kernel in AUTOMATIC and obstacle is None:
         return kernel
-    return resolve(implementation, device, dtype, heads, kv_heads, head_dim, variations=variations)
-
-
-def beyond_kernels(scale: float | None, cap: float | None) -> tuple[str, ...]:
-    """Returns the names of the variations of attention that the kernels lack, for arguments of `attend`."""
-    named = {"a scale of the scores": scale, "a soft cap of the scores": cap}
-    return tuple(name for name, value in named.items() if value is not None)
+    return resolve(implementation, device, dtype, heads, kv_heads, head_dim)
 
 
 def check_implementation(implementation: str) -> None:
@@ -130,16 +124,8 @@ def check_implementation(implementation: str) -> None:
         raise ValueError(f"attention must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
 
 
-def _lacks(variations: Sequence[str]) -> str:
-    return f"lacks {' and '.join(variations)}, which the model has"
-
-
-def _obstacle(
-    implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int, variations: Sequence[str]
-) -> str | None:
+def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str | None:
     """Returns the reason why the implementation cannot run, None if it can."""
-    if implementation in AUTOMATIC and variations:
-        return _lacks(variations)
     if implementation == "gpu":
         if getattr(device, "compute_capability", None) != "9.0":
             return f"needs an NVIDIA GPU of compute capability 9.0 (H100, H200), and the device is {device.device_kind}"

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jlade.models.attention import plain
-from jlade.models.attention.folding import fold, unfold
+from jlade.models.attention.folding import entry_positions, fold, unfold
 from jlade.models.attention.operands import Operands
 
 CHUNK = 64  # keys per iteration of a program
@@ -19,8 +19,14 @@ ROWS = 64  # queries per warpgroup: the rows of its matrix product
 PROGRAMS = 128  # the cache is split until there are this many; a Hopper has 132 multiprocessors
 
 
-def attend(operands: Operands, interpret: Any = None) -> jax.Array:
-    """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T], without sliding windows.
+def attend(
+    operands: Operands,
+    window: int | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T].
 
     Dtypes are bfloat16 and float16, D is 16, 32, ... 128. The keys, cache first and block last, are cut into chunks,
     and the chunks are split among programs that run at the same time (flash decoding). Each program computes an online
@@ -33,13 +39,13 @@ def attend(operands: Operands, interpret: Any = None) -> jax.Array:
     batch_size, block_size, heads, head_dim = operands.queries.shape
     kv_heads, capacity = operands.cached_keys.shape[1:3]
     if capacity < CHUNK or capacity % 8:  # the hardware copies whole chunks, from entries 0, 8, ...
-        return plain.attend(operands, window=None)
+        return plain.attend(operands, window, scale, cap)
     rows = heads // kv_heads * block_size
     warpgroups = 1 if rows <= ROWS else 2  # they share the keys and values of a program
     tiles = pl.cdiv(rows, ROWS * warpgroups)
     splits = pl.cdiv(PROGRAMS, batch_size * kv_heads * tiles)
 
-    queries, keys, values, mask = fold(operands, ROWS * warpgroups, CHUNK)
+    queries, keys, values, mask, oldest, sinks = fold(operands, window, ROWS * warpgroups, CHUNK)
 
     def tiled(*shape: int, dtype: jax.typing.DTypeLike = queries.dtype) -> Any:
         """Returns shared memory in the layout of matrix products and copies; all operands need the same swizzle."""
@@ -47,10 +53,18 @@ def attend(operands: Operands, interpret: Any = None) -> jax.Array:
         tile = (8, swizzle // jnp.dtype(dtype).itemsize)
         return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform(tile), plgpu.SwizzleTransform(swizzle)))
 
+    def per_row(dtype: jax.typing.DTypeLike) -> Any:
+        return plgpu.SMEM((warpgroups, ROWS), dtype)
+
     written = min(ROWS, pl.cdiv(rows, 8) * 8)  # rows of a warpgroup with a query
     parts = (batch_size, kv_heads, splits, tiles * warpgroups, written)
     kernel = plgpu.kernel(
-        functools.partial(_kernel, block_chunks=pl.cdiv(block_size, CHUNK)),
+        functools.partial(
+            _kernel,
+            block_chunks=pl.cdiv(block_size, CHUNK),
+            scale=head_dim**-0.5 if scale is None else scale,
+            cap=cap,
+        ),
         out_type=(
             jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32),
             jax.ShapeDtypeStruct(parts, jnp.float32),
@@ -62,8 +76,9 @@ def attend(operands: Operands, interpret: Any = None) -> jax.Array:
             "values_smem": tiled(SLOTS, CHUNK, head_dim),
             "weights_smem": tiled(warpgroups, ROWS, CHUNK),
             "mixed_smem": tiled(warpgroups, ROWS, head_dim, dtype=jnp.float32),
-            "highest_smem": plgpu.SMEM((warpgroups, ROWS), jnp.float32),
-            "total_smem": plgpu.SMEM((warpgroups, ROWS), jnp.float32),
+            "highest_smem": per_row(jnp.float32),
+            "total_smem": per_row(jnp.float32),
+            **({} if oldest is None else {"oldest_smem": per_row(jnp.int32)}),
             "queries_ready": plgpu.Barrier(num_barriers=warpgroups),
             "mask_ready": plgpu.Barrier(num_barriers=warpgroups),
             "keys_ready": plgpu.Barrier(num_barriers=SLOTS),
@@ -78,23 +93,29 @@ def attend(operands: Operands, interpret: Any = None) -> jax.Array:
         interpret=interpret,
     )
     block = queries, keys, values, mask.astype(queries.dtype)
-    mixed, highest, total = kernel(operands.cached_length, *block, operands.cached_keys, operands.cached_values)
+    cache = operands.cached_keys, operands.cached_values
+    mixed, highest, total = kernel(operands.cached_length, *block, *cache, oldest)
 
-    shrink = jnp.exp2(highest - jnp.max(highest, axis=2, keepdims=True))
-    mixed = jnp.sum(mixed * shrink[..., None], axis=2) / jnp.sum(total * shrink, axis=2)[..., None]
+    peak = jnp.max(highest, axis=2, keepdims=True)
+    shrink = jnp.exp2(highest - peak)
+    mixed, total = jnp.sum(mixed * shrink[..., None], axis=2), jnp.sum(total * shrink, axis=2)
+    if sinks is not None:
+        exponents = math.log2(math.e) * sinks[:, : total[0, 0].size].reshape(1, *total.shape[1:])
+        total += jnp.exp2(exponents - peak[:, :, 0])  # inf where a sink takes all the weight
+    mixed = mixed / total[..., None]
     mixed = mixed.astype(values.dtype).reshape(batch_size, kv_heads, -1, head_dim)
     return unfold(mixed, heads, block_size)
 
 
 def _kernel(
     length_ref: jax.Ref, queries_ref: jax.Ref, keys_ref: jax.Ref, values_ref: jax.Ref, mask_ref: jax.Ref,
-    cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref,
+    cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref, oldest_ref: jax.Ref | None,
     mixed_ref: jax.Ref, highest_ref: jax.Ref, total_ref: jax.Ref,
     *,
     queries_smem: jax.Ref, keys_smem: jax.Ref, values_smem: jax.Ref, weights_smem: jax.Ref,
     mixed_smem: jax.Ref, highest_smem: jax.Ref, total_smem: jax.Ref,
     queries_ready: jax.Ref, mask_ready: jax.Ref, keys_ready: jax.Ref, values_ready: jax.Ref, slot_free: jax.Ref,
-    block_chunks: int,
+    block_chunks: int, scale: float, cap: float | None, oldest_smem: jax.Ref | None = None,
 ) -> None:  # fmt: skip
     """Computes one split of a KV head's keys for one tile of its queries: one warpgroup loads, the others compute.
 
@@ -108,7 +129,8 @@ def _kernel(
     capacity, head_dim = cached_keys_ref.shape[2:]
 
     length = length_ref[sequence]
-    cached_chunks = pl.cdiv(length, jnp.int32(CHUNK))
+    in_use = length if oldest_ref is None else jnp.minimum(length, capacity)  # entries
+    cached_chunks = pl.cdiv(in_use, jnp.int32(CHUNK))
     num_chunks = cached_chunks + block_chunks
     share = pl.cdiv(num_chunks, jnp.int32(splits))
     first = split * share
@@ -152,6 +174,12 @@ def _kernel(
         own_queries, own_weights = queries_smem.at[warpgroup], weights_smem.at[warpgroup]
         plgpu.copy_gmem_to_smem(queries_ref.at[sequence, head, rows], own_queries, queries_ready.at[warpgroup])
         plgpu.barrier_wait(queries_ready.at[warpgroup])
+        oldest = None
+        if oldest_ref is not None and oldest_smem is not None:
+            own_oldest, ready = oldest_smem.at[warpgroup], mask_ready.at[warpgroup]
+            plgpu.copy_gmem_to_smem(oldest_ref.at[sequence, rows], own_oldest, ready)
+            plgpu.barrier_wait(ready)
+            oldest = own_oldest[...]
 
         def matmul(a_ref: jax.Ref, b_ref: jax.Ref) -> jax.Array:
             def run(accumulator: Any) -> Any:
@@ -166,12 +194,15 @@ def _kernel(
             highest, total, mixed = carry
             chunk, slot = first + i, jax.lax.rem(i, jnp.int32(SLOTS))
             plgpu.barrier_wait(keys_ready.at[slot])
-            scores = matmul(own_queries, keys_smem.at[slot].T)
-            scores *= head_dim**-0.5 * math.log2(math.e)
+            scores = _exponents(matmul(own_queries, keys_smem.at[slot].T), scale, cap)
 
             def within_length() -> jax.Array:
                 entry = first_entry(chunk) + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-                return jnp.where((entry >= chunk * CHUNK) & (entry < length), scores, -jnp.inf)
+                seen = (entry >= chunk * CHUNK) & (entry < in_use)
+                if oldest is not None:
+                    positions = entry_positions(entry, length, capacity)
+                    seen &= positions >= jax.lax.broadcast_in_dim(oldest, positions.shape, [0])
+                return jnp.where(seen, scores, -jnp.inf)
 
             def within_block() -> jax.Array:
                 columns = pl.ds((chunk - cached_chunks) * CHUNK, CHUNK)
@@ -182,10 +213,12 @@ def _kernel(
                 plgpu.commit_smem()
                 return jnp.where(seen > 0, scores, -jnp.inf)
 
+            def masked() -> jax.Array:
+                result: jax.Array = jax.lax.cond(chunk < cached_chunks, within_length, within_block)
+                return result
+
             whole = (chunk + 1) * CHUNK <= length
-            scores = jax.lax.cond(
-                whole, lambda: scores, lambda: jax.lax.cond(chunk < cached_chunks, within_length, within_block)
-            )
+            scores = masked() if oldest is not None else jax.lax.cond(whole, lambda: scores, masked)
             higher = jnp.maximum(highest, jnp.max(scores, axis=1))
             shrink = jnp.exp2(highest - higher)
             weights = jnp.exp2(scores - jax.lax.broadcast_in_dim(higher, scores.shape, [0]))
@@ -212,3 +245,11 @@ def _kernel(
         plgpu.copy_smem_to_gmem(total_smem.at[warpgroup, written], total_ref.at[at])
         plgpu.copy_smem_to_gmem(mixed_smem.at[warpgroup, written], mixed_ref.at[at])
         plgpu.wait_smem_to_gmem(0)
+
+
+def _exponents(products: jax.Array, scale: float, cap: float | None) -> jax.Array:
+    """Returns scores as exponents of 2, for products of queries and keys."""
+    if cap is None:
+        return products * (scale * math.log2(math.e))
+    # tanh x is 1 - 2 / (1 + e^2x). The GPU's own tanh has 11 bits: too few for scores near the cap.
+    return cap * math.log2(math.e) * (1 - 2 / (1 + jnp.exp2(products * (2 * math.log2(math.e) * scale / cap))))

@@ -44,7 +44,7 @@ def attend_in_chunks(
     Args:
       unrolled: whether to read the whole cache in few large chunks, without a loop.
     """
-    queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions = operands
+    queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions, sinks = operands
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
     grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
@@ -101,7 +101,10 @@ def attend_in_chunks(
     else:
         num_chunks = (jnp.max(cached_length) + chunk - 1) // chunk
         carry = jax.lax.fori_loop(0, num_chunks, read_chunk, carry)
-    *_, total, mixed = carry
+    _, highest, total, mixed = carry
+    if sinks is not None:
+        rows = jnp.repeat(sinks.astype(jnp.float32), block_size).reshape(1, kv_heads, -1, 1)
+        total += jnp.exp(rows - highest)  # inf where a sink takes all the weight
 
     mixed = (mixed / total).astype(values.dtype).reshape(batch_size, heads, block_size, head_dim)
     return jnp.transpose(mixed, (0, 2, 1, 3))

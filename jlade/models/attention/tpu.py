@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models.attention.folding import fold, unfold
+from jlade.models import layers
+from jlade.models.attention.folding import entry_positions, fold, unfold
 from jlade.models.attention.operands import Operands
 
 CHUNK = 1024  # cache entries read at once, at most
@@ -15,8 +16,14 @@ SCORES = 2**19  # scores in memory at once: 2 MB, and a few more arrays of that 
 LANES = 128
 
 
-def attend(operands: Operands, interpret: bool = False) -> jax.Array:
-    """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T], without sliding windows.
+def attend(
+    operands: Operands,
+    window: int | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Returns `jlade.models.attention.attend` for a mask [1 or B, T, T].
 
     The chunks of a KV head are consecutive steps of the grid, so the state of the online softmax (arXiv 1805.02867)
     stays in scratch memory. The grid has the chunks of the longest sequence; a shorter sequence names its last chunk
@@ -28,7 +35,7 @@ def attend(operands: Operands, interpret: bool = False) -> jax.Array:
     cached_keys, cached_values, cached_length = operands[3:6]
     batch_size, block_size, heads, head_dim = operands.queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
-    queries, keys, values, mask = fold(operands, 16, LANES)
+    queries, keys, values, mask, oldest, sinks = fold(operands, window, 16, LANES)
     num_masks, rows, columns = mask.shape
     chunk = min(max(SCORES // rows // LANES, 1) * LANES, CHUNK, capacity)
 
@@ -39,14 +46,21 @@ def attend(operands: Operands, interpret: bool = False) -> jax.Array:
         return b, h, jnp.minimum(i, jnp.maximum(length[b] - 1, 0) // chunk), 0
 
     cached = pl.BlockSpec((None, None, chunk, head_dim), cached_chunk)
+    of_sequence = pl.BlockSpec((None, rows, 1), lambda b, h, i, length: (b, 0, 0))
+    of_head = pl.BlockSpec((None, rows, 1), lambda b, h, i, length: (h, 0, 0))
     if not interpret:
         # Otherwise the compiler fetches every layer of the cache, up to its capacity, into on-chip memory before use.
         cached_keys, cached_values = (
             pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (cached_keys, cached_values)
         )
-    num_chunks = jnp.maximum(1, (jnp.max(cached_length) + chunk - 1) // chunk)
+    longest = jnp.max(cached_length)
+    if window is not None:
+        longest = jnp.minimum(longest, capacity)
+    num_chunks = jnp.maximum(1, (longest + chunk - 1) // chunk)
     mixed = pl.pallas_call(
-        functools.partial(_kernel, chunk=chunk),
+        functools.partial(
+            _kernel, chunk=chunk, capacity=capacity, scale=head_dim**-0.5 if scale is None else scale, cap=cap
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch_size, kv_heads, num_chunks),
@@ -57,6 +71,8 @@ def attend(operands: Operands, interpret: bool = False) -> jax.Array:
                 pl.BlockSpec((None, rows, columns), lambda b, h, i, length: (b if num_masks > 1 else 0, 0, 0)),
                 cached,
                 cached,
+                None if oldest is None else of_sequence,
+                None if sinks is None else of_head,
             ],
             out_specs=own(rows),
             scratch_shapes=[
@@ -69,14 +85,18 @@ def attend(operands: Operands, interpret: bool = False) -> jax.Array:
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=interpret,
         name="attend",
-    )(cached_length, queries, keys, values, mask.astype(jnp.float32), cached_keys, cached_values)
+    )(
+        *(cached_length, queries, keys, values, mask.astype(jnp.float32), cached_keys, cached_values),
+        *(x if x is None else x[..., None] for x in (oldest, sinks)),
+    )
     return unfold(mixed, heads, block_size)
 
 
 def _kernel(
     length_ref: jax.Ref, queries_ref: jax.Ref, keys_ref: jax.Ref, values_ref: jax.Ref, mask_ref: jax.Ref,
-    cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref, out_ref: jax.Ref,
-    highest_ref: jax.Ref, total_ref: jax.Ref, mixed_ref: jax.Ref, *, chunk: int,
+    cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref, oldest_ref: jax.Ref | None, sinks_ref: jax.Ref | None,
+    out_ref: jax.Ref, highest_ref: jax.Ref, total_ref: jax.Ref, mixed_ref: jax.Ref,
+    *, chunk: int, capacity: int, scale: float, cap: float | None,
 ) -> None:  # fmt: skip
     """Adds one chunk of one KV head to the softmax.
 
@@ -84,14 +104,14 @@ def _kernel(
     a row hold its highest score and its total weight, as TPUs have no narrower arrays.
     """
     length: jax.Array = length_ref[pl.program_id(0)]
+    in_use = length if oldest_ref is None else jnp.minimum(length, capacity)  # entries
     start = pl.program_id(2) * chunk
-    scale = queries_ref.shape[-1] ** -0.5
 
     def add_keys(keys: jax.Array, values: jax.Array, seen: jax.Array) -> None:
         product = jax.lax.dot_general(
             queries_ref[...], keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
-        scores = jnp.where(seen, product * scale, -jnp.inf)
+        scores = jnp.where(seen, layers.cap(product * scale, cap), -jnp.inf)
         highest = highest_ref[:, :1]
         higher = jnp.maximum(highest, jnp.max(scores, axis=1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(scores - higher)
@@ -108,17 +128,23 @@ def _kernel(
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
         add_keys(keys_ref[...], values_ref[...], mask_ref[...] > 0)
 
-    @pl.when(start < length)
+    @pl.when(start < in_use)
     def _() -> None:
-        def in_use(shape: tuple[int, int], axis: int) -> jax.Array:
-            return start + jax.lax.broadcasted_iota(jnp.int32, shape, axis) < length
+        def entries(shape: tuple[int, int], axis: int) -> jax.Array:
+            return start + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
         # Past the end of the cache there may be NaN, and 0 * NaN is NaN.
         values = cached_values_ref[...]
-        values = jnp.where(in_use(values.shape, 0), values, jnp.zeros_like(values))
-        add_keys(cached_keys_ref[...], values, in_use((queries_ref.shape[0], chunk), 1))
+        values = jnp.where(entries(values.shape, 0) < in_use, values, jnp.zeros_like(values))
+        keys, seen = cached_keys_ref[...], entries((queries_ref.shape[0], chunk), 1) < in_use
+        if oldest_ref is not None:
+            seen &= entry_positions(entries((1, chunk), 1), length, capacity) >= oldest_ref[...]
+        add_keys(keys, values, seen)
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _() -> None:
+        mixed, total = mixed_ref[...], total_ref[:, :1]
+        if sinks_ref is not None:
+            total += jnp.exp(sinks_ref[...] - highest_ref[:, :1])  # inf where a sink takes all the weight
         # A row of padding may see nothing, and then its total is 0.
-        out_ref[...] = (mixed_ref[...] / jnp.maximum(total_ref[:, :1], 1e-30)).astype(out_ref.dtype)
+        out_ref[...] = (mixed / jnp.maximum(total, 1e-30)).astype(out_ref.dtype)

@@ -1,7 +1,8 @@
 """The trial of an attention kernel on the user's own device, which decides whether "auto" takes the kernel.
 
 A kernel passes if it compiles, gives the results of plain attention and is not slower. Its verdict is kept as a JSON
-file for each kind of device, shape of heads and version of JAX, of the device's software and of this package.
+file for each kind of device, shape of heads, variation of attention, and version of JAX, of the device's software and
+of this package.
 """
 
 import concurrent.futures
@@ -25,15 +26,18 @@ import numpy as np
 from jaxlib import version as jaxlib_version
 
 from jlade import files
-from jlade.models.attention.operands import Operands
+from jlade.models.attention.operands import Operands, Variation
 from jlade.models.base import KVCache, commit
 
-Attend = Callable[[Operands], jax.Array]
+Attend = Callable[..., jax.Array]  # of `Operands`, with the arguments `window` and `cap` of `attention.attend`
 
 BLOCK = 60  # tokens of a step with lookahead
 PREFILL = 512  # tokens of the largest block that reads a prompt: a kernel's memory may not suffice for it
 LENGTHS = (700, 650)  # cache entries in use of two sequences
 CAPACITY = 1024
+RING = 680  # the capacity with a window, below one of the lengths
+WINDOW = 512
+CAP = 2.0
 LAYERS = 32  # consecutive calls of attention in a program, so that the time to start it does not count
 REPEAT = 5
 PATIENCE = 60  # seconds, several times what a trial takes
@@ -43,15 +47,23 @@ logger = logging.getLogger("jlade")
 
 
 class Shape(NamedTuple):
-    """The heads of a model and the dtype of its queries, keys and values."""
+    """The heads of a model, the dtype of its queries, keys and values, and the attention of a layer."""
 
     heads: int
     kv_heads: int
     head_dim: int
     dtype: str
+    variation: Variation = Variation()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `attention.attend`."""
+        named = {"window": (WINDOW, self.variation.window), "cap": (CAP, self.variation.cap)}
+        return {name: value for name, (value, present) in named.items() if present}
 
     def __str__(self) -> str:
-        return f"{self.heads} heads, {self.kv_heads} KV heads, head size {self.head_dim}, {self.dtype}"
+        parts = f"{self.heads} heads", f"{self.kv_heads} KV heads", f"head size {self.head_dim}", self.dtype
+        return ", ".join([*parts, *(name for name, present in self.variation._asdict().items() if present)])
 
 
 class Verdict(NamedTuple):
@@ -92,7 +104,7 @@ def passes(kernel: str, run: Attend, plain: Attend, device: jax.Device, shape: S
       run: attention with the kernel.
       plain: attention without it.
       device: where both run.
-      shape: of the heads.
+      shape: of the heads, with one variation of attention.
       may_run: whether a trial may take place; otherwise only a remembered verdict counts.
     """
     if jax.process_count() > 1 or not _is_attached(device):
@@ -176,15 +188,17 @@ def compare(run: Attend, plain: Attend, device: jax.Device, shape: Shape) -> Ver
 def _compare(run: Attend, plain: Attend, device: jax.Device, shape: Shape) -> Verdict:
     case = _random_case(device, shape, BLOCK)
     one, many = (jax.device_put(np.int32(count), device) for count in (1, LAYERS))
-    exact, plain_layers, kernel_layers = _exact(case), _layers(plain), _layers(run)
+    variation = shape.arguments
+    exact = _exact(case, **variation)
+    plain_layers, kernel_layers = (_layers(attend, **variation) for attend in (plain, run))
     # Rounding to bfloat16 gives plain attention errors of about its eps, 2**-7, and kernels round in other places. Sums
     # in another order differ by less than 2**-16 in float32, but TPUs multiply float32 in bfloat16 by default: plain
     # attention's own error counts too. If all tokens see a key too many or too few, the largest error is 0.1 to 0.6.
     tolerance = max(2 * float(jnp.finfo(shape.dtype).eps), 2**-16, 2 * _error(plain_layers(case, one), exact))
     prefill = _random_case(device, shape, PREFILL)
     try:
-        for arguments, expected in ((case, exact), (prefill, _exact(prefill))):
-            error = _error(kernel_layers(arguments, one), expected)
+        for tried, expected in ((case, exact), (prefill, _exact(prefill, **variation))):
+            error = _error(kernel_layers(tried, one), expected)
             if not error <= tolerance:  # NaN is not
                 return Verdict(False, f"gives wrong results: an error of {error:.2g}, with {tolerance:.2g} accepted")
         times = [(_seconds(plain_layers, case, many), _seconds(kernel_layers, case, many)) for _ in range(REPEAT)]
@@ -254,30 +268,37 @@ class _Case(NamedTuple):
     block: tuple[jax.Array, jax.Array, jax.Array]  # queries [B, T, H, D], keys and values [B, T, KH, D]
     cache: KVCache  # of one layer
     mask: jax.Array  # [T, T] bool
+    positions: jax.Array  # [B, T] int32
+    sinks: jax.Array | None  # [H]
     indices: jax.Array  # [B, 4] int32
     num_accepted: jax.Array  # [B] int32
 
 
 def _random_case(device: jax.Device, shape: Shape, block_size: int) -> _Case:
     rng = np.random.default_rng(block_size)
-    batch_size = len(LENGTHS)
+    heads, kv_heads, _, dtype, variation = shape
+    batch_size, capacity = len(LENGTHS), RING if variation.window else CAPACITY
     put = functools.partial(jax.device_put, device=device)
 
     def draw(*sizes: int) -> jax.Array:
-        numbers = rng.standard_normal((batch_size, *sizes, shape.head_dim), np.float32)
-        return put(numbers.astype(jnp.dtype(shape.dtype)))
+        return put(rng.standard_normal(sizes, np.float32).astype(jnp.dtype(dtype)))
 
-    heads, kv_heads, _, _ = shape
+    def draw_heads(*sizes: int) -> jax.Array:
+        return draw(batch_size, *sizes, shape.head_dim)
+
+    length = np.array(LENGTHS, np.int32)
     return _Case(
-        block=(draw(block_size, heads), draw(block_size, kv_heads), draw(block_size, kv_heads)),
-        cache=KVCache((draw(kv_heads, CAPACITY),), (draw(kv_heads, CAPACITY),), put(np.array(LENGTHS, np.int32))),
+        block=(draw_heads(block_size, heads), draw_heads(block_size, kv_heads), draw_heads(block_size, kv_heads)),
+        cache=KVCache((draw_heads(kv_heads, capacity),), (draw_heads(kv_heads, capacity),), put(length)),
         mask=put((rng.random((block_size, block_size)) < 0.5) | np.eye(block_size, dtype=bool)),
+        positions=put(length[:, None] + np.arange(block_size, dtype=np.int32)),
+        sinks=draw(heads) if variation.sinks else None,
         indices=put(np.tile(np.arange(4, dtype=np.int32), (batch_size, 1))),
         num_accepted=put(np.full(batch_size, 2, np.int32)),
     )
 
 
-def _layers(attend: Attend) -> Callable[[_Case, jax.Array], jax.Array]:
+def _layers(attend: Attend, **arguments: Any) -> Callable[[_Case, jax.Array], jax.Array]:
     """Returns a program for consecutive layers, in which the queries of each are the result of the one before.
 
     The tokens are committed after each, as in a decode: a kernel may want the cache in a layout that `commit` does not,
@@ -289,7 +310,9 @@ def _layers(attend: Attend) -> Callable[[_Case, jax.Array], jax.Array]:
 
         def layer(_: jax.Array, carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
             queries, cache = carry
-            mixed = attend(Operands(queries, keys, values, cache.keys[0], cache.values[0], cache.length, case.mask))
+            prefix = cache.keys[0], cache.values[0], cache.length
+            operands = Operands(queries, keys, values, *prefix, case.mask, case.positions, case.sinks)
+            mixed = attend(operands, **arguments)
             committed = commit(cache, [(keys, values)], case.indices, case.num_accepted)
             return mixed, dataclasses.replace(committed, length=cache.length)
 
@@ -299,21 +322,27 @@ def _layers(attend: Attend) -> Callable[[_Case, jax.Array], jax.Array]:
     return jax.jit(run)
 
 
-def _exact(case: _Case) -> np.ndarray:
+def _exact(case: _Case, window: int | None = None, cap: float | None = None) -> np.ndarray:
     """Returns attention [B, T, H, D] in float32, by NumPy: such programs for TPUs take ten seconds to compile."""
     arrays = (*case.block, *case.cache.keys, *case.cache.values)
     queries, keys, values, cached_keys, cached_values = (np.asarray(jax.device_get(x), np.float32) for x in arrays)
-    lengths, mask = jax.device_get((case.cache.length, case.mask))
+    newest, mask, positions, sinks = jax.device_get((case.cache.length - 1, case.mask, case.positions, case.sinks))
     batch_size, _, heads, head_dim = queries.shape
+    sinks = np.full(heads, -np.inf) if sinks is None else sinks.astype(np.float32)
     exact = np.empty_like(queries)
     for b, h in np.ndindex(batch_size, heads):
-        length, kv_head = lengths[b], h // (heads // keys.shape[2])
-        seen_keys = np.concatenate([cached_keys[b, kv_head, :length], keys[b, :, kv_head]])
-        seen_values = np.concatenate([cached_values[b, kv_head, :length], values[b, :, kv_head]])
-        scores = queries[b, :, h] @ seen_keys.T * head_dim**-0.5
-        scores[:, length:][~mask] = -np.inf
-        weights = np.exp(scores - np.max(scores, axis=1, keepdims=True))
-        exact[b, :, h] = weights @ seen_values / np.sum(weights, axis=1, keepdims=True)
+        entries = np.arange(cached_keys.shape[2])
+        key_positions = newest[b] - (newest[b] - entries) % entries.size  # negative where an entry is not in use
+        seen = np.concatenate([np.tile(key_positions >= 0, (len(mask), 1)), mask], axis=1)
+        if window is not None:
+            seen &= positions[b, :, None] - np.append(key_positions, positions[b]) < window
+        kv_head = h // (heads // keys.shape[2])
+        scores = queries[b, :, h] @ np.concatenate([cached_keys[b, kv_head], keys[b, :, kv_head]]).T * head_dim**-0.5
+        scores = np.where(seen, scores if cap is None else cap * np.tanh(scores / cap), -np.inf)
+        highest = np.maximum(np.max(scores, axis=1, keepdims=True), sinks[h])
+        weights = np.exp(scores - highest)
+        mixed = weights @ np.concatenate([cached_values[b, kv_head], values[b, :, kv_head]])
+        exact[b, :, h] = mixed / (np.sum(weights, axis=1, keepdims=True) + np.exp(sinks[h] - highest))
     return exact
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.models.attention import Operands, attend, plain, resolve, resolve_unattached, trial
+from jlade.models.attention import Operands, attend, plain, resolve, trial
 from jlade.models.llama import Llama
 from tests.tiny import tiny_llama
 
@@ -23,7 +23,20 @@ CPU = jax.devices("cpu")[0]
 with_gpu_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the GPU kernel needs JAX 0.11.2")
 
 
-def plain_attention(queries, keys, values, cached_keys, cached_values, length, mask, positions, window=99):
+def plain_attention(
+    queries,
+    keys,
+    values,
+    cached_keys,
+    cached_values,
+    length,
+    mask,
+    positions,
+    window=99,
+    scale=None,
+    cap=None,
+    sinks=None,
+):
     """One query, one head and one softmax at a time."""
     batch_size, block_size, heads, head_dim = queries.shape
     group = heads // keys.shape[2]
@@ -34,7 +47,11 @@ def plain_attention(queries, keys, values, cached_keys, cached_values, length, m
         block = [i for i in range(block_size) if mask[b, t, i] and positions[b, t] - positions[b, i] < window]
         seen_keys = np.concatenate([cached_keys[b, h // group, prefix], keys[b, block, h // group]])
         seen_values = np.concatenate([cached_values[b, h // group, prefix], values[b, block, h // group]])
-        scores = seen_keys @ queries[b, t, h] / np.sqrt(head_dim)
+        scores = seen_keys @ queries[b, t, h] * (scale or head_dim**-0.5)
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        if sinks is not None:  # a key of its own, with a value of zeros
+            scores, seen_values = np.append(scores, sinks[h]), np.pad(seen_values, ((0, 1), (0, 0)))
         weights = np.exp(scores - scores.max())
         out[b, t, h] = weights / weights.sum() @ seen_values
     return out
@@ -80,6 +97,19 @@ def test_bfloat16_keeps_its_type_and_is_close(form):
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=0.03)
 
 
+@pytest.mark.parametrize("chunk", [4, 256])
+def test_own_scale_cap_and_sinks(form, chunk, monkeypatch):
+    """The sinks have logits of the scores' size, and some that take all the weight or none."""
+    monkeypatch.setattr(plain, "CHUNK", chunk)
+    arrays, length, mask = random_case(1)
+    positions = length[:, None] + np.array([0, 1, 2, 1, 2], np.int32)
+    sinks, variations = np.array([-1e4, 0.5, 2, 1e4], np.float32), {"window": 3, "scale": 0.8, "cap": 1.5}
+    got = attend(Operands(*arrays, length, mask, positions, sinks), **variations)
+    expected = plain_attention(*map(np.asarray, arrays), length, mask, positions, **variations, sinks=sinks)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert not np.any(got[:, :, 3])
+
+
 @pytest.mark.parametrize("axes", ["TT", "1TT"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_vmap_over_sequences_with_their_own_masks(form, window, axes):
@@ -103,9 +133,9 @@ def test_a_single_row_is_that_of_two(window):
     """The form for TPUs, of one token of each sequence and as many KV heads as heads."""
     (queries, keys, values, *cached), length, _ = random_case(0)
     arrays = [queries[:, :1, :2], keys[:, :1], values[:, :1], *cached]
-    mask, positions = np.ones((1, 1, 1), bool), length[:, None]
-    got = plain.attend_row_twice(Operands(*arrays, length, mask, positions), window=window)
-    expected = plain_attention(*map(np.asarray, arrays), length, mask[0], positions, window or 99)
+    mask, positions, sinks = np.ones((1, 1, 1), bool), length[:, None], np.array([0.3, -0.5], np.float32)
+    got = plain.attend_row_twice(Operands(*arrays, length, mask, positions, sinks), window=window)
+    expected = plain_attention(*map(np.asarray, arrays), length, mask[0], positions, window or 99, sinks=sinks)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -201,15 +231,20 @@ def test_auto_is_plain_in_a_program(implementation, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "module"), [("gpu", "hopper"), ("tpu", "tpu")])
-def test_a_kernel_runs_where_there_is_no_window(name, module, monkeypatch):
+def test_a_named_kernel_runs_with_all_variations(name, module, monkeypatch):
     """On a CPU too: a program is not asked for its device."""
-    monkeypatch.setattr(f"jlade.models.attention.{module}.attend", lambda *arguments: name)
-    monkeypatch.setattr(plain, "attend", lambda *arguments: "plain")
+    monkeypatch.setattr(f"jlade.models.attention.{module}.attend", lambda operands, *variations: (name, *variations))
     arrays, length, mask = random_case(0)
-    assert attend(Operands(*arrays, length, mask), implementation=name) == name
     operands = Operands(*arrays, length, mask, np.zeros((3, 5), np.int32))
-    windowed = attend(operands, window=100, implementation=name)
-    assert windowed == "plain"
+    assert attend(operands, 100, name, 0.3, 5.0) == (name, 100, 0.3, 5.0)
+    assert attend(operands, implementation=name) == (name, None, None, None)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "gpu", "tpu"])
+def test_a_window_without_positions_is_refused(implementation):
+    arrays, length, mask = random_case(0)
+    with pytest.raises(ValueError, match=r"a window \(3\) needs Operands.positions \[B, T\]; got None"):
+        attend(Operands(*arrays, length, mask), 3, implementation)
 
 
 class OwnLlama(Llama):
@@ -256,26 +291,3 @@ def test_a_decoder_is_resolved_for_parameters_on_no_device():
     resolved = [decoder.on(jax.eval_shape(lambda: params)), decoder.on(jax.device_get(params))]
     jax.jit(lambda params: resolved.append(decoder.on(params)))(params)
     assert resolved == [Llama(params.config, "plain", pads=True)] * 3
-
-
-@pytest.mark.parametrize("name", ["gpu", "tpu"])
-@pytest.mark.parametrize(
-    ("changes", "variation"),
-    [({"attention_cap": 5.0}, "a soft cap of the scores"), ({"attention_scale": 0.3}, "a scale of the scores")],
-    ids=["cap", "scale"],
-)
-def test_variations_that_kernels_lack_take_plain_attention_or_are_refused(changes, variation, name, monkeypatch):
-    device = TPU if name == "tpu" else HOPPER
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama(head_dim=16, **changes))
-    monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [device])
-    monkeypatch.setattr(trial, "passes", lambda *arguments: True)
-    assert params.decoder.attention == "plain"
-    heads = 4, 2, 16
-    assert resolve_unattached("auto", device, jnp.bfloat16, *heads, params.config.beyond_kernels) == "plain"
-    message = f"attention '{name}' lacks {variation}, which the model has; choose 'auto' or 'plain'"
-    with pytest.raises(ValueError, match=message):
-        Llama(params.config, name).on(params)
-    *arrays, length, mask = (jnp.zeros((1, 1, 1, 16)),) * 5 + (jnp.zeros(1, jnp.int32), np.ones((1, 1), bool))
-    given = {"scale": changes.get("attention_scale"), "cap": changes.get("attention_cap")}
-    with pytest.raises(ValueError, match=message):
-        attend(Operands(*arrays, length, mask), implementation=name, **given)

@@ -74,11 +74,53 @@ def test_float32_on_a_tpu(monkeypatch):
     np.testing.assert_allclose(tpu(operands), expected, atol=1e-5)
 
 
+def in_ring(text, lengths, capacity):
+    """Returns a cache [B, KH, S, D] of the last tokens of texts [B, KH, P, D], and huge numbers in its free entries."""
+    ring = np.full((*text.shape[:2], capacity, text.shape[3]), 1e30, np.float32)
+    for b, length in enumerate(lengths):
+        for position in range(length):
+            ring[b, :, position % capacity] = text[b, :, position]
+    return jnp.asarray(ring, text.dtype)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("variations", "has_sinks"),
+    [
+        ({"scale": 0.4, "cap": 1.5}, False),
+        ({}, True),
+        ({"window": 60}, False),
+        ({"scale": 0.4, "cap": 1.5, "window": 60}, True),
+    ],
+    ids=["scale and cap", "sinks", "window", "all"],
+)
+@pytest.mark.parametrize(("block_size", "num_masks"), [(5, 1), (70, 3)])
+def test_variations(kernel, block_size, num_masks, variations, has_sinks, monkeypatch):
+    """The reference has the whole text. With a window, the kernel has a ring that goes round in the last sequence."""
+    monkeypatch.setattr(hopper, "PROGRAMS", 6)
+    monkeypatch.setattr(tpu_module, "CHUNK", 32)
+    lengths = [0, 33, 180]
+    operands, poisoned = random_case(block_size, 4, 2, 16, 184, lengths, jnp.bfloat16, num_masks)
+    rng = np.random.default_rng(0)
+    positions = np.array(lengths)[:, None] + rng.integers(0, 9, (3, block_size))
+    sinks = rng.normal(size=4).astype(np.float32) if has_sinks else None
+    arrays = [np.asarray(x, np.float32) for x in operands[:5]]
+    every = {"window": 999, "sinks": sinks} | variations
+    expected = plain_attention(*arrays, *operands[5:7], positions, **every)
+    if "window" in variations:
+        cached_keys, cached_values = (in_ring(x, lengths, 88) for x in operands[3:5])
+        poisoned = poisoned._replace(cached_keys=cached_keys, cached_values=cached_values)
+    poisoned = poisoned._replace(positions=jnp.asarray(positions, jnp.int32), sinks=sinks)
+    got = jax.jit(functools.partial(kernel, **variations))(poisoned)
+    difference = np.linalg.norm(np.asarray(got, np.float32) - expected)
+    assert difference < 2**-8 * np.linalg.norm(expected)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("num_masks", [1, 2])
 def test_vmap(kernel, num_masks, monkeypatch):
     monkeypatch.setattr(hopper, "PROGRAMS", 1)  # otherwise one sequence alone is split, and rounded, differently
-    (*arrays, masks, _), _ = random_case(3, 2, 1, 16, 64, [3, 64], jnp.bfloat16, num_masks)
+    (*arrays, masks, _, _), _ = random_case(3, 2, 1, 16, 64, [3, 64], jnp.bfloat16, num_masks)
     mask, axis = (masks, None) if num_masks == 1 else (masks[:, None], 0)
     each = jax.vmap(kernel, in_axes=(Operands(*[0] * len(arrays), axis),))
     alone = each(Operands(*(x[:, None] for x in arrays), mask))
@@ -86,13 +128,18 @@ def test_vmap(kernel, num_masks, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "kernel", "device", "dtype"),
+    ("name", "module", "kernel", "device", "dtype", "variations"),
     [
-        pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, id="gpu", marks=simulated_gpu),
-        pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, id="tpu"),
+        pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, {}, id="gpu", marks=simulated_gpu),
+        pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, {}, id="tpu"),
+        pytest.param(
+            *("tpu", tpu_module, tpu, TPU, jnp.float32),
+            {"sliding_windows": (5,), "attention_scale": 0.5, "attention_cap": 2.0},
+            id="tpu with variations",
+        ),
     ],
 )
-def test_same_text(name, module, kernel, device, dtype, monkeypatch):
+def test_same_text(name, module, kernel, device, dtype, variations, monkeypatch):
     """A whole decode, a short one: simulating a GPU takes milliseconds per instruction."""
     monkeypatch.setattr(mesh_lib, "devices_of", lambda params: [device])
     monkeypatch.setattr(module, "attend", kernel)
@@ -100,7 +147,7 @@ def test_same_text(name, module, kernel, device, dtype, monkeypatch):
     monkeypatch.setattr(tpu_module, "CHUNK", 8)
     monkeypatch.setattr(request, "CHUNKS_ON_CPU", ((4, 0),))
     shape = {"head_dim": 16, "num_kv_heads": 1, "num_layers": 1, "max_positions": 64}
-    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape))
+    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(**shape, **variations))
 
     def generate(attention: str) -> np.ndarray:
         settings = {"lookahead": jlade.LookaheadConfig.paper(2, 3, 2), "max_new_tokens": 12, "eos_ids": ()}
@@ -112,18 +159,23 @@ def test_same_text(name, module, kernel, device, dtype, monkeypatch):
 @pytest.mark.parametrize(
     ("block_size", "group", "head_dim"), [(1, 1, 128), (120, 4, 128), (8, 4, 64), (128, 7, 80), (8, 1, 96)]
 )
-@pytest.mark.parametrize("num_masks", [1, 2])
+@pytest.mark.parametrize(
+    ("num_masks", "variations"),
+    [(1, {}), (2, {}), (1, {"window": 512, "scale": 0.1, "cap": 50.0})],
+    ids=["one mask", "two masks", "all variations"],
+)
 @pytest.mark.parametrize(("platform", "attend"), [("cuda", hopper.attend), ("tpu", tpu_module.attend)])
-def test_lowers(platform, attend, num_masks, block_size, group, head_dim):
+def test_lowers(platform, attend, variations, num_masks, block_size, group, head_dim):
     """The compiler passes of Pallas run without the device, and raise for programs that it does not accept."""
     block, cache = (2, block_size, 8, head_dim), (2, 8, 8192, head_dim)
     shapes = [(2, block_size, 8 * group, head_dim), block, block, cache, cache]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
+    lengths, positions = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2,), (2, block_size)))
+    sinks = jax.ShapeDtypeStruct((8 * group,), jnp.bfloat16) if variations else None
     mask = jax.ShapeDtypeStruct((num_masks, block_size, block_size), bool)
     device = jax.sharding.AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu")
     mesh = jax.sharding.AbstractMesh((1,), ("one",), abstract_device=device if platform == "tpu" else None)
     with jax.sharding.use_abstract_mesh(mesh):
-        lowered = jax.export.export(jax.jit(attend), platforms=[platform])
-        program = lowered(Operands(*arrays, lengths, mask)).mlir_module()
+        lowered = jax.export.export(jax.jit(functools.partial(attend, **variations)), platforms=[platform])
+        program = lowered(Operands(*arrays, lengths, mask, positions, sinks)).mlir_module()
     assert {"cuda": "mosaic_gpu", "tpu": "tpu_custom_call"}[platform] in program

@@ -20,7 +20,7 @@ import pytest
 
 from jlade import mesh as mesh_lib
 from jlade.models import attention
-from jlade.models.attention import tpu, trial
+from jlade.models.attention import Variation, tpu, trial
 from jlade.models.attention.trial import Key, Shape, Verdict
 from jlade.models.llama import Llama
 from tests.models.attention.test_attend import TPU
@@ -41,7 +41,8 @@ def plain(operands):
 @pytest.fixture(autouse=True)
 def short_trials(monkeypatch):
     """Sizes that compile and run at once, equal times, and nothing known."""
-    for name, value in {"BLOCK": 3, "PREFILL": 5, "LENGTHS": (20, 13), "CAPACITY": 24, "LAYERS": 2}.items():
+    sizes = {"BLOCK": 3, "PREFILL": 5, "LENGTHS": (20, 13), "CAPACITY": 24, "RING": 16, "WINDOW": 9, "LAYERS": 2}
+    for name, value in sizes.items():
         monkeypatch.setattr(trial, name, value)
     monkeypatch.setattr(trial, "_layers", layers)
     monkeypatch.setattr(trial, "_seconds", lambda *arguments: 1.0)
@@ -113,6 +114,37 @@ def test_the_kernel_of_tpus_passes_in_simulation(monkeypatch):
     assert trial.compare(run, plain, CPU, SHAPE).passed
 
 
+def in_simulation(operands, **variations):
+    mask = operands.block_mask[None]
+    return tpu.attend(operands._replace(block_mask=mask), **variations, interpret=True)
+
+
+def without_window(operands, window, **variations):
+    """Every entry in use is seen, in the ring and in the block."""
+    return in_simulation(operands, window=999, **variations)
+
+
+def without_cap(operands, cap, **variations):
+    return in_simulation(operands, **variations)
+
+
+def without_sinks(operands, **variations):
+    return in_simulation(operands._replace(sinks=None), **variations)
+
+
+def test_variations_are_tried(monkeypatch):
+    monkeypatch.setattr(tpu, "CHUNK", 8)
+    monkeypatch.setattr(trial, "REPEAT", 1)
+    shape = SHAPE._replace(dtype="float32", variation=Variation(window=True, cap=True, sinks=True))
+    assert str(shape) == "4 heads, 2 KV heads, head size 8, float32, window, cap, sinks"
+    assert trial.compare(in_simulation, in_simulation, CPU, shape).passed
+    for wrong in (without_window, without_cap, without_sinks):
+        passed, reason = trial.compare(wrong, in_simulation, CPU, shape)
+        assert not passed
+        assert reason.startswith("gives wrong results: an error of ")
+        assert reason.endswith(" with 1.5e-05 accepted")
+
+
 @pytest.mark.parametrize(("ratio", "passed"), [(0.5, True), (1.05, True), (1.2, False)])
 def test_a_slower_kernel_is_refused_within_a_margin(ratio, passed, monkeypatch):
     """Each implementation takes much longer once."""
@@ -166,7 +198,14 @@ def test_a_refusal_is_warned_of_once_and_logged_by_later_processes(caplog):
 
 
 @pytest.mark.parametrize(
-    "change", [{"device": "TPU v6e"}, {"software": "JAX 2"}, {"code": "d"}, {"shape": SHAPE._replace(heads=8)}]
+    "change",
+    [
+        {"device": "TPU v6e"},
+        {"software": "JAX 2"},
+        {"code": "d"},
+        {"shape": SHAPE._replace(heads=8)},
+        {"shape": SHAPE._replace(variation=Variation(sinks=True))},
+    ],
 )
 def test_other_circumstances_are_tried_anew(change):
     trial.decide(KEY, lambda: GOOD)
@@ -335,6 +374,16 @@ def test_a_decoder_asks_for_a_trial_of_its_heads(on_tpu):
     assert Llama(params.config, "tpu").on(params).attention == "tpu"
     assert Llama(params.config, "plain").on(params).attention == "plain"
     assert len(on_tpu) == 1
+
+
+def test_a_decoder_asks_for_a_trial_of_each_variation(on_tpu, monkeypatch):
+    variations = {"attention_cap": 5.0, "attention_scale": 0.3, "sliding_windows": (3, None)}
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama(**variations))
+    assert params.decoder.attention == "tpu"
+    expected = [Shape(4, 2, 6, "bfloat16", Variation(window, cap=True)) for window in (True, False)]
+    assert [arguments[4] for arguments in on_tpu] == expected
+    monkeypatch.setattr(trial, "passes", lambda *arguments: arguments[4] == expected[0])
+    assert params.decoder.attention == "plain"
 
 
 def test_a_decoder_of_shapes_asks_for_no_trial(on_tpu):
