@@ -3,7 +3,7 @@
 On the text of any device's program, which `jlade.inspection.targets` compiles without the device.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jlade.choosing.estimate import Rates, Time, time
@@ -26,6 +26,7 @@ class Sizes(NamedTuple):
     weights: frozenset[int]  # of each matrix
     cache_layer: int
     tables: frozenset[int] = frozenset()  # of the sources of drafts, all of int32
+    experts_read: Mapping[int, float] = {}  # see `jlade.inspection.hlo.Module`
 
     @property
     def all(self) -> frozenset[int]:
@@ -63,7 +64,7 @@ def loops(program: str, platform: str, sizes: Sizes, rates: Rates, trips: int) -
       rates: of the device.
       trips: rounds of the loops inside, where the program does not say it: attention's chunks of the cache.
     """
-    module = Module(program)
+    module = Module(program, sizes.experts_read)
     return [_loop(module, module.body(loop), platform, sizes, rates, trips) for loop in module.loops(module.entry)]
 
 

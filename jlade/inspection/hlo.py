@@ -5,6 +5,7 @@ XLA prints the same language for every device (https://openxla.org/xla/operation
 
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -77,15 +78,22 @@ class Module:
     Attributes:
       computations: instructions by name, of each computation by name.
       entry: the name of the computation that the program begins with.
+      experts_read: as given.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, experts_read: Mapping[int, float] | None = None) -> None:
         """Parses the result of `jax.stages.Compiled.as_text`.
+
+        Args:
+          text: of the program.
+          experts_read: the share of an array of experts [N, in, out] that a kernel or a loop is expected to read, by
+            the array's number of elements.
 
         Raises:
           ValueError: the text has no entry computation.
         """
         self.computations: dict[str, Computation] = {}
+        self.experts_read = experts_read or {}
         self.entry = ""
         for is_entry, name, body in _COMPUTATION.findall(text):
             instructions = (_instruction(line) for line in body.splitlines() if " = " in line)

@@ -16,10 +16,11 @@ from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
+from jlade.decoding.state import CHUNKS
 from jlade.inspection import targets
 from jlade.inspection.compiled import Loop
 from jlade.inspection.programs import Programs
-from jlade.lookahead import names
+from jlade.lookahead import division, names
 from jlade.mesh import DATA, HEADS, LOOKAHEAD, MODEL
 from jlade.models import attention as attention_lib
 from jlade.models import sharding
@@ -242,13 +243,14 @@ def _described(found: Inspection, programs: Programs, is_attached: bool) -> Insp
     except RuntimeError as error:  # XLA's, when a program needs more memory than the device has
         failure = str(error).strip() or repr(error)
         return dataclasses.replace(found, failure=failure, compile_seconds=time.perf_counter() - began)
+    tokens, _ = division.share_size(setting, mesh_lib.size(programs.mesh, LOOKAHEAD))
     found = dataclasses.replace(
         found,
         memory=_memory(found.memory.limit, programs, (reading, decoding[setting])),
         compile_seconds=time.perf_counter() - began,
-        chunks=tuple(programs.loops(reading, setting)),
-        step=programs.loops(decoding[setting], setting)[-1],
-        plain_step=programs.loops(decoding[PLAIN], PLAIN)[-1],
+        chunks=tuple(programs.loops(reading, setting, CHUNKS[0][0])),
+        step=programs.loops(decoding[setting], setting, tokens)[-1],
+        plain_step=programs.loops(decoding[PLAIN], PLAIN, 1)[-1],
     )
     if not is_attached or not found.fits:
         return found

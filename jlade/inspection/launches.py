@@ -76,8 +76,10 @@ class Launch(NamedTuple):
 
     @property
     def elements_read(self) -> list[int]:
-        """The elements that it reads of each operand, in whatever memory."""
+        """The elements that it reads of each operand, in whatever memory; of experts, those that a kernel needs."""
         instruction, sizes = self.instruction, [operand.size for operand in self.operands]
+        if instruction.opcode == "custom-call":
+            return [round(size * self.module.experts_read.get(size, 1)) for size in sizes]
         if instruction.opcode in SLICES:
             return [instruction.size, *sizes[1:]]
         if instruction.opcode != "fusion":
@@ -114,8 +116,8 @@ def launches(module: Module, computation: str, trips: int = 1, times: int = 1) -
     """
     for instruction in module.computations[computation].values():
         if instruction.opcode == "while":
-            count = _trips(module, instruction)
-            yield from launches(module, module.body(instruction), trips, times * (trips if count is None else count))
+            count = _trips(module, instruction) or _experts(module, instruction) or trips
+            yield from launches(module, module.body(instruction), trips, times * count)
         elif instruction.opcode in ("conditional", "call"):
             for called in instruction.called:
                 yield from launches(module, called, trips, times)
@@ -133,6 +135,12 @@ def _trips(module: Module, loop: Instruction) -> int | None:
         return None
     bounds = (condition[name] for name in end.operands if condition[name].opcode == "constant")
     return next((int(found[1]) for i in bounds if (found := re.match(r"\((\d+)\)", i.attributes))), None)
+
+
+def _experts(module: Module, loop: Instruction) -> int:
+    """Returns how many experts a loop over them is expected to read, 0 for other loops."""
+    arrays = (shape for shape in loop.shapes if shape.size in module.experts_read)
+    return next((math.ceil(shape.dimensions[0] * module.experts_read[shape.size]) for shape in arrays), 0)
 
 
 def _parameters(body: Computation) -> list[str]:

@@ -20,6 +20,7 @@ from jlade.generation import corpus
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Loop, Sizes
 from jlade.models import sharding as model_sharding
+from jlade.models.architecture import is_matrix
 from jlade.models.attention import plain
 from jlade.models.llama import Llama, LlamaParams, init_params, quantize
 from jlade.models.quantization import is_int8
@@ -95,15 +96,29 @@ class Programs(NamedTuple):
 
         return targets.compile_for(self.mesh or self.device, decode, *self.arguments(lookahead), donate=(2,))
 
-    def loops(self, program: Any, lookahead: LookaheadConfig) -> list[Loop]:
-        """Returns the loops of a compiled program: over chunks of prompts, or over steps."""
+    def loops(self, program: Any, lookahead: LookaheadConfig, tokens: int) -> list[Loop]:
+        """Returns the loops of a compiled program: over chunks of prompts, or over steps.
+
+        Args:
+          program: a result of `reading` or `decoding`.
+          lookahead: the setting.
+          tokens: of a round, of each sequence.
+        """
         params, _, memory, _ = self.arguments(lookahead)
-        weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(params) if x.ndim == 2)
+        matrices = [params.embedding, params.output]
+        for layer in params.layers:
+            matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
+        experts = [x for layer in params.layers for x in jax.tree.leaves(layer.experts) if x.ndim == 3]
+        share = self.decoder.config.share_of_experts(
+            self.batch_size // mesh_lib.size(self.mesh, mesh_lib.DATA) * tokens
+        )
+        weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(matrices) if x.ndim > 1)
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
         sizes = Sizes(
             weights=frozenset(weights),
             cache_layer=mesh_lib.local_size(memory.cache.keys[0]),
             tables=frozenset(size for size in tables if size > FEW),
+            experts_read=dict.fromkeys(map(mesh_lib.local_size, experts), share),
         )
         trips = -(-self.capacity // plain.CHUNK)
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)

@@ -82,7 +82,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
     assert facts["device"] == jax.devices()[0].device_kind
     assert facts["sampling"] == {"temperature": 0.0}
     assert (facts["source"], facts["tuned"]) == ("estimated", [])
-    assert len(facts) == 14
+    assert len(facts) == 15
 
 
 def test_length_batch_size_and_dtype_change_the_memory(inspect):
