@@ -1,4 +1,7 @@
-"""Mixtures of experts: each token passes a few of a layer's MLPs, those that a router chooses."""
+"""Mixtures of experts: each token passes a few of a layer's MLPs, those that a router chooses.
+
+And the choice of their implementation.
+"""
 
 import functools
 from collections.abc import Callable
@@ -7,10 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jlade.models import layers
+from jlade.models import layers, trial
 from jlade.models.experts import products
+from jlade.models.experts.contest import Shape as Shape
+from jlade.models.experts.contest import prepare
+from jlade.models.kernels import hopper_obstacle
 from jlade.models.quantization import Int8Matrix
 
+IMPLEMENTATIONS = ("auto", "plain", "gpu")
 Weights = jax.Array | Int8Matrix
 
 
@@ -88,6 +95,59 @@ def mix(
         mixed = run(cuda=on_gpu, rocm=on_gpu, default=by_expert)
     mixed = mixed.reshape(x.shape)
     return jax.lax.psum(mixed, axes) if axes else mixed
+
+
+def resolve(implementation: str, device: jax.Device, shape: Shape, may_run: bool = True) -> str:
+    """Returns the implementation that runs on `device`: "plain" or "gpu".
+
+    "auto" gives the kernel if it can run there and passes its trial, otherwise "plain"; see `jlade.models.trial`.
+    Other implementations are not tried.
+
+    Args:
+      implementation: one of `IMPLEMENTATIONS`.
+      device: the device that holds the parameters.
+      shape: of the experts.
+      may_run: whether "auto" may run the kernel on `device` to try it; otherwise only a remembered verdict counts.
+
+    Raises:
+      ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
+    """
+    check_implementation(implementation)
+    obstacle = None if implementation == "plain" else _obstacle(device, shape)
+    if implementation == "gpu" and obstacle is not None:
+        raise ValueError(f"experts 'gpu' {obstacle}; choose 'auto' or 'plain'")
+    if implementation != "auto":
+        return implementation
+
+    def run(x: jax.Array, chosen: jax.Array, weights: jax.Array, matrices: Any, name: str) -> jax.Array:
+        return mix(x, chosen, weights, Experts(*matrices), "silu", implementation=name)
+
+    kernel, plain = (functools.partial(run, name=name) for name in ("gpu", "plain"))
+    contest = functools.partial(prepare, kernel, plain, device, shape)
+    passed = obstacle is None and trial.passes("experts", "gpu", device, shape, contest, may_run)
+    return "gpu" if passed else "plain"
+
+
+def resolve_unattached(implementation: str, device: jax.Device, shape: Shape) -> str:
+    """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
+    if implementation == "auto":
+        return "gpu" if _obstacle(device, shape) is None else "plain"
+    return resolve(implementation, device, shape)
+
+
+def check_implementation(implementation: str) -> None:
+    """Raises a ValueError if `implementation` is unknown."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"experts must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
+
+
+def _obstacle(device: jax.Device, shape: Shape) -> str | None:
+    """Returns the reason why the kernel cannot run, None if it can."""
+    if reason := hopper_obstacle(device):
+        return reason
+    from jlade.models.experts import hopper  # on demand, as some builds of JAX lack parts of Pallas
+
+    return hopper.obstacle(shape.dtype, hopper.ROWS[0], shape.size, shape.width)
 
 
 def _sorted(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Experts, activation: str) -> jax.Array:
