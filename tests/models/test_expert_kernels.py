@@ -30,13 +30,14 @@ def test_equals_a_product_for_each_tile(rows, size, width, number, dtype, count,
     monkeypatch.setattr(hopper, "SHARED_MEMORY", 3 * 128 * (rows + 128 * number))  # three or more slots
     rng = np.random.default_rng(size)
     experts = np.array([1, 1, 3, 4], np.int32)
+    of_tile = jnp.asarray(np.where(np.arange(len(experts)) < count, experts, 5))
     shapes = [(len(experts), rows, size), *[(5, size, width)] * number]
     tiles, *weights = (jnp.asarray(rng.normal(size=shape).astype(np.float32), dtype) for shape in shapes)
     unused = np.setdiff1d(np.arange(5), experts[:count])
     poisoned = [matrices.at[unused].set(jnp.nan) for matrices in weights]
 
     simulated = InterpretGPUParams(detect_races=True)
-    products = hopper.multiply(tiles, jnp.asarray(experts), jnp.int32(count), *poisoned, interpret=simulated)
+    products = hopper.multiply(tiles, of_tile, *poisoned, interpret=simulated)
 
     assert len(products) == number
     for product, matrices in zip(products, weights, strict=True):
@@ -49,11 +50,11 @@ def test_equals_a_product_for_each_tile(rows, size, width, number, dtype, count,
 
 @needs_kernel
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_nothing_runs_for_tiles_that_are_not_in_use(count):
+def test_nothing_runs_for_tiles_without_an_expert(count):
     """Simulated memory that no program has written is NaN."""
     tiles, weights = jnp.ones((2, 8, 64), jnp.bfloat16), jnp.ones((1, 64, 64), jnp.bfloat16)
-    experts, simulated = jnp.zeros(2, jnp.int32), InterpretGPUParams()
-    (product,) = hopper.multiply(tiles, experts, jnp.int32(count), weights, interpret=simulated)
+    experts = (jnp.arange(2, dtype=jnp.int32) >= count).astype(jnp.int32)
+    (product,) = hopper.multiply(tiles, experts, weights, interpret=InterpretGPUParams())
     expected = np.where(np.arange(2) < count, 64, np.nan)
     np.testing.assert_array_equal(product.astype(jnp.float32), np.broadcast_to(expected[:, None, None], product.shape))
 
@@ -127,7 +128,7 @@ def test_obstacles(dtype, rows, size, width, message):
     assert hopper.obstacle(dtype, rows, size, width) == message
     tiles, weights = jnp.zeros((1, rows, size), dtype), jnp.zeros((1, size, width), dtype)
     with pytest.raises(ValueError, match=re.escape(message)):
-        hopper.multiply(tiles, jnp.zeros(1, jnp.int32), jnp.int32(1), weights)
+        hopper.multiply(tiles, jnp.zeros(1, jnp.int32), weights)
 
 
 @needs_kernel
@@ -140,6 +141,6 @@ def test_lowers(num_tiles, number, size, width, rows, dtype):
     """The compiler passes of Pallas run without the device, and raise for programs that it does not accept."""
     shapes = [(num_tiles, rows, size), *[(128, size, width)] * number]
     tiles, *weights = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-    experts, count = jax.ShapeDtypeStruct((num_tiles,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-    lowered = jax.export.export(jax.jit(hopper.multiply), platforms=["cuda"])(tiles, experts, count, *weights)
+    experts = jax.ShapeDtypeStruct((num_tiles,), jnp.int32)
+    lowered = jax.export.export(jax.jit(hopper.multiply), platforms=["cuda"])(tiles, experts, *weights)
     assert lowered.mlir_module().count("custom_call @mosaic_gpu") == 1

@@ -200,7 +200,7 @@ def _tiled(
 ) -> jax.Array:
     """Arranges the tokens in tiles of one expert each, for the Hopper kernel. Tokens of other devices are in no tile.
 
-    An expert's tokens keep their order, so they need no sort. The last of its tiles ends with padding.
+    An expert's tokens keep their order, so they need no sort. The last of its tiles ends with rows of zeros.
 
     Args:
       load: the average number of tokens of an expert.
@@ -218,16 +218,16 @@ def _tiled(
     row = jnp.sum(is_of * ((ends - tiles)[None] * rows + count - 1), axis=1)
     # Pairs of other devices have rows past the end, all different, which the scatter drops.
     row = jnp.where(of_pair < number, row, num_tiles * rows + jnp.arange(of_pair.size))
-    token = jnp.arange(of_pair.size) // chosen.shape[1]
-    token_of_row = jnp.zeros(num_tiles * rows, jnp.int32).at[row].set(token, mode="drop", unique_indices=True)
-    of_tile = jnp.minimum(jnp.sum(ends[None] <= jnp.arange(num_tiles)[:, None], axis=1), number - 1)
+    of_tile = jnp.sum(ends[None] <= jnp.arange(num_tiles)[:, None], axis=1)
 
     def multiply(rows: jax.Array, *matrices: Any) -> list[jax.Array]:
-        return hopper.multiply(rows, of_tile, ends[-1], *matrices, interpret=interpret)
+        return hopper.multiply(rows, of_tile, *matrices, interpret=interpret)
 
-    tiled = x[token_of_row].reshape(num_tiles, rows, -1)
-    tiled = _mlp(tiled, experts, multiply, lambda bias: bias[of_tile][:, None], activation)
-    mixed = tiled.reshape(num_tiles * rows, -1)[row].reshape(*chosen.shape, -1)
+    arranged = jnp.zeros((num_tiles * rows, x.shape[1]), x.dtype)
+    arranged = arranged.at[row].set(jnp.repeat(x, chosen.shape[1], axis=0), mode="drop", unique_indices=True)
+    arranged = arranged.reshape(num_tiles, rows, -1)
+    arranged = _mlp(arranged, experts, multiply, lambda bias: bias[of_tile][:, None], activation)
+    mixed = arranged.reshape(num_tiles * rows, -1)[row].reshape(*chosen.shape, -1)
     return _sum(jnp.where((chosen < number)[..., None], mixed, 0), weights, x)
 
 
