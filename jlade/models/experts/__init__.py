@@ -200,7 +200,7 @@ def _tiled(
 ) -> jax.Array:
     """Arranges the tokens in tiles of one expert each, for the Hopper kernel. Tokens of other devices are in no tile.
 
-    An expert's tokens keep their order, so they need no sort. The last of its tiles ends with rows of zeros.
+    An expert's tokens keep their order, so they need no sort. The last of its tiles ends with padding.
 
     Args:
       load: the average number of tokens of an expert.
@@ -223,7 +223,8 @@ def _tiled(
     def multiply(rows: jax.Array, *matrices: Any) -> list[jax.Array]:
         return hopper.multiply(rows, of_tile, *matrices, interpret=interpret)
 
-    arranged = jnp.zeros((num_tiles * rows, x.shape[1]), x.dtype)
+    # Padding with the first token, not with zeros: XLA would make an array of zeros once and copy it for each layer.
+    arranged = jnp.broadcast_to(x[:1], (num_tiles * rows, x.shape[1]))
     arranged = arranged.at[row].set(jnp.repeat(x, chosen.shape[1], axis=0), mode="drop", unique_indices=True)
     arranged = arranged.reshape(num_tiles, rows, -1)
     arranged = _mlp(arranged, experts, multiply, lambda bias: bias[of_tile][:, None], activation)
