@@ -10,7 +10,7 @@
 #   transformers  comparison with transformers, eager and compiled                       (versus_transformers_gpu.py)
 #   int8          comparison of int8 weights with bfloat16                               (quantization.py)
 #   attention     comparison of the attention kernel with plain attention                (attention.py)
-#   experts       comparison of the kernel for experts with plain JAX                    (experts.py)
+#   experts       comparison of the kernel for experts with plain JAX                    (expert_kernel.py)
 #   overhead      share of a step outside the model, loops of one's own, at a 1 B shape  (overhead.py)
 #   meshes        texts, steps and times on meshes of all GPUs, if there are several     (meshes.py)
 #
@@ -85,7 +85,7 @@ for part in "${parts[@]}"; do
     experts)
       arguments=()
       [[ $shape == demo ]] && arguments=(--tiny)
-      run 5 benchmarks/experts.py "${arguments[@]}" --json "$out/experts_$name.json"
+      run 5 benchmarks/expert_kernel.py "${arguments[@]}" --json "$out/experts_$name.json"
       ;;
     overhead)
       run 6 benchmarks/overhead.py --shape "$small" --dtype bfloat16 --new-tokens 128 --minutes 5 \

@@ -8,6 +8,7 @@ import pytest
 from jax._src import compiler
 
 import jlade
+from jlade.models import base
 from tests.evaluation import browser
 from tests.tiny import save_small_demo
 
@@ -30,6 +31,9 @@ jax.config.update("jax_disable_most_optimizations", False)
 if jax.__version_info__ >= (0, 11, 2):
     # The threads of a simulated GPU wait for each other in XLA's pool, which otherwise has one thread for each core.
     os.environ.setdefault("NPROC", "8")
+
+# The texts of tests are short: with windows as short as these, the rings of the cache go round many times.
+base.MULTIPLE = 8
 
 # Compiling takes longer than any deadline; the same examples every time, for the same result every time.
 hypothesis.settings.register_profile("jlade", deadline=None, derandomize=True)

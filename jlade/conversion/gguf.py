@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jlade.conversion.gguf_config import ROPE_FACTORS, read_config, unknown_keys
+from jlade.conversion.gguf_architectures import architecture_of
+from jlade.conversion.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, read_config, unknown_keys
 from jlade.conversion.gguf_tokenizer import BOS, read_tokenizer, tokenizer_config
 from jlade.conversion.gguf_weights import GGUFTensor, check_tensors, write_index
 from jlade.conversion.hf_config import to_hf
@@ -92,10 +93,11 @@ def _unfold(file: pathlib.Path, stamp: tuple[int, ...], parent: pathlib.Path) ->
 
 def _read(file: pathlib.Path) -> Callable[[pathlib.Path], None]:
     """Reads and checks everything but the weights, and returns a function that writes the directory."""
-    metadata, tensors, rope_factors = _parse(file)
+    metadata, tensors, factors = _parse(file)
     values = Values(file, metadata)
-    config = read_config(values, {name: tensor.shape for name, tensor in tensors.items()}, rope_factors)
-    index = check_tensors(tensors, config, metadata["general.architecture"], others=(ROPE_FACTORS,))
+    config = read_config(values, {name: tensor.shape for name, tensor in tensors.items()}, factors)
+    own = {name: tensor for name, tensor in tensors.items() if name not in factors}
+    index = check_tensors(own, config, metadata["general.architecture"], architecture_of(values))
     tokenizer = read_tokenizer(values, config.vocab_size)
     # `read_config` of the directory warns of unknown keys, or refuses them.
     content = to_hf(config, "float32") | {"bos_token_id": values.get(BOS)} | unknown_keys(values)
@@ -112,8 +114,8 @@ def _read(file: pathlib.Path) -> Callable[[pathlib.Path], None]:
     return write
 
 
-def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], np.ndarray | None]:
-    """Returns the metadata, the tensors by their names in the file, and the divisors of the rotary frequencies."""
+def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], dict[str, np.ndarray]]:
+    """Returns the metadata, the tensors by their names in the file, and those with divisors of rotary frequencies."""
     try:
         import gguf
     except ImportError as error:
@@ -152,10 +154,11 @@ def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], n
             )
             for tensor in reader.tensors
         }
-        factors = [np.array(tensor.data) for tensor in reader.tensors if tensor.name == ROPE_FACTORS]
+        names = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+        factors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors if tensor.name in names}
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{file} is truncated or not a GGUF file: {error}") from error
-    return metadata, tensors, factors[0] if factors else None
+    return metadata, tensors, factors
 
 
 def _plain(value: Any) -> Any:

@@ -1,19 +1,24 @@
-"""The metadata of GGUF files, and `LlamaConfig`."""
+"""The metadata of GGUF files, read as the config.json that they were made from."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jlade.conversion.hf_rotary import DEFAULT_THETA
+from jlade.conversion.families import FAMILIES
+from jlade.conversion.gguf_architectures import architecture_of
+from jlade.conversion.hf_config import parse
+from jlade.conversion.hf_layers import FULL, SLIDING
+from jlade.conversion.hf_rotary import DEFAULT_THETA, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.conversion.parts import Shape
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, Scaling, YarnScaling, inverse_frequencies
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral is of the first
-ROPE_FACTORS = "rope_freqs.weight"  # a tensor: divisors of the rotary frequencies
+# Tensors with divisors of the rotary frequencies: of LLaMA 3, and of LongRoPE up to the original length and beyond.
+ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 # The keys below follow "llama.", or the name of another architecture.
 _READ = {
@@ -58,31 +63,68 @@ _ONLY_VALUES: dict[str, Any] = {
     "rope.scaling.yarn_log_multiplier": 0.0,
     "use_parallel_residual": False,
 }
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
-def read_config(values: Values, shapes: Mapping[str, Shape], rope_factors: np.ndarray | None) -> LlamaConfig:
+def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[str, np.ndarray]) -> LlamaConfig:
     """Returns the configuration in the metadata of a file.
 
     Args:
       values: the metadata.
       shapes: of the tensors, by their names in the file.
-      rope_factors: the tensor `ROPE_FACTORS` if there is one.
+      factors: the tensors of `ROPE_FACTORS`, `SHORT_FACTORS` and `LONG_FACTORS` that there are.
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    family = values.get("general.architecture")
-    if family not in ARCHITECTURES:
-        raise ValueError(f"{values.file}: general.architecture is {family!r}; supported are {', '.join(ARCHITECTURES)}")
+    architecture = architecture_of(values)
     if values.get("split.count", 1) not in (0, 1):
         raise ValueError(
             f"{values.file}: split.count is {values.get('split.count')}; files are read whole: join the parts with "
             f"`llama-gguf-split --merge`"
         )
-    prefix = f"{family}."
+    prefix = f"{values.get('general.architecture')}."
     for key, supported in _ONLY_VALUES.items():
-        if (value := values.get(prefix + key, supported)) != supported:
+        if key not in architecture.keys and (value := values.get(prefix + key, supported)) != supported:
             raise ValueError(f"{values.file}: {prefix}{key} is {value!r}; supported is {supported!r}")
+    num_layers = values.size(f"{prefix}block_count")
+    if num_layers > len(shapes):
+        raise ValueError(f"{values.file}: {prefix}block_count is {num_layers}, but there are {len(shapes)} tensors")
+    # Files without the key have a token for each row of the embedding.
+    rows = shapes.get("token_embd.weight", (0,))[0] or None
+    theta = values.number(f"{prefix}rope.freq_base", DEFAULT_THETA)
+    heads = _read_heads(values, prefix, is_partial="partial_rotary_factor" in FAMILIES[architecture.family].reads)
+    content: dict[str, Any] = heads | {
+        "vocab_size": values.size(f"{prefix}vocab_size", rows),
+        "intermediate_size": values.size(f"{prefix}feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "max_position_embeddings": values.size(f"{prefix}context_length"),
+        "rms_norm_eps": values.number(f"{prefix}attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        "rope_scaling": _read_scaling(values, prefix, factors, heads["head_dim"], theta),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+    }
+    known = Values(values.file, content)
+    content |= {key: value(known) if callable(value) else value for key, value in architecture.derived.items()}
+    stored = {name: values.get(prefix + key) for key, name in architecture.keys.items()}
+    content |= {name: value or None for name, value in stored.items() if value is not None}  # 0 stands for none
+    if isinstance(pattern := content.get("sliding_window_pattern"), list):
+        content["layer_types"] = [SLIDING if has_window else FULL for has_window in pattern]
+    config = parse(values.file, content, architecture.family)
+    return dataclasses.replace(config, eos_ids=_read_eos_ids(values, config.vocab_size))
+
+
+def unknown_keys(values: Values) -> dict[str, Any]:
+    """Returns the keys of the architecture that `read_config` does not know, with their values."""
+    prefix = f"{values.get('general.architecture')}."
+    known = {prefix + key for key in _READ | _ONLY_VALUES.keys() | architecture_of(values).keys.keys()}
+    return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in known}
+
+
+def _read_heads(values: Values, prefix: str, is_partial: bool) -> dict[str, Any]:
+    """Returns the keys of config.json for heads, of which only a part is rotated if `is_partial` allows it."""
     hidden_size, num_heads = values.size(f"{prefix}embedding_length"), values.size(f"{prefix}attention.head_count")
     num_kv_heads = values.size(f"{prefix}attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
@@ -91,54 +133,26 @@ def read_config(values: Values, shapes: Mapping[str, Shape], rope_factors: np.nd
             f"{prefix}attention.head_count_kv ({num_kv_heads})"
         )
     head_dim = values.size(f"{prefix}attention.key_length", hidden_size // num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (size := values.size(prefix + key, head_dim)) != head_dim or head_dim % 2:
+    rotary_dim = values.size(f"{prefix}rope.dimension_count", head_dim)
+    sizes = {"attention.value_length": values.size(f"{prefix}attention.value_length", head_dim)}
+    if not is_partial:
+        sizes["rope.dimension_count"] = rotary_dim
+    for key, size in sizes.items():
+        if size != head_dim or head_dim % 2:
             raise ValueError(
                 f"{values.file}: {prefix}{key} must be the length of a head, an even number, got {size} for {head_dim}"
             )
-    num_layers = values.size(f"{prefix}block_count")
-    if num_layers > len(shapes):
-        raise ValueError(f"{values.file}: {prefix}block_count is {num_layers}, but there are {len(shapes)} tensors")
-    # Files without the key have a token for each row of the embedding.
-    rows = shapes.get("token_embd.weight", (0,))[0] or None
-    max_positions = values.size(f"{prefix}context_length")
-    theta = values.number(f"{prefix}rope.freq_base", DEFAULT_THETA)
-    scaling = _read_scaling(values, prefix, max_positions)
-    if rope_factors is not None:
-        if scaling is not None:
-            raise ValueError(f"{values.file}: {ROPE_FACTORS} is not supported with {prefix}rope.scaling.type")
-        scaling = _scaling_of(values, rope_factors, head_dim, theta)
-    vocab_size = values.size(f"{prefix}vocab_size", rows)
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=values.size(f"{prefix}feed_forward_length"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_positions=max_positions,
-        rms_norm_eps=values.number(f"{prefix}attention.layer_norm_rms_epsilon"),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_embeddings="output.weight" not in shapes,
-        qkv_bias="blk.0.attn_q.bias" in shapes,
-        attention_output_bias="blk.0.attn_output.bias" in shapes,
-        mlp_bias="blk.0.ffn_gate.bias" in shapes,
-        qk_norm=prefix == "qwen3.",
-        eos_ids=_read_eos_ids(values, vocab_size),
-    )
-
-
-def unknown_keys(values: Values) -> dict[str, Any]:
-    """Returns the keys of the architecture that `read_config` does not know, with their values."""
-    prefix = f"{values.get('general.architecture')}."
-    known = {prefix + key for key in _READ | _ONLY_VALUES.keys()}
-    return {key: value for key, value in values.values.items() if key.startswith(prefix) and key not in known}
+    return {
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "partial_rotary_factor": rotary_dim / head_dim,
+    }
 
 
 def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
-    """Returns the tokens that end a text, a turn or a message."""
+    """Returns the tokens that end a text, a turn or a message. That of a turn is known by its name, if not by a key."""
     ids: dict[int, None] = {}
     for name in ("eos", "eot", "eom"):
         key = f"tokenizer.ggml.{name}_token_id"
@@ -147,10 +161,33 @@ def _read_eos_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
                 raise ValueError(f"{values.file}: {key} must be a token id below {vocab_size}, got {token_id!r}")
             ids[token_id] = None
+    tokens = values.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and values.get("tokenizer.ggml.eot_token_id") is None:  # which is seldom written
+        ids |= {tokens.index(token): None for token in _TURN_ENDS if token in tokens}
     return tuple(ids)
 
 
-def _read_scaling(values: Values, prefix: str, max_positions: int) -> Scaling | None:
+def _read_scaling(
+    values: Values, prefix: str, factors: Mapping[str, np.ndarray], head_dim: int, theta: float
+) -> dict[str, Any] | None:
+    """Returns the value of rope_scaling for the keys and the tensors of a file, with llama.cpp's defaults."""
+    if SHORT_FACTORS in factors or LONG_FACTORS in factors:
+        if SHORT_FACTORS not in factors:
+            raise ValueError(f"{values.file}: 1 tensors are missing: {SHORT_FACTORS}")
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors[SHORT_FACTORS].tolist(),
+            "attention_factor": values.number(f"{prefix}rope.scaling.attn_factor"),
+        }
+    scaling = _scaling_of_keys(values, prefix)
+    if ROPE_FACTORS in factors:
+        if scaling is not None:
+            raise ValueError(f"{values.file}: {ROPE_FACTORS} is not supported with {prefix}rope.scaling.type")
+        scaling = _scaling_of(values, factors[ROPE_FACTORS], head_dim, theta)
+    return write_scaling(scaling)
+
+
+def _scaling_of_keys(values: Values, prefix: str) -> Scaling | None:
     """Returns the scaling that the keys describe, with llama.cpp's defaults."""
     kind = values.get(f"{prefix}rope.scaling.type", "linear")
     factor = values.get(f"{prefix}rope.scaling.factor") or values.get(f"{prefix}rope.scale_linear") or 1.0
@@ -165,7 +202,9 @@ def _read_scaling(values: Values, prefix: str, max_positions: int) -> Scaling | 
             beta_fast=values.number(f"{prefix}rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=values.number(f"{prefix}rope.scaling.yarn_beta_slow", 1.0),
             attention_factor=attention_factor * (1 + 0.1 * math.log(factor)),
-            original_max_positions=values.size(f"{prefix}rope.scaling.original_context_length", max_positions),
+            original_max_positions=values.size(
+                f"{prefix}rope.scaling.original_context_length", values.size(f"{prefix}context_length")
+            ),
         )
     if kind not in ("none", "linear"):
         raise ValueError(f"{values.file}: {prefix}rope.scaling.type is {kind!r}; supported are none, linear, yarn")

@@ -17,11 +17,12 @@ _BEFORE_DIGITS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _AFTER_DIGITS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = (_BEFORE_DIGITS + r"\p{N}{1,3}" + _AFTER_DIGITS,)
 _QWEN2 = (_BEFORE_DIGITS + r"\p{N}" + _AFTER_DIGITS,)
-_LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_LARGE}*{_SMALL}+|[^\r\n\p{{L}}\p{{N}}]?{_LARGE}+{_SMALL}*|\p{{N}}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
+_LARGE = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = (rf"{_LARGE}*{_SMALL}+|{_LARGE}+{_SMALL}*|\p{{N}}|{_OTHERS}",)
+_GPT4O = (rf"{_LARGE}*{_SMALL}+{_ENDING}|{_LARGE}+{_SMALL}*{_ENDING}|\p{{N}}{{1,3}}|{_OTHERS}",)
 # tokenizer.ggml.pre -> expressions for the words of a text. Each divides the pieces that the one before leaves.
 SPLITS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
@@ -33,9 +34,13 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
+    "dbrx": _LLAMA3,  # Phi-4
+    "gpt-4o": _GPT4O,  # Phi-4-mini
 }
 # A word that is in the vocabulary is one token there, whatever the merges; and texts begin with the token bos.
-_WHOLE_WORDS = (_LLAMA3, _TEKKEN)
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+# The other special tokens of Phi-3 take the spaces that follow them. No key says so.
+_WITHOUT_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
@@ -67,9 +72,15 @@ def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
         raise
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{values.file} has no valid tokenizer: {error}") from error
+    takes_spaces = values.get("general.architecture") == "phi3" and kind == "llama"
     tokenizer.add_tokens(
         [
-            AddedToken(token, normalized=False, special=kind != USER_DEFINED)
+            AddedToken(
+                token,
+                normalized=False,
+                special=kind != USER_DEFINED,
+                rstrip=takes_spaces and token not in _WITHOUT_SPACES,
+            )
             for token, kind in zip(tokens, types, strict=True)
             if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
@@ -109,7 +120,7 @@ def _read_byte_level(values: Values, tokens: list[str], types: list[int]) -> tup
             f"{values.file}: {KEYS}pre is {words!r}; supported are {', '.join(SPLITS)}. It names the expressions that "
             "divide a text into words; another one would give other tokens than the model was trained with"
         )
-    whole = SPLITS[words] in _WHOLE_WORDS
+    whole = words in _WHOLE_WORDS
     merges = [merge.split(" ") for merge in _array(values, "merges", str)]
     if wrong := [merge for merge in merges if len(merge) != 2]:
         raise ValueError(f"{values.file}: {KEYS}merges must be pairs of tokens, got {' '.join(wrong[0])!r}")

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from jlade.conversion.gguf_architectures import Architecture
+from jlade.conversion.hf_experts import ExpertTensor
+from jlade.conversion.hf_tensors import file_tensors, stacked
 from jlade.conversion.json_files import read_json, write_json
 from jlade.conversion.parts import Part, Shape, runs
 from jlade.conversion.tensors import expected_tensors, first_few
-from jlade.conversion.weight_files import CHUNK, aligned, all_finite
+from jlade.conversion.weight_files import CHUNK, Tensor, aligned, all_finite
 from jlade.models.llama import LlamaConfig
 
 INDEX = "model.gguf.index.json"  # in an unfolded directory
@@ -28,6 +31,7 @@ class GGUFTensor:
       dtype: in GGUF's spelling.
       name: in the file.
       head_dim: of queries and keys whose rows are permuted, see `_stored_rows`; 0 if they are not.
+      added: to every element of the file.
     """
 
     file: pathlib.Path
@@ -38,6 +42,15 @@ class GGUFTensor:
     num_bytes: int
     name: str
     head_dim: int = 0
+    added: float = 0.0
+
+    def rows(self) -> list["GGUFTensor"]:
+        """Returns the parts of the tensor for each index of its first dimension."""
+        size = self.num_bytes // self.shape[0]
+        return [
+            dataclasses.replace(self, offset=self.offset + i * size, shape=self.shape[1:], num_bytes=size)
+            for i in range(self.shape[0])
+        ]
 
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
@@ -74,6 +87,8 @@ class GGUFTensor:
                 blocks = stored[self._stored_rows(rows[begin : begin + step]), first * size : end * size]
                 with np.errstate(all="ignore"):  # is_finite reports it
                     values = quants.dequantize(np.ascontiguousarray(blocks), kind)
+                    if self.added:
+                        values = values - np.float32(self.added)
                     for part in run:
                         source = values[:, part.columns.start - first * block : part.columns.stop - first * block]
                         chunk = arrays[part][begin : begin + step]
@@ -95,15 +110,15 @@ class GGUFTensor:
 
 
 def check_tensors(
-    tensors: Mapping[str, GGUFTensor], config: LlamaConfig, architecture: str, others: Sequence[str]
+    tensors: Mapping[str, GGUFTensor], config: LlamaConfig, name: str, architecture: Architecture
 ) -> dict[str, GGUFTensor]:
     """Returns the tensors of a model by their names in Hugging Face's format.
 
     Args:
       tensors: by their names in the file.
       config: of the model.
-      architecture: in GGUF's spelling.
-      others: tensors that are not the model's.
+      name: of the architecture in the file.
+      architecture: its description.
 
     Raises:
       ValueError: names the file, and the tensor that is missing, not of the model, or of another shape or type.
@@ -111,24 +126,39 @@ def check_tensors(
     import gguf
 
     file = next(iter(tensors.values())).file
-    architectures = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(architectures[architecture], config.num_layers)
-    expected = expected_tensors(config)
-    stored = {name: str(names.get_name(name, (".weight", ".bias"))) for name in expected}
+    names = gguf.get_tensor_name_map(
+        {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[name], config.num_layers
+    )
+    in_files = file_tensors(config)
+    arrays = expected_tensors(config)
+    for name, shape in arrays.items():
+        if len(shape) == 3:  # experts, [out, in] in the file
+            in_files[name] = {name: (shape[0], shape[2], shape[1])}
+    stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
     if missing := sorted(set(stored.values()) - tensors.keys()):
         raise ValueError(f"{file}: {len(missing)} tensors are missing: {first_few(missing)}")
-    if unexpected := sorted(tensors.keys() - set(stored.values()) - set(others)):
+    if unexpected := sorted(tensors.keys() - set(stored.values())):
         raise ValueError(f"{file}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
     found = {}
-    for name, shape in expected.items():
-        tensor = tensors[stored[name]]
-        accepted = TYPES if len(shape) == 2 else FLOATING
+    for in_file, parts in in_files.items():
+        tensor, shape = tensors[stored[in_file]], stacked(parts)
+        accepted = TYPES if len(shape) > 1 else FLOATING
         if tensor.shape != shape:
             raise ValueError(f"{file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
         if tensor.dtype not in accepted:
             raise ValueError(f"{file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}")
-        is_permuted = architecture == "llama" and name.split(".")[-2] in ("q_proj", "k_proj")
-        found[name] = dataclasses.replace(tensor, head_dim=config.head_dim if is_permuted else 0)
+        row_bytes, offset = tensor.num_bytes // shape[0], tensor.offset
+        for part, part_shape in parts.items():
+            is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
+            found[part] = dataclasses.replace(
+                tensor,
+                offset=offset,
+                shape=part_shape,
+                num_bytes=part_shape[0] * row_bytes,
+                head_dim=config.head_dim if is_permuted else 0,
+                added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
+            )
+            offset += found[part].num_bytes
     return found
 
 
@@ -140,11 +170,15 @@ def write_index(tensors: Mapping[str, GGUFTensor], directory: pathlib.Path) -> N
     write_json(directory / INDEX, shared | {"tensors": dict(zip(tensors, own, strict=True))})
 
 
-def stored_tensors(directory: pathlib.Path) -> dict[str, GGUFTensor]:
+def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
     """Returns the tensors of an unfolded directory by name."""
     index: dict[str, Any] = read_json(directory / INDEX)
     file, stamp = pathlib.Path(index["file"]), tuple(index["stamp"])
-    return {
-        name: GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": tuple(fields["shape"])})
-        for name, fields in index["tensors"].items()
-    }
+    found: dict[str, Tensor] = {}
+    for name, fields in index["tensors"].items():
+        tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": tuple(fields["shape"])})
+        found[name] = tensor
+        if len(tensor.shape) == 3:
+            number, outputs, inputs = tensor.shape
+            found[name] = ExpertTensor(tuple(tensor.rows()), slice(None), True, (number, inputs, outputs))
+    return found

@@ -45,7 +45,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     reads = FAMILIES[name].reads
     raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
     check_keys(file, raw, FAMILIES[name], strict)
-    config = _parse(file, raw, name)
+    config = parse(file, raw, name)
     return dataclasses.replace(config, eos_ids=_read_eos_ids(directory, raw, config.vocab_size))
 
 
@@ -82,13 +82,22 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: values[0] for key, values in family.only.items()}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family)
-    if not _are_equal(_parse(pathlib.Path("config.json"), result, config.family), config):
+    if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result
 
 
-def _parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
-    """Returns the configuration in the content of a file, without end tokens."""
+def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
+    """Returns the configuration in the content of config.json, without end tokens.
+
+    Args:
+      file: for messages.
+      raw: the content. Keys that the family does not read are ignored.
+      name: of the family.
+
+    Raises:
+      ValueError: names the file, the key and the supported values.
+    """
     family = FAMILIES[name]
     keys = {*SIZES, *family.reads}
     values = Values(file, family.reads | {key: value for key, value in raw.items() if key in keys})

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,20 @@ import numpy as np
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import layer_tensors
-from jlade.conversion.weight_files import StoredTensor, aligned, all_finite
+from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, all_finite
 from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
 GROUP = 32  # numbers with one exponent
 # The numbers of 4 bits: sign, exponent of two bits, one bit more (OCP Microscaling Formats, section 5.3.3).
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+class ExpertMatrix(Tensor, Protocol):
+    """What a file holds of an expert, a matrix or a bias."""
+
+    @property
+    def shape(self) -> Shape: ...
 
 
 class File(NamedTuple):
@@ -47,12 +54,24 @@ class Mxfp4(NamedTuple):
     scales: StoredTensor
 
     @property
+    def shape(self) -> Shape:
+        return self.scales.shape[0], GROUP * self.scales.shape[1]
+
+    @property
+    def dtype(self) -> str:
+        return "MXFP4"
+
+    @property
     def value_dtype(self) -> str:
         return "bfloat16"
 
     @property
     def num_bytes(self) -> int:
         return self.blocks.num_bytes + self.scales.num_bytes
+
+    @property
+    def file(self) -> pathlib.Path:
+        return self.blocks.file
 
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
@@ -62,8 +81,9 @@ class Mxfp4(NamedTuple):
         """Returns the whole matrix, the only part, and whether it is finite."""
         blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
         numbers = FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, GROUP)
-        values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
-        matrix = values.astype(dtype)
+        with np.errstate(over="ignore"):  # the caller hears of it
+            values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
+            matrix = values.astype(dtype)
         return [matrix], all_finite(matrix)
 
 
@@ -72,12 +92,12 @@ class ExpertTensor:
     """An array of all experts, [N, in, out] or biases [N, out], as a `jlade.conversion.weight_files.Tensor`.
 
     Attributes:
-      experts: what the files hold of each.
+      experts: the tensor of each in the files.
       outputs: those of the array, where gate and product are one tensor.
       is_transposed: whether the files have [out, in].
     """
 
-    experts: tuple[StoredTensor | Mxfp4, ...]
+    experts: tuple[ExpertMatrix, ...]
     outputs: slice
     is_transposed: bool
     shape: Shape
@@ -92,7 +112,7 @@ class ExpertTensor:
 
     @property
     def dtype(self) -> str:
-        return "MXFP4" if isinstance(self.experts[0], Mxfp4) else self.experts[0].dtype
+        return self.experts[0].dtype
 
     @property
     def value_dtype(self) -> str:
@@ -111,8 +131,7 @@ class ExpertTensor:
             array = aligned((len(part.rows), *self.shape[1:]), dtype)
             for target, expert in zip(array, part.rows, strict=True):
                 stored = self.experts[expert]
-                whole = Part.of(None, stored.shape if isinstance(stored, StoredTensor) else (0, 0))
-                (matrix,), finite = stored.read(name, dtype, [whole])
+                (matrix,), finite = stored.read(name, dtype, [Part.of(None, stored.shape)])
                 target[...] = matrix[self.outputs].T if self.is_transposed else matrix[..., self.outputs]
                 is_finite &= finite
             arrays.append(array)
@@ -156,7 +175,7 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
     """Returns the arrays of experts by name, given the tensors of the files, with the shapes of `shapes`."""
     interleaved = FAMILIES[config.family].interleaved
     array_shapes = dict(layer_tensors(config).values())
-    experts: dict[str, list[StoredTensor | Mxfp4]] = {}
+    experts: dict[str, list[ExpertMatrix]] = {}
     tensors: dict[str, ExpertTensor] = {}
     for file_name, file in files(config).items():
         is_packed = file_name + BLOCKS in stored

@@ -54,7 +54,7 @@ def model_tensors(
     tensors = text_part(tensors)
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
-    expected = {name: _stacked(parts) for name, parts in in_files.items()} | hf_experts.shapes(config, tensors)
+    expected = {name: stacked(parts) for name, parts in in_files.items()} | hf_experts.shapes(config, tensors)
     check_tensors(tensors, expected, config, directory)
     for name, parts in in_files.items():
         stored = tensors[name]
@@ -84,7 +84,7 @@ def check_tensors(
             raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
 
 
-def _stacked(parts: Mapping[str, Shape]) -> Shape:
+def stacked(parts: Mapping[str, Shape]) -> Shape:
     """Returns the shape of tensors one below the other."""
     shapes = list(parts.values())
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])

@@ -41,8 +41,8 @@ class Inputs:
       costs: [L] float32, the time of a step at each level of `lookahead.adaptive.levels`, in plain steps. Decoding is
         then adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at full
         width.
-      cache: C entries for each sequence, of which the first `cache.length` hold the beginning of its prompt and are not
-        computed again; at most all but the last token. None for an empty cache.
+      cache: in the shape of `Decoder.init_cache` for C tokens. It holds the first `cache.length` tokens of each prompt,
+        which are not computed again; at most all but the last. None for an empty cache.
       sources: the initial states [B, ...] of sources of drafts, by their names, such as the n-grams of "pool"; with
         `cache`, those that were made with it. Absent ones are empty.
       corpus: other texts in which drafts are searched, for all sequences. None for no other texts.
@@ -142,7 +142,7 @@ class Info:
 class Memory:
     """The large part of the state. Programs that make steps in place take over its buffers."""
 
-    cache: KVCache  # C entries
+    cache: KVCache  # for C tokens
     drafts: Drafts  # for the next step, with the states of their sources
 
 

@@ -25,7 +25,7 @@ def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahe
         raise ValueError(
             f"state has {num_sequences} sequences; accepted are one for each of {batch_size} prompts, or one for all"
         )
-    expected = jax.eval_shape(lambda params: decoder.init_cache(params, num_sequences, capacity), params)
+    expected = _shapes(params, decoder, num_sequences, capacity)
     of_state, of_model = (
         [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)]
         for cache in (state.memory.cache, expected)
@@ -59,12 +59,23 @@ def for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
     return dataclasses.replace(state, **jax.tree.map(repeat, fields))
 
 
-def reuse(state: DecodeState, prompts: list[np.ndarray], capacity: int) -> KVCache:
-    """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens."""
+def reuse(state: DecodeState, prompts: list[np.ndarray], params: Params, decoder: Decoder, capacity: int) -> KVCache:
+    """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens.
+
+    It is empty for a prompt that leaves the earlier text after a ring has lost tokens: those before the place are gone.
+    """
+    cache = state.memory.cache
     tokens, num_tokens = mesh_lib.fetch((state.tokens, state.num_tokens))
+    smallest = min(layer.shape[2] for layer in cache.keys)
     shared = []
     for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
         most = min(length, len(ids)) - 1  # the last token of either is left to the first step
         differs = np.flatnonzero(known[:most] != ids[:most])
-        shared.append(differs[0] if len(differs) else most)
-    return resize(state.memory.cache, np.array(shared, np.int32), capacity)
+        number, cached = differs[0] if len(differs) else most, length - 1
+        shared.append(number if number == cached or cached <= smallest else 0)
+    return resize(cache, np.array(shared, np.int32), _shapes(params, decoder, len(prompts), capacity))
+
+
+def _shapes(params: Params, decoder: Decoder, batch_size: int, capacity: int) -> KVCache:
+    """Returns the shapes of an empty cache."""
+    return jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, capacity), params)

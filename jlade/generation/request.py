@@ -94,6 +94,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     costs: HostArray = adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn)
 
     tokens, lengths = _pad(prompts, stopping.max_new_tokens, known.capacity, decoder.max_positions)
+    state, capacity = known.state, tokens.shape[1]
     return Request(
         inputs=Inputs(
             prompts=tokens,
@@ -102,8 +103,8 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             key=key,
             sampling=sampling,
             costs=costs,
-            cache=None if known.state is None else continuation.reuse(known.state, prompts, tokens.shape[1]),
-            sources=known.sources | corpus_lib.of_prompts(prompts, tokens.shape[1], lookahead),
+            cache=None if state is None else continuation.reuse(state, prompts, params, decoder, capacity),
+            sources=known.sources | corpus_lib.of_prompts(prompts, capacity, lookahead),
             corpus=known.corpus,
         ),
         config=DecodeConfig(

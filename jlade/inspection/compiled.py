@@ -24,13 +24,13 @@ class Sizes(NamedTuple):
     """Numbers of elements of the arrays that no step may copy. `all` has those of which multiples count too."""
 
     weights: frozenset[int]  # of each matrix
-    cache_layer: int
+    cache_layers: frozenset[int] = frozenset()  # of the keys of each layer
     tables: frozenset[int] = frozenset()  # of the sources of drafts, all of int32
     experts_read: Mapping[int, float] = {}  # see `jlade.inspection.hlo.Module`
 
     @property
     def all(self) -> frozenset[int]:
-        return frozenset({*self.weights, self.cache_layer} - {0})
+        return (self.weights | self.cache_layers) - {0}
 
 
 class Loop(NamedTuple):
@@ -116,7 +116,7 @@ def _branches(module: Module, computation: str) -> int:
 def _is_copy(launch: Launch, sizes: Sizes) -> bool:
     """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`.
 
-    Logits have multiples of the size of a table, but are no integers.
+    Logits have multiples of the size of a table, but are no integers. Parts of a text may fill an array of that size.
     """
     if not launch.operands or not launch.opcodes <= MOVES:
         return False
@@ -125,7 +125,8 @@ def _is_copy(launch: Launch, sizes: Sizes) -> bool:
         return False  # a TPU fetches what it reads next into on-chip memory, or writes it back
     # Padding changes the size, so that of the operand counts too.
     arrays = [result, *(launch.operands if "pad" in launch.opcodes else ())]
-    if any(array.size in sizes.tables and array.dtype == "s32" for array in arrays):
+    read = {operand.size for operand in launch.operands}
+    if any(array.size in sizes.tables & read and array.dtype == "s32" for array in arrays):
         return True
     return any(array.size and array.size % size == 0 for array in arrays for size in sizes.all)
 

@@ -1,5 +1,6 @@
 """`jlade.inspect`: the programs of a model as the compiler of a device makes them, and how long a step should take."""
 
+import bisect
 import dataclasses
 import math
 import os
@@ -35,7 +36,8 @@ class Memory(NamedTuple):
       needed: by the program that needs most, with its arrays; None if the compiler refuses it.
       arguments, outputs, temporary: of the program that decodes. Outputs in an argument's memory are not counted.
       largest_capacity: tokens of a cache with which the programs fit, at most the model's positions. It is extrapolated
-        from the capacity that was compiled, as if temporary memory grew with it.
+        from the capacity that was compiled, as if all but weights and cache grew with it: a lower bound, closer the
+        larger that capacity is.
     """
 
     limit: int
@@ -269,9 +271,15 @@ def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
         needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
     needed, weights = max(map(sum, needs)), _num_bytes(programs.placed_params())
-    per_token = (needed - weights) / programs.capacity
-    largest = min(int((limit - weights) / per_token), programs.decoder.max_positions) if limit > weights else 0
-    return Memory(limit, needed, *needs[-1], largest)
+    cache = _num_bytes(programs.arguments(PLAIN)[2].cache)
+    per_token = (needed - weights - cache) / programs.capacity
+
+    def needed_for(capacity: int) -> int:
+        entries, now = (sum(programs.decoder.config.entries_by_layer(x)) for x in (capacity, programs.capacity))
+        return int(weights + cache * entries / now + per_token * capacity)
+
+    capacities = range(1, programs.decoder.max_positions + 1)
+    return Memory(limit, needed, *needs[-1], bisect.bisect_right(capacities, limit, key=needed_for))
 
 
 def _num_bytes(tree: Any) -> int:

@@ -116,11 +116,12 @@ class Programs(NamedTuple):
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
         sizes = Sizes(
             weights=frozenset(weights),
-            cache_layer=mesh_lib.local_size(memory.cache.keys[0]),
+            cache_layers=frozenset(map(mesh_lib.local_size, memory.cache.keys)),
             tables=frozenset(size for size in tables if size > FEW),
             experts_read=dict.fromkeys(map(mesh_lib.local_size, experts), share),
         )
-        trips = -(-self.capacity // plain.CHUNK)
+        entries = self.decoder.config.entries_by_layer(self.capacity)
+        trips = round(statistics.mean(-(-number // plain.CHUNK) for number in entries))  # no loop says whose it is
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
 
     def step_seconds(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:

@@ -4,6 +4,7 @@ import dataclasses
 
 from jlade.models import rotary
 from jlade.models.attention import Variation
+from jlade.models.base import num_entries
 
 NORMS = ("rms", "rms_plus_one", "layer")
 QK_NORMS = ("head", "whole", "rotated")  # of each head, of all heads together (OLMo 2), after the rotation (HunYuan)
@@ -90,6 +91,10 @@ class LlamaConfig:
     def windows_by_layer(self) -> tuple[int | None, ...]:
         """The sliding window of each layer, None for no window."""
         return self.sliding_windows or (None,) * self.num_layers
+
+    def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
+        """Returns the cache entries of each layer for a text of up to `capacity` tokens."""
+        return tuple(num_entries(window, capacity) for window in self.windows_by_layer)
 
     @property
     def mlp_widths(self) -> str:

@@ -1,7 +1,9 @@
 """The interface of a model that jlade can decode: the `Decoder` protocol and its cache."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -13,18 +15,24 @@ Params = Any  # the model's own pytree of arrays
 BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
 Layers = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]  # keys and values, per layer
 
+MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
+
 
 @flax.struct.dataclass
 class KVCache:
     """Keys and values of the accepted tokens, one array per layer.
 
-    Entry i of a sequence belongs to its token at position i. The heads come before the entries, in the order that
-    attention reads: with the entries first, programs for CPUs copy the whole cache in every step to transpose it.
+    Entry i of a sequence belongs to its token at position i. A layer with a sliding window may have fewer entries than
+    the text has tokens. It is a ring, which keeps the last S tokens: the one at position p is in entry p % S. Rejected
+    tokens never reach the cache, so S need not exceed the window.
+
+    The heads come before the entries, in the order that attention reads: with the entries first, programs for CPUs copy
+    the whole cache in every step to transpose it.
     """
 
-    keys: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]
+    keys: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim], where layers may differ in S
     values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]
-    length: jax.Array  # [B] int32, entries in use
+    length: jax.Array  # [B] int32, tokens before the next block
 
 
 class Decoder(Protocol):
@@ -53,7 +61,8 @@ class Decoder(Protocol):
     def init_cache(self, params: Params, batch_size: int, capacity: int) -> KVCache:
         """Returns an empty cache for `batch_size` sequences of up to `capacity` tokens.
 
-        It is a `KVCache`: `resize` shortens and extends it between the turns of a conversation.
+        It is a `KVCache`: `resize` shortens and extends it between the turns of a conversation. Each layer has
+        `num_entries` of its window and the capacity: all of the capacity if it has no window.
         """
 
     def forward(
@@ -75,7 +84,8 @@ class Decoder(Protocol):
           positions: [B, T] int32, absolute, in any order. A guess may be at or past `max_positions`. Its result is not
             used, but its keys and values must not be NaN: 0 * NaN is NaN, which would reach the other tokens.
           cache: the tokens before the block; it is read, not written. Only entries below `cache.length` are seen; the
-            others hold any finite numbers.
+            others hold any finite numbers. In a ring of S entries that the text has filled, entry s holds the last
+            position p < `cache.length` with p % S = s.
           block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. `block_mask[..., q, k]` lets token q see
             token k. Every token sees itself; otherwise any mask is possible.
 
@@ -92,35 +102,88 @@ class Decoder(Protocol):
         """Returns the cache with the accepted tokens of each sequence's block appended, in the order of `indices`.
 
         They begin at entry `cache.length`, and the length grows by `num_accepted`. Entries below the length stay, even
-        where fewer than A entries are free. The function `commit` does this.
+        where fewer than A entries are free. In a ring the accepted tokens, and no rejected ones, take the place of the
+        oldest. The function `commit` does this.
 
         Args:
           cache: the argument of `forward`.
           block_kv: the result of `forward`.
           indices: [B, A] int32, 0 to T-1, of tokens in the block. The first `num_accepted` of each sequence were
             accepted, the others rejected.
-          num_accepted: [B] int32, 0 to A, and at most the number of free entries.
+          num_accepted: [B] int32, 0 to A, and at most the number of free entries of a layer without a window.
 
         Returns:
           The new cache, with the shapes and dtypes of the old one.
         """
 
 
-def commit(cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-    """Returns `Decoder.commit` for every model that returns a `BlockKV`: rejected tokens never reach the cache."""
+class Kind(NamedTuple):
+    """The kind of a layer of a cache. Layers of a kind hold their tokens in the same entries."""
+
+    size: int  # S
+    is_ring: bool
+
+
+def num_entries(window: int | None, capacity: int) -> int:
+    """Returns S, the cache entries of a layer for up to `capacity` tokens: no more than its sliding window needs.
+
+    A token sees the `window - 1` tokens before it, and the cache has those before the block.
+    """
+    return capacity if window is None else min(capacity, -(-window // MULTIPLE) * MULTIPLE)
+
+
+def commit(
+    cache: KVCache,
+    block_kv: BlockKV,
+    indices: jax.Array,
+    num_accepted: jax.Array,
+    windows: Sequence[int | None] = (),
+) -> KVCache:
+    """Returns `Decoder.commit` for every model that returns a `BlockKV`: rejected tokens never reach the cache.
+
+    Args:
+      cache, block_kv, indices, num_accepted: those of `Decoder.commit`.
+      windows: the sliding window of each layer, None for a layer without; () if no layer has one.
+    """
     layers, blocks = (cache.keys, cache.values), tuple(zip(*block_kv, strict=True))
+    pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
+    kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
+    on_tpu, elsewhere = (functools.partial(form, kinds=kinds) for form in (write_slices, scatter))
     keys, values = jax.lax.platform_dependent(
-        layers, blocks, cache.length, indices, num_accepted, tpu=write_slices, default=scatter
+        layers, blocks, cache.length, indices, num_accepted, tpu=on_tpu, default=elsewhere
     )
     return KVCache(keys=keys, values=values, length=cache.length + num_accepted)
 
 
-def scatter(layers: Layers, blocks: Layers, length: jax.Array, indices: jax.Array, num_accepted: jax.Array) -> Layers:
-    """Returns the layers of a cache after `commit`. A rejected token gets an entry past the end and is dropped."""
+def scatter(
+    layers: Layers,
+    blocks: Layers,
+    length: jax.Array,
+    indices: jax.Array,
+    num_accepted: jax.Array,
+    kinds: tuple[Kind, ...],
+) -> Layers:
+    """Returns the layers of a cache after `commit`. A token that is not kept gets an entry past the end: it is dropped.
+
+    Args:
+      layers, blocks, length, indices, num_accepted: arguments of `commit`.
+      kinds: of each layer.
+    """
     offset = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
-    capacity = jax.tree.leaves(layers)[0].shape[2]
-    entries = jnp.where(offset < num_accepted[:, None], length[:, None] + offset, capacity + offset)
-    return jax.tree.map(lambda layer, block: _scatter(layer, block, indices, entries), layers, blocks)
+
+    def place(size: int, is_ring: bool) -> jax.Array:
+        """Returns the entries [B, A] of the tokens in a layer of `size` entries."""
+        is_kept, entries = offset < num_accepted[:, None], length[:, None] + offset
+        if is_ring:  # of more tokens than entries, the last are kept
+            is_kept, entries = is_kept & (offset >= num_accepted[:, None] - size), entries % size
+        return jnp.where(is_kept, entries, size + offset)
+
+    places = {kind: place(*kind) for kind in dict.fromkeys(kinds)}
+
+    def write(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
+        return _scatter(layer, block, indices, places[kind])
+
+    return _write_layers(write, layers, blocks, kinds)
 
 
 @jax.jit
@@ -132,24 +195,51 @@ def _scatter(layer: jax.Array, block: jax.Array, indices: jax.Array, entries: ja
 
 
 def write_slices(
-    layers: Layers, blocks: Layers, length: jax.Array, indices: jax.Array, num_accepted: jax.Array
+    layers: Layers,
+    blocks: Layers,
+    length: jax.Array,
+    indices: jax.Array,
+    num_accepted: jax.Array,
+    kinds: tuple[Kind, ...],
 ) -> Layers:
-    """`scatter` for TPUs: writes A consecutive entries of each sequence, the old ones where no token was accepted.
+    """`scatter` for TPUs: writes consecutive entries of each sequence, the old ones where no token was accepted.
 
     XLA for TPUs scatters into layers with the entries first. It then copies every layer to that layout and back:
     around the loop over steps, and within it where attention is a kernel.
     """
     batch_size, num_chosen = indices.shape
-    capacity = jax.tree.leaves(layers)[0].shape[2]
-    size = min(num_chosen, capacity)
-    start = jnp.minimum(length, capacity - size)
-    offset = jnp.arange(size, dtype=jnp.int32)[None, :] - (length - start)[:, None]
-    accepted = (offset >= 0) & (offset < num_accepted[:, None])
-    indices = jnp.take_along_axis(indices, jnp.maximum(offset, 0), axis=1)
+
+    def place(size: int, is_ring: bool) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
+        """Returns the slices of a layer of `size` entries: first entry [B], tokens [B, K], which are accepted [B, K].
+
+        In a ring the tokens may begin near the end and continue from entry 0 on, in a second slice.
+        """
+        count = min(num_chosen, size)
+        starts = [jnp.minimum(length % size if is_ring else length, size - count)]
+        if is_ring and count < size:
+            starts.append(jnp.zeros_like(length))
+        slices = []
+        for start in starts:
+            offset = jnp.arange(count, dtype=jnp.int32)[None, :] - (length - start)[:, None]
+            if is_ring:  # of the last accepted token that the entry may hold, negative if that is in the cache
+                last = num_accepted[:, None] - 1
+                offset = last - (last - offset) % size
+            accepted = (offset >= 0) & (offset < num_accepted[:, None])
+            slices.append((start, jnp.take_along_axis(indices, jnp.maximum(offset, 0), axis=1), accepted))
+        return slices
+
+    places = {kind: place(*kind) for kind in dict.fromkeys(kinds)}
 
     def write(i: jax.Array, layers: Layers) -> Layers:
-        place = i.astype(jnp.int32), start[i], indices[i], accepted[i]  # with 64-bit types, loops count in int64
-        return jax.tree.map(lambda layer, block: _write_slice(layer, block, *place), layers, blocks)
+        own = jax.tree.map(lambda x: x[i], places)
+        sequence = i.astype(jnp.int32)  # with 64-bit types, loops count in int64
+
+        def write_layer(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
+            for each in own[kind]:
+                layer = _write_slice(layer, block, sequence, *each)
+            return layer
+
+        return _write_layers(write_layer, layers, blocks, kinds)
 
     return jax.lax.fori_loop(0, batch_size, write, layers)
 
@@ -166,11 +256,28 @@ def _write_slice(
     return jax.lax.dynamic_update_slice(layer, jnp.where(accepted[None, None, :, None], new, old), at)
 
 
-def resize(cache: KVCache, lengths: jax.Array | np.ndarray, capacity: int) -> KVCache:
-    """Returns `cache` with the first `lengths` [B] entries of each sequence in use, and room for `capacity`."""
+def _write_layers(
+    write: Callable[[jax.Array, jax.Array, Kind], jax.Array], layers: Layers, blocks: Layers, kinds: Sequence[Kind]
+) -> Layers:
+    """Returns `write(layer, block, kind)` of keys and values of each layer."""
+    keys, values = (
+        tuple(itertools.starmap(write, zip(*pair, kinds, strict=True))) for pair in zip(layers, blocks, strict=True)
+    )
+    return keys, values
 
-    def pad(layer: jax.Array) -> jax.Array:
-        missing = capacity - layer.shape[2]
+
+def resize(cache: KVCache, lengths: jax.Array | np.ndarray, shapes: KVCache) -> KVCache:
+    """Returns `cache` with the first `lengths` [B] tokens of each sequence, and room for more.
+
+    Args:
+      cache: of texts of `lengths` or more tokens. A ring that is full can be continued or emptied, not shortened.
+      lengths: tokens to keep.
+      shapes: of the larger cache, of `Decoder.init_cache`.
+    """
+
+    def pad(layer: jax.Array, wanted: jax.Array) -> jax.Array:
+        missing = wanted.shape[2] - layer.shape[2]
         return jnp.pad(layer, ((0, 0), (0, 0), (0, missing), (0, 0))) if missing else layer
 
-    return KVCache(tuple(map(pad, cache.keys)), tuple(map(pad, cache.values)), jnp.asarray(lengths))
+    keys, values = jax.tree.map(pad, (cache.keys, cache.values), (shapes.keys, shapes.values))
+    return KVCache(keys, values, jnp.asarray(lengths))

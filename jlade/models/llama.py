@@ -150,7 +150,8 @@ class Llama:
 
         def cache_dtype() -> Any:
             # One layer tells it; tracing all of them takes 20 ms.
-            one_layer = dataclasses.replace(self, config=dataclasses.replace(self.config, num_layers=1))
+            config = dataclasses.replace(self.config, num_layers=1, sliding_windows=())
+            one_layer = dataclasses.replace(self, config=config)
             cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
             return cache.keys[0].dtype
 
@@ -174,10 +175,10 @@ class Llama:
         c = self.config
         key = params.layers[0].key
         keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
-        shape = (batch_size, keys // c.head_dim, capacity, c.head_dim)
 
         def zeros() -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros(shape, params.norm.dtype) for _ in range(c.num_layers))
+            shapes = ((batch_size, keys // c.head_dim, size, c.head_dim) for size in c.entries_by_layer(capacity))
+            return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
         return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32))
 
@@ -239,7 +240,7 @@ class Llama:
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-        return base.commit(cache, block_kv, indices, num_accepted)
+        return base.commit(cache, block_kv, indices, num_accepted, self.config.sliding_windows)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "window"))
@@ -265,7 +266,7 @@ def _layer(
     norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
     queries, keys, values = _project(layer, normed, rotation, c, axes)
-    operands = Operands(queries, keys, values, *prefix, block_mask, positions)
+    operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap)
     mixed = mixed.reshape(*hidden.shape[:2], -1)
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)

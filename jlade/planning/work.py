@@ -169,20 +169,19 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
       layout: the mesh. Its `data` divides `batch_size`.
       setting: the setting.
       batch_size: B.
-      capacity: entries of the cache of each sequence.
+      capacity: tokens of each sequence in the cache; layers with a sliding window keep fewer.
     """
     c, sequences = shard.config, batch_size // layout.data
     tokens, outputs = share_size(setting, layout)
-    entry = shard.kv_heads * c.head_dim * shard.item  # bytes of a token's keys in a layer
-    cache = 2 * c.num_layers * capacity * entry
-    scores = 2 * c.num_layers * shard.heads * c.head_dim * tokens * (capacity + tokens)
+    entries = sum(c.entries_by_layer(capacity))
+    scores = 2 * shard.heads * c.head_dim * tokens * (entries + c.num_layers * tokens)
     logits = sequences * outputs * shard.vocab_size
     logits_bytes = LOGITS_PASSES * 4 * logits
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
     elements = shard.elements - round(unused * shard.expert_elements)
     return Work(
         products=Part(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
-        attention=Part(2 * sequences * scores, sequences * cache),
+        attention=Part(2 * sequences * scores, sequences * _cache(shard, capacity)),
         output=Part(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
         logits_bytes=logits_bytes,
         collectives=_collectives(shard, layout, setting, sequences),
@@ -204,10 +203,16 @@ def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: i
         pool += shard.vocab_size * RANKS + recycled.num_places(shard.vocab_size) * (RANKS + 2)
     return Memory(
         weights=shard.num_bytes,
-        cache=sequences * 2 * c.num_layers * shard.kv_heads * c.head_dim * shard.item * capacity,
+        cache=sequences * _cache(shard, capacity),
         pool=sequences * 4 * pool,
         temporary=PROGRAM + sequences * (chunk + 4 * outputs * shard.vocab_size),
     )
+
+
+def _cache(shard: Shard, capacity: int) -> int:
+    """Returns the bytes of the cache of a sequence."""
+    entries = sum(shard.config.entries_by_layer(capacity))
+    return 2 * entries * shard.kv_heads * shard.config.head_dim * shard.item
 
 
 def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:

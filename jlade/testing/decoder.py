@@ -15,6 +15,7 @@ from jlade.testing.model import Model
 CHECKS = (
     results.check_params,
     results.check_commit,
+    results.check_rings,
     results.check_unused_entries,
     results.check_batch,
     results.check_mask,

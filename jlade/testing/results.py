@@ -56,6 +56,30 @@ def check_commit(model: Model) -> None:
                 )
 
 
+def check_rings(model: Model) -> None:
+    """Checks that layers with fewer entries than a long text has tokens keep the last ones, as rings of 7 entries."""
+    size, num_accepted = max(LENGTHS) + 1, np.array([9, 2, 15], np.int32)
+    longest = model.decoder.max_positions
+    long = jax.eval_shape(lambda params: model.decoder.init_cache(params, 1, longest), model.params)
+    is_ring = [layer.shape[2] < longest for layer in long.keys]
+    _, block_kv = model.read(model.texts)
+    whole = model.commit(model.empty_cache(), block_kv, IN_ORDER, np.full(3, SIZE, np.int32))
+    keys, values = (
+        tuple(layer[:, :, :size] if of_ring else layer for layer, of_ring in zip(layers, is_ring, strict=True))
+        for layers in (model.prefix.keys, model.prefix.values)
+    )
+    cache = KVCache(keys=keys, values=values, length=model.prefix.length)
+    new = model.commit(cache, block_kv, np.minimum(LENGTHS[:, None] + IN_ORDER, SIZE - 1), num_accepted)
+    for got, texts, of_ring in zip((*new.keys, *new.values), (*whole.keys, *whole.values), 2 * is_ring, strict=True):
+        for i, length in enumerate(LENGTHS + num_accepted):
+            positions = np.arange(max(0, length - size), length) if of_ring else np.arange(length)
+            if not np.array_equal(got[i][:, positions % got.shape[2]], texts[i][:, positions]):
+                raise AssertionError(
+                    "commit must keep the last S tokens in a layer with S entries, fewer than the capacity: that at "
+                    "position p in entry p % S. Pass the windows of the layers to jlade.models.base.commit."
+                )
+
+
 def check_unused_entries(model: Model) -> None:
     """Checks that cache entries beyond the length are not seen."""
     cache = model.prefix

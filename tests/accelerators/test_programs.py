@@ -110,6 +110,16 @@ def test_batches_copy_nothing_either(name):
     assert found.step.vector_products == found.plain_step.vector_products == ()
 
 
+@pytest.mark.parametrize("name", [device("v6e"), device("h100")])
+def test_steps_write_the_rings_of_windows_in_place(name):
+    config = dataclasses.replace(QWEN, vocab_size=32000, sliding_windows=(1408, None))
+    found = jlade.inspect(param_shapes(config, jnp.bfloat16), name, lookahead=LookaheadConfig.tree(7), capacity=8192)
+    assert found.failure is None
+    for step in (found.step, found.plain_step):
+        assert step.copies == ()
+        assert step.host_loops == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_int8_weights_stay_int8(name):
@@ -190,7 +200,7 @@ def test_the_highest_logits_are_found_without_a_copy_in_narrow_rows(name):
 
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_a_planted_copy_is_found(name):
-    sizes = Sizes(frozenset({2048 * 2048}), cache_layer=0)
+    sizes = Sizes(frozenset({2048 * 2048}))
 
     def transposed(i, x):
         return jnp.roll(x, 1, 0).T
@@ -201,7 +211,7 @@ def test_a_planted_copy_is_found(name):
 
 @pytest.mark.parametrize("name", [device("h100")])
 def test_a_planted_loop_of_the_host_is_found(name):
-    sizes = Sizes(frozenset(), cache_layer=0)
+    sizes = Sizes(frozenset())
 
     def dynamic(i, x):
         return jax.lax.fori_loop(0, i, lambda _, y: jnp.tanh(y @ y), x)
@@ -212,7 +222,7 @@ def test_a_planted_loop_of_the_host_is_found(name):
 
 @pytest.mark.parametrize("name", [device("v5e"), device("v6e")])
 def test_a_planted_vector_product_is_found(name):
-    sizes = Sizes(frozenset({2048 * 2048}), cache_layer=0)
+    sizes = Sizes(frozenset({2048 * 2048}))
 
     def product(i, x, weight):
         return jnp.tanh(x @ weight.T)

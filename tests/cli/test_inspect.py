@@ -132,7 +132,7 @@ def test_the_table(inspect, tmp_path):
     assert rows["end tokens"] == "3, 4"
     assert rows["tokenizer"] == rows["chat template"] == "no"
     assert rows["sampling"] == "greedy"
-    assert rows["KV cache"] == f"{(2 * 2 * 2 * 50 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
+    assert rows["KV cache"] == f"{(2 * (50 + 8) * 2 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
     assert rows["setting on cpu"] == "tree of 7, estimated"
 
     rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO)))

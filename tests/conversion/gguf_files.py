@@ -1,4 +1,4 @@
-"""Small GGUF files with random weights."""
+"""Small GGUF files: with random weights, and in the form that llama.cpp's converter gives a model of transformers."""
 
 import gguf
 import numpy as np
@@ -47,6 +47,12 @@ def shapes(arch="llama", tied=False, **changes):
             "ffn_up.weight": (s["inner"], s["hidden"]),
             "ffn_down.weight": (s["hidden"], s["inner"]),
         }
+        if arch == "phi3":
+            del layer["attn_q.weight"], layer["attn_k.weight"], layer["attn_v.weight"], layer["ffn_gate.weight"]
+            layer |= {
+                "attn_qkv.weight": (queries + 2 * keys, s["hidden"]),
+                "ffn_up.weight": (2 * s["inner"], s["hidden"]),
+            }
         if arch == "qwen2":
             layer |= {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
         if arch == "qwen3":
@@ -73,6 +79,89 @@ def stored(shape, kind, seed=0):
     return blocks.reshape(*shape[:-1], -1)
 
 
+NAMES = {  # in a layer of the file, by that in a layer of transformers
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+NORMS_OF_GEMMA_2 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def neighbours_together(matrix, head_dim):
+    """Returns rows in the order of rotations that turn neighbours: first, middle, second, ... of each head."""
+    halves = matrix.reshape(-1, 2, head_dim // 2, matrix.shape[-1])
+    return np.swapaxes(halves, 1, 2).reshape(matrix.shape)
+
+
+def convert(model, file, arch, changed=(), tensors=(), kind="F32"):
+    """Writes a model of transformers as llama.cpp's converter does, and returns the path.
+
+    Args:
+      model: with matrices of experts [N, out, in], those of gate and product joined.
+      file: the path.
+      arch: the architecture.
+      changed: metadata to add or replace, by their names after that of the architecture.
+      tensors: arrays in float32 to add, by name.
+      kind: type of the matrices.
+    """
+    config, arrays = model.config, dict(tensors)
+    names = NAMES | (NORMS_OF_GEMMA_2 if arch in ("gemma2", "gemma3") else {})
+    for name, tensor in model.state_dict().items():
+        array = tensor.numpy()
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + np.float32(1)
+        if name.startswith("model.layers."):
+            _, _, number, within = name.split(".", 3)
+            if within == "mlp.experts.gate_up_proj":
+                gate, up = np.split(array, 2, axis=1)
+                arrays |= {f"blk.{number}.ffn_gate_exps.weight": gate, f"blk.{number}.ffn_up_exps.weight": up}
+                continue
+            if arch == "llama" and within in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
+                array = neighbours_together(array, config.hidden_size // config.num_attention_heads)
+            arrays[f"blk.{number}.{names[within.removesuffix('.weight')]}.weight"] = array
+        elif name == "model.embed_tokens.weight":
+            arrays["token_embd.weight"] = array
+        elif name == "model.norm.weight":
+            arrays["output_norm.weight"] = array
+        elif not config.tie_word_embeddings:
+            assert name == "lm_head.weight"
+            arrays["output.weight"] = array
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    keys = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+    }
+    if arch != "phi3":  # its heads always divide the width
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    matrices = {name: array for name, array in arrays.items() if array is not None and array.ndim > 1}
+    kind = GGMLQuantizationType[kind]
+    quantized = {name: (quants.quantize(array, kind), kind) for name, array in matrices.items()}
+    vectors = {name: array for name, array in arrays.items() if name not in matrices}
+    _write(file, arch, {f"{arch}.{key}": value for key, value in (keys | dict(changed)).items()}, vectors, quantized)
+    return file
+
+
 def write(file, arch="llama", *, kind="F32", kinds=(), changed=(), tensors=(), tied=False, **sizes):
     """Writes a file and returns its path.
 
@@ -85,8 +174,19 @@ def write(file, arch="llama", *, kind="F32", kinds=(), changed=(), tensors=(), t
       tied: whether there is no output matrix.
       sizes: replace some of `SHAPE`.
     """
+    quantized = {}
+    for seed, (name, shape) in enumerate(shapes(arch, tied, **sizes).items()):
+        own = dict(kinds).get(name, kind if len(shape) == 2 else "F32")
+        if name not in dict(tensors):
+            quantized[name] = stored(shape, own, seed), GGMLQuantizationType[own]
+    _write(file, arch, metadata(arch, **sizes) | dict(changed), dict(tensors), quantized)
+    return file
+
+
+def _write(file, arch, keys, tensors, quantized):
+    """Writes a file with metadata, arrays, and arrays with their types; None is left out."""
     writer = gguf.GGUFWriter(file, arch)
-    for key, value in (metadata(arch, **sizes) | dict(changed)).items():
+    for key, value in keys.items():
         if value is None:
             continue
         if isinstance(value, list):
@@ -94,16 +194,12 @@ def write(file, arch="llama", *, kind="F32", kinds=(), changed=(), tensors=(), t
         else:
             add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
             add[type(value)](key, value)
-    arrays = dict(tensors)
-    for seed, (name, shape) in enumerate(shapes(arch, tied, **sizes).items()):
-        own = dict(kinds).get(name, kind if len(shape) == 2 else "F32")
-        if name not in arrays:
-            writer.add_tensor(name, stored(shape, own, seed), raw_dtype=GGMLQuantizationType[own])
-    for name, array in arrays.items():
+    for name, (array, kind) in quantized.items():
+        writer.add_tensor(name, array, raw_dtype=kind)
+    for name, array in tensors.items():
         if array is not None:
             writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file

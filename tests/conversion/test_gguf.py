@@ -205,7 +205,8 @@ def ordered(file, arrays):
         ({"changed": {"llama.attention.head_count_kv": 3}}, r"head_count \(4\) must be a multiple of .*_kv \(3\)"),
         ({"changed": {"llama.rope.dimension_count": 8}}, r"llama\.rope\.dimension_count must be the length of a head"),
         ({"changed": {"llama.attention.key_length": 15}}, r"value_length must be the length of a head, an even number"),
-        ({"changed": {"llama.expert_count": 8}}, r"llama\.expert_count is 8; supported is 0"),
+        ({"changed": {"llama.expert_count": 8}}, r"8 tensors are missing: blk\.0\.ffn_down_exps\.weight"),
+        ({"arch": "qwen3", "changed": {"qwen3.expert_count": 8}}, r"qwen3\.expert_count is 8; supported is 0"),
         ({"changed": {"llama.attention.sliding_window": 64}}, r"llama\.attention\.sliding_window is 64"),
         (
             {"changed": {"llama.rope.scaling.type": "longrope"}},
@@ -215,7 +216,7 @@ def ordered(file, arrays):
         ({"changed": {"tokenizer.ggml.eos_token_id": 48}}, r"eos_token_id must be a token id below 48, got 48"),
         ({"changed": {"tokenizer.ggml.model": "t5"}}, r"tokenizer\.ggml\.model is 't5'; supported are gpt2, llama"),
         ({"changed": {"split.count": 2}}, r"split\.count is 2; .*llama-gguf-split --merge"),
-        ({"arch": "gemma"}, r"general\.architecture is 'gemma'; supported are llama, qwen2, qwen3"),
+        ({"arch": "gemma3n"}, r"general\.architecture is 'gemma3n'; supported are llama, qwen2, qwen3, qwen3moe,"),
     ],
     ids=lambda value: str(value)[:50],
 )

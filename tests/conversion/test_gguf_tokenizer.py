@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import jlade
+from jlade.conversion import load_gguf
 from jlade.conversion.gguf_tokenizer import CONTROL, NORMAL, SPLITS, UNKNOWN, USER_DEFINED
 from jlade.generation import text
 from tests.conversion.gguf_files import write
@@ -56,13 +57,13 @@ def byte_level():
     return [*special, *tokens], types, [" ".join(merge) for merge in model["merges"]]
 
 
-def write_with_tokenizer(file, **changed):
+def write_with_tokenizer(file, arch="llama", **changed):
     """Writes a file with the vocabulary of `byte_level`; `changed` replaces keys of the tokenizer."""
     tokens, types, merges = byte_level()
     keys = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": types, "merges": merges}
     keys |= {"bos_token_id": 0, "eos_token_id": 1} | changed
     keys = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
-    return write(file, changed=keys, vocab=max(len(tokens), len(keys["tokenizer.ggml.tokens"])))
+    return write(file, arch, changed=keys, vocab=max(len(tokens), len(keys["tokenizer.ggml.tokens"])))
 
 
 def write_chat(file):
@@ -76,9 +77,9 @@ def write_chat(file):
     return write(file, kind="Q8_0", changed=changed, vocab=len(tokens))
 
 
-def tokenizer_of(tmp_path, **changed):
+def tokenizer_of(tmp_path, arch="llama", **changed):
     """Returns the tokenizer of such a file."""
-    return jlade.load(write_with_tokenizer(tmp_path / "model.gguf", **changed))[1]
+    return jlade.load(write_with_tokenizer(tmp_path / "model.gguf", arch, **changed))[1]
 
 
 def divide(pieces, expression):
@@ -122,11 +123,13 @@ def test_pieces_of_the_pre_tokenizers(tmp_path):
     """Facts about the tokenizers that models were trained with."""
     pieces = {
         pre: [piece for piece, _ in tokenizer_of(tmp_path, pre=pre).pre_tokenizer.pre_tokenize_str("DON'T a 12345\n b")]
-        for pre in ("smollm", "llama-bpe", "qwen2", "gpt-2")
+        for pre in ("smollm", "llama-bpe", "qwen2", "gpt-2", "dbrx", "gpt-4o")
     }
     assert pieces["smollm"] == ["DON", "'", "T", "Ġa", "Ġ", "1", "2", "3", "4", "5", "Ċ", "Ġb"]
     assert pieces["llama-bpe"] == ["DON", "'T", "Ġa", "Ġ", "123", "45", "Ċ", "Ġb"]
     assert pieces["qwen2"] == ["DON", "'T", "Ġa", "Ġ", "1", "2", "3", "4", "5", "Ċ", "Ġb"]
+    assert pieces["dbrx"] == pieces["llama-bpe"]
+    assert pieces["gpt-4o"] == ["DON'T", "Ġa", "Ġ", "123", "45", "Ċ", "Ġb"]
     assert pieces["gpt-2"] == ["DON", "'", "T", "Ġa", "Ġ12345", "Ċ", "Ġb"]
 
 
@@ -195,6 +198,35 @@ def test_sentence_piece_is_that_of_a_plain_implementation(prefix, tmp_path):
         assert tokenizer.encode(sample).ids == expected, sample
         if "<end>" not in sample and "<user>" not in sample:
             assert text.decode(tokenizer, expected) == " " * prefix * bool(sample) + sample
+
+
+def test_runs_of_spaces_that_are_tokens_of_gemma(tmp_path):
+    tokens, types, scores = (list(of) for of in sentence_piece())
+    tokens[3] = "   "
+    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "add_space_prefix": False}
+    tokenizer = tokenizer_of(tmp_path, **keys, bos_token_id=1, eos_token_id=2, merges=None)
+    expected = [1, *plain_sentence_piece("the", tokens, scores), 3, *plain_sentence_piece("▁there", tokens, scores)]
+    assert tokenizer.encode("the    there").ids == expected
+    assert text.decode(tokenizer, expected) == "the    there"
+
+
+@pytest.mark.parametrize(("keys", "expected"), [({}, (2, 3)), ({"eot_token_id": 1}, (2, 1))], ids=str)
+def test_without_a_key_the_end_of_a_turn_is_known_by_its_name(keys, expected, tmp_path):
+    tokens, types, scores = (list(of) for of in sentence_piece())
+    tokens[3] = "<end_of_turn>"
+    keys |= {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
+    file = write_with_tokenizer(tmp_path / "model.gguf", **keys, bos_token_id=1, eos_token_id=2)
+    assert load_gguf(file).config.eos_ids == expected
+
+
+@pytest.mark.parametrize("arch", ["phi3", "llama"])
+def test_special_tokens_of_phi_3_take_the_spaces_after_them(arch, tmp_path):
+    tokens, types, scores = sentence_piece()
+    keys = {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores, "merges": None}
+    sample, plain = "<user>\n the<s>\n", functools.partial(plain_sentence_piece, tokens=tokens, scores=scores)
+    tokenizer = tokenizer_of(tmp_path, arch=arch, **keys, bos_token_id=1, eos_token_id=2)
+    first = plain("▁the" if arch == "phi3" else "▁\n▁the")
+    assert tokenizer.encode(sample).ids == [1, 3, *first, 1, *plain("▁\n")]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ def test_settings(name):
 
 
 VARIATIONS = {
+    "like Qwen2-MoE": {"num_experts": 8, "expert_size": 6, "experts_per_token": 3, "shared_router": True}
+    | {"normalized_experts": False, "mlp_bias": True, "router_bias": True},
     "like OLMo 2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_kind": "whole"},
     "like Gemma 2": {"norm": "rms_plus_one", "post_norms": True, "activation": "gelu_tanh", "embedding_scale": 3.0}
     | {"attention_cap": 3.0, "logit_cap": 5.0, "attention_scale": 0.3, "sliding_windows": (5, None)},

@@ -29,37 +29,41 @@ LOOKAHEADS = {
 }
 
 
-def request_for(batch_size, lookahead):
-    params = tiny_llama(vocab_size=2000, max_positions=CAPACITY)
+def request_for(batch_size, lookahead, windows=()):
+    params = tiny_llama(vocab_size=2000, max_positions=CAPACITY, sliding_windows=windows)
     options = {"max_new_tokens": CAPACITY - 1, "lookahead": lookahead}
-    layer = batch_size * CAPACITY * params.config.num_kv_heads * params.config.head_dim
-    return params, *jlade.prepare(params, [[1]] * batch_size, **options), layer
+    entry = batch_size * params.config.num_kv_heads * params.config.head_dim
+    layers = frozenset(entry * number for number in params.config.entries_by_layer(CAPACITY))
+    return params, *jlade.prepare(params, [[1]] * batch_size, **options), layers
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_no_loop_over_chunks_copies_a_cache_layer(batch_size):
-    params, inputs, config, layer = request_for(batch_size, PLAIN)
+@pytest.mark.parametrize(("batch_size", "windows"), [(1, ()), (3, ()), (1, (1000, None)), (3, (1000, None))])
+def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
+    params, inputs, config, layers = request_for(batch_size, PLAIN, windows)
     read = jax.jit(jlade.prefill, static_argnames="config").lower(params, inputs, config)
-    assert copies_in_loops(read.compile().as_text(), layer) == []
+    assert copies_in_loops(read.compile().as_text(), layers) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "batch_size"),
+    ("name", "batch_size", "windows"),
     [
-        ("prompt pool", 1),
-        ("prompt pool", 3),
-        ("window", 3),
-        ("adaptive", 1),
-        ("tree", 3),
-        ("adaptive tree", 1),
-        ("plain", 1),
-        ("plain", 3),
+        ("prompt pool", 1, ()),
+        ("prompt pool", 3, ()),
+        ("window", 3, ()),
+        ("adaptive", 1, ()),
+        ("tree", 3, ()),
+        ("adaptive tree", 1, ()),
+        ("plain", 1, ()),
+        ("plain", 3, ()),
+        ("tree", 3, (1000, None)),
+        ("adaptive tree", 1, (1000, None)),
+        ("plain", 1, (1000, 1000)),
     ],
 )
-def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size):
+def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size, windows):
     """The start is part of the program, as its loop inserts n-grams into the pool."""
     lookahead = LOOKAHEADS[name]
-    params, inputs, config, layer = request_for(batch_size, lookahead)
+    params, inputs, config, layers = request_for(batch_size, lookahead, windows)
     cache = params.decoder.init_cache(params, batch_size, CAPACITY)
 
     def decode(params, cache, inputs):
@@ -67,12 +71,12 @@ def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size):
 
     text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()
     pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)
-    assert copies_in_loops(text, layer, pool) == []
+    assert copies_in_loops(text, layers, pool) == []
 
 
-def copies_in_loops(program: str, cache_layer: int, pool: int = 0) -> list[str]:
+def copies_in_loops(program: str, cache_layers: frozenset[int], pool: int = 0) -> list[str]:
     """Returns the copies inside a program's loops whose elements are a multiple of a cache layer's or the pool's."""
-    sizes = Sizes(weights=frozenset(), cache_layer=cache_layer, tables=frozenset({pool}))
+    sizes = Sizes(weights=frozenset(), cache_layers=cache_layers, tables=frozenset({pool}))
     found = compiled.loops(program, "cpu", sizes, estimate.CPU, trips=1)
     assert found, "no loop found"
     return [copy for loop in found for copy in loop.copies]
@@ -84,4 +88,4 @@ def test_the_search_for_copies_finds_one():
         return i + 1, jnp.tanh(jnp.roll(x, 1).T @ x.T).T
 
     program = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] < 9, body, (0, x))).lower(np.zeros((64, 64)))
-    assert copies_in_loops(program.compile().as_text(), 64 * 64)
+    assert copies_in_loops(program.compile().as_text(), frozenset({64 * 64}))

@@ -13,7 +13,7 @@ from jlade.inspection.launches import launches
 OPTIMIZED = True
 
 RATES = Rates(flops=1e9, bytes=1e9)
-NO_SIZES = Sizes(weights=frozenset(), cache_layer=0)
+NO_SIZES = Sizes(weights=frozenset())
 
 
 def text_of(function, *shapes):
@@ -88,10 +88,24 @@ def test_a_round_of_a_loop_is_counted_once():
 
 @pytest.mark.parametrize("move", [lambda x: jnp.roll(x, 1, 0), jnp.flip], ids=["roll", "flip"])
 def test_a_planted_copy_is_found(move):
-    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({64 * 64}), 0))
+    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({64 * 64})))
     assert found.copies
-    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({65 * 64}), 0))
+    (found,) = rounds(repeated(lambda i, x: jnp.tanh(move(x) @ x)), (64, 64), sizes=Sizes(frozenset({65 * 64})))
     assert found.copies == ()
+
+
+def test_parts_of_an_array_in_one_of_the_size_of_a_table_are_no_copy_of_it():
+    def shifted(i, x):
+        windows = jnp.stack([x[j : j + 100] for j in range(8)])
+        return jnp.concatenate([x[1:], jnp.sum(jax.lax.optimization_barrier(windows))[None]])
+
+    def loops(size):
+        program = jax.jit(repeated(shifted)).lower(jax.ShapeDtypeStruct((107,), jnp.int32)).compile()
+        sizes = Sizes(frozenset(), 0, tables=frozenset({size}))
+        return compiled.loops(program.as_text(), "cpu", sizes, RATES, 1)
+
+    assert loops(800)[0].copies == ()
+    assert loops(107)[0].copies
 
 
 def test_inner_loops_wait_for_the_host_on_a_gpu_and_run_as_often_as_said():

@@ -1,5 +1,9 @@
 """Commit, in its form for TPUs and its form for other devices, against a loop over single entries."""
 
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +13,7 @@ from jlade.models import base
 
 FORMS = {"tpu": base.write_slices, "default": base.scatter}
 KV_HEADS, HEAD_DIM, BLOCK = 2, 3, 6
-CASES = {  # capacity, lengths, indices, num_accepted
+CASES = {  # entries, lengths, indices, num_accepted
     "one sequence": (9, [4], [[0, 3, 5]], [2]),
     "nothing accepted": (9, [4], [[0, 3, 5]], [0]),
     "different lengths": (9, [0, 7, 3], [[0, 4, 5], [0, 1, 2], [5, 5, 0]], [3, 2, 0]),
@@ -19,23 +23,76 @@ CASES = {  # capacity, lengths, indices, num_accepted
 }
 
 
+OF_RINGS = {
+    "a ring that is not full": (9, [4], [[0, 3, 5]], [2]),
+    "round the end": (4, [3, 6, 8, 29], [[0, 3, 5], [1, 2, 3], [4, 0, 1], [2, 2, 1]], [3, 2, 0, 3]),
+    "as many tokens as entries": (3, [0, 7, 8], [[0, 3, 5], [5, 2, 3], [4, 0, 1]], [3, 3, 2]),
+    "more tokens than entries": (
+        2,
+        [0, 5, 6, 1],
+        [[0, 3, 5, 1], [5, 2, 3, 4], [4, 0, 1, 2], [1, 2, 3, 4]],
+        [4, 3, 0, 1],
+    ),
+    "a single entry": (1, [0, 5], [[0, 3, 5], [5, 2, 3]], [3, 0]),
+}
+
+
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *OF_RINGS])
 def test_commit_writes_the_accepted_tokens_and_nothing_else(case, form):
-    arguments = make(*CASES[case])
-    for got, expected in zip(jax.tree.leaves(FORMS[form](*arguments)), plain_commit(*arguments), strict=True):
+    kinds, *arguments = make(*(CASES | OF_RINGS)[case], is_ring=case in OF_RINGS)
+    written = FORMS[form](*arguments, kinds=kinds)
+    for got, expected in zip(jax.tree.leaves(written), plain_commit(*arguments), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_commit_under_vmap(form):
-    arguments = make(*CASES["fewer entries left than chosen"])
-    in_ones = jax.vmap(FORMS[form])(*jax.tree.map(lambda x: x[:, None], arguments))
+@pytest.mark.parametrize("case", ["fewer entries left than chosen", "round the end"])
+def test_commit_under_vmap(form, case):
+    kinds, *arguments = make(*(CASES | OF_RINGS)[case], is_ring=case in OF_RINGS)
+    run = jax.vmap(functools.partial(FORMS[form], kinds=kinds))
+    in_ones = run(*jax.tree.map(lambda x: x[:, None], arguments))
     for got, expected in zip(jax.tree.leaves(in_ones), plain_commit(*arguments), strict=True):
         np.testing.assert_array_equal(got[:, 0], expected)
 
 
-def make(capacity, lengths, indices, num_accepted):
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_different_sizes(form):
+    """A ring of 4 entries, and a layer with room for all tokens."""
+    ring, whole = (make(size, [7, 2], [[0, 3, 5], [1, 2, 4]], [3, 1], size == 4) for size in (4, 12))
+    kinds, layers, blocks, *rest = ring
+    together = ((layers[0][0], whole[1][0][0]), (layers[1][0], whole[1][1][0]))
+    written = FORMS[form](together, blocks, *rest, kinds=(kinds[0], whole[0][0]))
+    for got, expected in zip(jax.tree.leaves(written), plain_commit(together, blocks, *rest), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@hypothesis.given(st.data())
+def test_both_forms_agree_on_rings(data):
+    size, num_chosen = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 7))
+    lengths, accepted = (data.draw(st.lists(st.integers(0, most), min_size=3, max_size=3)) for most in (40, num_chosen))
+    indices = [data.draw(st.permutations(range(BLOCK + 1)))[:num_chosen] for _ in lengths]
+    kinds, *arguments = make(size, lengths, np.minimum(indices, BLOCK - 1), accepted, is_ring=True)
+    expected = plain_commit(*arguments)
+    for form in FORMS.values():
+        for got, wanted in zip(jax.tree.leaves(form(*arguments, kinds=kinds)), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_ring_has_the_entries_that_its_window_needs(monkeypatch):
+    monkeypatch.setattr(base, "MULTIPLE", 128)
+    assert [base.num_entries(window, 4096) for window in (None, 1, 128, 129, 2047, 5000)] == [
+        4096,
+        128,
+        128,
+        256,
+        2048,
+        4096,
+    ]
+    assert base.num_entries(1024, 100) == 100
+
+
+def make(entries, lengths, indices, num_accepted, is_ring):
     """Returns the arguments of a form, for two layers of keys and values that hold different numbers everywhere."""
     rng, batch_size = np.random.default_rng(0), len(lengths)
 
@@ -43,10 +100,11 @@ def make(capacity, lengths, indices, num_accepted):
         return tuple(tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2)) for _ in range(2))
 
     layers, blocks = (
-        arrays(batch_size, KV_HEADS, capacity, HEAD_DIM),
+        arrays(batch_size, KV_HEADS, entries, HEAD_DIM),
         arrays(batch_size, BLOCK, KV_HEADS, HEAD_DIM),
     )
-    return layers, blocks, *(jnp.asarray(x, jnp.int32) for x in (lengths, indices, num_accepted))
+    kinds = 2 * (base.Kind(entries, is_ring),)
+    return kinds, layers, blocks, *(jnp.asarray(x, jnp.int32) for x in (lengths, indices, num_accepted))
 
 
 def plain_commit(layers, blocks, lengths, indices, num_accepted):
@@ -56,6 +114,6 @@ def plain_commit(layers, blocks, lengths, indices, num_accepted):
         written = np.array(layer)
         for i, length in enumerate(lengths):
             for j in range(num_accepted[i]):
-                written[i, :, length + j] = block[i, indices[i, j]]
+                written[i, :, (length + j) % written.shape[2]] = block[i, indices[i, j]]
         result.append(written)
     return result

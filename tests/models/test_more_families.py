@@ -72,6 +72,11 @@ CASES = {
     ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
+    "gpt_oss": (
+        "GptOss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, truncate=False),
+    ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
 }
 
@@ -94,7 +99,10 @@ def test_every_setting_and_format_gives_the_text_of_transformers(models, tmp_pat
         model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
-    for lookahead in (None, LookaheadConfig.paper(4, 4, 4), LookaheadConfig.tree(7)):
+    settings = [None, LookaheadConfig.paper(4, 4, 4), LookaheadConfig.tree(7)]
+    if params.config.num_experts:  # a wide block takes other products
+        settings.append(LookaheadConfig())
+    for lookahead in settings:
         out = jlade.generate(params, prompts, max_new_tokens=NEW_TOKENS, lookahead=lookahead, eos_ids=())
         assert out.tokens.tolist() == expected, lookahead
 

@@ -31,7 +31,7 @@ CONFIG = LlamaConfig(
 )
 SETTING = LookaheadConfig.paper(6, 4, 6)
 TREE = LookaheadConfig(tree_size=40, window_size=4, ngram_size=3, guess_set_size=2)
-BATCH, CAPACITY = 2, 2 * plain.CHUNK
+BATCH, CAPACITY = 2, 3 * plain.CHUNK
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ BATCH, CAPACITY = 2, 2 * plain.CHUNK
         ((2, 2, 2), SETTING, {"tie_embeddings": True}),
         ((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
         ((2, 1, 4), PLAIN, {}),
+        ((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK, None)}),
         ((1, 8, 1), TREE, {}),
         ((2, 2, 2), TREE, {}),
     ],
@@ -50,7 +51,8 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
     config = LlamaConfig(**vars(CONFIG) | changes)
     layout = Layout(*sizes)
     program = meshed.compile_steps("cpu", sizes, config, setting, BATCH, CAPACITY, jnp.float32)
-    launched = meshed.step_launches(program, CAPACITY // plain.CHUNK)
+    chunks = sum(config.entries_by_layer(CAPACITY)) // plain.CHUNK
+    launched = meshed.step_launches(program, chunks / config.num_layers)
     shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
     work = work_lib.work(shard, layout, setting, BATCH, CAPACITY)
     memory = work_lib.memory(shard, layout, setting, BATCH, CAPACITY)

@@ -22,6 +22,19 @@ def test_the_llama_passes(dtype, caplog):
     assert caplog.records == []
 
 
+def test_windows_need_a_commit_that_goes_round(monkeypatch):
+    monkeypatch.setattr(base, "MULTIPLE", 16)
+    params = tiny_llama(sliding_windows=(9, None))
+    check_decoder(params.decoder, params)
+
+    class Wrong(Llama):
+        def commit(self, *args):
+            return base.commit(*args)
+
+    with pytest.raises(AssertionError, match="commit must keep the last S tokens in a layer with S entries"):
+        check_decoder(Wrong(params.config), params)
+
+
 def test_a_smaller_tolerance_than_rounding_fails():
     params = tiny_llama(num_layers=1)
     with pytest.raises(AssertionError, match="accepted is 0"):

@@ -80,7 +80,11 @@ def attend_in_chunks(
         start = jnp.minimum(i * chunk, capacity - chunk)  # the last chunk may overlap the one before
         entries = start + jnp.arange(chunk, dtype=jnp.int32)[None, :]
         unread = (entries >= i * chunk) & (entries < cached_length[:, None])
-        mask = within_window(unread[:, None, :], entries)
+        mask = unread[:, None, :]
+        if window is not None:
+            # A ring holds the last positions. Until it is full, entry i has position i.
+            rounds = (cached_length[:, None] - 1 - entries) // capacity
+            mask = within_window(mask, entries + rounds * capacity)
         chunk_keys, chunk_values = (
             jax.lax.dynamic_slice_in_dim(x, start, chunk, 2) for x in (cached_keys, cached_values)
         )
@@ -99,7 +103,8 @@ def attend_in_chunks(
             # Without the barrier, compilers join the products of block and cache, and copy the keys for it.
             carry = read_chunk(i, jax.lax.optimization_barrier(carry))
     else:
-        num_chunks = (jnp.max(cached_length) + chunk - 1) // chunk
+        in_use = jnp.max(cached_length) if window is None else jnp.minimum(jnp.max(cached_length), capacity)
+        num_chunks = (in_use + chunk - 1) // chunk
         carry = jax.lax.fori_loop(0, num_chunks, read_chunk, carry)
     _, highest, total, mixed = carry
     if sinks is not None:

@@ -90,6 +90,23 @@ def test_equals_plain_attention(form, mask_shape, window, chunk, scores, monkeyp
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 256])
+@pytest.mark.parametrize(("window", "size"), [(4, 3), (4, 4), (4, 7), (7, 8), (1, 1)])
+def test_a_ring_has_the_tokens_of_the_window(form, window, size, chunk, monkeypatch):
+    """Against the whole cache, for texts before the ring is full, when it is, and after it went round."""
+    monkeypatch.setattr(plain, "CHUNK", chunk)
+    rng, length = np.random.default_rng(size), np.array([0, size - 1, size, 3 * size + 2], np.int32)
+    whole = [rng.normal(size=(4, 2, max(length), 6)).astype(np.float32) for _ in range(2)]
+    ring = [rng.normal(size=(4, 2, size, 6)).astype(np.float32) for _ in whole]
+    for to, of in zip(ring, whole, strict=True):
+        for b, position in np.argwhere(np.arange(max(length)) < length[:, None]):
+            to[b, :, position % size] = of[b, :, position]
+    block = [rng.normal(size=(4, 5, heads, 6)).astype(np.float32) for heads in (4, 2, 2)]
+    mask, positions = np.tri(5, dtype=bool), length[:, None] + np.array([0, 1, 2, 1, 9], np.int32)
+    got = jax.jit(functools.partial(attend, window=window))(Operands(*block, *ring, length, mask, positions))
+    np.testing.assert_allclose(got, plain_attention(*block, *whole, length, mask, positions, window), atol=1e-5)
+
+
 def test_bfloat16_keeps_its_type_and_is_close(form):
     arrays, length, mask = random_case(0, jnp.bfloat16)
     got = attend(Operands(*arrays, length, mask))

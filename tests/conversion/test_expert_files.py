@@ -1,0 +1,118 @@
+"""Experts in files of Hugging Face's format: MXFP4, several files, devices that hold some of them, and errors."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jlade
+from jlade import conversion
+from jlade.conversion import huggingface, load_hf, save_hf
+from jlade.conversion.families import FAMILIES
+from jlade.models.llama import LlamaConfig, init_params, quantize
+
+MIXTURE = {"num_experts": 4, "expert_size": 64, "experts_per_token": 2}
+FIELDS = ("expert_gate", "expert_up", "expert_down", "expert_gate_bias", "expert_down_bias")
+
+
+def random_params(model_type, **changes):
+    shape = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 0, "num_layers": 2, "num_heads": 4}
+    shape |= {"num_kv_heads": 2, "head_dim": 8, "max_positions": 64, "model_type": model_type}
+    return init_params(jax.random.key(0), LlamaConfig(**shape | MIXTURE | changes))
+
+
+@pytest.fixture
+def gpt_oss():
+    """Random parameters like GPT-OSS's."""
+    biases = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias", "router_bias", "sinks"), True)
+    return random_params("gpt_oss", rms_norm_eps=1e-5, rope_theta=150000.0, activation="clipped_silu", **biases)
+
+
+def pack(directory):
+    """Puts random experts in MXFP4 in the place of those of a checkpoint; returns blocks and scales by name."""
+    rng = np.random.default_rng(0)
+    tensors, packed = load_file(directory / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        number, inputs, outputs = tensors.pop(name).shape
+        blocks = rng.integers(0, 256, (number, outputs, inputs // 32, 16), np.uint8)
+        packed[name] = blocks, rng.integers(118, 130, blocks.shape[:3], np.uint8)
+        tensors |= {f"{name}_blocks": packed[name][0], f"{name}_scales": packed[name][1]}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    return packed
+
+
+def test_mxfp4_is_read_as_by_transformers(gpt_oss, tmp_path, capsys):
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    save_hf(gpt_oss, tmp_path / "model")
+    packed = pack(tmp_path / "model")
+    params = load_hf(tmp_path / "model", "float32", strict=True)
+    for i, layer in enumerate(params.layers):
+        gate_up, down = (
+            mxfp4.convert_moe_packed_tensors(
+                *map(torch.tensor, packed[f"model.layers.{i}.mlp.experts.{name}"]), dtype=torch.float32
+            ).numpy()
+            for name in ("gate_up_proj", "down_proj")
+        )
+        np.testing.assert_array_equal(layer.expert_gate, gate_up[..., ::2])
+        np.testing.assert_array_equal(layer.expert_up, gate_up[..., 1::2])
+        np.testing.assert_array_equal(layer.expert_down, down)
+        np.testing.assert_array_equal(layer.expert_up_bias, gpt_oss.layers[i].expert_up_bias)
+
+
+@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.experts])
+def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
+    """From several files, in floating point and in int8."""
+    changes = {
+        "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
+        "qwen3_moe": {"qk_norm": True},
+        "olmoe": {"qk_norm": True, "qk_norm_kind": "whole", "rms_norm_eps": 1e-5},
+        "mixtral": {"rms_norm_eps": 1e-5},
+    }
+    params = gpt_oss if model_type == "gpt_oss" else random_params(model_type, **changes.get(model_type, {}))
+    monkeypatch.setattr(huggingface, "MAX_FILE_BYTES", 20000)
+    save_hf(params, tmp_path / "hf")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 3
+    conversion.save(quantize(params), tmp_path / "int8")
+    mesh = jlade.make_mesh(model=4)
+    found = [load_hf(tmp_path / "hf", "float32", mesh=mesh), load_hf(tmp_path / "hf", "float32", int8=True)]
+    found += [load_hf(tmp_path / "hf", "float32", int8=True, mesh=mesh), conversion.load(tmp_path / "int8", mesh=mesh)]
+    for got, wanted in zip(found, [params, quantize(params), quantize(params), quantize(params)], strict=True):
+        for array, expected in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_array_equal(array, expected)
+    experts = found[0].layers[1].expert_up
+    assert [shard.data.shape[0] for shard in experts.addressable_shards[:4]] == [1, 1, 1, 1]
+
+
+def test_broken_files_are_refused(gpt_oss, tmp_path):
+    params = random_params("mixtral", rms_norm_eps=1e-5)
+    save_hf(params, tmp_path / "mixtral")
+    file = tmp_path / "mixtral" / "model.safetensors"
+    tensors = load_file(file)
+    missing = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    save_file({name: array for name, array in tensors.items() if name != missing}, file)
+    with pytest.raises(ValueError, match=f"1 tensors are missing: {missing}"):
+        load_hf(tmp_path / "mixtral")
+    save_file(tensors | {missing: tensors[missing][:, 1:].copy()}, file)
+    with pytest.raises(ValueError, match=rf"{missing} has shape \(32, 63\); config.json implies \(32, 64\)"):
+        load_hf(tmp_path / "mixtral")
+    save_file(tensors | {missing: np.zeros((32, 64), np.uint8)}, file)
+    with pytest.raises(ValueError, match=f"{missing} is of type U8; accepted are F64, F32, F16, BF16"):
+        load_hf(tmp_path / "mixtral")
+
+    save_hf(gpt_oss, tmp_path / "gpt_oss")
+    pack(tmp_path / "gpt_oss")
+    file = tmp_path / "gpt_oss" / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    save_file(tensors | {name: tensors[name].astype(np.float32)}, file)
+    with pytest.raises(ValueError, match=f"{name} is of type F32; accepted are U8"):
+        load_hf(tmp_path / "gpt_oss")
+    save_file(tensors | {name: np.full_like(tensors[name], 255)}, file)
+    with pytest.warns(UserWarning, match=r"NaN or infinite values in model.layers.0.mlp.experts.down_proj"):
+        load_hf(tmp_path / "gpt_oss")

@@ -1,0 +1,106 @@
+"""Mixtures of experts against a loop over tokens in NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jlade.models import experts as experts_lib
+from jlade.models.architecture import LlamaConfig
+from jlade.models.experts import Experts, mix, products, route
+from jlade.models.quantization import quantize_matrix
+
+WAYS = {"sorted": experts_lib._sorted, "each": experts_lib._each, "all": experts_lib._all}
+E, F = 16, 12
+
+
+def random_experts(number, biases):
+    rng = np.random.default_rng(number)
+    shapes = [(number, E, F), (number, E, F), (number, F, E)]
+    if biases:
+        shapes += [(number, F), (number, F), (number, E)]
+    return Experts(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes))
+
+
+def expected(x, chosen, weights, experts, activation):
+    """Returns the mixture of the experts of each token, one after the other."""
+    gate, up, down, *biases = (None if array is None else np.asarray(array, np.float64) for array in experts)
+    gate_bias, up_bias, down_bias = (np.zeros(len(gate)) if bias is None else bias for bias in biases)
+    mixed = np.zeros(x.shape)
+    for token, (own, shares) in enumerate(zip(chosen, weights, strict=True)):
+        for n, share in zip(own, shares, strict=True):
+            gated, product = x[token] @ gate[n] + gate_bias[n], x[token] @ up[n] + up_bias[n]
+            if activation == "silu":
+                inner = gated / (1 + np.exp(-gated)) * product
+            else:
+                gated, product = np.minimum(gated, 7), np.clip(product, -7, 7)
+                inner = gated / (1 + np.exp(-1.702 * gated)) * (product + 1)
+            mixed[token] += share * (inner @ down[n] + down_bias[n])
+    return mixed
+
+
+@pytest.mark.parametrize(("tokens", "number", "k"), [(1, 4, 2), (3, 8, 2), (7, 8, 3), (100, 5, 2), (40, 64, 8)])
+@pytest.mark.parametrize("activation", ["silu", "clipped_silu"])
+def test_every_way_gives_the_mixture_of_each_token(tokens, number, k, activation):
+    rng = np.random.default_rng(0)
+    experts = random_experts(number, biases=activation == "clipped_silu")
+    x, router = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((tokens, E), (number, E)))
+    chosen, weights = route(x, router, None, k, normalized=True)
+    wanted = expected(np.asarray(x, np.float64), chosen, weights, experts, activation)
+    for name, way in WAYS.items():
+        mixed = jax.jit(functools.partial(way, activation=activation))(x, chosen, weights, experts)
+        np.testing.assert_allclose(mixed, wanted, atol=1e-4, err_msg=name)
+    as_block = mix(x[None], chosen[None], weights[None], experts, activation)
+    np.testing.assert_allclose(as_block[0], wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_router_takes_the_most_probable_experts(normalized):
+    rng = np.random.default_rng(1)
+    x, router, bias = rng.normal(size=(2, 9, E)), rng.normal(size=(6, E)), rng.normal(size=6)
+    chosen, weights = route(*(jnp.asarray(array, jnp.float32) for array in (x, router, bias)), 3, normalized)
+    probabilities = np.exp(x @ router.T + bias)
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    order = np.argsort(-probabilities, axis=-1)[..., :3]
+    np.testing.assert_array_equal(chosen, order)
+    highest = np.take_along_axis(probabilities, order, axis=-1)
+    np.testing.assert_allclose(weights, highest / highest.sum(-1, keepdims=True) if normalized else highest, rtol=1e-4)
+
+
+def test_int8_experts_stay_within_half_a_step_of_their_scale():
+    experts = random_experts(8, biases=False)
+    rounded = Experts(*(quantize_matrix(matrices) for matrices in experts[:3]))
+    as_floats = Experts(*(int8.weight.astype(jnp.float32) * int8.scale[:, None] for int8 in rounded[:3]))
+    for matrices, int8, values in zip(experts[:3], rounded[:3], as_floats[:3], strict=True):
+        assert float(jnp.max(jnp.abs(values - matrices) / int8.scale[:, None])) <= 0.5001
+    x = jax.random.normal(jax.random.key(0), (20, E))
+    chosen, weights = route(x, jax.random.normal(jax.random.key(1), (8, E)), None, 3, normalized=True)
+    for name, way in WAYS.items():
+        wanted, mixed = (
+            jax.jit(functools.partial(way, activation="silu"))(x, chosen, weights, each)
+            for each in (as_floats, rounded)
+        )
+        np.testing.assert_allclose(mixed, wanted, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_products_of_tiles_are_those_of_ragged_dot():
+    """Experts without rows, with a few, and with several tiles; rows after the last expert."""
+    sizes = jnp.array([0, 3, 70, 0, 1, 33], jnp.int32)
+    x = jax.random.normal(jax.random.key(0), (120, E))
+    matrices = jax.random.normal(jax.random.key(1), (6, E, F))
+    used = int(sizes.sum())
+    wanted = jax.lax.ragged_dot(x[:used], matrices, sizes)
+    np.testing.assert_allclose(jax.jit(products.in_tiles)(x, matrices, sizes)[:used], wanted, atol=1e-4)
+
+
+def test_the_share_of_experts_that_tokens_choose():
+    """By counting the choices of random tokens."""
+    config = LlamaConfig(13, 16, 0, 1, 4, 2, 4, 64, num_experts=32, expert_size=8, experts_per_token=4)
+    rng = np.random.default_rng(0)
+    for tokens in (1, 8, 30):
+        choices = rng.permuted(np.tile(np.arange(32), (2000, tokens, 1)), axis=-1)[..., :4].reshape(2000, -1)
+        share = np.mean([len(set(row)) for row in choices]) / 32
+        assert config.share_of_experts(tokens) == pytest.approx(share, rel=0.02)
+    assert LlamaConfig(13, 16, 24, 1, 4, 2, 4, 64).share_of_experts(1) == 1
