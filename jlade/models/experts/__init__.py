@@ -223,10 +223,9 @@ def _tiled(
     def multiply(rows: jax.Array, *matrices: Any) -> list[jax.Array]:
         return hopper.multiply(rows, of_tile, *matrices, interpret=interpret)
 
-    # Padding with the first token, not with zeros: XLA would make an array of zeros once and copy it for each layer.
-    arranged = jnp.broadcast_to(x[:1], (num_tiles * rows, x.shape[1]))
-    arranged = arranged.at[row].set(jnp.repeat(x, chosen.shape[1], axis=0), mode="drop", unique_indices=True)
-    arranged = arranged.reshape(num_tiles, rows, -1)
+    token = jnp.arange(of_pair.size) // chosen.shape[1]
+    token_of_row = jnp.zeros(num_tiles * rows, jnp.int32).at[row].set(token, mode="drop", unique_indices=True)
+    arranged = x[token_of_row].reshape(num_tiles, rows, -1)
     arranged = _mlp(arranged, experts, multiply, lambda bias: bias[of_tile][:, None], activation)
     mixed = arranged.reshape(num_tiles * rows, -1)[row].reshape(*chosen.shape, -1)
     return _sum(jnp.where((chosen < number)[..., None], mixed, 0), weights, x)
