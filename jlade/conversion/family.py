@@ -35,13 +35,14 @@ class Family:
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
       only: keys, and the values of them that the family takes; the first is written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
-        layers with a window alone, "alpha" for one with HunYuan's kind of scaling.
+        layers with a window alone, "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's,
+        "beta" for one with a scaling of queries (Ministral 3).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       experts: the fields of experts that a tensor in the file has, by its name within a layer. A name with "{}" for an
         expert's number is the tensor [out, in] of that expert, and others are [N, out, in].
-      interleaved: whether the tensors of experts are [N, in, out], with the columns of gate and product in turn, or in
-        MXFP4 (GPT-OSS).
+      expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
+        (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS).
     """
 
     architecture: str
@@ -53,7 +54,7 @@ class Family:
     tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    interleaved: bool = False
+    expert_layout: str = "rows"
 
     @property
     def reads(self) -> dict[str, Any]:

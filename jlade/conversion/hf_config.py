@@ -110,8 +110,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         )
     if head_dim % 2:
         raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
-    rotary = read_rotary(values, head_dim, has_alpha=family.rotary == "alpha")
-    windows, layer_rotary = read_layers(values, family, rotary.kind, num_layers, head_dim)
+    rotary = read_rotary(values, head_dim, family.rotary)
+    windows, layer_rotary, query_scalings = read_layers(values, family, rotary, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
     fields = {field: _read(values, key, field, family) for field, key in read.items()}
@@ -130,12 +130,14 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_positions=rotary.max_positions,
+        # Beyond a chunk, tokens of Llama 4 no longer see those of the chunk before.
+        max_positions=min(rotary.max_positions, values.size("attention_chunk_size", rotary.max_positions)),
         rope_theta=rotary.kind.theta,
         rope_scaling=rotary.kind.scaling,
         rotary_dim=rotary.dim if rotary.dim < head_dim else None,
         sliding_windows=windows,
         layer_rotary=layer_rotary,
+        query_scalings=query_scalings,
         model_type=None if name in UNNAMED else name,
         **fields,
     )

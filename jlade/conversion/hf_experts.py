@@ -149,7 +149,8 @@ def files(config: LlamaConfig) -> dict[str, File]:
             if not held:
                 continue
             number, *inputs, outputs = held[0][1]
-            matrix = (*inputs, len(held) * outputs) if family.interleaved else (len(held) * outputs, *inputs)
+            outputs *= len(held)
+            matrix = (outputs, *inputs) if family.expert_layout == "rows" else (*inputs, outputs)
             names = tuple(prefix + name for name, _ in held)
             if "{}" in file_name:
                 found |= {prefix + file_name.format(n): File(names, matrix, n) for n in range(number)}
@@ -173,7 +174,7 @@ def shapes(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str,
 
 def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, ExpertTensor]:
     """Returns the arrays of experts by name, given the tensors of the files, with the shapes of `shapes`."""
-    interleaved = FAMILIES[config.family].interleaved
+    layout = FAMILIES[config.family].expert_layout
     array_shapes = dict(layer_tensors(config).values())
     experts: dict[str, list[ExpertMatrix]] = {}
     tensors: dict[str, ExpertTensor] = {}
@@ -189,20 +190,23 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
             shape = array_shapes[name.split(".", 3)[3]]
             outputs = slice(None)
             if len(file.names) > 1:
-                outputs = slice(k, None, 2) if interleaved else slice(k * shape[-1], (k + 1) * shape[-1])
-            is_transposed = is_packed or not interleaved
+                half = slice(k * shape[-1], (k + 1) * shape[-1])
+                outputs = slice(k, None, 2) if layout == "interleaved" else half
+            is_transposed = is_packed or layout == "rows"
             tensors[name] = ExpertTensor(tuple(of_array), outputs, is_transposed, shape)
     return tensors
 
 
 def write(config: LlamaConfig, arrays: Mapping[str, jax.Array]) -> Iterator[tuple[str, jax.Array]]:
     """Yields the tensors of files with their names, given the arrays by name."""
-    interleaved = FAMILIES[config.family].interleaved
+    layout = FAMILIES[config.family].expert_layout
     for name, file in files(config).items():
         held = [arrays[array] for array in file.names]
         if file.expert is not None:
             held = [array[file.expert] for array in held]
-        if interleaved:
+        if layout == "interleaved":
             yield name, jnp.stack(held, axis=-1).reshape(file.shape)
+        elif layout == "columns":
+            yield name, jnp.concatenate(held, axis=-1)
         else:
             yield name, jnp.concatenate([jnp.swapaxes(array, -1, -2) for array in held], axis=-2)

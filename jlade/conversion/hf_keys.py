@@ -25,6 +25,7 @@ ONLY_VALUES: dict[str, Any] = {
     "logits_scaling": 1.0,  # Granite
     "mlp_bias": False,
     "llama_4_scaling_beta": None,  # Ministral 3
+    "lm_head_bias": False,  # Phi-MoE
     "mlp_layer_types": None,  # mixtures of experts
     "no_rope_layers": None,  # SmolLM3, Llama 4
     "num_experts": None,  # Qwen3-MoE
@@ -61,12 +62,14 @@ WITHOUT_EFFECT = {  # on the output of the model
     "embd_pdrop",
     "embedding_dropout",
     "eod_token_id",
+    "for_llm_compressor",
     "hidden_dropout",
     "id2label",
     "experts_per_token",  # GPT-OSS has it twice
     "initial_context_length",
     "initializer_range",
     "input_jitter_noise",
+    "intermediate_size_mlp",  # of the layers of Llama 4 that have no experts
     "is_decoder",
     "is_encoder_decoder",
     "is_llama_config",
@@ -105,8 +108,9 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     if family.architecture.lower() not in lower:
         raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
     accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
+    takes_mxfp4 = family.expert_layout == "interleaved"
     for key, values in accepted.items():
-        if raw.get(key) not in (None, *values) and not (family.interleaved and _is_mxfp4(key, raw[key])):
+        if raw.get(key) not in (None, *values) and not (takes_mxfp4 and _is_mxfp4(key, raw[key])):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
     known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *WITHOUT_EFFECT}
     if unknown := ", ".join(key for key in raw if key not in known and not key.startswith("_")):

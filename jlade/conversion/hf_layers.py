@@ -1,41 +1,49 @@
-"""Windows and rotations of the layers in Hugging Face configurations, where layers differ."""
+"""Windows, rotations and scales of the layers in Hugging Face configurations, where layers differ."""
 
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import read_rotary, write_scaling
+from jlade.conversion.hf_rotary import Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import Rotary
+from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 Windows = tuple[int | None, ...]
 Rotations = tuple[Rotary | None, ...]
+QueryScalings = tuple[QueryScaling | None, ...]
 
 
 def read_layers(
-    values: Values, family: Family, rotary: Rotary, num_layers: int, head_dim: int
-) -> tuple[Windows, Rotations]:
-    """Returns the fields `sliding_windows` and `layer_rotary` of `LlamaConfig`.
+    values: Values, family: Family, read: Read, num_layers: int, head_dim: int
+) -> tuple[Windows, Rotations, QueryScalings]:
+    """Returns the fields `sliding_windows`, `layer_rotary` and `query_scalings` of `LlamaConfig`.
 
     Args:
       values: the configuration.
       family: the family that it is of.
-      rotary: the rotation of layers without a window, or of all.
+      read: the rotation of layers without a window, or of all.
       num_layers, head_dim: sizes of the model.
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    turned = _read_turned(values, num_layers)
+    sparse = values.get("moe_layers")
+    if sparse not in (None, list(range(num_layers))):
+        raise ValueError(f"{values.file}: moe_layers is {sparse!r}; supported is a list of all {num_layers} layers")
+    rotary, turned = read.kind, _read_turned(values, num_layers)
     windows = _read_windows(values, num_layers, turned)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
-        local = read_rotary(values, head_dim, SLIDING).kind
+        local = read_rotary(values, head_dim, family.rotary, SLIDING).kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
     if family.rotary == "windows" and values.get("sliding_window") is not None:
         layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
-    return windows, layers if set(layers) != {rotary} else ()
+    scalings: QueryScalings = () if read.query_scaling is None else (read.query_scaling,) * num_layers
+    if values.get("attn_temperature_tuning"):  # Llama 4, in layers without a rotation
+        scaling = QueryScaling(values.number("attn_scale"), values.size("floor_scale"), offset=1)
+        scalings = tuple(None if kind else scaling for kind in layers)
+    return windows, layers if set(layers) != {rotary} else (), scalings if any(scalings) else ()
 
 
 def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
@@ -47,19 +55,34 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     if "original_max_position_embeddings" in reads:
         result["original_max_position_embeddings"] = config.max_positions
+    if family.rotary == "mscale" and isinstance(config.rope_scaling, LongRopeScaling):
+        scales = dict.fromkeys(("short_mscale", "long_mscale"), config.rope_scaling.attention_factor)
+        result["rope_scaling"] |= {"original_max_position_embeddings": config.max_positions} | scales
+    if family.rotary == "beta" and config.query_scalings and result["rope_scaling"]:
+        result["rope_scaling"]["llama_4_scaling_beta"] = next(filter(None, config.query_scalings)).rate
+    if "attn_temperature_tuning" in reads:
+        result |= {"attn_temperature_tuning": False, "attention_chunk_size": config.max_positions}
+        if scaling := next(filter(None, config.query_scalings), None):
+            tuned = {"attn_scale": scaling.rate, "floor_scale": scaling.length}
+            result |= tuned | {"attn_temperature_tuning": True}
     if "use_sliding_window" in reads:
         result["use_sliding_window"] = window is not None
     if "sliding_window" in reads:
         # Where windows say which layers are rotated, null would say that all are.
         is_listed = window is None and family.rotary == "windows" and None in config.layer_rotary
         result["sliding_window"] = config.max_positions if is_listed else window
-    if "layer_types" in reads:
+    if "layer_types" in reads and "sliding_window" in reads:
         result["layer_types"] = [FULL if size is None else SLIDING for size in windows]
     if "no_rope_layers" in reads:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
-        local = next((k for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
-        result["rope_local_base_freq"] = local.theta if local else reads["rope_local_base_freq"]
+        local = next((k.theta for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
+        if base := reads["rope_local_base_freq"]:
+            result["rope_local_base_freq"] = local or base
+        else:  # OLMo 3, whose base transformers 5 otherwise reads for the layers without a window alone
+            full = {"rope_type": "default", "rope_theta": config.rope_theta}
+            scaled = full | (write_scaling(config.rope_scaling) or {})
+            result["rope_parameters"] = {FULL: scaled, SLIDING: full | {"rope_theta": local or config.rope_theta}}
     return result
 
 
@@ -68,7 +91,7 @@ def _read_turned(values: Values, num_layers: int) -> list[bool]:
     if "no_rope_layers" not in values.values:
         return [True] * num_layers
     listed = values.get("no_rope_layers")
-    if listed is None:
+    if listed is None or ("moe_layers" in values.values and listed == []):  # early files of Llama 4
         interval = values.size("no_rope_layer_interval")
         return [(i + 1) % interval != 0 for i in range(num_layers)]
     if not isinstance(listed, list) or len(listed) != num_layers or any(flag not in (0, 1) for flag in listed):

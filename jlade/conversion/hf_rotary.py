@@ -4,7 +4,15 @@ import math
 from typing import Any, NamedTuple
 
 from jlade.conversion.json_files import Values
-from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, Rotary, Scaling, YarnScaling
+from jlade.models.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    QueryScaling,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
 
 DEFAULT_THETA = 10000.0
 MAX_ALPHA = 1e9  # far above that of any model; its power must be a float
@@ -39,32 +47,43 @@ class Read(NamedTuple):
     kind: Rotary
     dim: int  # rotated elements of a head
     max_positions: int  # that the model supports with it
+    query_scaling: QueryScaling | None = None  # of all layers
 
 
-def read_rotary(values: Values, head_dim: int, layer_type: str = "full_attention", has_alpha: bool = False) -> Read:
+def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: str = "full_attention") -> Read:
     """Returns the rotations of the layers, or of those with a `layer_type` where types have their own (Gemma 3).
 
     Args:
       values: the configuration.
       head_dim: size of a head.
+      family: how the family of the model rotates: see `jlade.conversion.family.Family.rotary`.
       layer_type: as in `layer_types`.
-      has_alpha: whether dynamic scaling with "alpha" only changes the base (HunYuan).
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
     parameters = _parameters(values, layer_type)
-    if has_alpha and parameters.get("alpha") and "dynamic" in (parameters.get("rope_type"), parameters.get("type")):
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if family == "alpha" and parameters.get("alpha") and kind == "dynamic":
         theta, alpha = (Values(values.file, parameters).number(key) for key in ("rope_theta", "alpha"))
         if head_dim == 2 or alpha > MAX_ALPHA:
             raise ValueError(f"{values.file}: alpha must be up to {MAX_ALPHA:g}, for heads above 2, got {alpha}")
         parameters = {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
+    if family == "mscale" and kind != "default":
+        scale = Values(values.file, parameters).number("short_mscale")
+        others = {key: parameters[key] for key in parameters if key not in ("short_mscale", "long_mscale")}
+        parameters = others | {"attention_factor": scale}
+    query_scaling = None
+    if family == "beta":
+        query_scaling = _read_query_scaling(Values(values.file, parameters))
+        unread = ("llama_4_scaling_beta", "max_position_embeddings")
+        parameters = {key: parameters[key] for key in parameters if key not in unread}
     rotary = Values(values.file, parameters)
     scaling, max_positions = _read_scaling(rotary, values)
     dim = _read_dim(rotary, values, head_dim)
     if isinstance(scaling, LongRopeScaling) and len(scaling.factors) != dim // 2:
         raise ValueError(f"{rotary.file}: short_factor must have {dim // 2} numbers, got {len(scaling.factors)}")
-    return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions)
+    return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions, query_scaling)
 
 
 def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
@@ -108,7 +127,7 @@ def _parameters(values: Values, layer_type: str) -> dict[str, Any]:
     theta = values.get("rope_theta", DEFAULT_THETA)
     is_local = layer_type == "sliding_attention"
     if is_local:
-        theta = values.get("rope_local_base_freq")
+        theta = values.get("rope_local_base_freq", theta)
     if not isinstance(parameters, dict):
         raise ValueError(f"{values.file}: {key} must be an object, got {parameters!r}")
     if "rope_local_base_freq" in values.values and set(parameters) & {"full_attention", "sliding_attention"}:
@@ -118,6 +137,12 @@ def _parameters(values: Values, layer_type: str) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise ValueError(f"{values.file}: {layer_type} of {key} must be an object, got {parameters!r}")
     return {"rope_theta": theta} | parameters
+
+
+def _read_query_scaling(rotary: Values) -> QueryScaling | None:
+    if not rotary.get("llama_4_scaling_beta"):
+        return None
+    return QueryScaling(rotary.number("llama_4_scaling_beta"), rotary.size("original_max_position_embeddings"))
 
 
 def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:
@@ -150,9 +175,9 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
                 high_freq_factor=rotary.number("high_freq_factor"),
                 original_max_positions=rotary.size("original_max_position_embeddings"),
             )
-            if llama3.high_freq_factor <= llama3.low_freq_factor:
+            if llama3.high_freq_factor < llama3.low_freq_factor:
                 raise ValueError(
-                    f"{rotary.file}: high_freq_factor ({llama3.high_freq_factor}) must exceed low_freq_factor "
+                    f"{rotary.file}: high_freq_factor ({llama3.high_freq_factor}) must be at least low_freq_factor "
                     f"({llama3.low_freq_factor})"
                 )
             return llama3, max_positions
@@ -173,9 +198,10 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
             # so no two ways of decoding agree.
             return None, min(max_positions, rotary.size("original_max_position_embeddings", max_positions))
         case "longrope":
-            original = values.size("original_max_position_embeddings")
+            key = "original_max_position_embeddings"
+            original = values.size(key, rotary.get(key))
             if original < 2:
-                raise ValueError(f"{values.file}: original_max_position_embeddings must be at least 2, got {original}")
+                raise ValueError(f"{values.file}: {key} must be at least 2, got {original}")
             factor = rotary.number("factor", max_positions / original)
             root = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             scaling = LongRopeScaling(_read_factors(rotary), rotary.number("attention_factor", root))

@@ -17,7 +17,7 @@ from jlade.models.architecture import is_matrix, layer_shapes
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8
 
-EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the name of its weight
     "attention_norm": "input_layernorm.weight",
     "query": "self_attn.q_proj.weight",
@@ -74,6 +74,7 @@ def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> Llam
         output=None if config.tie_embeddings else read(OUTPUT, embedding_shape),
         config=config,
         norm_bias=read("model.norm.bias", (config.hidden_size,)) if config.norm_bias else None,
+        output_bias=read(OUTPUT_BIAS, (config.vocab_size,)) if config.output_bias else None,
     )
 
 

@@ -7,7 +7,10 @@ from jlade.models.attention import Variation
 from jlade.models.base import num_entries
 
 NORMS = ("rms", "rms_plus_one", "layer")
-QK_NORMS = ("head", "whole", "rotated")  # of each head, of all heads together (OLMo 2), after the rotation (HunYuan)
+# Of each head, of all heads together (OLMo 2), after the rotation (HunYuan), of rotated heads without weights (Llama 4)
+QK_NORMS = ("head", "whole", "rotated", "weightless")
+# How the weights of a token's experts follow from the router's scores; that of "sigmoid" is of the one expert's input
+ROUTINGS = ("softmax", "sparsemixer", "sigmoid")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
 
 
@@ -51,13 +54,17 @@ class LlamaConfig:
     experts_per_token: int = 0
     normalized_experts: bool = True  # whether the weights of a token's experts add up to one
     router_bias: bool = False  # GPT-OSS
+    routing: str = "softmax"  # one of `ROUTINGS` (Phi-MoE, Llama 4)
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
+    output_bias: bool = False  # of the logits (Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
     layer_rotary: tuple[rotary.Rotary | None, ...] = ()
     rotary_dim: int | None = None  # leading elements of a head that are rotated, None for all (StableLM)
     interleaved_rotary: bool = False  # whether neighbours are pairs, not halves of a head (Cohere)
+    # Of each layer, None for none; () for no layer (Ministral 3, Llama 4)
+    query_scalings: tuple[rotary.QueryScaling | None, ...] = ()
     attention_scale: float | None = None  # of the scores, None for the inverse root of `head_dim` (Granite)
     sinks: bool = False  # whether each head has a score that joins the softmax for no token (GPT-OSS)
     attention_cap: float | None = None  # bounds the scores by a tanh (Gemma 2)
@@ -67,7 +74,8 @@ class LlamaConfig:
     logit_scale: float = 1.0  # Cohere, Granite
 
     def __post_init__(self) -> None:
-        for name, accepted in (("norm", NORMS), ("qk_norm_kind", QK_NORMS), ("activation", ACTIVATIONS)):
+        choices = {"norm": NORMS, "qk_norm_kind": QK_NORMS, "activation": ACTIVATIONS, "routing": ROUTINGS}
+        for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
 
@@ -95,6 +103,11 @@ class LlamaConfig:
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
         """Returns the cache entries of each layer for a text of up to `capacity` tokens."""
         return tuple(num_entries(window, capacity) for window in self.windows_by_layer)
+
+    @property
+    def query_scalings_by_layer(self) -> tuple[rotary.QueryScaling | None, ...]:
+        """The scaling of each layer's queries by position, None for none."""
+        return self.query_scalings or (None,) * self.num_layers
 
     @property
     def mlp_widths(self) -> str:
@@ -126,6 +139,7 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     of_query, of_key = (queries, keys) if c.qk_norm_kind == "whole" else (c.head_dim, c.head_dim)
     has_mlp_norm = c.pre_norms and not c.parallel
+    has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_mlp, has_experts, number, own = inner > 0, c.num_experts > 0, c.num_experts, c.expert_size
     shapes: dict[str, tuple[bool, tuple[int, ...]]] = {
         "attention_norm": (c.pre_norms, hidden),
@@ -144,8 +158,8 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
         "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,)),
         "up_bias": (has_mlp and c.mlp_bias, (inner,)),
         "down_bias": (has_mlp and c.mlp_bias, hidden),
-        "query_norm": (c.qk_norm, (of_query,)),
-        "key_norm": (c.qk_norm, (of_key,)),
+        "query_norm": (has_qk_norm, (of_query,)),
+        "key_norm": (has_qk_norm, (of_key,)),
         "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden),
         "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden),
         "attention_post_norm": (c.post_norms, hidden),

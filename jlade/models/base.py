@@ -15,6 +15,7 @@ Params = Any  # the model's own pytree of arrays
 BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
 Layers = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]  # keys and values, per layer
 
+CHUNK = 256  # tokens; a block of as many reads a prompt
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
 
 
@@ -61,8 +62,8 @@ class Decoder(Protocol):
     def init_cache(self, params: Params, batch_size: int, capacity: int) -> KVCache:
         """Returns an empty cache for `batch_size` sequences of up to `capacity` tokens.
 
-        It is a `KVCache`: `resize` shortens and extends it between the turns of a conversation. Each layer has
-        `num_entries` of its window and the capacity: all of the capacity if it has no window.
+        It is a `KVCache`: `resize` shortens and extends it between the turns of a conversation. A layer has `capacity`
+        entries; with a sliding window, `num_entries(window, capacity)` suffice.
         """
 
     def forward(
@@ -84,8 +85,8 @@ class Decoder(Protocol):
           positions: [B, T] int32, absolute, in any order. A guess may be at or past `max_positions`. Its result is not
             used, but its keys and values must not be NaN: 0 * NaN is NaN, which would reach the other tokens.
           cache: the tokens before the block; it is read, not written. Only entries below `cache.length` are seen; the
-            others hold any finite numbers. In a ring of S entries that the text has filled, entry s holds the last
-            position p < `cache.length` with p % S = s.
+            others hold any finite numbers. Entry i of a full ring has the last position p < `cache.length` with
+            p % S = i.
           block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. `block_mask[..., q, k]` lets token q see
             token k. Every token sees itself; otherwise any mask is possible.
 
@@ -110,7 +111,7 @@ class Decoder(Protocol):
           block_kv: the result of `forward`.
           indices: [B, A] int32, 0 to T-1, of tokens in the block. The first `num_accepted` of each sequence were
             accepted, the others rejected.
-          num_accepted: [B] int32, 0 to A, and at most the number of free entries of a layer without a window.
+          num_accepted: [B] int32, 0 to A, and at most the number of free entries, which a ring does not limit.
 
         Returns:
           The new cache, with the shapes and dtypes of the old one.
@@ -127,7 +128,7 @@ class Kind(NamedTuple):
 def num_entries(window: int | None, capacity: int) -> int:
     """Returns S, the cache entries of a layer for up to `capacity` tokens: no more than its sliding window needs.
 
-    A token sees the `window - 1` tokens before it, and the cache has those before the block.
+    The first token of a block sees `window - 1` tokens of the cache, and the others no earlier ones.
     """
     return capacity if window is None else min(capacity, -(-window // MULTIPLE) * MULTIPLE)
 
@@ -148,10 +149,12 @@ def commit(
     layers, blocks = (cache.keys, cache.values), tuple(zip(*block_kv, strict=True))
     pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
     kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
-    on_tpu, elsewhere = (functools.partial(form, kinds=kinds) for form in (write_slices, scatter))
-    keys, values = jax.lax.platform_dependent(
-        layers, blocks, cache.length, indices, num_accepted, tpu=on_tpu, default=elsewhere
-    )
+    # XLA for GPUs copies a short layer to another layout, and back, to scatter a chunk of a prompt into it.
+    has_rings, is_chunk = any(kind.is_ring for kind in kinds), indices.shape[1] >= CHUNK
+    on_gpu = write_slices if has_rings and is_chunk else scatter
+    forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
+    forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
+    keys, values = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
     return KVCache(keys=keys, values=values, length=cache.length + num_accepted)
 
 

@@ -1,6 +1,7 @@
 """The parts of a layer: products with matrices, norms and activations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +116,12 @@ def scale(x: jax.Array, factor: float) -> jax.Array:
 def cap(x: jax.Array, bound: float | None) -> jax.Array:
     """Returns `x` bent to below `bound` by a tanh, `x` itself for None."""
     return x if bound is None else jnp.tanh(x / np.float32(bound)) * np.float32(bound)
+
+
+def for_each_kind(kinds: Sequence[Any], compute: Callable[[Any], Any]) -> list[Any]:
+    """Returns `compute(kind)` for each of `kinds`, computed once for those that are equal, and None for None."""
+    results = {kind: compute(kind) for kind in dict.fromkeys(kinds) if kind is not None}
+    return [None if kind is None else results[kind] for kind in kinds]
 
 
 def split_heads(x: jax.Array, head_dim: int) -> jax.Array:

@@ -20,7 +20,7 @@ from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
 from jlade.models.implementations import Implementations
-from jlade.models.layers import activate, cap, gated, linear, normalize, scale, split_heads, sum_linear
+from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
 from jlade.models.quantization import is_int8, quantize_matrix
 
 
@@ -84,6 +84,7 @@ class LlamaParams:
     output: jax.Array | None  # [V, E], None if the embedding is also the output matrix
     config: LlamaConfig = flax.struct.field(pytree_node=False)
     norm_bias: jax.Array | None = None  # [E], None for models without
+    output_bias: jax.Array | None = None  # [V]
 
     @property
     def decoder(self) -> "Llama":
@@ -196,29 +197,16 @@ class Llama:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
         # Gemma's multiplier is rounded to the dtype of the model.
         hidden = scale(self._embed(params, tokens), float(np.asarray(c.embedding_scale, params.norm.dtype)))
-        rotations = {
-            kind: kind.rotation(positions, c.rotary_dim or c.head_dim)
-            for kind in dict.fromkeys(c.rotary_by_layer)
-            if kind is not None
-        }
+        rotated = c.rotary_dim or c.head_dim
+        rotations = for_each_kind(c.rotary_by_layer, lambda kind: kind.rotation(positions, rotated))
+        query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
+        run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
         block_kv = []
-        for layer, cached_keys, cached_values, window, kind in zip(
-            params.layers, cache.keys, cache.values, c.windows_by_layer, c.rotary_by_layer, strict=True
+        for layer, cached_keys, cached_values, window, rotation, scales in zip(
+            params.layers, cache.keys, cache.values, c.windows_by_layer, rotations, query_scales, strict=True
         ):
             prefix = cached_keys, cached_values, cache.length
-            hidden, keys, values = _layer(
-                layer,
-                hidden,
-                None if kind is None else rotations[kind],
-                prefix,
-                block_mask,
-                positions,
-                config=c,
-                attention=self.attention,
-                experts=self.experts,
-                axes=self.axes,
-                window=window,
-            )
+            hidden, keys, values = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
             block_kv.append((keys[:, :block_size], values[:, :block_size]))
         return hidden[:, :block_size], block_kv
 
@@ -236,7 +224,7 @@ class Llama:
         c, output = self.config, params.embedding if params.output is None else params.output
         padded = padding.pad(hidden) if self.pads else hidden
         normed = normalize(padded, params.norm, c.norm, c.rms_norm_eps, params.norm_bias)
-        logits = linear(normed, output)[:, : hidden.shape[1]].astype(jnp.float32)
+        logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
@@ -248,6 +236,7 @@ def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
+    query_scales: jax.Array | None,
     prefix: tuple[jax.Array, jax.Array, jax.Array],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
@@ -265,7 +254,7 @@ def _layer(
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
-    queries, keys, values = _project(layer, normed, rotation, c, axes)
+    queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
     operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap)
     mixed = mixed.reshape(*hidden.shape[:2], -1)
@@ -281,10 +270,11 @@ def _project(
     layer: LlamaLayer,
     normed: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
+    query_scales: jax.Array | None,
     config: LlamaConfig,
     axes: tuple[str, ...],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with their norms and rotations."""
+    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales."""
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
 
@@ -303,7 +293,12 @@ def _project(
     if rotation is not None:
         queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
     of_queries, of_keys = norms("rotated")
-    return norm(queries, of_queries), norm(keys, of_keys), values
+    if c.qk_norm and c.qk_norm_kind == "weightless" and rotation is not None:
+        of_queries = of_keys = jnp.ones(c.head_dim, normed.dtype)
+    queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+    if query_scales is not None:
+        queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
+    return queries, keys, values
 
 
 def _feed_forward(
@@ -313,13 +308,17 @@ def _feed_forward(
     if layer.experts is None:
         return _mlp(layer, normed, config, axes)
     assert layer.router is not None
+    c = config
     chosen, weights = route(
-        normed, layer.router, layer.router_bias, config.experts_per_token, config.normalized_experts
+        normed, layer.router, layer.router_bias, c.experts_per_token, c.normalized_experts, c.routing
     )
-    mixed = mix(normed, chosen, weights, layer.experts, config.activation, axes, experts)
+    inputs = normed
+    if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
+        inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
+    mixed = mix(inputs, chosen, weights, layer.experts, c.activation, axes, experts)
     if layer.up is None:
         return mixed
-    shared = _mlp(layer, normed, config, axes)
+    shared = _mlp(layer, normed, c, axes)
     if layer.shared_router is not None:
         shared *= jax.nn.sigmoid(linear(normed, layer.shared_router))
     return mixed + shared
@@ -373,7 +372,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     )
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)
-    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None)
+    output_bias = matrix(c.vocab_size, 1)[:, 0] if c.output_bias else None
+    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None, output_bias)
 
 
 def quantize(params: LlamaParams) -> LlamaParams:

@@ -72,6 +72,26 @@ class Rotary:
         return rotation(positions, dim, self.theta, self.scaling)
 
 
+@dataclasses.dataclass(frozen=True)
+class QueryScaling:
+    """Scales the queries of late positions, in steps (Llama 4, after arXiv 2501.19399).
+
+    Attributes:
+      rate: by which the scale grows with the logarithm of the step.
+      length: positions of a step; the scale of the first step is one.
+      offset: added to positions.
+    """
+
+    rate: float
+    length: int
+    offset: int = 0
+
+    def scales(self, positions: jax.Array) -> jax.Array:
+        """Returns the scales [B, T, 1, 1] of the queries at `positions` [B, T]."""
+        steps = (positions[..., None, None] + self.offset) // self.length
+        return 1 + self.rate * jnp.log1p(steps.astype(jnp.float32))
+
+
 def rotation(
     positions: jax.Array, head_dim: int, theta: float, scaling: Scaling | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -112,7 +132,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = N
             kept = 0.0
         case Llama3Scaling():
             turns = scaling.original_max_positions * frequencies / np.float32(2 * math.pi)  # over the original context
-            kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            between = scaling.high_freq_factor - scaling.low_freq_factor
+            kept = (turns - scaling.low_freq_factor) / (between or 1e-9)  # Llama 4 interpolates nothing
         case YarnScaling():
             index = np.arange(head_dim // 2, dtype=np.float32)
             low, high = (

@@ -76,6 +76,7 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         output=_spec(params.output, vocabulary),
         config=params.config,
         norm_bias=_spec(params.norm_bias, P()),
+        output_bias=_spec(params.output_bias, vocabulary),
     )
     return specs
 

@@ -73,6 +73,9 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "qwen3_moe": {"qk_norm": True},
         "olmoe": {"qk_norm": True, "qk_norm_kind": "whole", "rms_norm_eps": 1e-5},
         "mixtral": {"rms_norm_eps": 1e-5},
+        "phimoe": {"norm": "layer", "norm_bias": True, "output_bias": True, "routing": "sparsemixer"},
+        "llama4_text": {"intermediate_size": 64, "experts_per_token": 1, "routing": "sigmoid"}
+        | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True},
     }
     params = gpt_oss if model_type == "gpt_oss" else random_params(model_type, **changes.get(model_type, {}))
     monkeypatch.setattr(huggingface, "MAX_FILE_BYTES", 20000)

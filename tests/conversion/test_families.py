@@ -12,7 +12,7 @@ from jlade.conversion import load_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import LinearScaling, Rotary
+from jlade.models.rotary import LinearScaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_llama import run_blocks
 
 SIZES = {
@@ -61,16 +61,28 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported is None"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of positive numbers, got None"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor must have 4 numbers, got 1"),
+        ("phimoe", {"router_jitter_noise": 0.02}, "router_jitter_noise is 0.02; supported is 0.01"),
+        ("phimoe", {"rope_scaling": {"type": "linear"}}, "short_mscale must be a positive number, got None"),
         ("olmo2", {"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'; supported are default"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
         ("stablelm", {"partial_rotary_factor": 0.4}, "partial_rotary_factor must be a fraction that gives an even"),
         ("llama", {"use_parallel_residual": True}, "use_parallel_residual is True; supported is False"),
+        ("llama4_text", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2; supported is 1"),
+        ("llama4_text", {"moe_layers": [1]}, r"moe_layers is \[1\]; supported is a list of all 2 layers"),
+        ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2; supported is 1"),
+        ("smollm3", {"no_rope_layers": []}, "no_rope_layers must have 0 or 1 for each of 2 layers, got"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must have 0 or 1 for each of 2 layers, got"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer, got"),
         ("starcoder2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_pytorch_tanh'"),
         ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, got 0"),
         ("gemma3", {}, "text_config must be an object, got None"),
-        ("mistral3", {"text_config": {"model_type": "ministral3"}}, "model_type is 'ministral3'; supported are llama"),
+        ("mistral3", {"text_config": {"model_type": "mistral4"}}, "model_type is 'mistral4'; supported are llama"),
+        ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings must be"),
+        (
+            "mistral",
+            {"rope_scaling": {"rope_type": "yarn", "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta is not",
+        ),
         (
             "mistral3",
             {"text_config": {}, "architectures": ["Other"]},
@@ -133,27 +145,90 @@ def test_phi_4(tmp_path):
     assert (config.head_dim, config.rope_theta, config.rotary_dim, config.sliding_windows) == (128, 250000.0, None, ())
 
 
-@pytest.fixture(scope="module", params=["Gemma3", "Mistral3"])
+def test_olmo_3_scales_the_rotation_of_layers_without_a_window(tmp_path):
+    """As in allenai/Olmo-3-1025-7B."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    yarn |= {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0}
+    changes = {"num_hidden_layers": 4, "max_position_embeddings": 65536, "rope_theta": 500000, "rope_scaling": yarn}
+    config = read_config(write(tmp_path, "olmo3", **changes, sliding_window=4096), strict=True)
+    assert config.sliding_windows == (4096, 4096, 4096, None)
+    assert config.layer_rotary == (Rotary(5e5),) * 3 + (Rotary(5e5, config.rope_scaling),)
+    assert (config.rope_scaling.factor, config.max_positions) == (8.0, 65536)
+
+
+def test_phi_3_5_moe_ends_where_its_rotation_would_change(tmp_path):
+    """As in microsoft/Phi-3.5-MoE-instruct."""
+    scaling = {"type": "longrope", "short_factor": [1.5] * 4, "long_factor": [9.0] * 4}
+    scaling |= {"short_mscale": 1.243, "long_mscale": 1.243, "original_max_position_embeddings": 4096}
+    changes = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_scaling": scaling}
+    changes |= {"attention_bias": True, "lm_head_bias": True, "sliding_window": 131072, "router_jitter_noise": 0.01}
+    config = read_config(write(tmp_path, "phimoe", **changes), strict=True)
+    assert config.rope_scaling == LongRopeScaling((1.5,) * 4, 1.243)
+    assert (config.max_positions, config.num_experts, config.experts_per_token) == (4096, 16, 2)
+    assert config.qkv_bias
+    assert config.attention_output_bias
+    assert config.output_bias
+
+
+def test_ministral_3_scales_its_queries(tmp_path):
+    """As in mistralai/Ministral-3-8B-Base-2512."""
+    yarn = {"rope_type": "yarn", "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
+    yarn |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    rotary = yarn | {"rope_theta": 1000000.0, "llama_4_scaling_beta": 0.1}
+    text = SIZES | {"model_type": "ministral3", "max_position_embeddings": 262144, "rope_parameters": rotary}
+    config = read_config(write(tmp_path, "mistral3", text_config=text | {"sliding_window": None}), strict=True)
+    assert config.query_scalings == (QueryScaling(0.1, 16384),) * 2
+    assert (config.rope_theta, config.rope_scaling.factor, config.rope_scaling.attention_factor) == (1e6, 16.0, 1.0)
+    assert config.max_positions == 262144
+
+
+def test_llama_4_ends_with_its_first_chunk(tmp_path):
+    """As in meta-llama/Llama-4-Scout-17B-16E-Instruct."""
+    rotary = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192}
+    rotary |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    text = SIZES | {"model_type": "llama4_text", "num_hidden_layers": 4, "max_position_embeddings": 10485760}
+    text |= {"rope_theta": 500000.0, "rope_scaling": rotary, "no_rope_layers": [], "attention_chunk_size": 8192}
+    text |= {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384, "use_qk_norm": True, "floor_scale": 8192}
+    text |= {"attn_temperature_tuning": 4, "attn_scale": 0.1, "for_llm_compressor": False, "num_local_experts": 16}
+    config = read_config(write(tmp_path, "llama4", text_config=text), strict=True)
+    assert config.max_positions == 8192
+    assert config.query_scalings == (None, None, None, QueryScaling(0.1, 8192, offset=1))
+    assert config.layer_rotary == (Rotary(5e5, config.rope_scaling),) * 3 + (None,)
+    assert (config.expert_size, config.intermediate_size, config.experts_per_token) == (48, 48, 1)
+
+
+WITH_VISION = {
+    "Gemma3": ("gemma3_text", "siglip_vision_model"),
+    "Llama4": ("llama4_text", "llama4_vision_model"),
+    "Mistral3": ("mistral", "pixtral"),
+    "Mistral3, newer": ("ministral3", "pixtral"),
+}
+
+
+@pytest.fixture(scope="module", params=WITH_VISION)
 def with_vision(request, tmp_path_factory):
     """A tiny model with a vision part, and the directory with it."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
-    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if request.param == "Gemma3" else None}
+    kind, _, _ = request.param.partition(",")
+    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if kind == "Gemma3" else None}
     text |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None, "max_position_embeddings": 128}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    kinds = {"Gemma3": ("gemma3_text", "siglip_vision_model"), "Mistral3": ("mistral", "pixtral")}[request.param]
+    if kind == "Llama4":
+        vision |= dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 16)
+    text_type, vision_type = WITH_VISION[request.param]
     parts = {
-        "text_config": text | {"model_type": kinds[0], "tie_word_embeddings": request.param == "Gemma3"},
-        "vision_config": vision | {"model_type": kinds[1]},
-        "tie_word_embeddings": request.param == "Gemma3",
+        "text_config": text | {"model_type": text_type, "tie_word_embeddings": kind == "Gemma3"},
+        "vision_config": vision | {"model_type": vision_type},
+        "tie_word_embeddings": kind == "Gemma3",
         "image_token_index": 3,
-        **({"mm_tokens_per_image": 4} if request.param == "Gemma3" else {}),
+        **({"mm_tokens_per_image": 4} if kind == "Gemma3" else {}),
     }
     torch.manual_seed(0)
-    config = getattr(transformers, f"{request.param}Config")(**parts)
-    model = getattr(transformers, f"{request.param}ForConditionalGeneration")(config).eval()
-    directory = tmp_path_factory.mktemp(request.param)
+    config = getattr(transformers, f"{kind}Config")(**parts)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    directory = tmp_path_factory.mktemp(kind)
     model.save_pretrained(directory)
     return model, directory
 

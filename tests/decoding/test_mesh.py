@@ -13,6 +13,7 @@ from jlade.drafts.sources import TABLE
 from jlade.mesh import MODEL
 from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
+from jlade.models.rotary import QueryScaling, Rotary
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 MESHES = {
@@ -80,6 +81,11 @@ VARIATIONS = {
     "like OLMo 2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_kind": "whole"},
     "like Gemma 2": {"norm": "rms_plus_one", "post_norms": True, "activation": "gelu_tanh", "embedding_scale": 3.0}
     | {"attention_cap": 3.0, "logit_cap": 5.0, "attention_scale": 0.3, "sliding_windows": (5, None)},
+    "like Phi-MoE": {"num_experts": 8, "expert_size": 6, "experts_per_token": 2, "routing": "sparsemixer"}
+    | {"norm": "layer", "norm_bias": True, "output_bias": True},
+    "like Llama 4": {"num_experts": 8, "expert_size": 6, "experts_per_token": 1, "routing": "sigmoid"}
+    | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True, "layer_rotary": (Rotary(1e4), None)}
+    | {"query_scalings": (None, QueryScaling(0.5, 6, offset=1))},
     "like StableLM, parallel": {"norm": "layer", "norm_bias": True, "parallel": True, "rotary_dim": 2},
 }
 

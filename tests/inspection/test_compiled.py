@@ -101,7 +101,7 @@ def test_parts_of_an_array_in_one_of_the_size_of_a_table_are_no_copy_of_it():
 
     def loops(size):
         program = jax.jit(repeated(shifted)).lower(jax.ShapeDtypeStruct((107,), jnp.int32)).compile()
-        sizes = Sizes(frozenset(), 0, tables=frozenset({size}))
+        sizes = Sizes(frozenset(), tables=frozenset({size}))
         return compiled.loops(program.as_text(), "cpu", sizes, RATES, 1)
 
     assert loops(800)[0].copies == ()

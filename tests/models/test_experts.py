@@ -69,6 +69,20 @@ def test_the_router_takes_the_most_probable_experts(normalized):
     np.testing.assert_allclose(weights, highest / highest.sum(-1, keepdims=True) if normalized else highest, rtol=1e-4)
 
 
+def test_the_sparse_mixer_is_that_of_transformers():
+    """With logits far apart, near each other, equal, and all negative."""
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    phimoe = pytest.importorskip("transformers.models.phimoe.modeling_phimoe")
+    rng = np.random.default_rng(2)
+    logits = np.concatenate([rng.normal(size=(20, 6)), 1 + 0.02 * rng.normal(size=(20, 6)), -2 + rng.random((20, 6))])
+    logits = np.append(logits, [[1, 3, 3, 0, 2.99, 2.9]], axis=0).astype(np.float32)
+    wanted, wanted_experts = phimoe.sparsemixer(torch.tensor(logits), jitter_eps=0.01, training=False)
+    chosen, weights = route(jnp.asarray(logits), jnp.eye(6), None, 2, normalized=True, routing="sparsemixer")
+    np.testing.assert_array_equal(chosen, wanted_experts.numpy())
+    np.testing.assert_allclose(weights, wanted.numpy(), rtol=1e-5)
+    assert np.mean(weights < 1) > 0.2
+
+
 def test_int8_experts_stay_within_half_a_step_of_their_scale():
     experts = random_experts(8, biases=False)
     rounded = Experts(*(quantize_matrix(matrices) for matrices in experts[:3]))

@@ -40,6 +40,16 @@ CASES = {
         | rope("longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4),
     ),
     "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {"sliding_window": 7, "layer_types": SLIDING}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            }
+        },
+    ),
     "granite": (
         "Granite",
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 7.0},
@@ -57,6 +67,18 @@ CASES = {
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 12} | rope("dynamic", alpha=100.0, factor=1.0)),
     "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 7}),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True}
+        | {"original_max_position_embeddings": 96}
+        | rope("longrope", short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4, short_mscale=1.2, long_mscale=1.3),
+    ),
+    "llama4_text": (
+        "Llama4Text",
+        {"num_local_experts": 4, "head_dim": 12, "no_rope_layers": [1, 0]}
+        | {"attention_chunk_size": 96, "floor_scale": 9, "attn_scale": 0.7}
+        | rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=32),
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {
@@ -76,6 +98,11 @@ CASES = {
         "GptOss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7}
         | rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, truncate=False),
+    ),
+    "ministral3": (
+        "Ministral3",
+        {"sliding_window": 7, "head_dim": 12}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.7, mscale=1.0),
     ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
 }

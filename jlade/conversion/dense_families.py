@@ -1,0 +1,262 @@
+"""The families of dense models: what is in their config.json and in their files. `families` has those of all models."""
+
+from jlade.conversion.family import Family
+
+TANH = "gelu_pytorch_tanh"
+LISTED = {"sliding_window": 4096, "layer_types": None}  # layers with and without windows
+QWEN = LISTED | {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+}
+_GEMMA = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True, "attention_bias": False}
+_GEMMA_2 = _GEMMA | LISTED | {"num_key_value_heads": 4, "query_pre_attn_scalar": 256}
+_GEMMA_3 = {
+    "vocab_size": 262208,  # the text part of a gemma3 checkpoint leaves out even sizes
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "final_logit_softcapping": None,
+    "sliding_window_pattern": 6,
+}
+ATTENTION_BIAS = {"qkv_bias": "attention_bias", "attention_output_bias": "attention_bias"}
+_BIASES = ATTENTION_BIAS | {"mlp_bias": "mlp_bias"}
+_CAPS = {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
+_QUERY_SCALE = {"attention_scale": "query_pre_attn_scalar"}
+_POST_NORMS = {"pre_norms": False, "post_norms": True}
+_FUSED_MLP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj.weight": ("gate", "up")}
+_FUSED_ATTENTION: dict[str, tuple[str, ...]] = {"self_attn.qkv_proj.weight": ("query", "key", "value")}
+_NORM_BEFORE_MLP = {"mlp_norm": "pre_feedforward_layernorm.weight"}
+_ACTIVATION = {"activation": "gelu_tanh"}
+_IS_GEMMA = _ACTIVATION | {"norm": "rms_plus_one", "embedding_scale": lambda values: values.size("hidden_size") ** 0.5}
+_IS_GELU = {"hidden_act": (TANH, "gelu"), "hidden_activation": (TANH,)}  # Gemma's "gelu" is TANH, says transformers
+GRANITE = {
+    "attention_bias": False,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+GRANITE_KEYS = ATTENTION_BIAS | {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention_scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+DENSE: dict[str, Family] = {
+    "llama": Family(
+        "LlamaForCausalLM",
+        {"attention_bias": False, "mlp_bias": False, "max_sequence_length": None},
+        keys=_BIASES,
+    ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    ),
+    "qwen2": Family("Qwen2ForCausalLM", QWEN, fixed={"qkv_bias": True}),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        QWEN | {"head_dim": 128, "attention_bias": False},
+        keys=ATTENTION_BIAS,
+        fixed={"qk_norm": True},
+    ),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        _GEMMA | {"num_key_value_heads": 16},
+        keys=ATTENTION_BIAS,
+        fixed=_IS_GEMMA,
+        only=_IS_GELU,
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2},
+        keys=ATTENTION_BIAS | _CAPS | _QUERY_SCALE,
+        fixed=_IS_GEMMA | {"post_norms": True},
+        only=_IS_GELU,
+        tensors=_NORM_BEFORE_MLP,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        _GEMMA_2 | _GEMMA_3,
+        keys=ATTENTION_BIAS | {"logit_cap": "final_logit_softcapping"} | _QUERY_SCALE,
+        fixed=_IS_GEMMA | {"post_norms": True, "qk_norm": True},
+        only=_IS_GELU | {"attn_logit_softcapping": (None,)},
+        rotary="type",
+        tensors=_NORM_BEFORE_MLP,
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "sliding_window": None,
+            "partial_rotary_factor": 1.0,
+        },
+        fused=_FUSED_ATTENTION | _FUSED_MLP,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        {"rms_norm_eps": 1e-5, "attention_bias": False},
+        keys=ATTENTION_BIAS,
+        fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
+    ),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        LISTED
+        | {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "rope_local_base_freq": None,
+            "attention_bias": False,
+            "sliding_window_pattern": 4,
+        },
+        keys=ATTENTION_BIAS,
+        fixed=_POST_NORMS | {"qk_norm": True, "qk_norm_kind": "whole"},
+        rotary="type",
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        GRANITE | {"mlp_bias": False},
+        keys=GRANITE_KEYS | _BIASES,
+    ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        LISTED
+        | {
+            "num_key_value_heads": 4,
+            "rope_theta": 2e6,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+        keys=_BIASES,
+    ),
+    "starcoder2": Family(
+        "Starcoder2ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "norm_epsilon": 1e-5,
+            "max_position_embeddings": 4096,
+            "sliding_window": None,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+        keys={
+            "rms_norm_eps": "norm_epsilon",
+            "qkv_bias": "use_bias",
+            "attention_output_bias": "use_bias",
+            "mlp_bias": "use_bias",
+        },
+        fixed=_ACTIVATION | {"norm": "layer", "norm_bias": True, "gated_mlp": False},
+        only={"hidden_act": (TANH,)},
+        tensors={"up": "mlp.c_fc.weight", "down": "mlp.c_proj.weight"},
+    ),
+    "stablelm": Family(
+        "StableLmForCausalLM",
+        {
+            "num_key_value_heads": 32,
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.25,
+            "use_qkv_bias": False,
+            "use_parallel_residual": False,
+        },
+        keys={"rms_norm_eps": "layer_norm_eps", "qkv_bias": "use_qkv_bias", "parallel": "use_parallel_residual"},
+        fixed={"norm": "layer", "norm_bias": True},
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1.5625e-07,
+            "max_position_embeddings": 131072,
+            "partial_rotary_factor": 0.5,
+            "attention_bias": True,
+        },
+        keys={"qkv_bias": "attention_bias"},
+        fixed={"post_norms": True, "interleaved_rotary": True},
+        tensors={
+            "attention_post_norm": "post_self_attn_layernorm.weight",
+            "mlp_post_norm": "post_mlp_layernorm.weight",
+        },
+        fused=_FUSED_MLP,
+    ),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        LISTED
+        | {
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "sliding_window_pattern": 4,
+        },
+        keys=ATTENTION_BIAS | {"rms_norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"},
+        fixed={"norm": "layer", "parallel": True, "interleaved_rotary": True},
+        rotary="windows",
+    ),
+    "exaone4": Family(
+        "Exaone4ForCausalLM",
+        LISTED | {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
+        fixed=_POST_NORMS | {"qk_norm": True},
+        rotary="windows",
+    ),
+    "hunyuan_v1_dense": Family(
+        "HunYuanDenseV1ForCausalLM",
+        {"rms_norm_eps": 1e-5, "attention_bias": False},
+        keys=ATTENTION_BIAS,
+        fixed={"qk_norm": True, "qk_norm_kind": "rotated"},
+        only={"use_qk_norm": (True,)},
+        rotary="alpha",
+        tensors={"query_norm": "self_attn.query_layernorm.weight", "key_norm": "self_attn.key_layernorm.weight"},
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "mlp_bias": False,
+        },
+        keys={"qkv_bias": "attention_bias", "attention_output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
+    ),
+    "ministral": Family("MinistralForCausalLM", LISTED | {"num_key_value_heads": 8, "max_position_embeddings": 131072}),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+            "max_position_embeddings": 262144,
+            "sliding_window": None,
+        },
+        rotary="beta",
+    ),
+}

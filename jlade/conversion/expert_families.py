@@ -1,0 +1,198 @@
+"""The families of mixtures of experts: what is in their config.json and in their files."""
+
+from typing import Any
+
+from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, QWEN
+from jlade.conversion.family import Family
+
+_EXPERTS = {
+    "mlp.experts.{}.gate_proj.weight": ("expert_gate",),
+    "mlp.experts.{}.up_proj.weight": ("expert_up",),
+    "mlp.experts.{}.down_proj.weight": ("expert_down",),
+}
+_JOINED_EXPERTS = {
+    "block_sparse_moe.input_linear.weight": ("expert_gate", "expert_up"),
+    "block_sparse_moe.output_linear.weight": ("expert_down",),
+}
+_NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
+    "block_sparse_moe.experts.{}.w1.weight": ("expert_gate",),
+    "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
+    "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
+}
+_EXPERTS_ALONE = {"intermediate_size": 0}
+_ALL_SPARSE: dict[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_LOCAL_KEYS = {
+    "expert_size": "intermediate_size",
+    "num_experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+}
+_QWEN_EXPERTS = {
+    "num_experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_size": "moe_intermediate_size",
+    "normalized_experts": "norm_topk_prob",
+}
+
+MIXTURES: dict[str, Family] = {
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
+        GRANITE | _LOCAL_EXPERTS,
+        keys=GRANITE_KEYS | _LOCAL_KEYS,
+        fixed=_EXPERTS_ALONE,
+        tensors={"router": "block_sparse_moe.router.layer.weight"},
+        experts=_JOINED_EXPERTS,
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        _LOCAL_EXPERTS
+        | {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "sliding_window": None,
+        },
+        keys=_LOCAL_KEYS,
+        fixed=_EXPERTS_ALONE,
+        tensors={"router": "block_sparse_moe.gate.weight"},
+        experts=_NUMBERED_EXPERTS,
+    ),
+    "phimoe": Family(
+        "PhimoeForCausalLM",
+        _LOCAL_EXPERTS
+        | {
+            "num_local_experts": 16,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": None,
+            "sliding_window": None,
+            "attention_bias": False,
+            "lm_head_bias": False,
+        },
+        keys=_LOCAL_KEYS | ATTENTION_BIAS | {"output_bias": "lm_head_bias"},
+        fixed=_EXPERTS_ALONE | {"norm": "layer", "norm_bias": True, "routing": "sparsemixer"},
+        only={"num_experts_per_tok": (2,), "router_jitter_noise": (0.01,)},
+        rotary="mscale",
+        tensors={"router": "block_sparse_moe.gate.weight"},
+        experts=_NUMBERED_EXPERTS,
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        QWEN
+        | {
+            "num_key_value_heads": 16,
+            "qkv_bias": True,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "norm_topk_prob": False,
+        },
+        keys=_QWEN_EXPERTS | {"qkv_bias": "qkv_bias", "intermediate_size": "shared_expert_intermediate_size"},
+        fixed={"shared_router": True},
+        only=_ALL_SPARSE,
+        tensors={field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")},
+        experts=_EXPERTS,
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        QWEN
+        | {
+            "num_key_value_heads": 4,
+            "attention_bias": False,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+        },
+        keys=_QWEN_EXPERTS | ATTENTION_BIAS,
+        fixed=_EXPERTS_ALONE | {"qk_norm": True},
+        only=_ALL_SPARSE,
+        experts=_EXPERTS,
+    ),
+    "olmoe": Family(
+        "OlmoeForCausalLM",
+        {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "attention_bias": False,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        keys=_QWEN_EXPERTS | ATTENTION_BIAS | {"expert_size": "intermediate_size"},
+        fixed=_EXPERTS_ALONE | {"qk_norm": True, "qk_norm_kind": "whole"},
+        experts=_EXPERTS,
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        LISTED
+        | {
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "max_position_embeddings": 131072,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+        },
+        keys=_LOCAL_KEYS | ATTENTION_BIAS,
+        fixed=_EXPERTS_ALONE | {"sinks": True, "router_bias": True, "mlp_bias": True, "activation": "clipped_silu"},
+        only={"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
+        tensors={"router": "mlp.router.weight"},
+        experts={
+            "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "mlp.experts.gate_up_proj_bias": ("expert_gate_bias", "expert_up_bias"),
+            "mlp.experts.down_proj": ("expert_down",),
+            "mlp.experts.down_proj_bias": ("expert_down_bias",),
+        },
+        expert_layout="interleaved",
+    ),
+    "llama4_text": Family(
+        "Llama4ForCausalLM",
+        _LOCAL_EXPERTS
+        | {
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+            "attention_bias": False,
+            "use_qk_norm": True,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "layer_types": None,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "moe_layers": None,
+        },
+        keys=_LOCAL_KEYS | ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
+        fixed={"qk_norm_kind": "weightless", "interleaved_rotary": True, "routing": "sigmoid"},
+        only={"num_experts_per_tok": (1,), "interleave_moe_layer_step": (1,)},
+        tensors={field: f"feed_forward.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}
+        | {"router": "feed_forward.router.weight"},
+        experts={
+            "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "feed_forward.experts.down_proj": ("expert_down",),
+        },
+        expert_layout="columns",
+    ),
+}
