@@ -29,8 +29,7 @@ from rich.table import Table
 from benchmarks import report
 from benchmarks.attention import copy_rate, float32, seconds
 from jlade.mesh import default_device
-from jlade.models import experts as experts_lib
-from jlade.models.experts import Experts, Shape, mix, resolve
+from jlade.models.experts import Experts, Shape, mix, resolve, ways
 
 # Experts, those of a token, and sizes
 FULL = {
@@ -129,7 +128,7 @@ def _layers(x: jax.Array, layers: list[Experts], routes: Any, implementation: st
     """Returns the result of the last layer. Each result is added to the tokens of the next layer."""
     for experts, (chosen, weights) in zip(layers, routes, strict=True):
         if implementation == "gpu":
-            mixed = experts_lib._tiled(x, chosen, weights, experts, "silu", chosen.size / experts.number)
+            mixed = ways.tiled(x, chosen, weights, experts, "silu", chosen.size / experts.number)
         else:
             mixed = mix(x, chosen, weights, experts, "silu", implementation=implementation)
         x += mixed

@@ -12,7 +12,7 @@ import pytest
 from jlade import mesh as mesh_lib
 from jlade.models import experts as experts_lib
 from jlade.models import trial
-from jlade.models.experts import Experts, Shape, mix, resolve, resolve_unattached
+from jlade.models.experts import Experts, Shape, mix, resolve, resolve_unattached, ways
 from jlade.models.experts.contest import prepare
 from jlade.models.llama import Llama, init_params, quantize
 from tests.models.attention.test_attend import AMPERE, CPU, HOPPER, TPU
@@ -30,7 +30,7 @@ def simulated(x, chosen, weights, matrices):
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
     simulation = InterpretGPUParams()
-    return experts_lib._tiled(x, chosen, weights, Experts(*matrices), "silu", load=3, interpret=simulation)
+    return ways.tiled(x, chosen, weights, Experts(*matrices), "silu", load=3, interpret=simulation)
 
 
 def other_expert(x, chosen, weights, matrices):
@@ -205,7 +205,7 @@ def test_settings_are_stored_for_an_implementation_of_experts():
 
 def test_mix_takes_the_kernel_for_several_tokens(monkeypatch):
     calls = []
-    monkeypatch.setattr(experts_lib, "_tiled", lambda x, *rest: calls.append(rest[-1]) or x)
+    monkeypatch.setattr(ways, "tiled", lambda x, *rest: calls.append(rest[-1]) or x)
     contest = prepare(plain, plain, CPU, SHAPE)
     (x, chosen, weights), matrices = contest.step.arguments
     for num_tokens in (1, 3):

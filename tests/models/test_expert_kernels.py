@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
-from jlade.models import experts as experts_lib
-from jlade.models.experts import Experts, hopper
+from jlade.models.experts import Experts, hopper, ways
 
 needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
 
@@ -84,7 +83,7 @@ def mixed_by_numpy(x, chosen, weights, experts):
 
 def tiled(*arguments, activation):
     """With a tile of 8 rows, which some experts overflow."""
-    return experts_lib._tiled(*arguments, activation, load=4, interpret=InterpretGPUParams(detect_races=True))
+    return ways.tiled(*arguments, activation, load=4, interpret=InterpretGPUParams(detect_races=True))
 
 
 @pytest.mark.parametrize("has_biases", [False, True])
@@ -92,7 +91,7 @@ def tiled(*arguments, activation):
 @pytest.mark.parametrize("num_tokens", [1, 12])
 @pytest.mark.parametrize(
     "kind",
-    [experts_lib._sorted, experts_lib._each, experts_lib._all, pytest.param(tiled, marks=needs_kernel)],
+    [ways.by_expert, ways.by_token, ways.all_with_all, pytest.param(tiled, marks=needs_kernel)],
 )
 def test_each_arrangement_of_tokens_gives_the_weighted_sum(kind, num_tokens, num_elsewhere, has_biases):
     rng, number, k = np.random.default_rng(num_tokens), 5, 3
