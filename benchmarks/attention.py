@@ -63,12 +63,9 @@ def main() -> None:
     sizes = dict(TINY if options.tiny else FULL)
     if options.head_dim:
         sizes["head_dim"] = options.head_dim
-    measure = functools.partial(_seconds, repeat=options.repeat, calls=options.calls)
+    measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
 
-    copied = jnp.ones(sizes["copied_bytes"] // 4, jnp.float32)
-    passes = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, x: x + 1, x))
-    bandwidth = 10 * 2 * copied.nbytes / measure(passes, copied)  # read and written
-    del copied
+    bandwidth = copy_rate(sizes["copied_bytes"], measure)
     console = Console()
     console.print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {bandwidth / 1e9:.0f} GB/s")
 
@@ -86,19 +83,19 @@ def main() -> None:
             )
             lengths = jnp.array([length], jnp.int32)
             with jax.default_matmul_precision("highest"):
-                exact = _step(*_float32((block, caches[:1])), lengths, "plain")
+                exact = _step(*float32((block, caches[:1])), lengths, "plain")
             floor = 2 * sizes["layers"] * kv_heads * length * sizes["head_dim"] * block[0].itemsize / bandwidth
             for implementation in implementations:
                 got = _step(block, caches[:1], lengths, implementation)
                 error = float(jnp.linalg.norm(got.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
                 run = functools.partial(_step, implementation=implementation)
-                seconds = measure(run, block, caches, lengths)
+                taken = measure(run, block, caches, lengths)
                 figures.append({"heads": heads, "kv_heads": kv_heads, "tokens": block_size, "cached": length})
-                figures[-1] |= {"implementation": implementation, "seconds": seconds, "floor_seconds": floor}
+                figures[-1] |= {"implementation": implementation, "seconds": taken, "floor_seconds": floor}
                 figures[-1] |= {"relative_error": error}
                 table.add_row(
                     f"{heads}/{kv_heads}", f"{block_size}", f"{length}", f"{floor * 1e3:.3f}", implementation,
-                    f"{seconds * 1e3:.3f}", f"{seconds / floor:.2f}", f"{error:.5f}",
+                    f"{taken * 1e3:.3f}", f"{taken / floor:.2f}", f"{error:.5f}",
                 )  # fmt: skip
             progress.advance(task)
     console.print(table)
@@ -134,7 +131,8 @@ def _step(block: tuple[jax.Array, ...], caches: Any, lengths: jax.Array, impleme
     return queries
 
 
-def _float32(arrays: Any) -> Any:
+def float32(arrays: Any) -> Any:
+    """Returns a pytree of arrays in float32."""
     return jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
 
 
@@ -149,7 +147,14 @@ def _implementations(dtype: str, heads: tuple[int, int], head_dim: int, console:
     return running
 
 
-def _seconds(run: Callable[..., jax.Array], *arguments: Any, repeat: int, calls: int) -> float:
+def copy_rate(num_bytes: int, measure: Callable[..., float]) -> float:
+    """Returns the bytes that copies of so many bytes read and write in a second."""
+    copied = jnp.ones(num_bytes // 4, jnp.float32)
+    passes = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, x: x + 1, x))
+    return 10 * 2 * copied.nbytes / measure(passes, copied)
+
+
+def seconds(run: Callable[..., jax.Array], *arguments: Any, repeat: int, calls: int) -> float:
     """Returns the time of a call: the median of `repeat` measurements of `calls` consecutive calls."""
     jax.block_until_ready(run(*arguments))
     measured = []

@@ -10,6 +10,7 @@
 #   transformers  comparison with transformers, eager and compiled                       (versus_transformers_gpu.py)
 #   int8          comparison of int8 weights with bfloat16                               (quantization.py)
 #   attention     comparison of the attention kernel with plain attention                (attention.py)
+#   experts       comparison of the kernel for experts with plain JAX                    (expert_kernel.py)
 #   overhead      share of a step outside the model, loops of one's own, at a 1 B shape  (overhead.py)
 #   meshes        texts, steps and times on meshes of all GPUs, if there are several     (meshes.py)
 #
@@ -30,7 +31,7 @@ small=1b
 out=${OUT:-$root/benchmarks/results}
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(correctness attention estimate decode transformers int8 overhead meshes)
+[[ $# -gt 0 ]] || parts=(correctness attention experts estimate decode transformers int8 overhead meshes)
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
@@ -81,13 +82,18 @@ for part in "${parts[@]}"; do
       run 5 benchmarks/quantization.py "${arguments[@]}" --speed-only --json "$out/quantization_${shape}_$name.json"
       ;;
     attention) run 5 benchmarks/attention.py --json "$out/attention_$name.json" ;;
+    experts)
+      arguments=()
+      [[ $shape == demo ]] && arguments=(--tiny)
+      run 5 benchmarks/expert_kernel.py "${arguments[@]}" --json "$out/experts_$name.json"
+      ;;
     overhead)
       run 6 benchmarks/overhead.py --shape "$small" --dtype bfloat16 --new-tokens 128 --minutes 5 \
         --json "$out/overhead_${small}_$name.json"
       ;;
     meshes) run 9 benchmarks/meshes.py --json "$out/meshes_$name.json" ;;
     *)
-      echo "no such part: $part; accepted are correctness, attention, estimate, decode, transformers, int8, overhead" \
+      echo "no such part: $part; accepted are correctness, attention, experts, estimate, decode, transformers, int8, overhead" \
         "and meshes"
       exit 2
       ;;

@@ -98,6 +98,7 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
     int8 = parts(f"quantization_{shape}").get("speed", {}).get("int8", {}).get("speed", "-")
     yield "plain decoding in int8, x bfloat16", f"{int8:.3f}" if isinstance(int8, float) else int8, "1.7"
     yield from _attention(parts("attention"), speed)
+    yield from _experts(parts("experts"))
     overhead = parts(f"overhead_{small}")
     for setting in ("plain", "15,5,15"):
         yield row(f"step outside the model, %, {setting}", overhead, setting, "outside the model, %", "under 3")
@@ -118,6 +119,19 @@ def _attention(attention: dict[str, Any], speed: dict[str, Any]) -> Iterator[tup
         yield f"{name}, % of a step at 8192", f"{share:.1f}", ""
         yield f"{name}, % above its floor", f"{above:.1f}", "at most 5"
         yield f"{name}, relative error", f"{case['relative_error']:.4f}", "0.004"
+
+
+def _experts(experts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yields the times of the kernel for experts, in those of plain JAX and of reading the weights in use."""
+    cases = {(x["shape"], x["tokens"], x["implementation"]): x for x in experts.get("cases", [])}
+    for (shape, tokens, implementation), case in cases.items():
+        if implementation == "plain":
+            continue
+        plain, name = cases[shape, tokens, "plain"], f"experts ({implementation}), {shape}, {tokens} tokens"
+        yield f"{name}, x plain", f"{case['seconds'] / plain['seconds']:.2f}", "at most 1"
+        if tokens <= 120:
+            yield f"{name}, x floor", f"{case['seconds'] / case['floor_seconds']:.2f}", "at most 1.3"
+        yield f"{name}, relative error", f"{case['relative_error']:.4f}", f"{plain['relative_error']:.4f} of plain"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from jlade.inspection.inspect import Inspection, inspect
 from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
 from jlade.mesh import AXES
-from jlade.models.attention import IMPLEMENTATIONS
+from jlade.models import attention, experts
 
 DEVICES = ("cpu", *TARGETS)
 CAPACITY = 1024
@@ -39,14 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SETTING",
         help="the one to compile, like tree=63 (default: the device's)",
     )
-    group.add_argument("--attention", choices=IMPLEMENTATIONS, help="its implementation (default: auto)")
+    group.add_argument("--attention", choices=attention.IMPLEMENTATIONS, help="its implementation (default: auto)")
+    group.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="their implementation (default: auto)")
     group.add_argument("--int8", action="store_true", help="matrices in int8")
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises a ValueError that names an option without effect, as there is no `--device`."""
-    for name in ("lookahead", "attention", "int8", "mesh"):
+    for name in ("lookahead", "attention", "experts", "int8", "mesh"):
         if options.device is None and getattr(options, name):
             raise ValueError(f"--{name} has no effect without --device: leave it out, or name a device")
 
@@ -65,6 +66,7 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
         batch_size=options.batch_size,
         capacity=CAPACITY if options.length is None else options.length,
         attention=options.attention or "auto",
+        experts=options.experts or "auto",
         mesh=None if options.mesh is None else options_lib.mesh_sizes(options.mesh),
     )
     if options.json:
@@ -81,7 +83,7 @@ def _table(found: Inspection) -> Table:
         "device": f"{found.device_kind}, {decimal(memory.limit)}" + (f"; each of {sizes}" if sizes else ""),
         "programs": f"{found.batch_size} x {found.capacity:,} tokens, "
         f"{'int8 and ' if found.int8 else ''}{found.dtype}, attention {found.attention}, "
-        f"compiled in {found.compile_seconds:.0f} s",
+        f"{f'experts {found.experts}, ' if found.experts else ''}compiled in {found.compile_seconds:.0f} s",
     }
     if found.failure is not None:
         rows["refused"] = found.failure.splitlines()[0]

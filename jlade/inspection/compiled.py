@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jlade.choosing.estimate import Rates, Time, time
 from jlade.inspection.hlo import Module
-from jlade.inspection.launches import PRODUCTS, STARTS, Launch, launches
+from jlade.inspection.launches import PRODUCTS, STARTS, VIEWS, Launch, launches
 
 # A fusion of these alone computes nothing: it copies.
 MOVES = frozenset(
@@ -21,16 +21,12 @@ COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "
 
 
 class Sizes(NamedTuple):
-    """Numbers of elements of the arrays that no step may copy. `all` has those of which multiples count too."""
+    """Elements of the arrays that no step may copy. Of weights multiples count too, as compilers join them."""
 
     weights: frozenset[int]  # of each matrix
     cache_layers: frozenset[int] = frozenset()  # of the keys of each layer
     tables: frozenset[int] = frozenset()  # of the sources of drafts, all of int32
     experts_read: Mapping[int, float] = {}  # see `jlade.inspection.hlo.Module`
-
-    @property
-    def all(self) -> frozenset[int]:
-        return (self.weights | self.cache_layers) - {0}
 
 
 class Loop(NamedTuple):
@@ -116,6 +112,7 @@ def _branches(module: Module, computation: str) -> int:
 def _is_copy(launch: Launch, sizes: Sizes) -> bool:
     """Whether an instruction only moves, or converts, an array whose size is a multiple of one of `sizes`.
 
+    The array is one that the loop carries: others, such as the tokens of a layer's experts, may have such a size too.
     Logits have multiples of the size of a table, but are no integers. Parts of a text may fill an array of that size.
     """
     if not launch.operands or not launch.opcodes <= MOVES:
@@ -123,12 +120,28 @@ def _is_copy(launch: Launch, sizes: Sizes) -> bool:
     operand, result = launch.operands[0], launch.result
     if operand.is_on_chip != result.is_on_chip and operand.order == result.order:
         return False  # a TPU fetches what it reads next into on-chip memory, or writes it back
-    # Padding changes the size, so that of the operand counts too.
-    arrays = [result, *(launch.operands if "pad" in launch.opcodes else ())]
+    arrays = launch.operands if "pad" in launch.opcodes else [result]  # padding changes the size
     read = {operand.size for operand in launch.operands}
     if any(array.size in sizes.tables & read and array.dtype == "s32" for array in arrays):
         return True
-    return any(array.size and array.size % size == 0 for array in arrays for size in sizes.all)
+    found = {array.size for array in arrays} - {0}
+    if found.isdisjoint(sizes.cache_layers) and not any(n % size == 0 for n in found for size in sizes.weights - {0}):
+        return False
+    return any(_is_carried(launch, name) for name in launch.instruction.operands)
+
+
+def _is_carried(launch: Launch, name: str) -> bool:
+    """Whether a value is an array that the loop carries, or one that was updated, moved or converted."""
+    computation, left, seen = launch.module.computations[launch.computation], [name], set()
+    while left:
+        value = computation[left.pop()]
+        if value.opcode in ("parameter", "while", "conditional", "call"):
+            return True
+        seen.add(value.name)
+        moves = value.opcode in VIEWS or value.opcode in STARTS
+        same = (each for each in value.operands if moves or computation[each].size == value.size)
+        left += [each for each in same if each not in seen]
+    return False
 
 
 def _is_vector_product(launch: Launch, sizes: Sizes) -> bool:

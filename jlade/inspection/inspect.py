@@ -22,9 +22,8 @@ from jlade.inspection import targets
 from jlade.inspection.compiled import Loop
 from jlade.inspection.programs import Programs
 from jlade.lookahead import division, names
-from jlade.mesh import DATA, HEADS, LOOKAHEAD, MODEL
-from jlade.models import attention as attention_lib
-from jlade.models import sharding
+from jlade.mesh import DATA, LOOKAHEAD, MODEL
+from jlade.models import implementations, sharding
 from jlade.models.llama import Llama, LlamaParams
 from jlade.models.quantization import is_int8
 
@@ -57,6 +56,7 @@ class Inspection:
       device, device_kind: the argument, and JAX's name.
       mesh: the number of devices along `data`, `lookahead` and `model`. Memory and steps are those of one device.
       attention: its implementation.
+      experts: their implementation; None for models without experts.
       lookahead: the setting.
       dtype: of the computation; int8: whether the matrices are in int8.
       memory: in bytes.
@@ -71,6 +71,7 @@ class Inspection:
     device_kind: str
     mesh: tuple[int, int, int]
     attention: str
+    experts: str | None
     lookahead: LookaheadConfig
     batch_size: int
     capacity: int
@@ -108,6 +109,7 @@ class Inspection:
                 "device_kind",
                 "mesh",
                 "attention",
+                "experts",
                 "batch_size",
                 "capacity",
                 "dtype",
@@ -155,6 +157,7 @@ def inspect(
     batch_size: int = 1,
     capacity: int = 1024,
     attention: str = "auto",
+    experts: str = "auto",
     mesh: Mapping[str, int] | None = None,
     rates: Rates | None = None,
 ) -> Inspection:
@@ -172,7 +175,7 @@ def inspect(
       lookahead: a setting, "auto" or None, as in `jlade.generate`.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
-      attention: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
+      attention, experts: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
         if it has one for the model.
       mesh: the number of devices along some of the axes "data", "lookahead" and "model"; see `jlade.make_mesh`.
       rates: that the device reaches; by default shares of its data sheet.
@@ -206,12 +209,11 @@ def inspect(
     else:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
     if is_attached:
-        decoder = Llama(config, attention).on(params, divided)
+        decoder = Llama(config, attention, experts).on(params, divided)
     else:
-        shards = mesh_lib.size(divided, *MODEL)
-        heads = config.num_heads // shards, config.num_kv_heads // mesh_lib.size(divided, HEADS), config.head_dim
-        resolved = attention_lib.resolve_unattached(attention, target, params.norm.dtype, *heads)
-        decoder = Llama(config, resolved, MODEL if shards > 1 else ())
+        chosen = implementations.Implementations(attention, experts)
+        found = implementations.resolve_unattached(config, chosen, params, target, divided)
+        decoder = Llama(config, *found, axes=MODEL if mesh_lib.size(divided, *MODEL) > 1 else ())
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
         each, weights = batch_size // mesh_lib.size(divided, DATA), estimate.weights_of(params)
@@ -220,11 +222,12 @@ def inspect(
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)
     programs = Programs(params, decoder, target, batch_size, capacity, rates, divided)
-    found = Inspection(
+    inspection = Inspection(
         device=device,
         device_kind=target.device_kind,
         mesh=(mesh_lib.size(divided, DATA), mesh_lib.size(divided, LOOKAHEAD), mesh_lib.size(divided, *MODEL)),
         attention=decoder.attention,
+        experts=decoder.experts if config.num_experts else None,
         lookahead=setting,
         batch_size=batch_size,
         capacity=capacity,
@@ -233,7 +236,7 @@ def inspect(
         memory=Memory(targets.memory(device), None, _num_bytes(programs.arguments(setting)), None, None, None),
         compile_seconds=0.0,
     )
-    return _described(found, programs, is_attached)
+    return _described(inspection, programs, is_attached)
 
 
 def _described(found: Inspection, programs: Programs, is_attached: bool) -> Inspection:

@@ -15,7 +15,6 @@ Params = Any  # the model's own pytree of arrays
 BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
 Layers = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]  # keys and values, per layer
 
-CHUNK = 256  # tokens; a block of as many reads a prompt
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
 
 
@@ -149,9 +148,9 @@ def commit(
     layers, blocks = (cache.keys, cache.values), tuple(zip(*block_kv, strict=True))
     pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
     kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
-    # XLA for GPUs copies a short layer to another layout, and back, to scatter a chunk of a prompt into it.
-    has_rings, is_chunk = any(kind.is_ring for kind in kinds), indices.shape[1] >= CHUNK
-    on_gpu = write_slices if has_rings and is_chunk else scatter
+    # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
+    are_short = any(kind.is_ring and kind.size <= 4 * indices.shape[1] for kind in kinds)
+    on_gpu = write_slices if are_short else scatter
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
     keys, values = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)

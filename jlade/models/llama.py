@@ -12,13 +12,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.mesh import HEADS, MODEL
-from jlade.models import attention, base, padding, rotary
+from jlade.mesh import MODEL
+from jlade.models import attention, base, experts, implementations, padding, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import is_matrix, layer_shapes
 from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
+from jlade.models.implementations import Implementations
 from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
 from jlade.models.quantization import is_int8, quantize_matrix
 
@@ -109,6 +110,7 @@ class Llama:
 
     Attributes:
       attention: implementation of attention, "auto", "plain", "gpu" or "tpu"; see `attention.attend`.
+      experts: implementation of experts, "auto", "plain" or "gpu", for models with experts; see `experts.mix`.
       axes: of the mesh, that divide heads, MLP columns and vocabulary; see `jlade.models.sharding`. `forward` and
         `logits` are then part of a `jax.shard_map` over these axes, and `logits` returns a slice of the vocabulary.
       pads: whether blocks are padded to sizes that CPUs multiply faster. The results are those of the block itself.
@@ -116,43 +118,47 @@ class Llama:
 
     config: LlamaConfig
     attention: str = "auto"
-    axes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    pads: bool = dataclasses.field(default=False, repr=False)
+    experts: str = "auto"
+    axes: tuple[str, ...] = ()
+    pads: bool = False
 
     def __post_init__(self) -> None:
         attention.check_implementation(self.attention)
+        experts.check_implementation(self.experts)
+
+    def __repr__(self) -> str:
+        """Names what the time of a step depends on: tuned settings are stored under it."""
+        of_experts = f", experts={self.experts!r}" if self.config.num_experts else ""
+        return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{of_experts})"
 
     def on(self, params: Any, mesh: Mesh | None = None) -> Self:
-        """Returns the decoder for the device that holds `params`, or for those of a mesh, with `attention` resolved.
+        """Returns the decoder for the device that holds `params`, or for those of a mesh, with kernels resolved.
 
         "auto" may try a kernel, which takes seconds, on the device of concrete parameters. It takes the remembered
-        verdict for shapes (`jax.ShapeDtypeStruct`), and plain attention for tracers and for parameters on several
-        devices without a mesh: XLA does not partition kernels.
+        verdict for shapes (`jax.ShapeDtypeStruct`), and "plain" for tracers and for parameters on several devices
+        without a mesh: XLA does not partition kernels.
 
         Args:
           params: the parameters.
           mesh: a result of `jlade.models.sharding.mesh_for`.
 
         Raises:
-          ValueError: `attention` names a kernel that cannot run there.
+          ValueError: `attention` or `experts` names a kernel that cannot run there.
         """
-        device, is_spread = mesh_lib.device_of(params, mesh), mesh is None and len(mesh_lib.devices_of(params)) > 1
         if mesh is not None:
             self = dataclasses.replace(self, axes=MODEL if mesh_lib.size(mesh, *MODEL) > 1 else ())
-        self = dataclasses.replace(self, pads=device.platform == "cpu")
-        if self.attention == "auto" and (device.platform not in attention.AUTOMATIC or is_spread):
-            return dataclasses.replace(self, attention="plain")
-        leaves = jax.tree.leaves(params)
-        if self.attention == "auto" and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return dataclasses.replace(self, attention="plain")
-        # The dtype is that of the cache. One layer tells it; tracing all of them takes 20 ms.
-        one_layer = dataclasses.replace(self, config=dataclasses.replace(self.config, num_layers=1, sliding_windows=()))
-        cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
-        c, concrete = self.config, all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        heads = c.num_heads // mesh_lib.size(mesh, *MODEL), c.num_kv_heads // mesh_lib.size(mesh, HEADS), c.head_dim
-        dtype, variations = cache.keys[0].dtype, c.attention_variations
-        chosen = attention.resolve(self.attention, device, dtype, *heads, concrete, variations)
-        return dataclasses.replace(self, attention=chosen)
+        self = dataclasses.replace(self, pads=mesh_lib.device_of(params, mesh).platform == "cpu")
+
+        def cache_dtype() -> Any:
+            # One layer tells it; tracing all of them takes 20 ms.
+            config = dataclasses.replace(self.config, num_layers=1, sliding_windows=())
+            one_layer = dataclasses.replace(self, config=config)
+            cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
+            return cache.keys[0].dtype
+
+        chosen = Implementations(self.attention, self.experts)
+        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh)
+        return dataclasses.replace(self, attention=found.attention, experts=found.experts)
 
     @property
     def vocab_size(self) -> int:
@@ -194,7 +200,7 @@ class Llama:
         rotated = c.rotary_dim or c.head_dim
         rotations = for_each_kind(c.rotary_by_layer, lambda kind: kind.rotation(positions, rotated))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
-        run = functools.partial(_layer, config=c, attention=self.attention, axes=self.axes)
+        run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
         block_kv = []
         for layer, cached_keys, cached_values, window, rotation, scales in zip(
             params.layers, cache.keys, cache.values, c.windows_by_layer, rotations, query_scales, strict=True
@@ -225,7 +231,7 @@ class Llama:
         return base.commit(cache, block_kv, indices, num_accepted, self.config.sliding_windows)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "attention", "axes", "window"))
+@functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "window"))
 def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
@@ -237,6 +243,7 @@ def _layer(
     *,
     config: LlamaConfig,
     attention: str,
+    experts: str,
     axes: tuple[str, ...],
     window: int | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -255,7 +262,7 @@ def _layer(
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    added = norm(_feed_forward(layer, normed, c, axes), layer.mlp_post_norm)
+    added = norm(_feed_forward(layer, normed, c, axes, experts), layer.mlp_post_norm)
     return hidden + scale(added, c.residual_scale), keys, values
 
 
@@ -294,7 +301,9 @@ def _project(
     return queries, keys, values
 
 
-def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
+def _feed_forward(
+    layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...], experts: str
+) -> jax.Array:
     """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
     if layer.experts is None:
         return _mlp(layer, normed, config, axes)
@@ -306,7 +315,7 @@ def _feed_forward(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axe
     inputs = normed
     if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
         inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
-    mixed = mix(inputs, chosen, weights, layer.experts, c.activation, axes)
+    mixed = mix(inputs, chosen, weights, layer.experts, c.activation, axes, experts)
     if layer.up is None:
         return mixed
     shared = _mlp(layer, normed, c, axes)

@@ -67,9 +67,9 @@ class ExpertsCase:
         """Returns the compiled program, the same one for each index."""
         shapes = [(self.num_tiles, self.rows, self.size), *[(self.num_experts, self.size, self.width)] * self.number]
         tiles, *weights = (jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in shapes)
-        chosen, count = jax.ShapeDtypeStruct((self.num_tiles,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+        chosen = jax.ShapeDtypeStruct((self.num_tiles,), jnp.int32)
         device, _ = targets.find("h100")
-        return targets.compile_for(device, experts.multiply, tiles, chosen, count, *weights)
+        return targets.compile_for(device, experts.multiply, tiles, chosen, *weights)
 
 
 def spills(cases: list[Case | ExpertsCase], directory: pathlib.Path) -> dict[Case | ExpertsCase, int]:

@@ -14,6 +14,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.choosing import estimate
+from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
 from jlade.drafts import pool as ngram_pool
 from jlade.inspection import compiled, targets
@@ -128,6 +129,36 @@ def test_int8_weights_stay_int8(name):
     assert found.int8
     assert found.copies == []
     assert found.step.vector_products == found.plain_step.vector_products == ()
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
+@pytest.mark.parametrize("sizes", [{}, {"model": 2}])
+@pytest.mark.parametrize("name", [device("h100")])
+def test_experts_have_a_kernel_without_copies_and_loops(name, sizes):
+    """A small Qwen3-MoE. With several tokens, each layer has two kernels of experts: for gate and up, and for down."""
+    config = dataclasses.replace(
+        QWEN,
+        vocab_size=512,
+        hidden_size=320,
+        intermediate_size=0,
+        num_heads=4,
+        num_kv_heads=2,
+        num_experts=16,
+        experts_per_token=4,
+        expert_size=192,
+        model_type="qwen3_moe",
+    )
+    params, setting = param_shapes(config, jnp.bfloat16), LookaheadConfig.tree(7)
+    found = jlade.inspect(params, name, lookahead=setting, attention="plain", mesh=sizes)
+    assert (found.experts, found.failure, found.copies) == ("gpu", None, [])
+    assert found.step.host_loops == found.plain_step.host_loops == sum(chunk.host_loops for chunk in found.chunks) == 0
+    if not sizes:
+        target, _ = targets.find(name)
+        programs = Programs(params, Llama(config, "plain", "gpu"), target, 1, 1024, estimate.rates("gpu", "H100"))
+        counts = [
+            programs.decoding(each).as_text().count('custom_call_target="mosaic_gpu') for each in (PLAIN, setting)
+        ]
+        assert counts == [0, 2 * config.num_layers]
 
 
 def facts(name, function, *shapes, sizes):

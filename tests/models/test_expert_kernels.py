@@ -1,4 +1,4 @@
-"""The kernel of experts, simulated on the CPU, against NumPy; and lowered for its device."""
+"""Mixtures of experts by each implementation and the kernel, simulated on the CPU, against NumPy; and its lowering."""
 
 import re
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
-from jlade.models.experts import hopper
+from jlade.models.experts import Experts, hopper, ways
 
 needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
 
@@ -29,13 +29,14 @@ def test_equals_a_product_for_each_tile(rows, size, width, number, dtype, count,
     monkeypatch.setattr(hopper, "SHARED_MEMORY", 3 * 128 * (rows + 128 * number))  # three or more slots
     rng = np.random.default_rng(size)
     experts = np.array([1, 1, 3, 4], np.int32)
+    of_tile = jnp.asarray(np.where(np.arange(len(experts)) < count, experts, 5))
     shapes = [(len(experts), rows, size), *[(5, size, width)] * number]
     tiles, *weights = (jnp.asarray(rng.normal(size=shape).astype(np.float32), dtype) for shape in shapes)
     unused = np.setdiff1d(np.arange(5), experts[:count])
     poisoned = [matrices.at[unused].set(jnp.nan) for matrices in weights]
 
     simulated = InterpretGPUParams(detect_races=True)
-    products = hopper.multiply(tiles, jnp.asarray(experts), jnp.int32(count), *poisoned, interpret=simulated)
+    products = hopper.multiply(tiles, of_tile, *poisoned, interpret=simulated)
 
     assert len(products) == number
     for product, matrices in zip(products, weights, strict=True):
@@ -48,13 +49,69 @@ def test_equals_a_product_for_each_tile(rows, size, width, number, dtype, count,
 
 @needs_kernel
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_nothing_runs_for_tiles_that_are_not_in_use(count):
+def test_nothing_runs_for_tiles_without_an_expert(count):
     """Simulated memory that no program has written is NaN."""
     tiles, weights = jnp.ones((2, 8, 64), jnp.bfloat16), jnp.ones((1, 64, 64), jnp.bfloat16)
-    experts, simulated = jnp.zeros(2, jnp.int32), InterpretGPUParams()
-    (product,) = hopper.multiply(tiles, experts, jnp.int32(count), weights, interpret=simulated)
+    experts = (jnp.arange(2, dtype=jnp.int32) >= count).astype(jnp.int32)
+    (product,) = hopper.multiply(tiles, experts, weights, interpret=InterpretGPUParams())
     expected = np.where(np.arange(2) < count, 64, np.nan)
     np.testing.assert_array_equal(product.astype(jnp.float32), np.broadcast_to(expected[:, None, None], product.shape))
+
+
+def random_experts(rng, number, size, width, has_biases, dtype):
+    def draw(*shape, scale=1.0):
+        return jnp.asarray(scale * rng.standard_normal(shape), dtype)
+
+    gate, up = (draw(number, size, width, scale=size**-0.5) for _ in range(2))
+    down = draw(number, width, size, scale=width**-0.5)
+    biases = [draw(number, columns) if has_biases else None for columns in (width, width, size)]
+    return Experts(gate, up, down, *biases)
+
+
+def mixed_by_numpy(x, chosen, weights, experts):
+    """Token by token, with the activation of GPT-OSS. Experts past the last are on other devices."""
+    x, gate, up, down, *biases = (None if array is None else np.asarray(array, np.float64) for array in (x, *experts))
+    of_gate, of_up, of_down = (np.zeros(experts.number) if bias is None else bias for bias in biases)
+    mixed = np.zeros_like(x)
+    for token, expert in np.ndindex(len(x), experts.number):
+        activated = np.minimum(x[token] @ gate[expert] + of_gate[expert], 7)
+        activated *= (np.clip(x[token] @ up[expert] + of_up[expert], -7, 7) + 1) / (1 + np.exp(-1.702 * activated))
+        share = np.sum(np.asarray(weights)[token], where=chosen[token] == expert)
+        mixed[token] += share * (activated @ down[expert] + of_down[expert])
+    return mixed
+
+
+def tiled(*arguments, activation):
+    """With a tile of 8 rows, which some experts overflow."""
+    return ways.tiled(*arguments, activation, load=4, interpret=InterpretGPUParams(detect_races=True))
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+@pytest.mark.parametrize("num_elsewhere", [0, 2])
+@pytest.mark.parametrize("num_tokens", [1, 12])
+@pytest.mark.parametrize(
+    "kind",
+    [ways.by_expert, ways.by_token, ways.all_with_all, pytest.param(tiled, marks=needs_kernel)],
+)
+def test_each_arrangement_of_tokens_gives_the_weighted_sum(kind, num_tokens, num_elsewhere, has_biases):
+    rng, number, k = np.random.default_rng(num_tokens), 5, 3
+    experts = random_experts(rng, number, 128, 64, has_biases, jnp.bfloat16)
+    x = jnp.asarray(rng.standard_normal((num_tokens, 128)), jnp.bfloat16)
+    # The first expert has no token, the second has nearly all.
+    chance = np.array([0, 9, *np.ones(number + num_elsewhere - 2)])
+    chosen = [rng.choice(len(chance), k, replace=False, p=chance / sum(chance)) for _ in range(num_tokens)]
+    chosen = np.minimum(np.array(chosen, np.int32), number)
+    weights = jnp.asarray(np.where(chosen < number, rng.random(chosen.shape), 0), jnp.float32)
+    mixed = kind(x, jnp.asarray(chosen), weights, experts, activation="clipped_silu")
+    expected = mixed_by_numpy(x, chosen, weights, experts)
+    assert mixed.dtype == jnp.bfloat16
+    error = np.linalg.norm(np.asarray(mixed, np.float64) - expected)
+    assert error < jnp.finfo(jnp.bfloat16).eps * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(("load", "rows"), [(0.1, 8), (3.75, 8), (4, 8), (7.5, 16), (15, 32), (32, 64), (500, 64)])
+def test_tiles_hold_twice_the_average_number_of_tokens(load, rows):
+    assert hopper.rows_of_tile(load) == rows
 
 
 @pytest.mark.parametrize(
@@ -70,7 +127,7 @@ def test_obstacles(dtype, rows, size, width, message):
     assert hopper.obstacle(dtype, rows, size, width) == message
     tiles, weights = jnp.zeros((1, rows, size), dtype), jnp.zeros((1, size, width), dtype)
     with pytest.raises(ValueError, match=re.escape(message)):
-        hopper.multiply(tiles, jnp.zeros(1, jnp.int32), jnp.int32(1), weights)
+        hopper.multiply(tiles, jnp.zeros(1, jnp.int32), weights)
 
 
 @needs_kernel
@@ -83,6 +140,6 @@ def test_lowers(num_tiles, number, size, width, rows, dtype):
     """The compiler passes of Pallas run without the device, and raise for programs that it does not accept."""
     shapes = [(num_tiles, rows, size), *[(128, size, width)] * number]
     tiles, *weights = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-    experts, count = jax.ShapeDtypeStruct((num_tiles,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-    lowered = jax.export.export(jax.jit(hopper.multiply), platforms=["cuda"])(tiles, experts, count, *weights)
+    experts = jax.ShapeDtypeStruct((num_tiles,), jnp.int32)
+    lowered = jax.export.export(jax.jit(hopper.multiply), platforms=["cuda"])(tiles, experts, *weights)
     assert lowered.mlir_module().count("custom_call @mosaic_gpu") == 1

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.models import experts as experts_lib
 from jlade.models.architecture import LlamaConfig
-from jlade.models.experts import Experts, mix, products, route
+from jlade.models.experts import Experts, mix, products, route, ways
 from jlade.models.quantization import quantize_matrix
 
-WAYS = {"sorted": experts_lib._sorted, "each": experts_lib._each, "all": experts_lib._all}
+WAYS = {"sorted": ways.by_expert, "each": ways.by_token, "all": ways.all_with_all}
 E, F = 16, 12
 
 

@@ -19,7 +19,7 @@ def compile_steps(name, sizes, config, setting, batch_size, capacity, dtype):
     """Returns the compiled program that makes steps on a mesh of `sizes`, with plain attention."""
     devices, _ = targets.find_all(name, math.prod(sizes))
     divided = sharding.mesh_for(config, jlade.make_mesh(*sizes, devices=devices))
-    decoder = Llama(config, "plain", MODEL if mesh.size(divided, *MODEL) > 1 else ())
+    decoder = Llama(config, "plain", axes=MODEL if mesh.size(divided, *MODEL) > 1 else ())
     rates = estimate.rates(devices[0].platform, devices[0].device_kind)
     params = param_shapes(config, dtype)
     return Programs(params, decoder, devices[0], batch_size, capacity, rates, divided).decoding(setting)

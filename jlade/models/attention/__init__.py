@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jlade.models.attention import plain
 from jlade.models.attention.operands import Operands as Operands
 from jlade.models.attention.operands import Variation as Variation
+from jlade.models.kernels import hopper_obstacle
 
 IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
 AUTOMATIC = ("gpu", "tpu")  # platforms with a kernel of that name, which "auto" tries
@@ -71,7 +72,7 @@ def resolve(
     """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
 
     "auto" gives the kernel of the device if it can run there and passes its trials, otherwise "plain"; see
-    `jlade.models.attention.trial`. Other implementations are not tried.
+    `jlade.models.trial`. Other implementations are not tried.
 
     Args:
       implementation: one of `IMPLEMENTATIONS`.
@@ -91,12 +92,18 @@ def resolve(
         kernel = device.platform
         if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim) is not None:
             return "plain"
-        from jlade.models.attention import trial  # on demand, as most programs need none
+        # On demand, as most programs need no trial.
+        from jlade.models import trial
+        from jlade.models.attention.contest import Shape, prepare
 
-        shapes = (trial.Shape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, each) for each in variations)
         run, run_plain = (functools.partial(attend, implementation=name) for name in (kernel, "plain"))
-        passed = all(trial.passes(kernel, run, run_plain, device, shape, may_run) for shape in shapes)
-        return kernel if passed else "plain"
+
+        def passes(variation: Variation) -> bool:
+            shape = Shape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, variation)
+            contest = functools.partial(prepare, run, run_plain, device, shape)
+            return trial.passes("attention", kernel, device, shape, contest, may_run)
+
+        return kernel if all(map(passes, variations)) else "plain"
     if obstacle := _obstacle(implementation, device, dtype, head_dim):
         raise ValueError(f"attention {implementation!r} {obstacle}; choose 'auto' or 'plain'")
     return implementation
@@ -127,10 +134,8 @@ def check_implementation(implementation: str) -> None:
 def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str | None:
     """Returns the reason why the implementation cannot run, None if it can."""
     if implementation == "gpu":
-        if getattr(device, "compute_capability", None) != "9.0":
-            return f"needs an NVIDIA GPU of compute capability 9.0 (H100, H200), and the device is {device.device_kind}"
-        if jax.__version_info__ < (0, 11, 2):
-            return f"needs JAX 0.11.2 or newer, and this is {jax.__version__}"
+        if reason := hopper_obstacle(device):
+            return reason
         if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16) or head_dim not in range(16, 129, 16):
             shape = f"{jnp.dtype(dtype).name} and {head_dim}"
             return f"needs 16-bit floats and heads of a multiple of 16 up to 128, and these are {shape}"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+ROWS = (8, 16, 32, 64)  # of a tile
 BLOCK = 64  # rows of the weights, and the fewest columns, in a step of a program
 SHARED_MEMORY = 96 * 1024  # bytes of the blocks of a program, so that a multiprocessor runs at least two programs
 PROGRAMS = 128  # programs take wide blocks if there are at least this many; a Hopper has 132 multiprocessors
@@ -26,25 +27,31 @@ def obstacle(dtype: jax.typing.DTypeLike, rows: int, size: int, width: int) -> s
     """
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
         return f"needs 16-bit floats, and these are {jnp.dtype(dtype).name}"
-    if rows not in (8, 16, 32, 64):
+    if rows not in ROWS:
         return f"needs tiles of 8, 16, 32 or 64 rows, and these have {rows}"
     if not size or not width or size % BLOCK or width % BLOCK:
         return f"needs matrices whose sides are multiples of {BLOCK}, and these are {size} x {width}"
     return None
 
 
-def multiply(
-    tiles: jax.Array, experts: jax.Array, count: jax.Array, *weights: jax.Array, interpret: Any = None
-) -> list[jax.Array]:
+def rows_of_tile(load: float) -> int:
+    """Returns how many rows tiles should have, for an average number of tokens of an expert.
+
+    Tokens choose experts unevenly. Few experts have over twice the average, and so more than one tile, which reads the
+    weights again.
+    """
+    return next((rows for rows in ROWS if rows >= 2 * load), ROWS[-1])
+
+
+def multiply(tiles: jax.Array, experts: jax.Array, *weights: jax.Array, interpret: Any = None) -> list[jax.Array]:
     """Returns the products [P, M, O] of tiles with the matrices of their experts, for each array of matrices.
 
-    Only weights of the experts of the first `count` tiles are read; the products of other tiles are unspecified. Sums
-    are in float32. Each tile reads the weights of its expert, which the L2 cache holds while its other tiles run.
+    Only the weights of experts with tiles are read; the products of tiles without an expert are unspecified. Sums are
+    in float32. Each tile reads the weights of its expert, which the L2 cache holds while its other tiles run.
 
     Args:
       tiles: [P, M, K] bfloat16 or float16, M tokens or padding each; M is 8, 16, 32 or 64.
-      experts: [P] int32, the expert of each tile, ascending.
-      count: [] int32, how many tiles are in use.
+      experts: [P] int32, the expert of each tile, ascending; N for none.
       weights: arrays [N, K, O] of the dtype of the tiles, such as the gate and up matrices of N MLPs, which share the
         programs; K and O are multiples of 64.
       interpret: parameters of Pallas that simulate the GPU on a CPU; for tests.
@@ -68,22 +75,20 @@ def multiply(
         grid_names=("tile", "column"),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(experts, jnp.reshape(count, 1), tiles, *weights)
+    )(experts, tiles, *weights)
     return list(products)
 
 
-def _kernel(
-    experts_ref: jax.Ref, count_ref: jax.Ref, tiles_ref: jax.Ref, *refs: jax.Ref, products_smem: jax.Ref, slots: int
-) -> None:
+def _kernel(experts_ref: jax.Ref, tiles_ref: jax.Ref, *refs: jax.Ref, products_smem: jax.Ref, slots: int) -> None:
     """Multiplies a tile by some columns of the matrices of its expert. `refs` are those of the weights and products."""
     tile, column = jax.lax.axis_index("tile"), jax.lax.axis_index("column")
     number, rows, columns = products_smem.shape
     weights_refs, products_refs = refs[:number], refs[number:]
 
-    @pl.when(tile < count_ref[0])
-    def _() -> None:
-        expert = experts_ref[tile]
+    expert = experts_ref[tile]
 
+    @pl.when(expert < weights_refs[0].shape[0])
+    def _() -> None:
         def accumulate(*sums: Any) -> list[jax.Array]:
             def add_block(_: Any, tile_smem: Any, *weights_smem: Any) -> None:
                 for each, weights in zip(sums, weights_smem, strict=True):

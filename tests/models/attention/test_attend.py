@@ -12,7 +12,8 @@ import pytest
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.models.attention import Operands, attend, plain, resolve, trial
+from jlade.models import trial
+from jlade.models.attention import Operands, attend, plain, resolve
 from jlade.models.llama import Llama
 from tests.tiny import tiny_llama
 

@@ -19,19 +19,28 @@ import numpy as np
 import pytest
 
 from jlade import mesh as mesh_lib
-from jlade.models import attention
-from jlade.models.attention import Variation, tpu, trial
-from jlade.models.attention.trial import Key, Shape, Verdict
+from jlade.models import attention, trial
+from jlade.models.attention import Variation, contest, tpu
+from jlade.models.attention.contest import Shape
 from jlade.models.llama import Llama
+from jlade.models.trial import Key, Verdict
 from tests.models.attention.test_attend import TPU
 from tests.tiny import tiny_llama
 
 CPU = jax.devices("cpu")[0]
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
-KEY = Key("tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
-GOOD = Verdict(True, "takes 0.50 of the time of plain attention")
+KEY = Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
+GOOD = Verdict(True, "takes 0.50 of the time of 'plain'")
 BAD = Verdict(False, "raises ValueError: no")
-layers = functools.cache(trial._layers)  # plain attention is compiled once for all tests
+layers = functools.cache(contest._layers)  # plain attention is compiled once for all tests
+
+
+def prepare(kernel, plain, shape=SHAPE):
+    return functools.partial(contest.prepare, kernel, plain, CPU, shape)
+
+
+def compare(kernel, plain, shape=SHAPE):
+    return trial.compare(prepare(kernel, plain, shape), CPU)
 
 
 def plain(operands):
@@ -41,10 +50,11 @@ def plain(operands):
 @pytest.fixture(autouse=True)
 def short_trials(monkeypatch):
     """Sizes that compile and run at once, equal times, and nothing known."""
-    sizes = {"BLOCK": 3, "PREFILL": 5, "LENGTHS": (20, 13), "CAPACITY": 24, "RING": 16, "WINDOW": 9, "LAYERS": 2}
-    for name, value in sizes.items():
-        monkeypatch.setattr(trial, name, value)
-    monkeypatch.setattr(trial, "_layers", layers)
+    sizes = {"LENGTHS": (20, 13), "CAPACITY": 24, "RING": 16, "WINDOW": 9}
+    for module, changed in ((trial, {"BLOCK": 3, "PREFILL": 5, "LAYERS": 2}), (contest, sizes)):
+        for name, value in changed.items():
+            monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(contest, "_layers", layers)
     monkeypatch.setattr(trial, "_seconds", lambda *arguments: 1.0)
     monkeypatch.setattr(trial, "_known", {})
 
@@ -92,7 +102,7 @@ def raising_at_run_time(operands):
     ],
 )
 def test_results(kernel, reason):
-    passed, found = trial.compare(kernel, plain, CPU, SHAPE)
+    passed, found = compare(kernel, plain)
     assert passed == (reason is None)
     if reason is not None:
         with pytest.raises(AssertionError, match="^" + reason):
@@ -102,8 +112,8 @@ def test_results(kernel, reason):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_dtype_has_a_tolerance_that_finds_a_wrong_length(dtype):
     shape = Shape(6, 2, 16, dtype)
-    assert trial.compare(plain, plain, CPU, shape).passed
-    assert not trial.compare(one_more_key, plain, CPU, shape).passed
+    assert compare(plain, plain, shape).passed
+    assert not compare(one_more_key, plain, shape).passed
 
 
 def test_the_kernel_of_tpus_passes_in_simulation(monkeypatch):
@@ -111,7 +121,7 @@ def test_the_kernel_of_tpus_passes_in_simulation(monkeypatch):
     monkeypatch.setattr(trial, "REPEAT", 1)
     kernel = functools.partial(tpu.attend, interpret=True)
     run = lambda operands: kernel(operands._replace(block_mask=operands.block_mask[None]))  # noqa: E731
-    assert trial.compare(run, plain, CPU, SHAPE).passed
+    assert compare(run, plain).passed
 
 
 def in_simulation(operands, **variations):
@@ -137,9 +147,9 @@ def test_variations_are_tried(monkeypatch):
     monkeypatch.setattr(trial, "REPEAT", 1)
     shape = SHAPE._replace(dtype="float32", variation=Variation(window=True, cap=True, sinks=True))
     assert str(shape) == "4 heads, 2 KV heads, head size 8, float32, window, cap, sinks"
-    assert trial.compare(in_simulation, in_simulation, CPU, shape).passed
+    assert compare(in_simulation, in_simulation, shape).passed
     for wrong in (without_window, without_cap, without_sinks):
-        passed, reason = trial.compare(wrong, in_simulation, CPU, shape)
+        passed, reason = compare(wrong, in_simulation, shape)
         assert not passed
         assert reason.startswith("gives wrong results: an error of ")
         assert reason.endswith(" with 1.5e-05 accepted")
@@ -150,7 +160,7 @@ def test_a_slower_kernel_is_refused_within_a_margin(ratio, passed, monkeypatch):
     """Each implementation takes much longer once."""
     times = itertools.chain([9.0, ratio, 1.0, 9 * ratio], itertools.cycle([1.0, ratio]))
     monkeypatch.setattr(trial, "_seconds", lambda *arguments: next(times))
-    assert trial.compare(plain, plain, CPU, SHAPE) == (passed, f"takes {ratio:.2f} of the time of plain attention")
+    assert compare(plain, plain) == (passed, f"takes {ratio:.2f} of the time of 'plain'")
 
 
 def test_times_are_those_of_all_layers(monkeypatch):
@@ -161,8 +171,8 @@ def test_times_are_those_of_all_layers(monkeypatch):
         return jax.pure_callback(lambda x: calls.append(1) or x, operands.queries, plain(operands))
 
     monkeypatch.setattr(trial, "LAYERS", 7)
-    case = trial._random_case(CPU, SHAPE, 2)
-    seconds = trial._seconds(trial._layers(counted), case, jnp.int32(7))
+    case = contest._random_case(CPU, SHAPE, 2)
+    seconds = trial._seconds(contest._layers(counted), case, jnp.int32(7))
     assert len(calls) == 7
     assert seconds > 0
 
@@ -172,8 +182,8 @@ def test_one_trial_serves_all_processes(caplog):
     assert trial.decide(KEY, lambda: GOOD) == GOOD
     assert trial.decide(KEY, pytest.fail) == GOOD
     assert [record.message for record in caplog.records] == [
-        "Trying the attention kernel 'tpu', once (TPU v5e; 4 heads, 2 KV heads, head size 8, bfloat16).",
-        "attention='auto' is 'tpu', which takes 0.50 of the time of plain attention "
+        "Trying the kernel 'tpu' for attention, once (TPU v5e; 4 heads, 2 KV heads, head size 8, bfloat16).",
+        "attention='auto' is 'tpu', which takes 0.50 of the time of 'plain' "
         "(TPU v5e; 4 heads, 2 KV heads, head size 8, bfloat16).",
     ]
     with next_process():
@@ -200,6 +210,7 @@ def test_a_refusal_is_warned_of_once_and_logged_by_later_processes(caplog):
 @pytest.mark.parametrize(
     "change",
     [
+        {"subject": "experts"},
         {"device": "TPU v6e"},
         {"software": "JAX 2"},
         {"code": "d"},
@@ -214,17 +225,18 @@ def test_other_circumstances_are_tried_anew(change):
 
 
 def test_the_key_names_versions(monkeypatch):
-    key = trial._key("tpu", CPU, SHAPE)
-    assert key == trial._key("tpu", CPU, SHAPE)
+    key = trial._key("attention", "tpu", CPU, SHAPE)
+    assert key == trial._key("attention", "tpu", CPU, SHAPE)
+    assert key.code != trial._key("experts", "tpu", CPU, SHAPE).code
     monkeypatch.setattr(jax, "__version__", "9.9")
-    assert trial._key("tpu", CPU, SHAPE).path != key.path
+    assert trial._key("attention", "tpu", CPU, SHAPE).path != key.path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
 def test_a_broken_file_is_ignored_with_a_warning(text):
     KEY.path.parent.mkdir(parents=True)
     KEY.path.write_text(text)
-    with pytest.warns(UserWarning, match="is ignored; the attention kernel is tried anew"):
+    with pytest.warns(UserWarning, match="is ignored; the kernel is tried anew"):
         assert trial.decide(KEY, lambda: GOOD) == GOOD
     assert json.loads(KEY.path.read_text())["passed"] is True
 
@@ -245,7 +257,7 @@ def test_a_failure_of_plain_attention_is_not_stored():
         raise RuntimeError("RESOURCE_EXHAUSTED")
 
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
-        trial.compare(plain, broken, CPU, SHAPE)
+        compare(plain, broken)
 
 
 def test_without_a_place_for_the_verdict_nothing_is_tried(tmp_path, monkeypatch):
@@ -258,8 +270,9 @@ def test_without_a_place_for_the_verdict_nothing_is_tried(tmp_path, monkeypatch)
 def test_a_kernel_that_ends_its_process_is_not_tried_again():
     script = """
 import os
-from jlade.models.attention.trial import *
-decide(Key("tpu", "TPU v5e", "JAX 1", "abc", Shape(4, 2, 8, "bfloat16")), lambda: os._exit(3))
+from jlade.models.attention.contest import Shape
+from jlade.models.trial import *
+decide(Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", Shape(4, 2, 8, "bfloat16")), lambda: os._exit(3))
 """
     assert subprocess.run([sys.executable, "-c", script], env=os.environ, check=False).returncode == 3
     with pytest.warns(UserWarning, match="ended or hung the process that tried it"):
@@ -318,12 +331,12 @@ def test_a_trial_frees_its_arrays():
 
     gc.collect()
     before = len(jax.live_arrays())
-    trial.compare(fail, plain, CPU, SHAPE)
+    compare(fail, plain)
     assert len(jax.live_arrays()) == before
 
 
 def passes(kernel=plain, may_run=True):
-    return trial.passes("tpu", kernel, plain, CPU, SHAPE, may_run)
+    return trial.passes("attention", "tpu", CPU, SHAPE, prepare(kernel, plain), may_run)
 
 
 def test_within_a_trace_the_trial_runs_at_once():
@@ -350,7 +363,7 @@ def test_without_leave_only_a_remembered_verdict_counts():
 
 
 def test_several_processes_and_absent_devices_try_nothing(monkeypatch):
-    assert not trial.passes("tpu", pytest.fail, pytest.fail, TPU, SHAPE, may_run=True)
+    assert not trial.passes("attention", "tpu", TPU, SHAPE, pytest.fail, may_run=True)
     assert passes()
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert not passes(pytest.fail)
@@ -368,9 +381,11 @@ def on_tpu(monkeypatch):
 def test_a_decoder_asks_for_a_trial_of_its_heads(on_tpu):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama())
     assert params.decoder.attention == "tpu"
-    ((kernel, run, run_plain, device, shape, may_run),) = on_tpu
-    assert (kernel, device, shape, may_run) == ("tpu", TPU, Shape(4, 2, 6, "bfloat16"), True)
+    ((subject, kernel, device, shape, prepared, may_run),) = on_tpu
+    assert (subject, kernel, device, shape) == ("attention", "tpu", TPU, Shape(4, 2, 6, "bfloat16"))
+    run, run_plain, *rest = prepared.args
     assert (run.keywords, run_plain.keywords) == ({"implementation": "tpu"}, {"implementation": "plain"})
+    assert (*rest, may_run) == (device, shape, True)
     assert Llama(params.config, "tpu").on(params).attention == "tpu"
     assert Llama(params.config, "plain").on(params).attention == "plain"
     assert len(on_tpu) == 1
@@ -381,8 +396,8 @@ def test_a_decoder_asks_for_a_trial_of_each_variation(on_tpu, monkeypatch):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama(**variations))
     assert params.decoder.attention == "tpu"
     expected = [Shape(4, 2, 6, "bfloat16", Variation(window, cap=True)) for window in (True, False)]
-    assert [arguments[4] for arguments in on_tpu] == expected
-    monkeypatch.setattr(trial, "passes", lambda *arguments: arguments[4] == expected[0])
+    assert [arguments[3] for arguments in on_tpu] == expected
+    monkeypatch.setattr(trial, "passes", lambda *arguments: arguments[3] == expected[0])
     assert params.decoder.attention == "plain"
 
 

@@ -1,0 +1,139 @@
+"""Time and error of a layer's experts: plain JAX and the kernel for Hopper GPUs.
+
+    python benchmarks/expert_kernel.py           # on a GPU: the shapes of Qwen3-30B-A3B, GPT-OSS-20B and Mixtral-8x7B
+    python benchmarks/expert_kernel.py --tiny    # on a CPU
+
+A measurement runs some layers in sequence. Each has its own weights, so that they are read from memory as in a model,
+and each token has random experts, evenly spread. The floor is the time to read the weights of the experts in use, at
+the rate at which a copy reads and writes. The error is ||x - y|| / ||y|| of the first layer, where y is plain JAX in
+float32 on the same numbers. The kernel is measured for one token too, which `jlade.models.experts.mix` leaves to plain
+JAX.
+"""
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+# Import from the repository, not from this folder.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks import report
+from benchmarks.attention import copy_rate, float32, seconds
+from jlade.mesh import default_device
+from jlade.models.experts import Experts, Shape, mix, resolve, ways
+
+# Experts, those of a token, and sizes
+FULL = {
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "mixtral-8x7b": (8, 2, 4096, 14336),
+}
+TINY = {"tiny": (8, 2, 128, 64)}
+LAYERS = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
+    parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive calls per measurement")
+    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
+    options = parser.parse_args()
+    measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
+    console = Console()
+    rate = copy_rate(2**26 if options.tiny else 2**30, measure)
+    console.print(f"{default_device().device_kind}, JAX {jax.__version__}: copies {rate / 1e9:.0f} GB/s")
+
+    table = Table("shape", "tokens", "floor, ms", "experts", "ms per layer", "x floor", "error")
+    figures: list[dict[str, Any]] = []
+    shapes, blocks = (TINY, (1, 8)) if options.tiny else (FULL, (1, 8, 32, 120, 512))
+    with Progress(console=console) as progress:
+        task = progress.add_task("", total=len(shapes) * len(blocks))
+        for name, sizes in shapes.items():
+            shape = Shape(*sizes, options.dtype)
+            implementations = _implementations(shape, console)
+            layers = [_random_experts(jax.random.key(i), shape) for i in range(LAYERS)]
+            for num_tokens in blocks:
+                progress.update(task, description=f"{name}, {num_tokens} tokens")
+                x, routes = _random_tokens(num_tokens, shape)
+                with jax.default_matmul_precision("highest"):
+                    exact = _layers(*float32((x, layers[:1])), routes[:1], "plain")
+                used = sum(len(np.unique(chosen)) for chosen, _ in routes) / LAYERS
+                floor = used * 3 * shape.size * shape.width * x.itemsize / rate
+                for implementation in implementations:
+                    got = _layers(x, layers[:1], routes[:1], implementation)
+                    error = float(jnp.linalg.norm(got.astype(jnp.float32) - exact) / jnp.linalg.norm(exact))
+                    run = functools.partial(_layers, implementation=implementation)
+                    time = measure(run, x, layers, routes) / LAYERS
+                    figures.append({"shape": name, "tokens": num_tokens, "implementation": implementation})
+                    figures[-1] |= {"seconds": time, "floor_seconds": floor, "relative_error": error}
+                    table.add_row(
+                        name, f"{num_tokens}", f"{floor * 1e3:.3f}", implementation,
+                        f"{time * 1e3:.3f}", f"{time / floor:.2f}", f"{error:.5f}",
+                    )  # fmt: skip
+                progress.advance(task)
+            del layers
+    console.print(table)
+    if options.json:
+        facts = {"copy_bytes_per_second": rate, "dtype": options.dtype, "layers": LAYERS}
+        report.write(options.json, facts | {"cases": figures})
+
+
+def _implementations(shape: Shape, console: Console) -> list[str]:
+    """Returns the implementations that run on the default device, and prints the reason against the kernel."""
+    try:
+        return ["plain", resolve("gpu", default_device(), shape)]
+    except ValueError as error:
+        console.print(f"left out: {error}", soft_wrap=True)
+        return ["plain"]
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _random_experts(key: jax.Array, shape: Shape) -> Experts:
+    """Returns experts without biases. They are drawn one at a time, which takes less memory."""
+    inner = shape.size, shape.width
+
+    def draw(key: jax.Array, sizes: tuple[int, int]) -> jax.Array:
+        one = functools.partial(jax.random.normal, shape=sizes, dtype=shape.dtype)
+        return jax.lax.map(lambda key: one(key) * sizes[0] ** -0.5, jax.random.split(key, shape.number))
+
+    return Experts(*map(draw, jax.random.split(key, 3), (inner, inner, inner[::-1])))
+
+
+def _random_tokens(num_tokens: int, shape: Shape) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    """Returns tokens [T, E], and their experts and weights [T, K] in each layer."""
+    rng = np.random.default_rng(num_tokens)
+
+    def route() -> tuple[jax.Array, jax.Array]:
+        order = rng.permuted(np.tile(np.arange(shape.number, dtype=np.int32), (num_tokens, 1)), axis=1)
+        weights = rng.dirichlet(np.ones(shape.per_token), num_tokens)
+        return jnp.asarray(order[:, : shape.per_token]), jnp.asarray(weights, jnp.float32)
+
+    x = jnp.asarray(rng.standard_normal((num_tokens, shape.size), np.float32), shape.dtype)
+    return x, [route() for _ in range(LAYERS)]
+
+
+@functools.partial(jax.jit, static_argnames="implementation")
+def _layers(x: jax.Array, layers: list[Experts], routes: Any, implementation: str) -> jax.Array:
+    """Returns the result of the last layer. Each result is added to the tokens of the next layer."""
+    for experts, (chosen, weights) in zip(layers, routes, strict=True):
+        if implementation == "gpu":
+            mixed = ways.tiled(x, chosen, weights, experts, "silu", chosen.size / experts.number)
+        else:
+            mixed = mix(x, chosen, weights, experts, "silu", implementation=implementation)
+        x += mixed
+    return mixed
+
+
+if __name__ == "__main__":
+    main()

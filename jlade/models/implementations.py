@@ -1,0 +1,83 @@
+"""The implementations of attention and of experts that a model has on a device."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jlade import mesh as mesh_lib
+from jlade.mesh import HEADS, MODEL
+from jlade.models import attention, experts
+from jlade.models.architecture import LlamaConfig
+
+
+class Implementations(NamedTuple):
+    """Names of implementations, "auto" where none is chosen."""
+
+    attention: str
+    experts: str
+
+
+def resolve(
+    config: LlamaConfig,
+    chosen: Implementations,
+    params: Any,
+    cache_dtype: Callable[[], jax.typing.DTypeLike],
+    mesh: Mesh | None,
+) -> Implementations:
+    """Returns the implementations for the device that holds `params`, or for those of a mesh.
+
+    Args:
+      config: of the model.
+      chosen: by the user. For a model without experts theirs is returned as it is.
+      params, mesh: see `jlade.models.llama.Llama.on`.
+      cache_dtype: returns the dtype of queries, keys and values. It is called for kernels alone.
+
+    Raises:
+      ValueError: one names a kernel that cannot run there.
+    """
+    device, is_spread = mesh_lib.device_of(params, mesh), mesh is None and len(mesh_lib.devices_of(params)) > 1
+    leaves = jax.tree.leaves(params)
+    may_run = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+    of_attention, of_experts = chosen
+    if (
+        device.platform not in attention.AUTOMATIC
+        or is_spread
+        or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    ):
+        of_attention, of_experts = ("plain" if name == "auto" else name for name in chosen)
+    if of_attention != "plain":
+        heads, variations = _heads(config, mesh), config.attention_variations
+        of_attention = attention.resolve(of_attention, device, cache_dtype(), *heads, may_run, variations)
+    if not config.num_experts:
+        return Implementations(of_attention, chosen.experts)
+    if of_experts != "plain":
+        of_experts = experts.resolve(of_experts, device, _experts(config, params, mesh), may_run)
+    return Implementations(of_attention, of_experts)
+
+
+def resolve_unattached(
+    config: LlamaConfig, chosen: Implementations, params: Any, device: jax.Device, mesh: Mesh | None
+) -> Implementations:
+    """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
+    of_attention, of_experts = chosen
+    of_attention = attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, mesh))
+    if config.num_experts:
+        of_experts = experts.resolve_unattached(of_experts, device, _experts(config, params, mesh))
+    return Implementations(of_attention, of_experts)
+
+
+def _heads(config: LlamaConfig, mesh: Mesh | None) -> tuple[int, int, int]:
+    """Returns the heads and KV heads on a device, and the size of a head."""
+    heads, kv_heads = mesh_lib.size(mesh, *MODEL), mesh_lib.size(mesh, HEADS)
+    return config.num_heads // heads, config.num_kv_heads // kv_heads, config.head_dim
+
+
+def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.Shape:
+    """Returns the shape of the experts on a device, and how many of them a token has on average."""
+    c, shards = config, mesh_lib.size(mesh, *MODEL)
+    dtype = next(leaf.dtype for leaf in jax.tree.leaves(params) if leaf.ndim == 3)  # [expert, in, out]
+    per_token = -(-c.experts_per_token // shards)
+    return experts.Shape(c.num_experts // shards, per_token, c.hidden_size, c.expert_size, dtype.name)
