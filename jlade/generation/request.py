@@ -339,11 +339,10 @@ def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
 
 def check_stop(stop: Any, batch_size: int, tokenizer: Tokenizer | None) -> tuple[tuple[str, ...], ...]:
     """Returns the stop strings of each sequence, given those of all or of each."""
-    if stop is None or isinstance(stop, str):
-        stop = () if stop is None else (stop,)
-    if not isinstance(stop, Sequence):
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence):
         raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
-    sets = [stop] * batch_size if all(isinstance(string, str) for string in stop) else stop
+    sets = [strings] * batch_size if all(isinstance(string, str) for string in strings) else strings
     if any(isinstance(strings, str) or not isinstance(strings, Sequence) for strings in sets):
         raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
     if len(sets) != batch_size:
