@@ -1,8 +1,9 @@
 """The tensors of GGUF files, dequantized while they are read."""
 
 import dataclasses
+import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,13 +45,14 @@ class GGUFTensor:
     head_dim: int = 0
     added: float = 0.0
 
-    def rows(self) -> list["GGUFTensor"]:
-        """Returns the parts of the tensor for each index of its first dimension."""
-        size = self.num_bytes // self.shape[0]
-        return [
-            dataclasses.replace(self, offset=self.offset + i * size, shape=self.shape[1:], num_bytes=size)
-            for i in range(self.shape[0])
-        ]
+    def divide(self, shapes: Iterable[Shape]) -> list["GGUFTensor"]:
+        """Returns the parts of the tensor that have these shapes, one after the other."""
+        parts, offset = [], self.offset
+        for shape in shapes:
+            size = self.num_bytes * math.prod(shape) // math.prod(self.shape)
+            parts.append(dataclasses.replace(self, offset=offset, shape=shape, num_bytes=size))
+            offset += size
+        return parts
 
     @property
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
@@ -147,18 +149,13 @@ def check_tensors(
             raise ValueError(f"{file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
         if tensor.dtype not in accepted:
             raise ValueError(f"{file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}")
-        row_bytes, offset = tensor.num_bytes // shape[0], tensor.offset
-        for part, part_shape in parts.items():
+        for part, rows in zip(parts, tensor.divide(parts.values()), strict=True):
             is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
             found[part] = dataclasses.replace(
-                tensor,
-                offset=offset,
-                shape=part_shape,
-                num_bytes=part_shape[0] * row_bytes,
+                rows,
                 head_dim=config.head_dim if is_permuted else 0,
                 added=architecture.norm_offset if part.endswith("norm.weight") else 0.0,
             )
-            offset += found[part].num_bytes
     return found
 
 
@@ -180,5 +177,6 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
         found[name] = tensor
         if len(tensor.shape) == 3:
             number, outputs, inputs = tensor.shape
-            found[name] = ExpertTensor(tuple(tensor.rows()), slice(None), True, (number, inputs, outputs))
+            experts = tensor.divide([(outputs, inputs)] * number)
+            found[name] = ExpertTensor(experts, slice(None), True, (number, inputs, outputs))
     return found

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -22,7 +22,7 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6
 
 
 class ExpertMatrix(Tensor, Protocol):
-    """What a file holds of an expert, a matrix or a bias."""
+    """A matrix or a bias of an expert in a file."""
 
     @property
     def shape(self) -> Shape: ...
@@ -97,7 +97,7 @@ class ExpertTensor:
       is_transposed: whether the files have [out, in].
     """
 
-    experts: tuple[ExpertMatrix, ...]
+    experts: Sequence[ExpertMatrix]
     outputs: slice
     is_transposed: bool
     shape: Shape
@@ -145,9 +145,7 @@ def files(config: LlamaConfig) -> dict[str, File]:
     for i in range(config.num_layers):
         prefix = f"model.layers.{i}."
         for file_name, fields in family.experts.items():
-            held = [tensors[field] for field in fields if field in tensors]
-            if not held:
-                continue
+            held = [tensors[field] for field in fields]
             number, *inputs, outputs = held[0][1]
             outputs *= len(held)
             matrix = (outputs, *inputs) if family.expert_layout == "rows" else (*inputs, outputs)
@@ -180,20 +178,21 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
     tensors: dict[str, ExpertTensor] = {}
     for file_name, file in files(config).items():
         is_packed = file_name + BLOCKS in stored
+        held: Iterable[ExpertMatrix]
+        if is_packed:
+            held = map(Mxfp4, *(stored[file_name + suffix].rows() for suffix in (BLOCKS, SCALES)))
+        else:
+            held = [stored[file_name]] if file.expert is not None else stored[file_name].rows()
+        experts.setdefault(file.names[0], []).extend(held)
+        if file.expert:  # the first expert's tensor has made the array
+            continue
         for k, name in enumerate(file.names):
-            of_array = experts.setdefault(name, [])
-            if is_packed:
-                both = (stored[file_name + suffix].rows() for suffix in (BLOCKS, SCALES))
-                of_array += map(Mxfp4, *both)
-            else:
-                of_array += [stored[file_name]] if file.expert is not None else stored[file_name].rows()
             shape = array_shapes[name.split(".", 3)[3]]
             outputs = slice(None)
             if len(file.names) > 1:
                 half = slice(k * shape[-1], (k + 1) * shape[-1])
                 outputs = slice(k, None, 2) if layout == "interleaved" else half
-            is_transposed = is_packed or layout == "rows"
-            tensors[name] = ExpertTensor(tuple(of_array), outputs, is_transposed, shape)
+            tensors[name] = ExpertTensor(experts[file.names[0]], outputs, is_packed or layout == "rows", shape)
     return tensors
 
 

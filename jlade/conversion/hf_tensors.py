@@ -1,6 +1,5 @@
 """The tensors of a model in files of Hugging Face's format, some of which hold several of its arrays."""
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping
 
@@ -57,11 +56,7 @@ def model_tensors(
     expected = {name: stacked(parts) for name, parts in in_files.items()} | hf_experts.shapes(config, tensors)
     check_tensors(tensors, expected, config, directory)
     for name, parts in in_files.items():
-        stored = tensors[name]
-        row_bytes, offset = stored.num_bytes // stored.shape[0], stored.offset
-        for part, shape in parts.items():
-            found[part] = dataclasses.replace(stored, offset=offset, shape=shape)
-            offset += shape[0] * row_bytes
+        found |= zip(parts, tensors[name].divide(parts.values()), strict=True)
     return found | hf_experts.read(config, tensors)
 
 

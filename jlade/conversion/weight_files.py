@@ -67,12 +67,17 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.value_dtype).itemsize
 
+    def divide(self, shapes: Iterable[Shape]) -> list["StoredTensor"]:
+        """Returns the parts of the tensor that have these shapes, one after the other."""
+        parts, offset = [], self.offset
+        for shape in shapes:
+            parts.append(dataclasses.replace(self, offset=offset, shape=shape))
+            offset += parts[-1].num_bytes
+        return parts
+
     def rows(self) -> list["StoredTensor"]:
         """Returns the parts of the tensor for each index of its first dimension."""
-        size = self.num_bytes // self.shape[0]
-        return [
-            dataclasses.replace(self, offset=self.offset + i * size, shape=self.shape[1:]) for i in range(self.shape[0])
-        ]
+        return self.divide([self.shape[1:]] * self.shape[0])
 
     def read_bytes(self, name: str) -> np.ndarray:
         """Returns the whole tensor in its own dtype. Errors are those of `read`."""

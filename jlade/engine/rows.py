@@ -26,7 +26,7 @@ from jlade.models.base import Params
 
 
 class Controls(enum.IntEnum):
-    """What a program of steps can do, from the fastest one. A round runs the one that its rows need."""
+    """The programs of steps by their controls, from the fastest one. A round runs the one that its rows need."""
 
     GREEDY = 0
     SAMPLED = 1  # with temperatures
@@ -34,7 +34,7 @@ class Controls(enum.IntEnum):
 
     @classmethod
     def of(cls, inputs: Inputs) -> Self:
-        """Returns what a request needs."""
+        """Returns the fastest program for a request."""
         used = {name for name, value in vars(inputs.sampling).items() if value is not None}
         if used - {"temperature"} or inputs.stopping.min_new_tokens is not None:
             return cls(cls.ALL)
@@ -129,7 +129,7 @@ def empty(params: Params, row: Row, costs: jax.Array | None, *, config: DecodeCo
 
 @functools.partial(jax.jit, static_argnames=("config", "capacity"))
 def unread(params: Params, *, config: DecodeConfig, capacity: int) -> Prefix:
-    """Returns what is known of a prompt before it is read.
+    """Returns the prefix of a prompt before it is read.
 
     Each group of devices along `data` reads every prompt: the others would idle, and the row may belong to any of them.
     """

@@ -1,4 +1,4 @@
-"""What distinguishes the families of models: a description that the forward pass reads, and the shapes it implies."""
+"""The architecture of a model: a description that the forward pass reads, and the shapes of the arrays it implies."""
 
 import dataclasses
 

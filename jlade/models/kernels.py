@@ -1,4 +1,4 @@
-"""What kernels need of a device."""
+"""The devices on which kernels run."""
 
 import jax
 
