@@ -13,16 +13,8 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, LongRopeScaling, QueryScaling, Rotary
+from tests.models.test_families import SIZES
 from tests.models.test_llama import run_blocks
-
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
 
 def write(directory, model_type, **changes):

@@ -9,6 +9,7 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
 from jlade.models.experts import Experts, hopper, ways
+from tests.models.mixture import mixture
 
 needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
 
@@ -68,19 +69,6 @@ def random_experts(rng, number, size, width, has_biases, dtype):
     return Experts(gate, up, down, *biases)
 
 
-def mixed_by_numpy(x, chosen, weights, experts):
-    """Token by token, with the activation of GPT-OSS. Experts past the last are on other devices."""
-    x, gate, up, down, *biases = (None if array is None else np.asarray(array, np.float64) for array in (x, *experts))
-    of_gate, of_up, of_down = (np.zeros(experts.number) if bias is None else bias for bias in biases)
-    mixed = np.zeros_like(x)
-    for token, expert in np.ndindex(len(x), experts.number):
-        activated = np.minimum(x[token] @ gate[expert] + of_gate[expert], 7)
-        activated *= (np.clip(x[token] @ up[expert] + of_up[expert], -7, 7) + 1) / (1 + np.exp(-1.702 * activated))
-        share = np.sum(np.asarray(weights)[token], where=chosen[token] == expert)
-        mixed[token] += share * (activated @ down[expert] + of_down[expert])
-    return mixed
-
-
 def tiled(*arguments, activation):
     """With a tile of 8 rows, which some experts overflow."""
     return ways.tiled(*arguments, activation, load=4, interpret=InterpretGPUParams(detect_races=True))
@@ -103,7 +91,7 @@ def test_each_arrangement_of_tokens_gives_the_weighted_sum(kind, num_tokens, num
     chosen = np.minimum(np.array(chosen, np.int32), number)
     weights = jnp.asarray(np.where(chosen < number, rng.random(chosen.shape), 0), jnp.float32)
     mixed = kind(x, jnp.asarray(chosen), weights, experts, activation="clipped_silu")
-    expected = mixed_by_numpy(x, chosen, weights, experts)
+    expected = mixture(x, chosen, weights, experts, "clipped_silu")
     assert mixed.dtype == jnp.bfloat16
     error = np.linalg.norm(np.asarray(mixed, np.float64) - expected)
     assert error < jnp.finfo(jnp.bfloat16).eps * np.linalg.norm(expected)

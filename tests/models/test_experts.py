@@ -10,6 +10,7 @@ import pytest
 from jlade.models.architecture import LlamaConfig
 from jlade.models.experts import Experts, mix, products, route, ways
 from jlade.models.quantization import quantize_matrix
+from tests.models.mixture import mixture
 
 WAYS = {"sorted": ways.by_expert, "each": ways.by_token, "all": ways.all_with_all}
 E, F = 16, 12
@@ -23,23 +24,6 @@ def random_experts(number, biases):
     return Experts(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes))
 
 
-def expected(x, chosen, weights, experts, activation):
-    """Returns the mixture of the experts of each token, one after the other."""
-    gate, up, down, *biases = (None if array is None else np.asarray(array, np.float64) for array in experts)
-    gate_bias, up_bias, down_bias = (np.zeros(len(gate)) if bias is None else bias for bias in biases)
-    mixed = np.zeros(x.shape)
-    for token, (own, shares) in enumerate(zip(chosen, weights, strict=True)):
-        for n, share in zip(own, shares, strict=True):
-            gated, product = x[token] @ gate[n] + gate_bias[n], x[token] @ up[n] + up_bias[n]
-            if activation == "silu":
-                inner = gated / (1 + np.exp(-gated)) * product
-            else:
-                gated, product = np.minimum(gated, 7), np.clip(product, -7, 7)
-                inner = gated / (1 + np.exp(-1.702 * gated)) * (product + 1)
-            mixed[token] += share * (inner @ down[n] + down_bias[n])
-    return mixed
-
-
 @pytest.mark.parametrize(("tokens", "number", "k"), [(1, 4, 2), (3, 8, 2), (7, 8, 3), (100, 5, 2), (40, 64, 8)])
 @pytest.mark.parametrize("activation", ["silu", "clipped_silu"])
 def test_every_way_gives_the_mixture_of_each_token(tokens, number, k, activation):
@@ -47,7 +31,7 @@ def test_every_way_gives_the_mixture_of_each_token(tokens, number, k, activation
     experts = random_experts(number, biases=activation == "clipped_silu")
     x, router = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((tokens, E), (number, E)))
     chosen, weights = route(x, router, None, k, normalized=True)
-    wanted = expected(np.asarray(x, np.float64), chosen, weights, experts, activation)
+    wanted = mixture(x, chosen, weights, experts, activation)
     for name, way in WAYS.items():
         mixed = jax.jit(functools.partial(way, activation=activation))(x, chosen, weights, experts)
         np.testing.assert_allclose(mixed, wanted, atol=1e-4, err_msg=name)

@@ -45,17 +45,21 @@ CASES = {
 }
 
 
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
 def checkpoint(family, changes, directory):
     """Saves a random model of transformers; returns it and the parameters that jlade loads."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
-    shape = {
-        "vocab_size": 50,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+    shape = SIZES | {
         "max_position_embeddings": 4 * LENGTH,
         "initializer_range": 0.3,
         "eos_token_id": None,
