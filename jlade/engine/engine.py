@@ -329,6 +329,7 @@ class Engine:
         if placed is None:
             return None
         index, job = placed
+        job.request._start()
         return _Reading(job, index)
 
     def _step(self) -> None:

@@ -76,6 +76,8 @@ class Asked:
       options: of `Engine.submit` for all prompts, without `max_new_tokens` and `key`.
       limit: most new tokens; None for a chat without a limit.
       seed: None for a text that differs each time.
+      echo: the texts of the prompts if the response is to repeat them, else empty.
+      num_predicted: tokens of the prediction, 0 without one.
       steps: whether the response shows the text of each step.
     """
 
@@ -87,7 +89,8 @@ class Asked:
     n: int
     stream: bool
     include_usage: bool
-    echo: bool
+    echo: list[str]
+    num_predicted: int
     steps: bool
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
@@ -118,6 +121,7 @@ class Reader:
       vocab_size: token ids are below it.
       eos_ids: tokens that end a text.
       sampling: for the controls that a body does not give.
+      predicts: whether predictions give drafts; they change no text.
     """
 
     tokenizer: Tokenizer
@@ -125,6 +129,7 @@ class Reader:
     vocab_size: int
     eos_ids: Sequence[int]
     sampling: SamplingConfig
+    predicts: bool = True
 
     def chat(self, body: Body) -> Asked:
         """Reads a body of `/v1/chat/completions`.
@@ -144,7 +149,7 @@ class Reader:
             prompts=[self.conversation(body)],
             limit=fields.integer(body, limit, None, 1),
             logprobs=logprobs,
-            echo=False,
+            echo=[],
         )
 
     def completion(self, body: Body) -> Asked:
@@ -154,18 +159,19 @@ class Reader:
           RequestError: as `chat` does.
         """
         _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (True,)})
-        logprobs, echo = fields.integer(body, "logprobs", None, 0, 5), fields.boolean(body, "echo")
+        logprobs, is_echoed = fields.integer(body, "logprobs", None, 0, 5), fields.boolean(body, "echo")
         if logprobs:
             raise fields.refused("logprobs", logprobs, "0: alternatives of tokens are not supported")
-        if echo and logprobs is not None:
+        if is_echoed and logprobs is not None:
             raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
+        given = _prompts(body.get("prompt"))
         return self._asked(
             body,
             is_chat=False,
-            prompts=self.prompts(body),
+            prompts=[self.encode(name, one) for name, one in given.items()],
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
             logprobs=logprobs is not None,
-            echo=echo,
+            echo=[self._text(one) for one in given.values()] if is_echoed else [],
         )
 
     def conversation(self, body: Body) -> list[int]:
@@ -181,15 +187,19 @@ class Reader:
             raise fields.refused("messages", messages, "a conversation of at least one token")
         return ids
 
-    def prompts(self, body: Body) -> list[list[int]]:
-        """Returns the token ids of `prompt`: a string, token ids, or a list of these."""
-        prompt: Any = body.get("prompt")
-        is_one = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and fields.is_integer(prompt[0]))
-        if not is_one and not (isinstance(prompt, list) and prompt):
-            raise fields.refused("prompt", prompt, "a string, token ids, or a list of these")
-        if is_one:
-            return [self._encode("prompt", prompt)]
-        return [self._encode(f"prompt[{i}]", one) for i, one in enumerate(prompt)]
+    def encode(self, name: str, prompt: Any) -> list[int]:
+        """Returns the token ids of a prompt in text or in token ids; errors call it `name`."""
+        if isinstance(prompt, str):
+            ids = text_lib.encode(self.tokenizer, fields.text(name, prompt))
+            if not ids:
+                raise fields.refused(name, prompt, "text of at least one token")
+            return ids
+        if prompt == []:
+            raise fields.refused(name, prompt, "at least one token")
+        return self._token_ids(name, prompt)
+
+    def _text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
 
     def _asked(
         self,
@@ -199,7 +209,7 @@ class Reader:
         prompts: list[list[int]],
         limit: int | None,
         logprobs: bool,
-        echo: bool,
+        echo: list[str],
     ) -> Asked:
         options: dict[str, Any] = {
             "sampling": self._sampling(body),
@@ -209,8 +219,10 @@ class Reader:
             "logprobs": logprobs,
         }
         prediction = _prediction(body.get("prediction"))
-        if prediction:
+        num_predicted = 0
+        if prediction and self.predicts:
             options |= {"prediction": prediction, "with_statistics": True}
+            num_predicted = len(text_lib.encode(self.tokenizer, prediction)) - len(text_lib.encode(self.tokenizer, ""))
         n = fields.integer(body, "n", 1, 1, MOST_CHOICES)
         assert n is not None
         if n * len(prompts) > MOST_CHOICES:
@@ -225,18 +237,9 @@ class Reader:
             stream=fields.boolean(body, "stream"),
             include_usage=fields.boolean(fields.nested(body, "stream_options"), "include_usage", "stream_options"),
             echo=echo,
+            num_predicted=num_predicted,
             steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),
         )
-
-    def _encode(self, name: str, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            ids = text_lib.encode(self.tokenizer, fields.text(name, prompt))
-            if not ids:
-                raise fields.refused(name, prompt, "text of at least one token")
-            return ids
-        if prompt == []:
-            raise fields.refused(name, prompt, "at least one token")
-        return self._token_ids(name, prompt)
 
     def _token_ids(self, name: str, ids: Any) -> list[int]:
         accepted = f"a list of token ids from 0 to {self.vocab_size - 1}"
@@ -293,6 +296,16 @@ def _refuse_unsupported(body: Body, unsupported: dict[str, tuple[Any, ...]]) -> 
 def _refuse_tools(body: Body) -> None:
     if body.get("tools") and body.get("tool_choice") != "none":
         raise RequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
+
+
+def _prompts(prompt: Any) -> dict[str, Any]:
+    """Returns the prompts by their names in errors, given one or a list of them."""
+    is_ids = isinstance(prompt, list) and prompt and fields.is_integer(prompt[0])
+    if isinstance(prompt, str) or is_ids:
+        return {"prompt": prompt}
+    if not isinstance(prompt, list) or not prompt:
+        raise fields.refused("prompt", prompt, "a string, token ids, or a list of these")
+    return {f"prompt[{i}]": one for i, one in enumerate(prompt)}
 
 
 def _messages(messages: Any) -> list[Message]:
