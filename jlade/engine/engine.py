@@ -96,7 +96,7 @@ class Engine:
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
-        self._num_rows = check_int("max_sequences", max_sequences, 1)
+        self._num_rows = self.max_sequences = check_int("max_sequences", max_sequences, 1)
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self._num_rows
         options = Options(
@@ -112,7 +112,7 @@ class Engine:
         self._config, self._costs = batch.config, batch.inputs.costs
         self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
-        capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+        capacity = self.capacity = _check_capacity(capacity, self._config.decoder.max_positions)
         self._max_prediction = max_prediction
         self._size = rows.Size(capacity, max_prediction if "prediction" in self._config.lookahead.sources else 0)
 

@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import jax
 
@@ -60,7 +60,7 @@ class Choices:
         for request in self._requests:
             request.cancel()
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Yields the pieces of all choices as they come, each with the index of its choice.
 
         All are cancelled when one fails, or when the iteration is left.
