@@ -143,7 +143,8 @@ async def _load(
     options: argparse.Namespace, at_once: list[tuple[Kind, bool]], in_sequence: list[tuple[Kind, bool]], log: Any
 ) -> dict[str, Any]:
     """Serves, sends the requests, and returns figures of the answers and of the server."""
-    command = ["serve", options.model, "--port", "0", "--max-sequences", str(options.rows), "--capacity", str(CAPACITY)]
+    model = [] if options.model == "demo" else [options.model]
+    command = ["serve", *model, "--port", "0", "--max-sequences", str(options.rows), "--capacity", str(CAPACITY)]
     server = subprocess.Popen(
         [sys.executable, "-m", "jlade", *command],
         stdout=log,
