@@ -24,6 +24,7 @@ READER = Reader(
     vocab_size=13,
     eos_ids=(12,),
     sampling=SamplingConfig(temperature=1.0),
+    max_top_logprobs=3,
 )
 
 
@@ -77,9 +78,8 @@ def fill(engine, rounds):
 
 @pytest.fixture(scope="session")
 def engine():
-    with jlade.Engine(
-        PARAMS, TOKENIZER, max_sequences=3, lookahead=LookaheadConfig.tree(7), max_waiting=8, max_prediction=16
-    ) as made:
+    options = {"max_sequences": 3, "max_waiting": 8, "max_prediction": 16, "max_top_logprobs": 3}
+    with jlade.Engine(PARAMS, TOKENIZER, lookahead=LookaheadConfig.tree(7), **options) as made:
         yield made
 
 

@@ -138,6 +138,21 @@ def test_log_probabilities(client):
             assert completion.text[offset : offset + len(token)] == token
 
 
+def test_alternatives_of_tokens(client):
+    expected = alone(PROMPT, max_new_tokens=6, eos_ids=(), top_logprobs=2)
+    options = {"max_tokens": 6, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    entries = asked(client, logprobs=True, top_logprobs=2, **options).choices[0].logprobs.content
+    for i, entry in enumerate(entries):
+        np.testing.assert_allclose(
+            [each.logprob for each in entry.top_logprobs], expected.top_logprobs[0, i], atol=1e-5
+        )
+        assert entry.top_logprobs[0].token == entry.token, "greedy"
+    completion = client.completions.create(model="tiny", prompt=PROMPT, logprobs=2, **options).choices[0]
+    for entry, top in zip(entries, completion.logprobs.top_logprobs, strict=True):
+        assert list(top) == [each.token for each in entry.top_logprobs]
+        np.testing.assert_allclose(list(top.values()), [each.logprob for each in entry.top_logprobs], atol=1e-5)
+
+
 def test_a_prediction_changes_the_usage_alone(client):
     letters = {str(token): -100 for token in range(13) if token not in (0, 1, 4)}  # spell a text in one way
     options = {"temperature": 0, "max_tokens": 30, "logit_bias": letters}
