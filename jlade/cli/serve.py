@@ -16,7 +16,7 @@ from jlade.generation import chat_template
 from jlade.generation.text import Tokenizer
 from jlade.mesh import DATA
 from jlade.models.llama import LlamaParams
-from jlade.server.protocol import Reader
+from jlade.server.protocol import MOST_CHOICES, Reader
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "transformers", "jinja2")
 MAX_PREDICTION = 1024
@@ -147,6 +147,7 @@ def _reader(params: LlamaParams, tokenizer: Tokenizer, template: str | None, opt
         sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
         predicts=_max_prediction(options) > 0,
         max_top_logprobs=options.max_top_logprobs,
+        max_choices=min(MOST_CHOICES, options.max_waiting),
     )
 
 

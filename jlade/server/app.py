@@ -87,8 +87,8 @@ class Service:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no completion is under way."""
-        return not self._active
+        """Whether no completion runs or waits."""
+        return all(choices.is_done for choices in self._active)
 
     def drain(self) -> None:
         """Refuses completions from now on, also those that wait for a row. Those with a row go on."""

@@ -55,6 +55,11 @@ class Choices:
         """Whether none of them has a row yet."""
         return all(request.started is None for request in self._requests)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all have ended; the client may still take their text."""
+        return all(request.done for request in self._requests)
+
     def cancel(self) -> None:
         """Ends those that have not ended; their rows are free within two steps."""
         for request in self._requests:

@@ -11,6 +11,7 @@ import uvicorn
 from jlade.server.app import Service
 
 IDLE_SECONDS = 30  # after which a connection without a request is closed
+LAST_SECONDS = 10  # for clients to take the texts that have ended, when the server ends
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -63,6 +64,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=LAST_SECONDS,
             )
         )
         self.signals: list[int] = []

@@ -14,7 +14,7 @@ from jlade.generation.text import Tokenizer
 from jlade.server import fields
 from jlade.server.fields import Body, RequestError
 
-MOST_CHOICES = 128  # of a body
+MOST_CHOICES = 128  # of a body, by default
 MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
 MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
@@ -123,6 +123,7 @@ class Reader:
       sampling: for the controls that a body does not give.
       predicts: whether predictions give drafts; they change no text.
       max_top_logprobs: most alternatives of a token.
+      max_choices: most choices of a body, no more than may wait.
     """
 
     tokenizer: Tokenizer
@@ -132,6 +133,7 @@ class Reader:
     sampling: SamplingConfig
     predicts: bool = True
     max_top_logprobs: int = 0
+    max_choices: int = MOST_CHOICES
 
     def chat(self, body: Body) -> Asked:
         """Reads a body of `/v1/chat/completions`.
@@ -230,10 +232,10 @@ class Reader:
         if prediction and self.predicts:
             options |= {"prediction": prediction, "with_statistics": True}
             num_predicted = len(text_lib.encode(self.tokenizer, prediction)) - len(text_lib.encode(self.tokenizer, ""))
-        n = fields.integer(body, "n", 1, 1, MOST_CHOICES)
+        n = fields.integer(body, "n", 1, 1, self.max_choices)
         assert n is not None
-        if n * len(prompts) > MOST_CHOICES:
-            raise fields.refused("prompt", prompts, f"at most {MOST_CHOICES} choices in all, with n={n}")
+        if n * len(prompts) > self.max_choices:
+            raise fields.refused("prompt", prompts, f"at most {self.max_choices} choices in all, with n={n}")
         return Asked(
             is_chat=is_chat,
             prompts=prompts,

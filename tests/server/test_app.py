@@ -213,9 +213,9 @@ def test_keys(engine):
 
 
 def test_without_keys_a_foreign_page_is_refused(served):
-    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]:1", ""):
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]:1", "[", "a@b", ""):
         error_of(served.client.get("/v1/models", headers={"Host": host}), 403)
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+    for host in ("localhost:8000", "127.0.0.1", "127.8.8.8:80", "[::1]:8000"):
         assert served.client.get("/v1/models", headers={"Host": host}).status_code == 200
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         refused = served.client.post(CHAT, content=json.dumps(GREEDY), headers={"Content-Type": kind})
