@@ -14,10 +14,11 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
-from jlade.decoding.state import DecodeState, Prefix
+from jlade.decoding.state import DecodeState
 from jlade.engine import job as job_lib
 from jlade.engine import rows
 from jlade.engine.job import Job
+from jlade.engine.reading import Reader, Reading
 from jlade.engine.request import Request
 from jlade.engine.scheduler import Scheduler
 from jlade.generation import request as request_lib
@@ -46,21 +47,11 @@ class RequestOptions(TypedDict, total=False):
     key: jax.Array | None
 
 
-@dataclasses.dataclass
-class _Reading:
-    """A request whose prompt is being read."""
-
-    job: Job
-    index: int  # of its row
-    prefix: Prefix | None = None
-    num_read: int = 0
-
-
 class Engine:
     """Decodes requests side by side, in rows. A row takes the next request as soon as its text has ended.
 
     A request's text is that of `jlade.generate` alone with its key, whatever else runs. With
-    `verification="rejection"` and steps of adaptive width it has the same distribution.
+    `verification="rejection"`, steps of adaptive width and prefixes give another text of the same distribution.
 
     A thread of the engine makes rounds: it reads a chunk of one prompt, and makes a few steps of all rows that run.
     Any thread may submit. Use it in a `with` statement, or call `close`.
@@ -72,6 +63,8 @@ class Engine:
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
       lookahead: as in `jlade.generate`; "auto" chooses it for `max_sequences` rows.
       max_waiting: requests that may wait for a row.
+      prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
+        they do; by default as many as the rows take. With 0 every prompt is read from its first token.
       logprobs: whether results have the log-probabilities of the tokens.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
@@ -89,6 +82,7 @@ class Engine:
         capacity: int | None = None,
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
+        prefix_memory: int | None = None,
         logprobs: bool = False,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
@@ -103,16 +97,25 @@ class Engine:
         self._options = dataclasses.replace(options, lookahead=self._config.lookahead, max_new_tokens=None)
         self._params = sharding.put_params(params, self._config.mesh)
         self._capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+        if prefix_memory is not None:
+            check_int("prefix_memory", prefix_memory, 0)
+        self._reader = Reader(self._params, self._config, self._num_rows, self._capacity, prefix_memory)
 
         self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
         self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._warms_up = False  # whether the next round compiles the programs that few requests need
         # The thread's own:
         self._state: DecodeState | None = None
-        self._reading: _Reading | None = None
+        self._reading: Reading | None = None
         self._running: dict[int, Job] = {}  # by rows, those that have been put into them
         self._ended: set[int] = set()  # rows that may still run on the device
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Tokens of all prompts whose reading has begun, and how many of these were not read; see `prefix_memory`."""
+        return self._reader.num_tokens, self._reader.num_cached
 
     def warm_up(self) -> None:
         """Compiles all programs and waits for them. Afterwards nothing compiles, whatever is submitted.
@@ -125,6 +128,7 @@ class Engine:
         """
         samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
         for sampling in samplings * 2:  # twice, as arrays from other programs may be placed otherwise than new ones
+            self._warms_up = True
             self.submit([0, 0], sampling=sampling, max_new_tokens=1).result()
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
@@ -252,6 +256,7 @@ class Engine:
             for job in self._scheduler.clear():
                 job.request._end(CancelledError("the engine was closed"))
         self._state, self._reading = None, None
+        self._reader.clear()
 
     def _has_work(self) -> bool:
         """Waits for requests, and returns whether there are any; otherwise the engine is closed."""
@@ -264,6 +269,7 @@ class Engine:
         for job in filter(None, self._scheduler.rows):
             job.request._end(error)
         self._state, self._reading = None, None
+        self._reader.clear()
         self._running.clear()
         self._ended.clear()
         self._free_rows()
@@ -282,6 +288,9 @@ class Engine:
             self._state = rows.end(self._rows(), self._ended)
             self._ended = set()
         self._read()
+        if self._warms_up:
+            self._warms_up = False
+            self._reader.warm_up(self._rows())
         if self._running:
             self._step()
         self._free_rows()
@@ -302,26 +311,22 @@ class Engine:
         reading = self._reading = self._reading or self._next()
         if reading is None:
             return
-        job, to_read = reading.job, reading.job.length - 1
+        job = reading.job
         if not job.request.done:
             try:
-                if reading.prefix is None:
-                    reading.prefix = rows.unread(self._params, config=self._config, capacity=self._capacity)
-                if reading.num_read < to_read:
-                    reading.prefix, reading.num_read = rows.read(
-                        self._params, reading.prefix, job.row, reading.num_read, self._config
-                    )
+                self._reader.read(reading)
             except Exception as error:
                 job.request._end(error)
+                self._reader.clear()
         if job.request.done:  # failed or cancelled
             self._reading = None
-        elif reading.num_read == to_read:
+        elif reading.is_done:
             assert reading.prefix is not None
             self._state = rows.insert(self._rows(), reading.prefix, job.row, reading.index, self._config)
             self._running[reading.index] = job
             self._reading = None
 
-    def _next(self) -> _Reading | None:
+    def _next(self) -> Reading | None:
         """Gives the next request a free row; None if there is no row or no request."""
         with self._changed:
             placed = self._scheduler.place()
@@ -329,7 +334,7 @@ class Engine:
         if placed is None:
             return None
         index, job = placed
-        return _Reading(job, index)
+        return Reading(job, index)
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
@@ -349,6 +354,8 @@ class Engine:
                     info = info or mesh_lib.fetch((state.info.accepted, state.info.logprobs))
                     generation = job.generation(*_row(index, (tokens, *info)))
                 job.request._add(Piece(new.tokens, new.text, generation))
+                if new.ended:  # an error from here on changes no result
+                    self._reader.keep_row(state, index, tokens[index, : lengths[index]])
             except Exception as error:
                 job.request._end(error)
 

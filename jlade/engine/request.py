@@ -16,9 +16,13 @@ class Request:
     Iterating yields the `jlade.Piece`s of the text as they are made, from the first one on; the last one has the whole
     `Generation`. For a request that was cancelled the iteration ends early. Awaiting it gives the `Generation`, as
     `result` does, without a thread that waits.
+
+    Attributes:
+      num_cached: tokens of the prompt that were not read, as an earlier text begins with them; 0 until reading begins.
     """
 
     def __init__(self, cancel: Callable[[], None]):
+        self.num_cached = 0
         self._cancel = cancel
         self._pieces: list[Piece] = []
         self._future: Future[Generation] = Future()

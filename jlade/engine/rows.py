@@ -7,6 +7,7 @@ as arrays. So nothing compiles once each program has run.
 import dataclasses
 import enum
 import functools
+import itertools
 from typing import Any, Self
 
 import flax.struct
@@ -22,7 +23,9 @@ from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Pref
 from jlade.decoding.stopping import Stopping
 from jlade.generation.request import EOS_SLOTS, HostArray
 from jlade.mesh import DATA
-from jlade.models.base import Params
+from jlade.models.base import KVCache, Params, resize
+
+LEAST = 128  # entries of a layer of a kept prefix; a power of two times as many if it has more tokens
 
 
 class Controls(enum.IntEnum):
@@ -148,14 +151,16 @@ def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) 
     return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)
 
 
-def read(params: Params, prefix: Prefix, row: Row, num_read: int, config: DecodeConfig) -> tuple[Prefix, int]:
-    """Reads a chunk of a prompt.
+def read(
+    params: Params, prefix: Prefix, row: Row, num_read: int, until: int, config: DecodeConfig
+) -> tuple[Prefix, int]:
+    """Reads a chunk of a prompt, up to its token `until` at most.
 
     Returns:
       The prefix, which takes over the buffers of the one before, and the number of tokens that it has read.
     """
     chunk = prefill.fitting(config.chunks, row.prompts.shape[1])[0][0]
-    num_read = min(num_read + chunk, int(row.lengths[0]) - 1)
+    num_read = min(num_read + chunk, until)
     return _read(params, prefix, row, np.array([num_read + 1], np.int32), config=config), num_read
 
 
@@ -163,6 +168,74 @@ def read(params: Params, prefix: Prefix, row: Row, num_read: int, config: Decode
 def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, config: DecodeConfig) -> Prefix:
     inputs = _repeat(dataclasses.replace(row.inputs(), lengths=lengths), mesh_lib.size(config.mesh, DATA))
     return prefill.prefill(params, dataclasses.replace(inputs, cache=prefix.cache, sources=prefix.sources), config)
+
+
+def sizes(capacity: int) -> list[int]:
+    """Returns the entries of a layer that kept prefixes may have: few, as each number has programs of its own."""
+    doubled = itertools.takewhile(lambda size: size < capacity, (LEAST << power for power in itertools.count()))
+    return [*doubled, capacity]
+
+
+def prefix_of(state: DecodeState, config: DecodeConfig) -> Prefix:
+    """Returns what the rows have read of their texts."""
+    states = state.memory.drafts.states
+    return Prefix(state.memory.cache, {name: states[name] for name in config.sources().readers.specs})
+
+
+def keep(prefix: Prefix, index: int, size: int, config: DecodeConfig) -> Prefix:
+    """Returns a copy of the row `index` of a prefix, of its first `size` entries in each layer that has more of them.
+
+    All groups of devices along `data` have it, as any of them may read the prompt that takes it over.
+    """
+    return _keep(prefix, np.int32(index), size=size, config=config)
+
+
+@functools.partial(jax.jit, static_argnames=("size", "config"))
+def _keep(prefix: Prefix, index: jax.Array, *, size: int, config: DecodeConfig) -> Prefix:
+    groups = mesh_lib.size(config.mesh, DATA)
+
+    def of_device(prefix: Prefix, index: jax.Array) -> Prefix:
+        is_here, place = _place(index, len(prefix.cache.length), groups)
+
+        def copy(array: jax.Array) -> jax.Array:
+            row = jax.lax.dynamic_slice_in_dim(array, place, 1)
+            return row if groups == 1 else jax.lax.psum(jnp.where(is_here, row, jnp.zeros_like(row)), DATA)
+
+        cache = prefix.cache
+        keys, values = jax.tree.map(lambda layer: layer[:, :, :size], (cache.keys, cache.values))
+        kept: Prefix = jax.tree.map(copy, Prefix(KVCache(keys, values, cache.length), prefix.sources))
+        return kept
+
+    specs = sharding.prefix_specs(config.sources().readers, prefix.sources)
+    kept: Prefix = mesh_lib.shard(of_device, config.mesh, (specs, PartitionSpec()), specs)(prefix, index)
+    return kept
+
+
+def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, capacity: int) -> Prefix:
+    """Returns a copy of a kept prefix, of its first `length` tokens, from which a prompt is read on.
+
+    The states of the sources of drafts stay as they are: they may know of more tokens, which affects no text.
+    """
+    return _restore(params, kept, np.int32(length), config=config, capacity=capacity)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "capacity"))
+def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeConfig, capacity: int) -> Prefix:
+    def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
+        shapes = jax.eval_shape(lambda params: config.decoder.init_cache(params, 1, capacity), params)
+        cache = resize(kept.cache, length[None], shapes)
+        copy: Prefix = jax.tree.map(jnp.copy, Prefix(cache, kept.sources))  # programs that read take over its buffers
+        return copy
+
+    specs = sharding.prefix_specs(config.sources().readers, kept.sources)
+    in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec()
+    restored: Prefix = mesh_lib.shard(of_device, config.mesh, in_specs, specs)(params, kept, length)
+    return restored
+
+
+def num_bytes(arrays: Any) -> int:
+    """Returns the bytes of a pytree of arrays or their shapes."""
+    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
 
 
 def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> DecodeState:
@@ -187,10 +260,7 @@ def _insert(
 
 def _write(state: DecodeState, new: DecodeState, index: jax.Array, specs: DecodeState, groups: int) -> DecodeState:
     """Returns the rows of a device with the row `new` at `index` of all rows, if that is one of them."""
-    number = len(state.done)
-    if groups > 1:
-        index -= jax.lax.axis_index(DATA) * number
-    is_here, place = (index >= 0) & (index < number), jnp.clip(index, 0, number - 1)
+    is_here, place = _place(index, len(state.done), groups)
 
     def put(spec: Any, rows: jax.Array, row: jax.Array) -> jax.Array:
         if not (len(spec) and spec[0] == DATA):
@@ -200,6 +270,13 @@ def _write(state: DecodeState, new: DecodeState, index: jax.Array, specs: Decode
         return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=0)
 
     return jax.tree.map(put, jax.tree.broadcast(specs, state), state, new)
+
+
+def _place(index: jax.Array, number: int, groups: int) -> tuple[jax.Array, jax.Array]:
+    """Returns whether the row `index` of all rows is one of the `number` of this device, and its place among these."""
+    if groups > 1:
+        index -= jax.lax.axis_index(DATA) * number
+    return (index >= 0) & (index < number), jnp.clip(index, 0, number - 1)
 
 
 def run(
