@@ -1,6 +1,8 @@
+import ctypes
 import json
 import os
 import pathlib
+import platform
 
 import hypothesis
 import jax
@@ -62,7 +64,10 @@ def optimizations(request):
             patch.setattr(compiler, "get_compile_options", get_compile_options)
             jax.clear_caches()
         yield
-    jax.clear_caches()  # programs of the whole suite take more memory than a machine has
+    # The programs of all modules together, and the fragments that they leave, take more memory than a machine has.
+    jax.clear_caches()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 get_compile_options = compiler.get_compile_options

@@ -6,12 +6,11 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 
 import jax
 from jax.sharding import Mesh
 
-from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeState
@@ -22,13 +21,13 @@ from jlade.engine.reading import Reader, Reading
 from jlade.engine.request import Request
 from jlade.engine.scheduler import Scheduler
 from jlade.generation import request as request_lib
+from jlade.generation import results
 from jlade.generation.options import Options
 from jlade.generation.prompts import Prompt, Prompts
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
 
-CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 STEPS = (
     2  # of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long
 )
@@ -45,6 +44,10 @@ class RequestOptions(TypedDict, total=False):
     eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
+    prediction: Prompts | None
+    logprobs: bool
+    top_logprobs: int
+    with_statistics: bool
 
 
 class Engine:
@@ -65,7 +68,8 @@ class Engine:
       max_waiting: requests that may wait for a row.
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
         they do; by default as many as the rows take. With 0 every prompt is read from its first token.
-      logprobs: whether results have the log-probabilities of the tokens.
+      max_prediction: most tokens of a prediction; with 0 requests have none, and steps do not search for it.
+      max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
 
@@ -83,23 +87,33 @@ class Engine:
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
         prefix_memory: int | None = None,
-        logprobs: bool = False,
+        max_prediction: int = 0,
+        max_top_logprobs: int = 0,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
         self._num_rows = check_int("max_sequences", max_sequences, 1)
         # The arguments of a batch of all rows have what the engine needs.
+        prompts = [[0]] * self._num_rows
         options = Options(
-            max_new_tokens=1, lookahead=lookahead, tokenizer=tokenizer, logprobs=logprobs, decoder=decoder, mesh=mesh
+            max_new_tokens=1,
+            lookahead=lookahead,
+            tokenizer=tokenizer,
+            prediction=prompts if check_int("max_prediction", max_prediction, 0) else None,
+            logprobs=True,
+            top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
+            decoder=decoder,
+            mesh=mesh,
         )
-        batch = request_lib.check(params, [[0]] * self._num_rows, options)
+        batch = request_lib.check(params, prompts, options)
         self._config, self._costs = batch.config, batch.inputs.costs
-        self._options = dataclasses.replace(options, lookahead=self._config.lookahead, max_new_tokens=None)
+        self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
-        self._capacity = _check_capacity(capacity, self._config.decoder.max_positions)
-        if prefix_memory is not None:
-            check_int("prefix_memory", prefix_memory, 0)
-        self._reader = Reader(self._params, self._config, self._num_rows, self._capacity, prefix_memory)
+        capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
+        self._max_prediction = max_prediction
+        predicts = "prediction" in self._config.lookahead.sources
+        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
+        self._reader = Reader(self._params, self._config, self._num_rows, capacity, prefix_memory)
 
         self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
         self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
@@ -129,7 +143,7 @@ class Engine:
         samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
         for sampling in samplings * 2:  # twice, as arrays from other programs may be placed otherwise than new ones
             self._warms_up = True
-            self.submit([0, 0], sampling=sampling, max_new_tokens=1).result()
+            self.submit([0, 0], sampling=sampling, max_new_tokens=1, with_statistics=True).result()
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
         """Adds a request to those that wait, and returns it at once.
@@ -137,8 +151,8 @@ class Engine:
         Args:
           prompt: a string, or token ids.
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
-          options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop` and `key` of
-            `jlade.generate`.
+          options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
+            `prediction`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
@@ -183,6 +197,18 @@ class Engine:
             for request in requests:
                 request.cancel()
 
+    @property
+    def num_running(self) -> int:
+        """Number of requests that have rows."""
+        with self._changed:
+            return sum(job is not None for job in self._scheduler.rows)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a row."""
+        with self._changed:
+            return self._scheduler.num_waiting
+
     def close(self) -> None:
         """Cancels all requests and ends the thread. Afterwards no requests are accepted."""
         with self._changed:
@@ -203,6 +229,11 @@ class Engine:
         for name in options:
             if name not in accepted:
                 raise TypeError(f"{name} is not an option of a request; accepted are {', '.join(sorted(accepted))}")
+        predicts = options.get("prediction") is not None
+        if predicts and not self._max_prediction:
+            raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")
+        if predicts and not self._size.prediction:  # the setting for this device has no use for it
+            options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": None}))
         checked = request_lib.check(self._params, prompts, given, self._num_rows)
@@ -224,7 +255,7 @@ class Engine:
 
     def _job(self, checked: request_lib.Request, index: int, request: Request) -> Job:
         place = 0 if checked.inputs.key.ndim else index
-        return Job(job_lib.split(checked, index), place, request, self._capacity)
+        return Job(job_lib.split(checked, index), place, request, self._size)
 
     def _remove(self, job: Job) -> None:
         """Removes a request that waits. One with a row loses it at the end of the round."""
@@ -344,31 +375,16 @@ class Engine:
         steps = MORE_STEPS if is_patient else STEPS
         state = rows.run(self._params, self._rows(), self._config, controls, steps, len(self._running) - 1)
         self._state = state
-        tokens, lengths, done = mesh_lib.fetch((state.tokens, state.num_tokens, state.done))
-        info: Any = None  # fetched where a text has ended
+        shown = rows.show(state, any(job.logprobs for job in self._running.values()))
         for index, job in self._running.items():
             try:
-                new = job.read(tokens[index], int(lengths[index]), bool(done[index]))
-                generation = None
-                if new.ended:
-                    info = info or mesh_lib.fetch((state.info.accepted, state.info.logprobs))
-                    generation = job.generation(*_row(index, (tokens, *info)))
-                job.request._add(Piece(new.tokens, new.text, generation))
-                if new.ended:  # an error from here on changes no result
-                    self._reader.keep_row(state, index, tokens[index, : lengths[index]])
+                piece = job.read(shown.row(index))
+                if piece.generation is not None and job.with_statistics:
+                    statistics = results.statistics(rows.take(state, index), self._config.lookahead)
+                    generation = dataclasses.replace(piece.generation, statistics=statistics)
+                    piece = dataclasses.replace(piece, generation=generation)
+                job.request._add(piece)
+                if piece.generation is not None:  # an error from here on changes no result
+                    self._reader.keep_row(state, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)
-
-
-def _row(index: int, arrays: Any) -> Any:
-    """Returns one row [1, ...] of arrays [B, ...]."""
-    return jax.tree.map(lambda array: array[index : index + 1], arrays)
-
-
-def _check_capacity(capacity: Any, max_positions: int) -> int:
-    if capacity is None:
-        return min(CAPACITY, max_positions)
-    capacity = check_int("capacity", capacity, 3)  # for `warm_up`
-    if capacity > max_positions:
-        raise ValueError(f"capacity must be at most {max_positions}, the tokens that the model reads, got {capacity}")
-    return capacity

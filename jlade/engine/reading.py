@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 
+from jlade.config import check_int
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
-from jlade.engine import rows
+from jlade.engine import copies, rows
 from jlade.engine.job import Job
 from jlade.engine.prefixes import Prefixes
 from jlade.models.base import Params
@@ -41,6 +42,9 @@ class Reader:
       num_rows, capacity: B and C.
       memory: bytes on all devices together for what is kept; by default as many as the rows take.
 
+    Raises:
+      TypeError, ValueError: `memory` is no such number.
+
     Attributes:
       num_tokens: tokens of all prompts whose reading has begun.
       num_cached: how many of these were not read, as an earlier text began with them.
@@ -49,10 +53,12 @@ class Reader:
     def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, memory: int | None):
         self._params, self._config, self._capacity = params, config, capacity
         self.num_tokens = self.num_cached = 0
-        self._sizes = rows.sizes(capacity)
+        self._sizes = copies.sizes(capacity)
         row = jax.eval_shape(self._unread)
         if memory is None:
-            memory = rows.num_bytes(row) * num_rows // len(row.cache.length)
+            memory = copies.num_bytes(row) * num_rows // len(row.cache.length)
+        else:
+            check_int("prefix_memory", memory, 0)
         # A shorter beginning saves no pass over the weights. A ring that has lost tokens cannot be shortened.
         smallest = min(layer.shape[2] for layer in row.cache.keys)
         self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=config.chunks[-1][0], divisible=smallest)
@@ -77,13 +83,13 @@ class Reader:
 
     def keep_row(self, state: DecodeState, index: int, text: np.ndarray) -> None:
         """Keeps the text of a row, for a prompt that continues it: all but its last token, which has not been read."""
-        self._keep(text[:-1], rows.prefix_of(state, self._config), index)
+        self._keep(text[:-1], copies.prefix_of(state, self._config), index)
 
     def warm_up(self, state: DecodeState) -> None:
         """Compiles the programs that keep prefixes and take them over."""
-        for prefix in (self._unread(), rows.prefix_of(state, self._config)):
+        for prefix in (self._unread(), copies.prefix_of(state, self._config)):
             for size in self._sizes:
-                self._restore(rows.keep(prefix, 0, size, self._config), 0)
+                self._restore(copies.keep(prefix, 0, size, self._config), 0)
 
     def clear(self) -> None:
         """Drops all prefixes."""
@@ -93,10 +99,10 @@ class Reader:
         return rows.unread(self._params, config=self._config, capacity=self._capacity)
 
     def _restore(self, kept: Prefix, length: int) -> Prefix:
-        return rows.restore(self._params, kept, length, self._config, self._capacity)
+        return copies.restore(self._params, kept, length, self._config, self._capacity)
 
     def _keep(self, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
         if self._prefixes.is_new(tokens):
             size = next(size for size in self._sizes if size >= len(tokens))
-            kept = rows.keep(prefix, index, size, self._config)
-            self._prefixes.add(tokens, kept, rows.num_bytes(kept))
+            kept = copies.keep(prefix, index, size, self._config)
+            self._prefixes.add(tokens, kept, copies.num_bytes(kept))
