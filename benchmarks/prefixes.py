@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, metavar="T", help="tokens of a prompt")
     parser.add_argument("--turn", type=int, default=32, metavar="T", help="tokens of the second turn")
     parser.add_argument("--new", type=int, default=32, metavar="M", help="tokens of a text")
-    parser.add_argument("--repeats", type=int, default=9, metavar="R")
+    parser.add_argument("--repeats", type=int, default=15, metavar="R")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 

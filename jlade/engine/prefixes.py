@@ -41,8 +41,9 @@ class Prefixes(Generic[T]):
         return self._entries[-1].value, number
 
     def parting(self, tokens: np.ndarray) -> int:
-        """Returns how many tokens a text shares with another one, whether or not a value serves them."""
-        return max((_num_shared(tokens, entry.tokens) for entry in self._entries), default=0)
+        """Returns how many tokens a text shares with another one, served by a value or not; 0 if it is below `least`."""
+        number = max((_num_shared(tokens, entry.tokens) for entry in self._entries), default=0)
+        return number if number >= self._least else 0
 
     def is_new(self, tokens: np.ndarray) -> bool:
         """Whether a value would be kept, and none serves the whole text yet."""

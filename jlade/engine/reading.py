@@ -53,12 +53,12 @@ class Reader:
     def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, memory: int | None):
         self._params, self._config, self._capacity = params, config, capacity
         self.num_tokens = self.num_cached = 0
-        self._sizes = copies.sizes(capacity)
         row = jax.eval_shape(self._unread)
         if memory is None:
             memory = copies.num_bytes(row) * num_rows // len(row.cache.length)
         else:
             check_int("prefix_memory", memory, 0)
+        self._sizes = copies.sizes(capacity) if memory else []
         # A shorter beginning saves no pass over the weights. A ring that has lost tokens cannot be shortened.
         smallest = min(layer.shape[2] for layer in row.cache.keys)
         self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=config.chunks[-1][0], divisible=smallest)

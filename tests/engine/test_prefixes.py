@@ -46,7 +46,7 @@ def test_the_least_recently_used_values_are_dropped():
 def test_a_value_that_cannot_be_divided_serves_texts_that_begin_with_all_of_it():
     prefixes = store("abc", "abcdef", divisible=4)
     assert prefixes.find(tokens("abcdXX")) == ("abc", 3)
-    assert prefixes.parting(tokens("abcdXX")) == 4
+    assert (prefixes.parting(tokens("abcdXX")), prefixes.parting(tokens("aX"))) == (4, 0)
     assert prefixes.find(tokens("abcdefX")) == ("abcdef", 6)
     assert prefixes.is_new(tokens("abcde"))
 

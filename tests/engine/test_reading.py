@@ -6,6 +6,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.engine import rows
 from tests.tiny import tiny_llama
 
 CAPACITY = 300  # entries of layers are kept up to 128, 256 or 300
@@ -74,6 +75,17 @@ def test_short_beginnings_are_read_again(engine, kind):
     """They save no pass: on a CPU the shortest reads 16 tokens."""
     for _ in range(2):
         text_of(engine, kind, [7, 7, 7, 7], 0)
+
+
+def test_after_a_fault_prompts_are_read_anew(engine, kind, monkeypatch):
+    """A program that failed may have spoilt a prefix."""
+    prompt = [8, *SYSTEM]
+    text_of(engine, kind, prompt, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "read", lambda *_: (_ for _ in ()).throw(RuntimeError("a fault")))
+        with pytest.raises(RuntimeError, match="a fault"):
+            engine.submit([*prompt, 1, 2], **OPTIONS).result(timeout=300)
+    text_of(engine, kind, prompt, 0)
 
 
 @pytest.mark.parametrize("memory", [0, 1000])
