@@ -41,7 +41,7 @@ class Prefixes(Generic[T]):
         return self._entries[-1].value, number
 
     def parting(self, tokens: np.ndarray) -> int:
-        """Returns how many tokens a text shares with another one, served by a value or not; 0 if it is below `least`."""
+        """Returns how many tokens a text shares with another, served by a value or not; 0 if it is below `least`."""
         number = max((_num_shared(tokens, entry.tokens) for entry in self._entries), default=0)
         return number if number >= self._least else 0
 
