@@ -6,17 +6,18 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Literal, Self, TypedDict, Unpack
 
 import jax
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
-from jlade.decoding.state import DecodeState, Prefix
+from jlade.decoding.state import DecodeState
 from jlade.engine import job as job_lib
 from jlade.engine import rows
 from jlade.engine.job import Job
+from jlade.engine.reading import Reader, Reading
 from jlade.engine.request import Request
 from jlade.engine.scheduler import Scheduler
 from jlade.generation import request as request_lib
@@ -27,7 +28,6 @@ from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
 
-CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 STEPS = (
     2  # of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long
 )
@@ -50,21 +50,11 @@ class RequestOptions(TypedDict, total=False):
     with_statistics: bool
 
 
-@dataclasses.dataclass
-class _Reading:
-    """A request whose prompt is being read."""
-
-    job: Job
-    index: int  # of its row
-    prefix: Prefix | None = None
-    num_read: int = 0
-
-
 class Engine:
     """Decodes requests side by side, in rows. A row takes the next request as soon as its text has ended.
 
     A request's text is that of `jlade.generate` alone with its key, whatever else runs. With
-    `verification="rejection"` and steps of adaptive width it has the same distribution.
+    `verification="rejection"`, steps of adaptive width and prefixes give another text of the same distribution.
 
     A thread of the engine makes rounds: it reads a chunk of one prompt, and makes a few steps of all rows that run.
     Any thread may submit. Use it in a `with` statement, or call `close`.
@@ -76,6 +66,8 @@ class Engine:
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
       lookahead: as in `jlade.generate`; "auto" chooses it for `max_sequences` rows.
       max_waiting: requests that may wait for a row.
+      prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
+        they do; by default as many as the rows take. With 0 every prompt is read from its first token.
       max_prediction: most tokens of a prediction; with 0 requests have none, and steps do not search for it.
       max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
@@ -94,6 +86,7 @@ class Engine:
         capacity: int | None = None,
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
+        prefix_memory: int | None = None,
         max_prediction: int = 0,
         max_top_logprobs: int = 0,
         decoder: Decoder | None = None,
@@ -116,20 +109,27 @@ class Engine:
         self._config, self._costs = batch.config, batch.inputs.costs
         self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
-        capacity = self.capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+        capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._max_prediction = max_prediction
         predicts = "prediction" in self._config.lookahead.sources
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
+        self._reader = Reader(self._params, self._config, self._num_rows, capacity, prefix_memory)
 
         self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
         self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._warms_up = False  # whether the next round compiles the programs that few requests need
         # The thread's own:
         self._state: DecodeState | None = None
-        self._reading: _Reading | None = None
+        self._reading: Reading | None = None
         self._running: dict[int, Job] = {}  # by rows, those that have been put into them
         self._ended: set[int] = set()  # rows that may still run on the device
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Tokens of all prompts whose reading has begun, and how many of these were not read; see `prefix_memory`."""
+        return self._reader.num_tokens, self._reader.num_cached
 
     def warm_up(self) -> None:
         """Compiles all programs and waits for them. Afterwards nothing compiles, whatever is submitted.
@@ -142,6 +142,7 @@ class Engine:
         """
         samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
         for sampling in samplings * 2:  # twice, as arrays from other programs may be placed otherwise than new ones
+            self._warms_up = True
             self.submit([0, 0], sampling=sampling, max_new_tokens=1, with_statistics=True).result()
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
@@ -286,6 +287,7 @@ class Engine:
             for job in self._scheduler.clear():
                 job.request._end(CancelledError("the engine was closed"))
         self._state, self._reading = None, None
+        self._reader.clear()
 
     def _has_work(self) -> bool:
         """Waits for requests, and returns whether there are any; otherwise the engine is closed."""
@@ -298,6 +300,7 @@ class Engine:
         for job in filter(None, self._scheduler.rows):
             job.request._end(error)
         self._state, self._reading = None, None
+        self._reader.clear()
         self._running.clear()
         self._ended.clear()
         self._free_rows()
@@ -316,6 +319,9 @@ class Engine:
             self._state = rows.end(self._rows(), self._ended)
             self._ended = set()
         self._read()
+        if self._warms_up:
+            self._warms_up = False
+            self._reader.warm_up(self._rows())
         if self._running:
             self._step()
         self._free_rows()
@@ -336,26 +342,22 @@ class Engine:
         reading = self._reading = self._reading or self._next()
         if reading is None:
             return
-        job, to_read = reading.job, reading.job.length - 1
+        job = reading.job
         if not job.request.done:
             try:
-                if reading.prefix is None:
-                    reading.prefix = rows.unread(self._params, config=self._config, capacity=self._size.capacity)
-                if reading.num_read < to_read:
-                    reading.prefix, reading.num_read = rows.read(
-                        self._params, reading.prefix, job.row, reading.num_read, self._config
-                    )
+                self._reader.read(reading)
             except Exception as error:
                 job.request._end(error)
+                self._reader.clear()
         if job.request.done:  # failed or cancelled
             self._reading = None
-        elif reading.num_read == to_read:
+        elif reading.is_done:
             assert reading.prefix is not None
             self._state = rows.insert(self._rows(), reading.prefix, job.row, reading.index, self._config)
             self._running[reading.index] = job
             self._reading = None
 
-    def _next(self) -> _Reading | None:
+    def _next(self) -> Reading | None:
         """Gives the next request a free row; None if there is no row or no request."""
         with self._changed:
             placed = self._scheduler.place()
@@ -364,7 +366,7 @@ class Engine:
             return None
         index, job = placed
         job.request._start()
-        return _Reading(job, index)
+        return Reading(job, index)
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
@@ -383,14 +385,7 @@ class Engine:
                     generation = dataclasses.replace(piece.generation, statistics=statistics)
                     piece = dataclasses.replace(piece, generation=generation)
                 job.request._add(piece)
+                if piece.generation is not None:  # an error from here on changes no result
+                    self._reader.keep_row(state, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)
-
-
-def _check_capacity(capacity: Any, max_positions: int) -> int:
-    if capacity is None:
-        return min(CAPACITY, max_positions)
-    capacity = check_int("capacity", capacity, 3)  # for `warm_up`
-    if capacity > max_positions:
-        raise ValueError(f"capacity must be at most {max_positions}, the tokens that the model reads, got {capacity}")
-    return capacity

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade import mesh as mesh_lib
+from jlade.config import check_int
 from jlade.decoding import loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
@@ -25,6 +26,8 @@ from jlade.drafts.tree import NONE
 from jlade.generation.request import EOS_SLOTS, HostArray
 from jlade.mesh import DATA
 from jlade.models.base import Params
+
+CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 
 
 class Controls(enum.IntEnum):
@@ -56,6 +59,16 @@ class Size:
     capacity: int
     prediction: int
     top_logprobs: int
+
+
+def check_capacity(capacity: Any, max_positions: int) -> int:
+    """Returns the capacity of rows, checked, and the default one for None."""
+    if capacity is None:
+        return min(CAPACITY, max_positions)
+    capacity = check_int("capacity", capacity, 3)  # for `warm_up`
+    if capacity > max_positions:
+        raise ValueError(f"capacity must be at most {max_positions}, the tokens that the model reads, got {capacity}")
+    return capacity
 
 
 def check(inputs: Inputs, size: Size, top_logprobs: int) -> None:
@@ -186,14 +199,16 @@ def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) 
     return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)
 
 
-def read(params: Params, prefix: Prefix, row: Row, num_read: int, config: DecodeConfig) -> tuple[Prefix, int]:
-    """Reads a chunk of a prompt.
+def read(
+    params: Params, prefix: Prefix, row: Row, num_read: int, until: int, config: DecodeConfig
+) -> tuple[Prefix, int]:
+    """Reads a chunk of a prompt, up to its token `until` at most.
 
     Returns:
       The prefix, which takes over the buffers of the one before, and the number of tokens that it has read.
     """
     chunk = prefill.fitting(config.chunks, row.prompts.shape[1])[0][0]
-    num_read = min(num_read + chunk, int(row.lengths[0]) - 1)
+    num_read = min(num_read + chunk, until)
     return _read(params, prefix, row, np.array([num_read + 1], np.int32), config=config), num_read
 
 
@@ -225,19 +240,23 @@ def _insert(
 
 def _write(state: DecodeState, new: DecodeState, index: jax.Array, specs: DecodeState, groups: int) -> DecodeState:
     """Returns the rows of a device with the row `new` at `index` of all rows, if that is one of them."""
-    number = len(state.done)
-    if groups > 1:
-        index -= jax.lax.axis_index(DATA) * number
-    is_here, place = (index >= 0) & (index < number), jnp.clip(index, 0, number - 1)
+    is_here, at = place(index, len(state.done), groups)
 
     def put(spec: Any, rows: jax.Array, row: jax.Array) -> jax.Array:
         if not (len(spec) and spec[0] == DATA):
             return rows
         if groups > 1:
-            row = jnp.where(is_here, row, jax.lax.dynamic_slice_in_dim(rows, place, 1))
-        return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=0)
+            row = jnp.where(is_here, row, jax.lax.dynamic_slice_in_dim(rows, at, 1))
+        return jax.lax.dynamic_update_slice_in_dim(rows, row, at, axis=0)
 
     return jax.tree.map(put, jax.tree.broadcast(specs, state), state, new)
+
+
+def place(index: jax.Array, number: int, groups: int) -> tuple[jax.Array, jax.Array]:
+    """Returns whether the row `index` of all rows is one of the `number` of this device, and its place among these."""
+    if groups > 1:
+        index -= jax.lax.axis_index(DATA) * number
+    return (index >= 0) & (index < number), jnp.clip(index, 0, number - 1)
 
 
 def run(

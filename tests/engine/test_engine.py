@@ -41,6 +41,9 @@ def params_of(setting):
     return tiny_llama(3, sliding_windows=(5, None)) if setting == "windows" else PARAMS
 
 
+SHARED = random.Random(0).choices(range(13), k=33)  # with which some prompts begin
+
+
 def engine(setting="tree", **changes):
     return jlade.Engine(
         params_of(setting),
@@ -67,7 +70,8 @@ def draw(chance):
     if chance.random() < 0.3:
         options |= {"logprobs": True, "top_logprobs": chance.randint(0, 2)}
     options["min_new_tokens"] = chance.choice([0, 0, chance.randint(0, options["max_new_tokens"])])
-    return chance.choices(range(13), k=chance.choice([1, 2, 5, 17, 39])), options
+    prompt = SHARED[: chance.choice([0, 20, 33])] + chance.choices(range(13), k=chance.choice([1, 2, 5, 17, 39]))
+    return prompt[:39], options
 
 
 def alone(prompt, options, setting="tree"):
@@ -94,7 +98,8 @@ def assert_equal(got, expected):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
-    with engine(setting) as running:
+    memory = 20_000 if setting == "adaptive" else None  # of one prefix
+    with engine(setting, prefix_memory=memory) as running:
 
         def client(seed):
             chance, made = random.Random(seed), []
@@ -122,6 +127,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
             assert_equal(got, alone(prompt, options, setting))
             ended += 1
         assert 20 < ended < len(requests)
+        assert any(request.num_cached for *_, request in requests)
 
 
 def test_pieces_make_up_the_result(shared):
@@ -231,6 +237,7 @@ def test_after_the_warm_up_nothing_compiles(compilations):
         requests[3].cancel()
         for number, request in enumerate(requests):
             assert number == 3 or request.result(timeout=300).lengths[0] > 0
+        assert any(request.num_cached for request in requests)
         assert compilations == []
         jax.jit(lambda x: x + 41)(1)
         assert compilations, "the search finds compilations"
@@ -246,6 +253,7 @@ def test_meshes(axes, compilations):
         requests = [running.submit(prompt, **options) for prompt, options in drawn]
         results = [request.result(timeout=300) for request in requests]
         assert compilations == []
+        assert any(request.num_cached for request in requests)
     for result, (prompt, options) in zip(results, drawn, strict=True):
         assert_equal(result, alone(prompt, options))
 
@@ -296,10 +304,10 @@ def test_a_fault_ends_the_request_alone(shared, monkeypatch):
     """The third prompt cannot be read."""
     read = rows.read
 
-    def failing(params, prefix, row, num_read, config):
+    def failing(params, prefix, row, *arguments):
         if row.prompts[0, 0] == 9:
             raise RuntimeError("a fault")
-        return read(params, prefix, row, num_read, config)
+        return read(params, prefix, row, *arguments)
 
     monkeypatch.setattr(rows, "read", failing)
     requests = [shared.submit([first, 1, 2], max_new_tokens=12) for first in (1, 2, 9, 3)]
@@ -398,6 +406,7 @@ def test_a_wrong_request_is_refused_at_once(shared, options, error, message):
     [
         ({"max_sequences": 0}, ValueError, "max_sequences must be at least 1, got 0"),
         ({"capacity": 65}, ValueError, "capacity must be at most 64, the tokens that the model reads, got 65"),
+        ({"prefix_memory": -1}, ValueError, "prefix_memory must be at least 0, got -1"),
         ({"max_prediction": -1}, ValueError, "max_prediction must be at least 0, got -1"),
         ({"lookahead": SETTINGS["paper"], "max_prediction": 9}, ValueError, "prediction needs a lookahead with a tree"),
         ({"max_waiting": 0}, ValueError, "max_waiting must be at least 1, got 0"),

@@ -1,0 +1,73 @@
+"""Beginnings of texts that later prompts may share. Plain Python that knows no model."""
+
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+class _Entry(NamedTuple, Generic[T]):
+    tokens: np.ndarray  # [n] int32
+    value: T
+    num_bytes: int
+
+
+class Prefixes(Generic[T]):
+    """Values of texts, as many as fit into a memory. Those used least recently are dropped first.
+
+    Args:
+      memory: bytes that the values take at most; 0 for no values.
+      least: tokens that a text has at least, and that a longer text shares with it at least.
+      divisible: tokens of the longest text whose value serves a part of it. The value of a longer one serves the texts
+        that begin with all of it.
+    """
+
+    def __init__(self, memory: int, least: int, divisible: int):
+        self._memory, self._least, self._divisible = memory, least, divisible
+        self._entries: list[_Entry[T]] = []  # the most recently used last
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the values take."""
+        return sum(entry.num_bytes for entry in self._entries)
+
+    def find(self, tokens: np.ndarray) -> tuple[T | None, int]:
+        """Returns the value that serves most tokens of a text, and their number; None and 0 if it is below `least`."""
+        number, index = max(((self._served(tokens, entry), i) for i, entry in enumerate(self._entries)), default=(0, 0))
+        if number < self._least:
+            return None, 0
+        self._entries.append(self._entries.pop(index))
+        return self._entries[-1].value, number
+
+    def parting(self, tokens: np.ndarray) -> int:
+        """Returns how many tokens a text shares with another, served by a value or not; 0 if it is below `least`."""
+        number = max((_num_shared(tokens, entry.tokens) for entry in self._entries), default=0)
+        return number if number >= self._least else 0
+
+    def is_new(self, tokens: np.ndarray) -> bool:
+        """Whether a value would be kept, and none serves the whole text yet."""
+        is_served = any(self._served(tokens, entry) == len(tokens) for entry in self._entries)
+        return self._memory > 0 and len(tokens) >= self._least and not is_served
+
+    def add(self, tokens: np.ndarray, value: T, num_bytes: int) -> None:
+        """Adds the value of a text. It takes the place of the values that serve no more texts than it does."""
+        new = _Entry(tokens.copy(), value, num_bytes)
+        self._entries = [each for each in self._entries if self._served(each.tokens, new) < len(each.tokens)]
+        self._entries.append(new)
+        while self.num_bytes > self._memory:
+            del self._entries[0]
+
+    def clear(self) -> None:
+        """Drops all values."""
+        self._entries = []
+
+    def _served(self, tokens: np.ndarray, entry: _Entry[T]) -> int:
+        number, length = _num_shared(tokens, entry.tokens), len(entry.tokens)
+        return number if number == length or length <= self._divisible else 0
+
+
+def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
+    size = min(len(one), len(other))
+    differs = np.flatnonzero(one[:size] != other[:size])
+    return int(differs[0]) if len(differs) else size

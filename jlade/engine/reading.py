@@ -1,0 +1,108 @@
+"""Prompts are read one at a time, each from the longest beginning that an earlier text has left."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from jlade.config import check_int
+from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
+from jlade.engine import copies, rows
+from jlade.engine.job import Job
+from jlade.engine.prefixes import Prefixes
+from jlade.models.base import Params
+
+
+@dataclasses.dataclass
+class Reading:
+    """A request whose prompt is being read."""
+
+    job: Job
+    index: int  # of its row
+    prefix: Prefix | None = None
+    num_read: int = 0
+    parting: int = 0  # tokens that it shares with another text, whose reading is kept
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """The tokens to read, all but the last of the prompt."""
+        return np.asarray(self.job.row.prompts[0, : self.job.length - 1])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the prompt has been read."""
+        return self.prefix is not None and self.num_read == self.job.length - 1
+
+
+class Reader:
+    """Reads prompts, and keeps what has been read of prompts and texts.
+
+    Args:
+      params, config: of the engine.
+      num_rows, capacity: B and C.
+      memory: bytes on all devices together for what is kept; by default as many as the rows take.
+
+    Raises:
+      TypeError, ValueError: `memory` is no such number.
+
+    Attributes:
+      num_tokens: tokens of all prompts whose reading has begun.
+      num_cached: how many of these were not read, as an earlier text began with them.
+    """
+
+    def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, memory: int | None):
+        self._params, self._config, self._capacity = params, config, capacity
+        self.num_tokens = self.num_cached = 0
+        row = jax.eval_shape(self._unread)
+        if memory is None:
+            memory = copies.num_bytes(row) * num_rows // len(row.cache.length)
+        else:
+            check_int("prefix_memory", memory, 0)
+        self._sizes = copies.sizes(capacity) if memory else []
+        # A shorter beginning saves no pass over the weights. A ring that has lost tokens cannot be shortened.
+        smallest = min(layer.shape[2] for layer in row.cache.keys)
+        self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=config.chunks[-1][0], divisible=smallest)
+
+    def read(self, reading: Reading) -> None:
+        """Reads a chunk of a prompt."""
+        tokens = reading.tokens
+        if reading.prefix is None:
+            kept, reading.num_read = self._prefixes.find(tokens)
+            reading.prefix = self._unread() if kept is None else self._restore(kept, reading.num_read)
+            reading.parting = self._prefixes.parting(tokens)
+            reading.job.request.num_cached = reading.num_read
+            self.num_tokens += reading.job.length
+            self.num_cached += reading.num_read
+        if reading.num_read < len(tokens):
+            until = reading.parting if reading.num_read < reading.parting else len(tokens)
+            reading.prefix, reading.num_read = rows.read(
+                self._params, reading.prefix, reading.job.row, reading.num_read, until, self._config
+            )
+            if reading.num_read == until:
+                self._keep(tokens[:until], reading.prefix, 0)
+
+    def keep_row(self, state: DecodeState, index: int, text: np.ndarray) -> None:
+        """Keeps the text of a row, for a prompt that continues it: all but its last token, which has not been read."""
+        self._keep(text[:-1], copies.prefix_of(state, self._config), index)
+
+    def warm_up(self, state: DecodeState) -> None:
+        """Compiles the programs that keep prefixes and take them over."""
+        for prefix in (self._unread(), copies.prefix_of(state, self._config)):
+            for size in self._sizes:
+                self._restore(copies.keep(prefix, 0, size, self._config), 0)
+
+    def clear(self) -> None:
+        """Drops all prefixes."""
+        self._prefixes.clear()
+
+    def _unread(self) -> Prefix:
+        return rows.unread(self._params, config=self._config, capacity=self._capacity)
+
+    def _restore(self, kept: Prefix, length: int) -> Prefix:
+        return copies.restore(self._params, kept, length, self._config, self._capacity)
+
+    def _keep(self, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
+        if self._prefixes.is_new(tokens):
+            size = next(size for size in self._sizes if size >= len(tokens))
+            kept = copies.keep(prefix, index, size, self._config)
+            self._prefixes.add(tokens, kept, copies.num_bytes(kept))
