@@ -3,7 +3,9 @@
 import atexit
 import collections
 import dataclasses
+import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Literal, Self, TypedDict, Unpack
@@ -16,7 +18,7 @@ from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeState, Prefix
 from jlade.engine import job as job_lib
-from jlade.engine import rows
+from jlade.engine import rows, width
 from jlade.engine.job import Job
 from jlade.engine.request import Request
 from jlade.engine.scheduler import Scheduler
@@ -51,7 +53,6 @@ class _Reading:
     """A request whose prompt is being read."""
 
     job: Job
-    index: int  # of its row
     prefix: Prefix | None = None
     num_read: int = 0
 
@@ -99,7 +100,11 @@ class Engine:
             max_new_tokens=1, lookahead=lookahead, tokenizer=tokenizer, logprobs=logprobs, decoder=decoder, mesh=mesh
         )
         batch = request_lib.check(params, [[0]] * self._num_rows, options)
-        self._config, self._costs = batch.config, batch.inputs.costs
+        self._config, sizes = batch.config, width.sizes(self._num_rows, batch.config.mesh)
+        self._widths = {size: width.Width(batch.inputs.costs) for size in sizes}
+        if lookahead == "auto":
+            setting, self._widths = width.widths(params, self._config, sizes)
+            self._config = dataclasses.replace(self._config, lookahead=setting)
         self._options = dataclasses.replace(options, lookahead=self._config.lookahead, max_new_tokens=None)
         self._params = sharding.put_params(params, self._config.mesh)
         self._capacity = _check_capacity(capacity, self._config.decoder.max_positions)
@@ -110,9 +115,11 @@ class Engine:
         self._closed = False
         # The thread's own:
         self._state: DecodeState | None = None
+        self._state_after: DecodeState | None = None  # the last steps
         self._reading: _Reading | None = None
-        self._running: dict[int, Job] = {}  # by rows, those that have been put into them
-        self._ended: set[int] = set()  # rows that may still run on the device
+        self._running: dict[int, Job] = {}  # by their rows of the state
+        self._ended: set[int] = set()  # rows of the state that may still run on the device
+        self._least = 1  # row of the state
 
     def warm_up(self) -> None:
         """Compiles all programs and waits for them. Afterwards nothing compiles, whatever is submitted.
@@ -124,8 +131,11 @@ class Engine:
           Exception: the error of a program.
         """
         samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
-        for sampling in samplings * 2:  # twice, as arrays from other programs may be placed otherwise than new ones
+        # Twice, as arrays from other programs may be placed otherwise than new ones.
+        for size, sampling in itertools.product((*self._widths, *self._widths), samplings):
+            self._least = size
             self.submit([0, 0], sampling=sampling, max_new_tokens=1).result()
+        self._least = 1
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
         """Adds a request to those that wait, and returns it at once.
@@ -251,7 +261,7 @@ class Engine:
         with self._changed:
             for job in self._scheduler.clear():
                 job.request._end(CancelledError("the engine was closed"))
-        self._state, self._reading = None, None
+        self._state, self._state_after, self._reading = None, None, None
 
     def _has_work(self) -> bool:
         """Waits for requests, and returns whether there are any; otherwise the engine is closed."""
@@ -263,7 +273,7 @@ class Engine:
         """Ends all requests with rows, and forgets the state, which a failed program may have taken with it."""
         for job in filter(None, self._scheduler.rows):
             job.request._end(error)
-        self._state, self._reading = None, None
+        self._state, self._state_after, self._reading = None, None, None
         self._running.clear()
         self._ended.clear()
         self._free_rows()
@@ -272,8 +282,20 @@ class Engine:
         if self._state is None:
             checked = self._check([0], {"max_new_tokens": 1})
             row = self._job(checked, 0, Request(lambda: None)).row
-            self._state = rows.empty(self._params, row, self._costs, config=self._config, num_rows=self._num_rows)
+            self._state = rows.empty(self._params, row, config=self._config, num_rows=min(self._widths))
         return self._state
+
+    def _resize(self, number: int) -> DecodeState:
+        """Makes the state one of as few rows as hold a number of requests, and returns it."""
+        sizes, state = sorted(self._widths), self._rows()
+        wanted = next(place for place, size in enumerate(sizes) if size >= max(number, self._least))
+        # From one size to the next, so that few programs are compiled.
+        while (size := sizes.index(len(state.done))) != wanted:
+            size += 1 if size < wanted else -1
+            free = [-1] * (sizes[size] - len(self._running))
+            state = self._state = rows.resize(state, [*self._running, *free], self._config)
+            self._running = dict(enumerate(self._running.values()))
+        return state
 
     def _round(self) -> None:
         """Reads a chunk of a prompt, and makes steps of the rows that run."""
@@ -291,11 +313,11 @@ class Engine:
         with self._changed:
             for job in self._scheduler.rows:
                 if job is not None and job.request.done:
-                    index = self._scheduler.remove(job)
-                    if index is not None and index in self._running:
-                        del self._running[index]
-                        self._ended.add(index)
+                    self._scheduler.remove(job)
             self._changed.notify_all()
+        held = set(self._scheduler.rows)
+        self._ended |= {row for row, job in self._running.items() if job not in held}
+        self._running = {row: job for row, job in self._running.items() if job in held}
 
     def _read(self) -> None:
         """Reads a chunk of a prompt, of the next request if none is being read, and puts it into its row at the end."""
@@ -317,8 +339,10 @@ class Engine:
             self._reading = None
         elif reading.num_read == to_read:
             assert reading.prefix is not None
-            self._state = rows.insert(self._rows(), reading.prefix, job.row, reading.index, self._config)
-            self._running[reading.index] = job
+            state = self._resize(len(self._running) + 1)
+            row = next(row for row in range(len(state.done)) if row not in self._running)
+            self._state = rows.insert(state, reading.prefix, job.row, row, self._config)
+            self._running[row] = job
             self._reading = None
 
     def _next(self) -> _Reading | None:
@@ -326,20 +350,24 @@ class Engine:
         with self._changed:
             placed = self._scheduler.place()
             self._changed.notify_all()
-        if placed is None:
-            return None
-        index, job = placed
-        return _Reading(job, index)
+        return None if placed is None else _Reading(placed[1])
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
         controls = max(job.controls for job in self._running.values())
-        reads = self._reading is not None or (self._scheduler.num_waiting and len(self._running) < self._num_rows)
+        has_next = self._scheduler.num_waiting and len(self._running) < self._num_rows
+        reads = self._reading is not None or has_next
         is_patient = not reads and all(job.of_list for job in self._running.values())
         steps = MORE_STEPS if is_patient else STEPS
-        state = rows.run(self._params, self._rows(), self._config, controls, steps, len(self._running) - 1)
-        self._state = state
-        tokens, lengths, done = mesh_lib.fetch((state.tokens, state.num_tokens, state.done))
+        state = self._resize(len(self._running) + bool(reads))
+        is_ready = self._reading is None and state is self._state_after  # the device has no other work
+        of_size, begin = self._widths[len(state.done)], time.perf_counter()
+        state = rows.run(self._params, of_size.put(state), self._config, controls, steps, len(self._running) - 1)
+        self._state = self._state_after = state = of_size.take(state)
+        tokens, lengths, done, num_steps = mesh_lib.fetch(
+            (state.tokens, state.num_tokens, state.done, of_size.num_steps)
+        )
+        of_size.learn(num_steps, time.perf_counter() - begin if is_ready else None)
         info: Any = None  # fetched where a text has ended
         for index, job in self._running.items():
             try:
