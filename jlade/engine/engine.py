@@ -5,7 +5,6 @@ import collections
 import dataclasses
 import itertools
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Literal, Self, TypedDict, Unpack
@@ -13,19 +12,21 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 import jax
 from jax.sharding import Mesh
 
-from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
-from jlade.decoding.state import DecodeState, Prefix
+from jlade.decoding.state import Prefix
 from jlade.engine import job as job_lib
 from jlade.engine import rows, width
 from jlade.engine.job import Job
 from jlade.engine.request import Request
+from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
+from jlade.engine.width import Width
 from jlade.generation import request as request_lib
+from jlade.generation import results
 from jlade.generation.options import Options
 from jlade.generation.prompts import Prompt, Prompts
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
 
@@ -46,6 +47,10 @@ class RequestOptions(TypedDict, total=False):
     eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
+    prediction: Prompts | None
+    logprobs: bool
+    top_logprobs: int
+    with_statistics: bool
 
 
 @dataclasses.dataclass
@@ -71,9 +76,10 @@ class Engine:
       tokenizer: turns string prompts into tokens, and tokens into text. None for token ids alone.
       max_sequences: rows, requests that are decoded at once. Each holds the memory of `capacity` tokens.
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
-      lookahead: as in `jlade.generate`; "auto" chooses it for `max_sequences` rows.
+      lookahead: as in `jlade.generate`; "auto" has costs of steps for each number of rows.
       max_waiting: requests that may wait for a row.
-      logprobs: whether results have the log-probabilities of the tokens.
+      max_prediction: most tokens of a prediction; with 0 requests have none, and steps do not search for it.
+      max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
 
@@ -90,36 +96,45 @@ class Engine:
         capacity: int | None = None,
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
-        logprobs: bool = False,
+        max_prediction: int = 0,
+        max_top_logprobs: int = 0,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
         self._num_rows = check_int("max_sequences", max_sequences, 1)
         # The arguments of a batch of all rows have what the engine needs.
+        prompts = [[0]] * self._num_rows
         options = Options(
-            max_new_tokens=1, lookahead=lookahead, tokenizer=tokenizer, logprobs=logprobs, decoder=decoder, mesh=mesh
+            max_new_tokens=1,
+            lookahead=lookahead,
+            tokenizer=tokenizer,
+            prediction=prompts if check_int("max_prediction", max_prediction, 0) else None,
+            logprobs=True,
+            top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
+            decoder=decoder,
+            mesh=mesh,
         )
-        batch = request_lib.check(params, [[0]] * self._num_rows, options)
-        self._config, sizes = batch.config, width.sizes(self._num_rows, batch.config.mesh)
-        self._widths = {size: width.Width(batch.inputs.costs) for size in sizes}
+        batch = request_lib.check(params, prompts, options)
+        self._config, self._sizes = batch.config, width.sizes(self._num_rows, batch.config.mesh)
+        widths = {size: Width(batch.inputs.costs) for size in self._sizes}
         if lookahead == "auto":
-            setting, self._widths = width.widths(params, self._config, sizes)
+            setting = request_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
             self._config = dataclasses.replace(self._config, lookahead=setting)
-        self._options = dataclasses.replace(options, lookahead=self._config.lookahead, max_new_tokens=None)
+            widths = width.learned_widths(params, self._config, self._sizes)
+        self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
-        self._capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+        capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+        self._max_prediction = max_prediction
+        predicts = "prediction" in self._config.lookahead.sources
+        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
 
         self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
         self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
         self._thread: threading.Thread | None = None
         self._closed = False
         # The thread's own:
-        self._state: DecodeState | None = None
-        self._state_after: DecodeState | None = None  # the last steps
         self._reading: _Reading | None = None
-        self._running: dict[int, Job] = {}  # by their rows of the state
-        self._ended: set[int] = set()  # rows of the state that may still run on the device
-        self._least = 1  # row of the state
+        self._running = Running(self._params, self._config, widths)
 
     def warm_up(self) -> None:
         """Compiles all programs and waits for them. Afterwards nothing compiles, whatever is submitted.
@@ -132,10 +147,10 @@ class Engine:
         """
         samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
         # Twice, as arrays from other programs may be placed otherwise than new ones.
-        for size, sampling in itertools.product((*self._widths, *self._widths), samplings):
-            self._least = size
-            self.submit([0, 0], sampling=sampling, max_new_tokens=1).result()
-        self._least = 1
+        for size, sampling in itertools.product(self._sizes * 2, samplings):
+            self._running.least = size
+            self.submit([0, 0], sampling=sampling, max_new_tokens=1, with_statistics=True).result()
+        self._running.least = 1
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
         """Adds a request to those that wait, and returns it at once.
@@ -143,8 +158,8 @@ class Engine:
         Args:
           prompt: a string, or token ids.
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
-          options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop` and `key` of
-            `jlade.generate`.
+          options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
+            `prediction`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
@@ -189,6 +204,18 @@ class Engine:
             for request in requests:
                 request.cancel()
 
+    @property
+    def num_running(self) -> int:
+        """Number of requests that have rows."""
+        with self._changed:
+            return sum(job is not None for job in self._scheduler.rows)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a row."""
+        with self._changed:
+            return self._scheduler.num_waiting
+
     def close(self) -> None:
         """Cancels all requests and ends the thread. Afterwards no requests are accepted."""
         with self._changed:
@@ -209,6 +236,11 @@ class Engine:
         for name in options:
             if name not in accepted:
                 raise TypeError(f"{name} is not an option of a request; accepted are {', '.join(sorted(accepted))}")
+        predicts = options.get("prediction") is not None
+        if predicts and not self._max_prediction:
+            raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")
+        if predicts and not self._size.prediction:  # the setting for this device has no use for it
+            options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": None}))
         checked = request_lib.check(self._params, prompts, given, self._num_rows)
@@ -230,7 +262,7 @@ class Engine:
 
     def _job(self, checked: request_lib.Request, index: int, request: Request) -> Job:
         place = 0 if checked.inputs.key.ndim else index
-        return Job(job_lib.split(checked, index), place, request, self._capacity)
+        return Job(job_lib.split(checked, index), place, request, self._size)
 
     def _remove(self, job: Job) -> None:
         """Removes a request that waits. One with a row loses it at the end of the round."""
@@ -261,7 +293,8 @@ class Engine:
         with self._changed:
             for job in self._scheduler.clear():
                 job.request._end(CancelledError("the engine was closed"))
-        self._state, self._state_after, self._reading = None, None, None
+        self._running.clear()
+        self._reading = None
 
     def _has_work(self) -> bool:
         """Waits for requests, and returns whether there are any; otherwise the engine is closed."""
@@ -273,38 +306,15 @@ class Engine:
         """Ends all requests with rows, and forgets the state, which a failed program may have taken with it."""
         for job in filter(None, self._scheduler.rows):
             job.request._end(error)
-        self._state, self._state_after, self._reading = None, None, None
         self._running.clear()
-        self._ended.clear()
+        self._reading = None
         self._free_rows()
-
-    def _rows(self) -> DecodeState:
-        if self._state is None:
-            checked = self._check([0], {"max_new_tokens": 1})
-            row = self._job(checked, 0, Request(lambda: None)).row
-            self._state = rows.empty(self._params, row, config=self._config, num_rows=min(self._widths))
-        return self._state
-
-    def _resize(self, number: int) -> DecodeState:
-        """Makes the state one of as few rows as hold a number of requests, and returns it."""
-        sizes, state = sorted(self._widths), self._rows()
-        wanted = next(place for place, size in enumerate(sizes) if size >= max(number, self._least))
-        # From one size to the next, so that few programs are compiled.
-        while (size := sizes.index(len(state.done))) != wanted:
-            size += 1 if size < wanted else -1
-            free = [-1] * (sizes[size] - len(self._running))
-            state = self._state = rows.resize(state, [*self._running, *free], self._config)
-            self._running = dict(enumerate(self._running.values()))
-        return state
 
     def _round(self) -> None:
         """Reads a chunk of a prompt, and makes steps of the rows that run."""
         self._free_rows()
-        if self._ended:  # from here on, the running rows are those that run on the device
-            self._state = rows.end(self._rows(), self._ended)
-            self._ended = set()
         self._read()
-        if self._running:
+        if self._running.jobs:
             self._step()
         self._free_rows()
 
@@ -315,9 +325,7 @@ class Engine:
                 if job is not None and job.request.done:
                     self._scheduler.remove(job)
             self._changed.notify_all()
-        held = set(self._scheduler.rows)
-        self._ended |= {row for row, job in self._running.items() if job not in held}
-        self._running = {row: job for row, job in self._running.items() if job in held}
+        self._running.keep(self._scheduler.rows)
 
     def _read(self) -> None:
         """Reads a chunk of a prompt, of the next request if none is being read, and puts it into its row at the end."""
@@ -328,7 +336,7 @@ class Engine:
         if not job.request.done:
             try:
                 if reading.prefix is None:
-                    reading.prefix = rows.unread(self._params, config=self._config, capacity=self._capacity)
+                    reading.prefix = rows.unread(self._params, config=self._config, capacity=self._size.capacity)
                 if reading.num_read < to_read:
                     reading.prefix, reading.num_read = rows.read(
                         self._params, reading.prefix, job.row, reading.num_read, self._config
@@ -339,10 +347,7 @@ class Engine:
             self._reading = None
         elif reading.num_read == to_read:
             assert reading.prefix is not None
-            state = self._resize(len(self._running) + 1)
-            row = next(row for row in range(len(state.done)) if row not in self._running)
-            self._state = rows.insert(state, reading.prefix, job.row, row, self._config)
-            self._running[row] = job
+            self._running.insert(reading.prefix, job)
             self._reading = None
 
     def _next(self) -> _Reading | None:
@@ -354,36 +359,21 @@ class Engine:
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
-        controls = max(job.controls for job in self._running.values())
-        has_next = self._scheduler.num_waiting and len(self._running) < self._num_rows
-        reads = self._reading is not None or has_next
-        is_patient = not reads and all(job.of_list for job in self._running.values())
-        steps = MORE_STEPS if is_patient else STEPS
-        state = self._resize(len(self._running) + bool(reads))
-        is_ready = self._reading is None and state is self._state_after  # the device has no other work
-        of_size, begin = self._widths[len(state.done)], time.perf_counter()
-        state = rows.run(self._params, of_size.put(state), self._config, controls, steps, len(self._running) - 1)
-        self._state = self._state_after = state = of_size.take(state)
-        tokens, lengths, done, num_steps = mesh_lib.fetch(
-            (state.tokens, state.num_tokens, state.done, of_size.num_steps)
-        )
-        of_size.learn(num_steps, time.perf_counter() - begin if is_ready else None)
-        info: Any = None  # fetched where a text has ended
-        for index, job in self._running.items():
+        jobs = self._running.jobs
+        has_next = self._scheduler.num_waiting and len(jobs) < self._num_rows
+        reads = self._reading is not None or bool(has_next)
+        is_patient = not reads and all(job.of_list for job in jobs.values())
+        shown = self._running.step(MORE_STEPS if is_patient else STEPS, another=reads)
+        for index, job in self._running.jobs.items():
             try:
-                new = job.read(tokens[index], int(lengths[index]), bool(done[index]))
-                generation = None
-                if new.ended:
-                    info = info or mesh_lib.fetch((state.info.accepted, state.info.logprobs))
-                    generation = job.generation(*_row(index, (tokens, *info)))
-                job.request._add(Piece(new.tokens, new.text, generation))
+                piece = job.read(shown.row(index))
+                if piece.generation is not None and job.with_statistics:
+                    statistics = results.statistics(self._running.take(index), self._config.lookahead)
+                    generation = dataclasses.replace(piece.generation, statistics=statistics)
+                    piece = dataclasses.replace(piece, generation=generation)
+                job.request._add(piece)
             except Exception as error:
                 job.request._end(error)
-
-
-def _row(index: int, arrays: Any) -> Any:
-    """Returns one row [1, ...] of arrays [B, ...]."""
-    return jax.tree.map(lambda array: array[index : index + 1], arrays)
 
 
 def _check_capacity(capacity: Any, max_positions: int) -> int:

@@ -30,74 +30,62 @@ def sizes(num_rows: int, mesh: Mesh | None) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def widths(params: Params, config: DecodeConfig, numbers: Sequence[int]) -> tuple[LookaheadConfig, dict[int, "Width"]]:
-    """Returns the setting of "auto", which fixes the shapes of a row, and the widths by numbers of rows.
+def choose(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> LookaheadConfig:
+    """Returns the setting of "auto" for states of several sizes: the widest one of theirs.
 
-    It is the widest of those that "auto" has for these numbers. Where they differ it has no window, as steps are as
-    wide as they should be only without one.
+    It fixes the shapes of a row. If sizes have different settings, it has no window, so that steps of any width in
+    between are possible.
 
     Args:
       params: the model's parameters.
       config: the model and its devices.
-      numbers: of `sizes`.
+      sizes: those of `sizes`.
     """
-    of_model = params, config.decoder
-    chosen = {choice.choose(*of_model, number, config.mesh).block_size: number for number in numbers}
-    lookahead = choice.choose(*of_model, chosen[max(chosen)], config.mesh)
-    lookahead = dataclasses.replace(lookahead, relative_step_time=None)
-    if len(chosen) > 1:
-        lookahead = LookaheadConfig.tree(lookahead.block_size - 1)
-    known = {
-        number: learned.find(*of_model, number, config.mesh, lookahead, config.chunks, "rounds") for number in numbers
-    }
-    # For a number that was tuned to keep its full width, all widths cost the same.
-    same = np.ones(len(adaptive.levels(lookahead)), np.float32) if any(known.values()) else None
-    return lookahead, {number: Width(each.costs() if each else same, each) for number, each in known.items()}
+    chosen = {choice.choose(params, config.decoder, size, config.mesh) for size in sizes}
+    chosen = {dataclasses.replace(each, relative_step_time=None) for each in chosen}
+    return chosen.pop() if len(chosen) == 1 else LookaheadConfig.tree(max(each.block_size for each in chosen) - 1)
+
+
+def learned_widths(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> dict[int, "Width"]:
+    """Returns the widths of states by their sizes, with the costs that "auto" knows; see `choose`."""
+    arguments = config.mesh, config.lookahead, config.chunks, "rounds"
+    known = {size: learned.find(params, config.decoder, size, *arguments) for size in sizes}
+    # At a size that was tuned to keep its full width, all widths cost the same.
+    same = np.ones(len(adaptive.levels(config.lookahead)), np.float32) if any(known.values()) else None
+    return {size: Width(each.costs() if each else same, each) for size, each in known.items()}
 
 
 class Width:
-    """The costs and the pace of the steps of a state of R rows. They belong to R, so the rows are kept without them.
+    """The costs and the pace of the steps of states of one size. The rows are kept without them.
 
     Args:
       costs: [L] float32, as in `Inputs.costs`; None if all steps have the full width.
-      learned: learns the costs from rounds of steps; None if they are fixed.
+      learned: the costs as far as rounds have taught them; None if they are fixed.
     """
 
     def __init__(self, costs: Any, learned: Learned | None = None):
         self._costs, self._learned = costs, learned
         self._pace = None if costs is None else adaptive.start(costs)
-        self._num_steps = np.zeros(np.shape(costs), np.int32)  # made so far, at each level
-        self._lesson, self._seconds = np.zeros(np.shape(costs), np.int32), 0.0  # steps to learn from, and their time
+        self._before = self._pace  # the last round
+        self._num_steps, self._seconds = np.zeros(np.shape(costs), np.int32), 0.0  # since the last lesson
 
     def put(self, state: DecodeState) -> DecodeState:
-        """Returns a state of R rows with the costs and the pace of its steps."""
+        """Returns the state with the costs and the pace of its next steps."""
         constants = dataclasses.replace(state.constants, costs=self._costs)
         return dataclasses.replace(state, pace=self._pace, constants=constants)
 
     def take(self, state: DecodeState) -> DecodeState:
-        """Keeps the pace of a state after steps, and returns the state without pace and costs."""
-        self._pace = state.pace
+        """Keeps the pace of a state after steps, and returns the state without it."""
+        self._before, self._pace = self._pace, state.pace
         return dataclasses.replace(state, pace=None, constants=dataclasses.replace(state.constants, costs=None))
 
-    @property
-    def num_steps(self) -> Any:
-        """The steps so far at each level [L] int32, on the device; None if all have the full width."""
-        return None if self._pace is None else self._pace.num_steps
-
-    def learn(self, num_steps: Any, seconds: float | None) -> None:
-        """Learns from a round of steps.
-
-        Args:
-          num_steps: the property after the round, in NumPy.
-          seconds: the time of the round; None if the device had other work.
-        """
-        if self._learned is None:
+    def learn(self, seconds: float) -> None:
+        """Learns from the time of the round that `take` ended."""
+        if self._learned is None or self._before is None or self._pace is None:
             return
-        made, self._num_steps = num_steps - self._num_steps, num_steps
-        if seconds is None:
-            return
-        self._lesson, self._seconds = self._lesson + made, self._seconds + seconds
-        if self._lesson.sum() >= LESSON:
-            self._learned.learn_round(self._lesson, self._seconds)
+        before, after = mesh_lib.fetch((self._before.num_steps, self._pace.num_steps))
+        self._num_steps, self._seconds = self._num_steps + after - before, self._seconds + seconds
+        if self._num_steps.sum() >= LESSON:
+            self._learned.learn_round(self._num_steps, self._seconds)
             self._costs = self._learned.costs()
-            self._lesson, self._seconds = np.zeros_like(self._lesson), 0.0
+            self._num_steps, self._seconds = np.zeros_like(self._num_steps), 0.0

@@ -36,6 +36,8 @@ class Generation:
     text: tuple[str, ...] | Any  # [B], without special tokens; None without a tokenizer
     logprobs: np.ndarray | Any  # [B, max_new_tokens] float32 under the model, NaN after the end of a sequence
     processed_logprobs: np.ndarray | Any  # the same after `sampling`'s processing, at temperature 1 where it is 0
+    top_tokens: np.ndarray | Any  # [B, max_new_tokens, K] int32, the most probable ones under the model, -1 for none
+    top_logprobs: np.ndarray | Any  # [B, max_new_tokens, K] float32, of these, NaN after the end of a sequence
     statistics: "Statistics | Any"
     state: DecodeState | Any  # to continue from; see `jlade.generate`
 
@@ -46,7 +48,7 @@ class Generation:
 
     def __repr__(self) -> str:
         """A line for the arrays, and one for each of the first sequences."""
-        names = ("tokens", "logprobs", "processed_logprobs")
+        names = ("tokens", "logprobs", "processed_logprobs", "top_tokens", "top_logprobs")
         held = [f"{name} {list(array.shape)}" for name in names if (array := getattr(self, name)) is not None]
         held += [name for name in ("statistics", "state") if getattr(self, name) is not None]
         lines = [f"Generation of {', '.join(held)}"]
@@ -61,10 +63,17 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The tokens and the text that one step added to a stream. Types are those of `Generation`."""
+    """The tokens and the text that a step added to a stream, or the steps of an engine's round.
 
-    tokens: np.ndarray  # [1 to N] int32
+    Types are those of `Generation`.
+    """
+
+    tokens: np.ndarray  # [T] int32
     text: str | Any  # None without a tokenizer; may lag behind the tokens, and is never taken back
+    accepted: np.ndarray  # [steps] tokens accepted in each step, T together
+    logprobs: np.ndarray | Any  # [T] float32 under the model
+    top_tokens: np.ndarray | Any  # [T, K] int32
+    top_logprobs: np.ndarray | Any  # [T, K] float32
     generation: Generation | Any  # the whole result with the last piece, else None
 
 
@@ -152,17 +161,22 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
     """
     prompt_lengths = request.inputs.lengths
     lengths = ends - prompt_lengths
-    kept = np.minimum(np.cumsum(accepted, axis=1), lengths[:, None])
-    accepted = np.diff(kept, axis=1, prepend=0).astype(np.int32)
+    accepted = cut(accepted, lengths)
     steps = np.count_nonzero(accepted, axis=1)
     offset = np.arange(max(request.inputs.stopping.max_new_tokens))[None, :]
     is_generated = offset < lengths[:, None]
     place = np.minimum(prompt_lengths[:, None] + offset, tokens.shape[1] - 1)
 
     def generated(kept: np.ndarray, empty: float) -> np.ndarray:
-        return np.where(is_generated, np.take_along_axis(kept, place, axis=1), np.asarray(empty, kept.dtype))
+        shape = [*place.shape, *[1] * (kept.ndim - 2)]
+        taken = np.take_along_axis(kept, place.reshape(shape), axis=1)
+        return np.where(is_generated.reshape(shape), taken, np.asarray(empty, kept.dtype))
+
+    def recorded(name: str, empty: float) -> np.ndarray | None:
+        return None if logprobs is None else generated(getattr(logprobs, name), empty)
 
     new = generated(tokens, -1)
+    has_top = request.config.top_logprobs > 0
     endings = [_ending(i, new[i], lengths[i], request) for i in range(len(new))]
     return Generation(
         tokens=new,
@@ -171,11 +185,39 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
         accepted=accepted[:, : steps.max()],
         finish_reason=tuple(reason for reason, _ in endings),
         text=None if request.tokenizer is None else tuple(text or "" for _, text in endings),
-        logprobs=None if logprobs is None else generated(logprobs.model, np.nan),
-        processed_logprobs=None if logprobs is None else generated(logprobs.processed, np.nan),
+        logprobs=recorded("model", np.nan),
+        processed_logprobs=recorded("processed", np.nan),
+        top_tokens=recorded("top_tokens", -1) if has_top else None,
+        top_logprobs=recorded("top", np.nan) if has_top else None,
         statistics=None,
         state=None,
     )
+
+
+def of_piece(logprobs: Any, new: slice) -> dict[str, Any]:
+    """Returns the fields of a `Piece` that log-probabilities fill.
+
+    Args:
+      logprobs: fields of `LogProbs` in NumPy, of one sequence; None without.
+      new: the places of the tokens.
+    """
+    has_top = logprobs is not None and logprobs.top.shape[-1] > 0
+    return {
+        "logprobs": None if logprobs is None else logprobs.model[0, new],
+        "top_tokens": logprobs.top_tokens[0, new] if has_top else None,
+        "top_logprobs": logprobs.top[0, new] if has_top else None,
+    }
+
+
+def cut(accepted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the tokens that steps accepted [B, S] up to the ends of texts, 0 after them.
+
+    Args:
+      accepted: [B, S], the steps of a text may go on after its end.
+      lengths: [B] tokens of each text.
+    """
+    kept = np.minimum(np.cumsum(accepted, axis=1), lengths[:, None])
+    return np.diff(kept, axis=1, prepend=0).astype(np.int32)
 
 
 def _ending(index: int, tokens: np.ndarray, length: int, request: Request) -> tuple[str, str | None]:
