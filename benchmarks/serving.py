@@ -143,7 +143,8 @@ async def _load(
     options: argparse.Namespace, at_once: list[tuple[Kind, bool]], in_sequence: list[tuple[Kind, bool]], log: Any
 ) -> dict[str, Any]:
     """Serves, sends the requests, and returns figures of the answers and of the server."""
-    command = ["serve", options.model, "--port", "0", "--max-sequences", str(options.rows), "--capacity", str(CAPACITY)]
+    model = [] if options.model == "demo" else [options.model]
+    command = ["serve", *model, "--port", "0", "--max-sequences", str(options.rows), "--capacity", str(CAPACITY)]
     server = subprocess.Popen(
         [sys.executable, "-m", "jlade", *command],
         stdout=log,
@@ -157,6 +158,9 @@ async def _load(
         compiled = _num_compiled(log)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=address, timeout=3600, limits=limits) as client:
+            name = (await client.get("/v1/models")).json()["data"][0]["id"]
+            for kind, _ in at_once + in_sequence:
+                kind.body["model"] = name
             figures: dict[str, Any] = {"seconds_to_start": seconds, "programs": compiled}
             figures["at_once"] = await _phase(client, at_once, len(at_once))
             memory = [_memory(server.pid)]
@@ -245,7 +249,7 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
 async def _ask(client: httpx.AsyncClient, kind: Kind, is_cancelled: bool) -> Answer:
     """Sends a request; one that is cancelled goes away after its first text."""
     answer = Answer(kind, is_cancelled)
-    body = kind.body | {"model": "any", "stream": kind.body["stream"] or is_cancelled}
+    body = kind.body | {"stream": kind.body["stream"] or is_cancelled}
     begin = last = time.perf_counter()
     if not body["stream"]:
         response = await client.post("/v1/completions", json=body)
