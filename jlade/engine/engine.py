@@ -94,7 +94,7 @@ class Engine:
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
-        self._num_rows = check_int("max_sequences", max_sequences, 1)
+        self._num_rows = self.max_sequences = check_int("max_sequences", max_sequences, 1)
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self._num_rows
         options = Options(
@@ -116,7 +116,7 @@ class Engine:
             widths = width.learned_widths(params, self._config, self._sizes)
         self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
-        capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
+        capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._max_prediction = max_prediction
         predicts = "prediction" in self._config.lookahead.sources
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
@@ -356,7 +356,11 @@ class Engine:
         with self._changed:
             placed = self._scheduler.place()
             self._changed.notify_all()
-        return None if placed is None else Reading(placed[1])
+        if placed is None:
+            return None
+        job = placed[1]
+        job.request._start()
+        return Reading(job)
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
