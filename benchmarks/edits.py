@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 import jlade
-from jlade.cli import conversation
 from jlade.conversion import location
 from jlade.evaluation import records
 from jlade.evaluation.provenance import provenance
+from jlade.generation import chat_template
 from jlade.lookahead import names
 
 COPIED = 0.9  # share of the tokens from which on an answer counts as a copy
@@ -52,13 +52,13 @@ def main() -> None:
 
     params, tokenizer = jlade.load(options.model, "float32")
     assert tokenizer is not None
-    chat = conversation.load_tokenizer(location.find(options.model))
+    chat = chat_template.load_tokenizer(location.find(options.model))
     setting = names.parse(options.lookahead)
     rows: list[tuple[str, float, int, int, int]] = []
     for task in tasks(options.data, options.tasks):
         old = f"```python\n{task.old}\n```"
         messages = [{"role": "user", "content": f"{task.order} Answer with the whole program.\n\n{old}"}]
-        prompt = conversation.encode(chat, messages)
+        prompt = chat_template.encode(chat, messages)
         request = {"tokenizer": tokenizer, "max_new_tokens": options.max_new_tokens}
         plain = jlade.generate(params, prompt, lookahead=None, **request)
         without = jlade.generate(params, prompt, lookahead=setting, **request)

@@ -1,6 +1,8 @@
+import ctypes
 import json
 import os
 import pathlib
+import platform
 
 import hypothesis
 import jax
@@ -57,14 +59,15 @@ def optimizations(request):
     Tests of logic do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the demo model, and
     the text of compiled programs.
     """
-    if not getattr(request.module, "OPTIMIZED", False):
-        yield
-        return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", get_compile_options)
-        jax.clear_caches()
+        if getattr(request.module, "OPTIMIZED", False):
+            patch.setattr(compiler, "get_compile_options", get_compile_options)
+            jax.clear_caches()
         yield
-        jax.clear_caches()
+    # The programs of all modules together, and the fragments that they leave, take more memory than a machine has.
+    jax.clear_caches()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 get_compile_options = compiler.get_compile_options

@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from jlade.cli import conversation, progress, status
 from jlade.cli import options as options_lib
-from jlade.cli.conversation import Message
+from jlade.cli import progress, status
 from jlade.config import check_int
 from jlade.conversion import location
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import Model
 from jlade.evaluation.datasets import Dataset
 from jlade.evaluation.tables import Table
-from jlade.generation import text
+from jlade.generation import chat_template, text
+from jlade.generation.chat_template import Message
 from jlade.generation.text import Tokenizer
 from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
@@ -231,14 +231,14 @@ def _read(data: Sequence[str] | None, summary_prompt: str | None) -> Sequence[Da
 
 def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
     """Returns a function that applies the model's chat template; a model without one continues the plain messages."""
-    of_transformers = conversation.load_tokenizer(directory)
+    of_transformers = chat_template.load_tokenizer(directory)
     if of_transformers.chat_template is None:
 
         def join(messages: Sequence[Message]) -> list[int]:
             return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
 
         return join
-    return functools.partial(conversation.encode, of_transformers)
+    return functools.partial(chat_template.encode, of_transformers)
 
 
 def _table(table: Table) -> RichTable:

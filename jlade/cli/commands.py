@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.cli import bench, chat, compare, convert, generate, inspection, plan, program_cache, trace, tune
+from jlade.cli import bench, chat, compare, convert, generate, inspection, plan, program_cache, serve, trace, tune
 from jlade.cli import options as options_lib
 
 
@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "complete": compare,
     "generate": generate,
     "chat": chat,
+    "serve": serve,
     "tune": tune,
     "bench": bench,
     "inspect": inspection,
@@ -45,6 +46,7 @@ usage: jlade PROMPT            complete a prompt, and compare with plain decodin
 complete   complete a prompt, and compare with plain decoding
 generate   complete files, or the lines of files
 chat       chat with a model
+serve      serve a model over HTTP with OpenAI's interface
 tune       find the fastest setting for a model on this device
 bench      compare ways to decode on a model and data; the paper's tables and figures
 inspect    describe a checkpoint and the memory it needs

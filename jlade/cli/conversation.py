@@ -1,17 +1,14 @@
-"""A conversation: its turns, the chat template that makes them a prompt, and the state after the last answer."""
+"""A conversation: its turns, which a chat template makes a prompt, and the state after the last answer."""
 
-import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 
 import jlade
+from jlade.generation import chat_template
 from jlade.generation.options import Keywords
 from jlade.models.llama import LlamaParams
-
-Message = Mapping[str, str]  # with the keys "role" and "content"
 
 
 class Conversation:
@@ -29,7 +26,7 @@ class Conversation:
 
     def __init__(self, params: LlamaParams, directory: pathlib.Path, template: str | None, system: str | None):
         self.params = params
-        self.tokenizer = load_tokenizer(directory)
+        self.tokenizer = chat_template.load_tokenizer(directory)
         if template is None and self.tokenizer.chat_template is None:
             raise ValueError(f"{directory} has no chat template: pass a Jinja file with --template")
         self._template = template
@@ -60,7 +57,7 @@ class Conversation:
           ValueError: when the template raises an error.
         """
         messages = [*self._system, *self._turns, {"role": "user", "content": question}]
-        return encode(self.tokenizer, messages, self._template)
+        return chat_template.encode(self.tokenizer, messages, self._template)
 
     def answer(self, prompt: list[int], request: Keywords) -> Iterator[jlade.Piece]:
         """Streams the answer. `request` has the key of the whole conversation, which gives each turn a key."""
@@ -81,40 +78,3 @@ class Conversation:
         self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         if generation is not None:
             self._state = generation.state
-
-
-def encode(tokenizer: Any, messages: Sequence[Message], template: str | None = None) -> list[int]:
-    """Returns the token ids of a conversation, up to the beginning of the next answer.
-
-    Args:
-      tokenizer: of transformers, as `load_tokenizer` returns it.
-      messages: with the keys "role" and "content".
-      template: a Jinja template to use instead of the tokenizer's own.
-
-    Raises:
-      ValueError: when the template raises an error.
-    """
-    import jinja2
-
-    try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except jinja2.TemplateError as error:  # also from raise_exception in the template
-        raise ValueError(f"the chat template refuses the conversation: {error}") from error
-    return ids
-
-
-def load_tokenizer(directory: pathlib.Path) -> Any:
-    """Returns the tokenizer of transformers for a checkpoint, with its chat template.
-
-    Raises:
-      ValueError: when transformers is missing.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing; nothing here needs it
-    try:
-        import jinja2  # noqa: F401, transformers needs it for chat templates
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ValueError('the chat templates need transformers: pip install "jlade[chat]"') from error
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

@@ -202,7 +202,7 @@ def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Record]:
     """Completes prompts in the rows of an engine and yields their records, also of those that cannot be completed."""
     valid = [item for item in items if item.error is None]
     options = dict(job.request)
-    of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead", "logprobs")}
+    of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead")}
     if valid:
         keys = [np.asarray(jax.random.key_data(_key(job.request, item))) for item in valid]
         options["key"] = jax.random.wrap_key_data(jnp.asarray(np.stack(keys)))

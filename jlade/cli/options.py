@@ -82,21 +82,26 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_shared(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that every command has."""
     add_model(parser)
-    lookahead = parser.add_argument_group(
+    add_lookahead(parser)
+    for name, (kind, value, placeholder, explanation) in SETTINGS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
+    parser.add_argument("--stop", action="append", metavar="STRING", help="end the text before STRING; may be repeated")
+
+
+def add_lookahead(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `lookahead`."""
+    group = parser.add_argument_group(
         "lookahead",
         "The default is the result of `jlade tune` on this device for this model, or an estimate for the device.",
     )
-    lookahead.add_argument(
+    group.add_argument(
         "--lookahead",
         metavar="SETTING",
         help="tree=M for a tree of M drafted tokens; W,N,G for the paper's window of W future positions, n-grams of N "
         "tokens and G candidates; W,N,G:tree=M for both",
     )
-    lookahead.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
-    for name, (kind, value, placeholder, explanation) in SETTINGS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
-    parser.add_argument("--stop", action="append", metavar="STRING", help="end the text before STRING; may be repeated")
+    group.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
 
 
 def request(options: argparse.Namespace) -> Keywords:
@@ -115,7 +120,7 @@ def request(options: argparse.Namespace) -> Keywords:
     return {
         "max_new_tokens": options.max_new_tokens,
         "min_new_tokens": check_int("min_new_tokens", options.min_new_tokens, 0),
-        "lookahead": _lookahead(options),
+        "lookahead": lookahead(options),
         "sampling": sampling,
         "stop": options.stop,
         "key": jax.random.key(seed),
@@ -124,8 +129,6 @@ def request(options: argparse.Namespace) -> Keywords:
 
 def check_together(options: argparse.Namespace, temperature: float) -> None:
     """Raises a ValueError that names an option without effect beside the others, given the temperature in use."""
-    if options.no_lookahead and options.lookahead is not None:
-        raise ValueError("--lookahead has no effect with --no-lookahead: leave one of them out")
     if temperature == 0:
         for name in ("top_k", "top_p", "min_p", "seed"):
             if getattr(options, name) is not None:
@@ -149,7 +152,14 @@ def _recommended(model: str | pathlib.Path) -> jlade.SamplingConfig:
     return jlade.load_sampling(model)
 
 
-def _lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
+def lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
+    """Returns the setting of `--lookahead` and `--no-lookahead`.
+
+    Raises:
+      ValueError: names the flag and the values that it takes.
+    """
+    if options.no_lookahead and options.lookahead is not None:
+        raise ValueError("--lookahead has no effect with --no-lookahead: leave one of them out")
     if options.lookahead is None:
         return None if options.no_lookahead else "auto"
     return setting("--lookahead", options.lookahead)

@@ -7,7 +7,7 @@ agreed: the prediction goes on near there.
 """
 
 import dataclasses
-from typing import Self
+from typing import Any, Self
 
 import flax.struct
 import jax
@@ -41,11 +41,13 @@ class Reading:
     matched: jax.Array  # [PLACES] int32, tokens before the place that match the answer's last ones, 0 for no place
 
     @classmethod
-    def begin(cls, text: jax.Array) -> Self:
-        """Returns the state before an answer that is expected to begin as the text [..., S] does."""
+    def begin(cls, text: Any) -> Self:
+        """Returns the state before an answer that is expected to begin as the text [..., S] does, in NumPy."""
         *batch, _ = text.shape
-        matched = jnp.zeros((*batch, PLACES), jnp.int32).at[..., 0].set(TRUSTED)
-        return cls(text, jnp.zeros(batch, jnp.int32), jnp.zeros((*batch, PLACES), jnp.int32), matched)
+        matched: Any = np.zeros((*batch, PLACES), np.int32)
+        matched[..., 0] = TRUSTED
+        anchor: Any = np.zeros(batch, np.int32)
+        return cls(text, anchor, np.zeros_like(matched), matched)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Prediction(Source):
         return RATES
 
     def empty(self) -> Reading:
-        return Reading.begin(jnp.full(1, NONE, jnp.int32))
+        nothing: Reading = jax.tree.map(jnp.asarray, Reading.begin(np.full(1, NONE, np.int32)))
+        return nothing
 
     def propose(self, state: Reading, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
         tokens, kinds = [], []

@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 import jax
 from jax.sharding import Mesh
 
-from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeState, Prefix
@@ -21,9 +20,10 @@ from jlade.engine.job import Job
 from jlade.engine.request import Request
 from jlade.engine.scheduler import Scheduler
 from jlade.generation import request as request_lib
+from jlade.generation import results
 from jlade.generation.options import Options
 from jlade.generation.prompts import Prompt, Prompts
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
 
@@ -44,6 +44,9 @@ class RequestOptions(TypedDict, total=False):
     eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
+    prediction: Prompts | None
+    logprobs: bool
+    with_statistics: bool
 
 
 @dataclasses.dataclass
@@ -72,7 +75,7 @@ class Engine:
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
       lookahead: as in `jlade.generate`; "auto" chooses it for `max_sequences` rows.
       max_waiting: requests that may wait for a row.
-      logprobs: whether results have the log-probabilities of the tokens.
+      max_prediction: most tokens of a prediction; with 0 requests have none, and steps do not search for it.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
 
@@ -89,20 +92,29 @@ class Engine:
         capacity: int | None = None,
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
-        logprobs: bool = False,
+        max_prediction: int = 0,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
-        self._num_rows = check_int("max_sequences", max_sequences, 1)
+        self._num_rows = self.max_sequences = check_int("max_sequences", max_sequences, 1)
         # The arguments of a batch of all rows have what the engine needs.
+        prompts = [[0]] * self._num_rows
         options = Options(
-            max_new_tokens=1, lookahead=lookahead, tokenizer=tokenizer, logprobs=logprobs, decoder=decoder, mesh=mesh
+            max_new_tokens=1,
+            lookahead=lookahead,
+            tokenizer=tokenizer,
+            prediction=prompts if check_int("max_prediction", max_prediction, 0) else None,
+            logprobs=True,
+            decoder=decoder,
+            mesh=mesh,
         )
-        batch = request_lib.check(params, [[0]] * self._num_rows, options)
+        batch = request_lib.check(params, prompts, options)
         self._config, self._costs = batch.config, batch.inputs.costs
-        self._options = dataclasses.replace(options, lookahead=self._config.lookahead, max_new_tokens=None)
+        self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
-        self._capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+        capacity = self.capacity = _check_capacity(capacity, self._config.decoder.max_positions)
+        self._max_prediction = max_prediction
+        self._size = rows.Size(capacity, max_prediction if "prediction" in self._config.lookahead.sources else 0)
 
         self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
         self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
@@ -125,7 +137,7 @@ class Engine:
         """
         samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
         for sampling in samplings * 2:  # twice, as arrays from other programs may be placed otherwise than new ones
-            self.submit([0, 0], sampling=sampling, max_new_tokens=1).result()
+            self.submit([0, 0], sampling=sampling, max_new_tokens=1, with_statistics=True).result()
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
         """Adds a request to those that wait, and returns it at once.
@@ -133,8 +145,8 @@ class Engine:
         Args:
           prompt: a string, or token ids.
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
-          options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop` and `key` of
-            `jlade.generate`.
+          options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
+            `prediction`, `logprobs` and `with_statistics` of `jlade.generate`.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
@@ -179,6 +191,18 @@ class Engine:
             for request in requests:
                 request.cancel()
 
+    @property
+    def num_running(self) -> int:
+        """Number of requests that have rows."""
+        with self._changed:
+            return sum(job is not None for job in self._scheduler.rows)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a row."""
+        with self._changed:
+            return self._scheduler.num_waiting
+
     def close(self) -> None:
         """Cancels all requests and ends the thread. Afterwards no requests are accepted."""
         with self._changed:
@@ -199,6 +223,11 @@ class Engine:
         for name in options:
             if name not in accepted:
                 raise TypeError(f"{name} is not an option of a request; accepted are {', '.join(sorted(accepted))}")
+        predicts = options.get("prediction") is not None
+        if predicts and not self._max_prediction:
+            raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")
+        if predicts and not self._size.prediction:  # the setting for this device has no use for it
+            options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": None}))
         checked = request_lib.check(self._params, prompts, given, self._num_rows)
@@ -220,7 +249,7 @@ class Engine:
 
     def _job(self, checked: request_lib.Request, index: int, request: Request) -> Job:
         place = 0 if checked.inputs.key.ndim else index
-        return Job(job_lib.split(checked, index), place, request, self._capacity)
+        return Job(job_lib.split(checked, index), place, request, self._size)
 
     def _remove(self, job: Job) -> None:
         """Removes a request that waits. One with a row loses it at the end of the round."""
@@ -306,7 +335,7 @@ class Engine:
         if not job.request.done:
             try:
                 if reading.prefix is None:
-                    reading.prefix = rows.unread(self._params, config=self._config, capacity=self._capacity)
+                    reading.prefix = rows.unread(self._params, config=self._config, capacity=self._size.capacity)
                 if reading.num_read < to_read:
                     reading.prefix, reading.num_read = rows.read(
                         self._params, reading.prefix, job.row, reading.num_read, self._config
@@ -329,6 +358,7 @@ class Engine:
         if placed is None:
             return None
         index, job = placed
+        job.request._start()
         return _Reading(job, index)
 
     def _step(self) -> None:
@@ -339,23 +369,17 @@ class Engine:
         steps = MORE_STEPS if is_patient else STEPS
         state = rows.run(self._params, self._rows(), self._config, controls, steps, len(self._running) - 1)
         self._state = state
-        tokens, lengths, done = mesh_lib.fetch((state.tokens, state.num_tokens, state.done))
-        info: Any = None  # fetched where a text has ended
+        shown = rows.show(state, any(job.logprobs for job in self._running.values()))
         for index, job in self._running.items():
             try:
-                new = job.read(tokens[index], int(lengths[index]), bool(done[index]))
-                generation = None
-                if new.ended:
-                    info = info or mesh_lib.fetch((state.info.accepted, state.info.logprobs))
-                    generation = job.generation(*_row(index, (tokens, *info)))
-                job.request._add(Piece(new.tokens, new.text, generation))
+                piece = job.read(shown.row(index))
+                if piece.generation is not None and job.with_statistics:
+                    statistics = results.statistics(rows.take(state, index), self._config.lookahead)
+                    generation = dataclasses.replace(piece.generation, statistics=statistics)
+                    piece = dataclasses.replace(piece, generation=generation)
+                job.request._add(piece)
             except Exception as error:
                 job.request._end(error)
-
-
-def _row(index: int, arrays: Any) -> Any:
-    """Returns one row [1, ...] of arrays [B, ...]."""
-    return jax.tree.map(lambda array: array[index : index + 1], arrays)
 
 
 def _check_capacity(capacity: Any, max_positions: int) -> int:

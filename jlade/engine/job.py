@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,16 +11,8 @@ from jlade.engine import rows
 from jlade.engine.request import Request
 from jlade.generation import request as checked_lib
 from jlade.generation import results
-from jlade.generation.results import Generation
+from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, find_stop, token_bytes
-
-
-class New(NamedTuple):
-    """The tokens that steps added to a text."""
-
-    tokens: np.ndarray  # [any] int32
-    text: str | None  # None without a tokenizer
-    ended: bool
 
 
 class Job:
@@ -28,28 +20,30 @@ class Job:
 
     Stop strings are searched here, in the text that the host has anyway, and not by an automaton on the device: a table
     of all tokens for the strings of each row is large, and to build it takes longer than many requests. The row makes
-    the steps of a round at most after the text has ended, and `generation` leaves these out.
+    the steps of a round at most after the text has ended, and its result leaves these out.
     """
 
-    def __init__(self, checked: checked_lib.Request, place: int, request: Request, capacity: int):
+    def __init__(self, checked: checked_lib.Request, place: int, request: Request, size: rows.Size):
         """Checks what an engine does not accept.
 
         Args:
           checked: the arguments, of one sequence.
           place: of the sequence in the batch whose key it shares.
           request: the caller's side.
-          capacity: C, tokens of a row.
+          size: of the row.
 
         Raises:
           ValueError: of `rows.check`.
         """
-        rows.check(checked.inputs, capacity)
+        rows.check(checked.inputs, size)
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
-        self.controls = rows.Controls.of(checked.inputs)
+        self.logprobs = checked.config.logprobs
+        self.with_statistics = checked.with_statistics
+        self.controls = rows.Controls.of(checked.inputs, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
-        self._checked, self._place, self._capacity = checked, place, capacity
-        self._begin = self.length
+        self._checked, self._place, self._size = checked, place, size
+        self._begin, self._num_steps = self.length, 0
         stopping = checked.inputs.stopping
         self._least = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
         self._stop = [string.encode() for string in checked.stop[0]]
@@ -62,26 +56,34 @@ class Job:
     @functools.cached_property
     def row(self) -> rows.Row:
         """The arrays of the request."""
-        return rows.Row.of(self._checked.inputs, self._place, self._checked.config.decoder.vocab_size, self._capacity)
+        return rows.Row.of(self._checked.inputs, self._place, self._checked.config.decoder.vocab_size, self._size)
 
-    def read(self, tokens: np.ndarray, length: int, done: bool) -> New:
-        """Reads a text up to its end.
+    def read(self, row: rows.Shown) -> Piece:
+        """Returns the tokens that steps added, up to the end of the text.
 
         Args:
-          tokens: [C] int32, of the row.
-          length: how many of them are the text.
-          done: whether no more will come.
+          row: after the steps.
         """
-        end = self._find_end(tokens[self.length : length])
-        ended = done or end is not None
-        new = tokens[self.length : length][:end]
+        begin, end = self.length, int(row.num_tokens[0])
+        new = row.tokens[0, begin:end]
+        length = self._find_end(new)
+        new = new[:length]
+        ended = bool(row.done[0]) or length is not None
         self.length += len(new)
-        text = None if self._detokenizer is None else self._detokenizer.feed(new.tolist(), last=ended)
-        return New(new, text, ended)
+        steps = row.accepted[:, self._num_steps : int(row.num_steps[0])]
+        accepted = results.cut(steps, np.array([len(new)]))[0]
+        self._num_steps += len(accepted)
+        logprobs = row.logprobs if self.logprobs else None
+        return Piece(
+            tokens=new,
+            text=None if self._detokenizer is None else self._detokenizer.feed(new.tolist(), last=ended),
+            accepted=accepted[accepted > 0],
+            logprobs=None if logprobs is None else logprobs.model[0, begin : self.length],
+            generation=self._generation(row, logprobs) if ended else None,
+        )
 
-    def generation(self, tokens: np.ndarray, accepted: np.ndarray, logprobs: Any) -> Generation:
-        """Returns the result of a text that has ended, given arguments of `results.assemble`."""
-        return results.assemble(tokens, np.array([self.length]), accepted, logprobs, self._checked)
+    def _generation(self, row: rows.Shown, logprobs: Any) -> Generation:
+        return results.assemble(row.tokens, np.array([self.length]), row.accepted, logprobs, self._checked)
 
     def _find_end(self, new: np.ndarray) -> int | None:
         """Returns the number of new tokens up to the one that completes a stop string; None if none does."""

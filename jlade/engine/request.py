@@ -1,9 +1,12 @@
 """A request as its caller sees it: pieces of text, a result, and a way to cancel it."""
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -14,8 +17,11 @@ class Request:
     """A request to an engine, made by `jlade.Engine.submit`. Any thread may use it.
 
     Iterating yields the `jlade.Piece`s of the text as they are made, from the first one on; the last one has the whole
-    `Generation`. For a request that was cancelled the iteration ends early. Awaiting it gives the `Generation`, as
-    `result` does, without a thread that waits.
+    `Generation`. For a request that was cancelled the iteration ends early. `async for` yields the same pieces, and
+    awaiting the request gives the `Generation`, both without a thread that waits.
+
+    Attributes:
+      started: the `time.monotonic` at which it got its row; None while it waits for one.
     """
 
     def __init__(self, cancel: Callable[[], None]):
@@ -24,6 +30,8 @@ class Request:
         self._future: Future[Generation] = Future()
         self._future.set_running_or_notify_cancel()  # a task that no longer awaits it does not end it
         self._changed = threading.Condition()
+        self._wakers: list[Callable[[], object]] = []  # of the event loops that wait for pieces
+        self.started: float | None = None
 
     @property
     def done(self) -> bool:
@@ -56,12 +64,37 @@ class Request:
                 if len(self._pieces) == number:
                     break
             yield self._pieces[number]
+        self._raise_error()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        changed = asyncio.Event()
+        wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
+        with self._changed:
+            self._wakers.append(wake)
+        try:
+            for number in itertools.count():
+                while len(self._pieces) == number and not self.done:
+                    await changed.wait()
+                    changed.clear()
+                if len(self._pieces) == number:
+                    break
+                yield self._pieces[number]
+        finally:
+            with self._changed:
+                self._wakers.remove(wake)
+        self._raise_error()
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        return asyncio.wrap_future(self._future).__await__()
+
+    def _raise_error(self) -> None:
+        """Raises the error that ended the request, if one did."""
         error = self._future.exception()
         if error is not None and not isinstance(error, CancelledError):
             raise error
 
-    def __await__(self) -> Generator[Any, None, Generation]:
-        return asyncio.wrap_future(self._future).__await__()
+    def _start(self) -> None:
+        self.started = time.monotonic()
 
     def _add(self, piece: Piece) -> None:
         """Adds a piece, the last one if it has a generation, unless the request has ended."""
@@ -70,11 +103,18 @@ class Request:
                 self._pieces.append(piece)
                 if piece.generation is not None:
                     self._future.set_result(piece.generation)
-                self._changed.notify_all()
+                self._notify()
 
     def _end(self, error: BaseException) -> None:
         """Ends the request with an error, unless it has ended."""
         with self._changed:
             if not self.done:
                 self._future.set_exception(error)
-                self._changed.notify_all()
+                self._notify()
+
+    def _notify(self) -> None:
+        """Wakes all that wait for a change, whose lock is held."""
+        self._changed.notify_all()
+        for wake in self._wakers:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                wake()

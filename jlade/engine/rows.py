@@ -7,7 +7,7 @@ as arrays. So nothing compiles once each program has run.
 import dataclasses
 import enum
 import functools
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import flax.struct
 import jax
@@ -20,6 +20,8 @@ from jlade.decoding import loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
+from jlade.drafts.prediction import Reading
+from jlade.drafts.tree import NONE
 from jlade.generation.request import EOS_SLOTS, HostArray
 from jlade.mesh import DATA
 from jlade.models.base import Params
@@ -30,25 +32,43 @@ class Controls(enum.IntEnum):
 
     GREEDY = 0
     SAMPLED = 1  # with temperatures
-    ALL = 2  # with filters, penalties, biases and a minimum of tokens too
+    ALL = 2  # with filters, penalties, biases, a minimum of tokens and log-probabilities too
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Self:
+    def of(cls, inputs: Inputs, logprobs: bool) -> Self:
         """Returns the fastest program for a request."""
         used = {name for name, value in vars(inputs.sampling).items() if value is not None}
-        if used - {"temperature"} or inputs.stopping.min_new_tokens is not None:
+        if used - {"temperature"} or inputs.stopping.min_new_tokens is not None or logprobs:
             return cls(cls.ALL)
         return cls(cls.SAMPLED if used else cls.GREEDY)
 
 
-def check(inputs: Inputs, capacity: int) -> None:
-    """Raises a ValueError for a request that a row of `capacity` tokens does not accept."""
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """The size of a row.
+
+    Attributes:
+      capacity: C, tokens of a prompt and its text.
+      prediction: P, tokens of a prediction; 0 for rows without.
+    """
+
+    capacity: int
+    prediction: int
+
+
+def check(inputs: Inputs, size: Size) -> None:
+    """Raises a ValueError for a request that a row does not accept."""
+    capacity = size.capacity
     length, limit = int(inputs.lengths[0]), int(inputs.stopping.max_new_tokens[0])
     if length + limit > capacity:
         raise ValueError(
             f"prompt of {length} tokens and max_new_tokens={limit} make {length + limit} tokens; the engine was made "
             f"with capacity={capacity}"
         )
+    if "prediction" in inputs.sources:
+        number = int(np.sum(inputs.sources["prediction"].text != NONE))
+        if number > size.prediction:
+            raise ValueError(f"prediction must be of at most max_prediction={size.prediction} tokens, got {number}")
     num_eos_ids = np.sum(np.asarray(inputs.stopping.eos_ids) >= 0)
     if num_eos_ids > EOS_SLOTS:
         raise ValueError(f"eos_ids must be at most {EOS_SLOTS} for an engine, got {num_eos_ids}")
@@ -67,18 +87,20 @@ class Row:
     sampling: Sampling  # fields [1, ...], all of them
     key: jax.Array  # [2] uint32, the data of a key
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
+    prediction: Reading | None  # of texts [1, P]; None for rows without
 
     @classmethod
-    def of(cls, inputs: Inputs, place: int, vocab_size: int, capacity: int) -> Self:
+    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size) -> Self:
         """Returns the row of a request with a key [].
 
         Args:
           inputs: of one sequence.
           place: see `Row`.
-          vocab_size, capacity: V and C.
+          vocab_size: V.
+          size: of the row.
         """
         length = int(inputs.lengths[0])
-        prompts: HostArray = np.zeros((1, capacity), np.int32)
+        prompts: HostArray = np.zeros((1, size.capacity), np.int32)
         prompts[0, :length] = inputs.prompts[0, :length]
         fewest: HostArray = inputs.stopping.min_new_tokens
         if fewest is None:
@@ -96,12 +118,23 @@ class Row:
             sampling=sampling.complete(inputs.sampling, 1, vocab_size),
             key=key,
             place=places,
+            prediction=_predicted(inputs, size.prediction) if size.prediction else None,
         )
 
     def inputs(self, costs: jax.Array | None = None) -> Inputs:
         """Returns the arguments of `prefill` and `start`."""
         key = jax.random.wrap_key_data(self.key)
-        return Inputs(self.prompts, self.lengths, self.stopping, key, self.sampling, costs)
+        sources = {} if self.prediction is None else {"prediction": self.prediction}
+        return Inputs(self.prompts, self.lengths, self.stopping, key, self.sampling, costs, sources=sources)
+
+
+def _predicted(inputs: Inputs, size: int) -> Reading:
+    """Returns the prediction of a request, an empty one if it has none."""
+    text: HostArray = np.full((1, size), NONE, np.int32)
+    if "prediction" in inputs.sources:
+        given = inputs.sources["prediction"].text[:, :size]  # padded
+        text[:, : given.shape[1]] = given
+    return Reading.begin(text)
 
 
 def _repeat(inputs: Inputs, number: int) -> Inputs:
@@ -116,6 +149,7 @@ def _repeat(inputs: Inputs, number: int) -> Inputs:
         lengths=repeat(inputs.lengths),
         stopping=repeat(inputs.stopping),
         sampling=repeat(inputs.sampling),
+        sources=repeat(inputs.sources),
     )
 
 
@@ -206,22 +240,69 @@ def run(
     params: Params, state: DecodeState, config: DecodeConfig, controls: Controls, max_steps: int, stop_at: int
 ) -> DecodeState:
     """Makes steps with the program for `controls`; see `run_steps`."""
-    constants, counts = state.constants, None
+    constants, counts, logprobs = state.constants, None, state.info.logprobs
     if controls is Controls.ALL:
-        # Other programs do not count.
+        # Other programs neither count nor record.
         counts = _count(state.tokens, constants.prompt_lengths, state.num_tokens, config.decoder.vocab_size)
     else:
         used = Sampling(temperature=constants.sampling.temperature if controls is Controls.SAMPLED else None)
         stopping = dataclasses.replace(constants.stopping, min_new_tokens=None)
-        state = dataclasses.replace(state, constants=dataclasses.replace(constants, sampling=used, stopping=stopping))
+        state = dataclasses.replace(
+            state,
+            constants=dataclasses.replace(constants, sampling=used, stopping=stopping),
+            info=dataclasses.replace(state.info, logprobs=None),
+        )
+        config = dataclasses.replace(config, logprobs=False)
     after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at)
-    return dataclasses.replace(after, constants=constants, counts=None)
+    info = after.info if controls is Controls.ALL else dataclasses.replace(after.info, logprobs=logprobs)
+    return dataclasses.replace(after, constants=constants, counts=None, info=info)
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _count(tokens: jax.Array, prompt_lengths: jax.Array, lengths: jax.Array, vocab_size: int) -> sampling.TokenCounts:
     count = functools.partial(sampling.count, vocab_size=vocab_size)
     return jax.vmap(count)(tokens, prompt_lengths, lengths)
+
+
+class Shown(NamedTuple):
+    """The part of a state that the host reads after steps, in NumPy: fields of `DecodeState` and its `Info`."""
+
+    tokens: HostArray  # [B, C]
+    num_tokens: HostArray  # [B]
+    num_steps: HostArray  # [B]
+    done: HostArray  # [B]
+    accepted: HostArray  # [B, C]
+    logprobs: Any  # fields [B, C], None if they were not asked for
+
+    def row(self, index: int) -> "Shown":
+        """Returns a row [1, ...]."""
+        shown: Shown = jax.tree.map(lambda array: array[index : index + 1], self)
+        return shown
+
+
+def show(state: DecodeState, logprobs: bool) -> Shown:
+    """Fetches a state for the host, with log-probabilities if asked."""
+    info = state.info
+    recorded = info.logprobs if logprobs else None
+    shown: Shown = mesh_lib.fetch(
+        Shown(state.tokens, state.num_tokens, state.num_steps, state.done, info.accepted, recorded)
+    )
+    return shown
+
+
+def take(state: DecodeState, index: int) -> DecodeState:
+    """Returns the state of a row [1, ...], with the part alone that statistics need."""
+    pool = {name: each for name, each in state.memory.drafts.states.items() if name == "pool"}
+    num_steps, info, pool = _take((state.num_steps, state.info, pool), np.int32(index))
+    drafts = dataclasses.replace(state.memory.drafts, states=pool)
+    return dataclasses.replace(
+        state, num_steps=num_steps, info=info, memory=dataclasses.replace(state.memory, drafts=drafts)
+    )
+
+
+@jax.jit
+def _take(arrays: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda rows: jax.lax.dynamic_slice_in_dim(rows, index, 1), arrays)
 
 
 def end(state: DecodeState, indices: set[int]) -> DecodeState:

@@ -127,10 +127,16 @@ def _pieces(params: Params, request: Request) -> Iterator[Piece]:
     begin, done = int(inputs.lengths[0]), False
     while not done:
         state = loop.run_steps(params, state, config, max_steps=1)
-        tokens, end, done = (x[0] for x in mesh.fetch((state.tokens, state.num_tokens, state.done)))
-        new = tokens[begin:end]
-        text = None if detokenizer is None else detokenizer.feed(new.tolist(), last=bool(done))
-        yield Piece(new, text, results.gather(state, request) if done else None)
+        tokens, end, done, logprobs = mesh.fetch((state.tokens, state.num_tokens, state.done, state.info.logprobs))
+        new, end, done = slice(begin, int(end[0])), int(end[0]), bool(done[0])
+        added = tokens[0, new]
+        yield Piece(
+            tokens=added,
+            text=None if detokenizer is None else detokenizer.feed(added.tolist(), last=done),
+            accepted=np.array([len(added)], np.int32),
+            logprobs=None if logprobs is None else logprobs.model[0, new],
+            generation=results.gather(state, request) if done else None,
+        )
         begin = end
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jlade.drafts.prediction import Reading
@@ -26,7 +25,7 @@ def read(prediction: Any, tokenizer: Tokenizer | None, batch_size: int, vocab_si
     padded = np.full((batch_size, prompts_lib.round_up(max(map(len, ids)), SMALLEST)), NONE, np.int32)
     for row, tokens in zip(padded, ids, strict=True):
         row[: len(tokens)] = tokens
-    return Reading.begin(jnp.asarray(padded))
+    return Reading.begin(padded)
 
 
 def _is_text(one: Any) -> bool:

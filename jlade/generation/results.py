@@ -61,10 +61,15 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The tokens and the text that one step added to a stream. Types are those of `Generation`."""
+    """The tokens and the text that a step added to a stream, or the steps of an engine's round.
 
-    tokens: np.ndarray  # [1 to N] int32
+    Types are those of `Generation`.
+    """
+
+    tokens: np.ndarray  # [T] int32
     text: str | Any  # None without a tokenizer; may lag behind the tokens, and is never taken back
+    accepted: np.ndarray  # [steps] tokens accepted in each step, T together
+    logprobs: np.ndarray | Any  # [T] float32 under the model
     generation: Generation | Any  # the whole result with the last piece, else None
 
 
@@ -152,8 +157,7 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
     """
     prompt_lengths = request.inputs.lengths
     lengths = ends - prompt_lengths
-    kept = np.minimum(np.cumsum(accepted, axis=1), lengths[:, None])
-    accepted = np.diff(kept, axis=1, prepend=0).astype(np.int32)
+    accepted = cut(accepted, lengths)
     steps = np.count_nonzero(accepted, axis=1)
     offset = np.arange(max(request.inputs.stopping.max_new_tokens))[None, :]
     is_generated = offset < lengths[:, None]
@@ -176,6 +180,17 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
         statistics=None,
         state=None,
     )
+
+
+def cut(accepted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the tokens that steps accepted [B, S] up to the ends of texts, 0 after them.
+
+    Args:
+      accepted: [B, S], the steps of a text may go on after its end.
+      lengths: [B] tokens of each text.
+    """
+    kept = np.minimum(np.cumsum(accepted, axis=1), lengths[:, None])
+    return np.diff(kept, axis=1, prepend=0).astype(np.int32)
 
 
 def _ending(index: int, tokens: np.ndarray, length: int, request: Request) -> tuple[str, str | None]:

@@ -43,8 +43,8 @@ def streamed(monkeypatch):
         requests.append(types.SimpleNamespace(prompt=text.decode(request["tokenizer"], prompt), **request))
         answer = ("one.", "two.", "three.", "four.")[len(requests) - 1]
         generation = types.SimpleNamespace(finish_reason=("eos",), statistics=None, state=f"state after {answer}")
-        yield jlade.Piece(tokens=np.arange(2), text=answer[:1], generation=None)
-        yield jlade.Piece(tokens=np.arange(3), text=answer[1:], generation=generation)
+        yield jlade.Piece(np.arange(2), answer[:1], accepted=np.array([2]), logprobs=None, generation=None)
+        yield jlade.Piece(np.arange(3), answer[1:], accepted=np.array([3]), logprobs=None, generation=generation)
 
     monkeypatch.setattr(jlade, "stream", stream)
     return requests

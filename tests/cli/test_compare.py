@@ -12,7 +12,13 @@ from jlade.cli import compare, options
 from jlade.config import PLAIN, SMALL_BLOCK
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
-PIECE = jlade.Piece(tokens=np.array([5]), text="x", generation=None)
+
+
+def piece(*tokens, text="x", generation=None):
+    return jlade.Piece(np.array(tokens), text, accepted=np.array([len(tokens)]), logprobs=None, generation=generation)
+
+
+PIECE = piece(5)
 
 
 def test_prints_the_completion_and_both_rows(demo, capsys):
@@ -48,7 +54,7 @@ def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, cap
 
     def stream(params, prompt, **request):
         requests.append(request)
-        yield jlade.Piece(tokens=np.array([5]), text="x", generation=None)
+        yield piece(5)
 
     monkeypatch.setattr(jlade, "stream", stream)
     controls = ["--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--repetition-penalty", "1.1", "--seed", "3"]
@@ -137,7 +143,7 @@ def test_without_comparison_the_prompt_is_decoded_once(monkeypatch, capsys):
 def test_a_difference_of_the_texts_is_reported(monkeypatch, capsys):
     def stream(params, prompt, lookahead, **request):
         tokens = [5, 6, 7] if lookahead == PLAIN else [5, 6, 8]
-        yield jlade.Piece(tokens=np.array(tokens), text="x", generation=None)
+        yield piece(*tokens)
 
     monkeypatch.setattr(jlade, "stream", stream)
     assert cli.main([*SHORT, "--json"]) == 0
@@ -155,7 +161,7 @@ def test_a_slow_wide_block_is_explained(monkeypatch, capsys):
     def stream(params, prompt, lookahead, **request):
         for _ in range(4 if lookahead == PLAIN else 2):
             time.sleep(0 if lookahead == PLAIN else 0.02)
-            yield jlade.Piece(tokens=np.array([5] * (1 if lookahead == PLAIN else 2)), text="x", generation=None)
+            yield piece(*[5] * (1 if lookahead == PLAIN else 2))
 
     monkeypatch.setattr(jlade, "stream", stream)
     assert cli.main(SHORT) == 0

@@ -13,6 +13,8 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.choosing import choice
+from jlade.config import PLAIN
 from jlade.engine import rows
 from tests.tiny import tiny_llama, tiny_tokenizer
 
@@ -58,13 +60,15 @@ def draw(chance):
         "eos_ids": chance.choice([(), (4,), (2, 7)]),
         "stop": chance.choice([(), (), ("c",), ("ab", "éa"), ("bbb",)]),
     }
+    options["logprobs"] = chance.random() < 0.3
     options["min_new_tokens"] = chance.choice([0, 0, chance.randint(0, options["max_new_tokens"])])
     return chance.choices(range(13), k=chance.choice([1, 2, 5, 17, 39])), options
 
 
 def alone(prompt, options, setting="tree"):
     """Returns the result of plain decoding, whose programs compile in the least time."""
-    return jlade.generate(params_of(setting), prompt, lookahead=None, tokenizer=TOKENIZER, logprobs=True, **options)
+    options = options | {"lookahead": None, "tokenizer": TOKENIZER, "logprobs": True}
+    return jlade.generate(params_of(setting), prompt, **options)
 
 
 def assert_equal(got, expected):
@@ -81,7 +85,7 @@ def assert_equal(got, expected):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
-    with engine(setting, logprobs=setting == "paper") as running:
+    with engine(setting) as running:
 
         def client(seed):
             chance, made = random.Random(seed), []
@@ -105,6 +109,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
                 got = request.result(timeout=300)
             except concurrent.futures.CancelledError:
                 continue
+            assert (got.logprobs is not None) == options["logprobs"]
             assert_equal(got, alone(prompt, options, setting))
             ended += 1
         assert 20 < ended < len(requests)
@@ -113,7 +118,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
 def test_pieces_make_up_the_result(shared):
     prompt = [3, 1, 4]
     for stop in ((), ("c",), ("éa", "bb")):
-        options = {"max_new_tokens": 20, "stop": stop}
+        options = {"max_new_tokens": 20, "stop": stop, "logprobs": True}
         pieces = list(shared.submit(prompt, **options))
         assert [piece.generation is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
         result = pieces[-1].generation
@@ -122,6 +127,53 @@ def test_pieces_make_up_the_result(shared):
         np.testing.assert_array_equal(
             np.concatenate([piece.tokens for piece in pieces]), result.tokens[0, : result.lengths[0]]
         )
+        np.testing.assert_array_equal(
+            np.concatenate([piece.logprobs for piece in pieces]), result.logprobs[0, : result.lengths[0]]
+        )
+        np.testing.assert_array_equal(np.concatenate([piece.accepted for piece in pieces]), result.accepted[0])
+        assert all(piece.accepted.sum() == len(piece.tokens) for piece in pieces)
+
+
+def test_predictions(compilations):
+    """A prediction that is right saves steps; one that is wrong, and none, change no text either."""
+    options = {"max_new_tokens": 30, "eos_ids": ()}
+    expected = [alone([number], options) for number in range(4)]
+    right, wrong = expected[0].tokens[0], [11] * 30
+    with engine(max_prediction=32) as running:
+        running.warm_up()
+        compilations.clear()
+        given = ({"prediction": right}, {}, {"prediction": wrong}, {"prediction": expected[3].tokens[0].tolist()})
+        requests = [
+            running.submit([number], with_statistics=True, **options, **each) for number, each in enumerate(given)
+        ]
+        results = [request.result(timeout=300) for request in requests]
+        assert compilations == []
+        with pytest.raises(ValueError, match="prediction must be of at most max_prediction=32 tokens, got 33"):
+            running.submit([1], prediction=[1] * 33)
+    for result, each in zip(results, expected, strict=True):
+        assert_equal(result, each)
+        assert result.statistics.steps[0] == result.steps[0]
+    contributed = [int(result.statistics.contributed["prediction"][0]) for result in results]
+    assert contributed[1] == 0
+    assert [contributed[i] + results[i].steps[0] for i in (0, 3)] == [30, 30]
+    assert max(results[i].steps[0] for i in (0, 3)) < min(results[i].steps[0] for i in (1, 2))
+
+
+def test_a_setting_without_a_tree_ignores_predictions(monkeypatch):
+    monkeypatch.setattr(choice, "choose", lambda *_: PLAIN)
+    with engine(lookahead="auto", max_prediction=8) as running:
+        result = running.submit([1], prediction="abc", max_new_tokens=5).result(timeout=300)
+    assert_equal(result, alone([1], {"max_new_tokens": 5}))
+
+
+def test_statistics_are_those_of_the_row(shared):
+    """The setting of `shared` and the same key make the same steps alone."""
+    options = {"max_new_tokens": 20, "eos_ids": (), "with_statistics": True, "key": jax.random.key(3)}
+    requests = [shared.submit([number], **options) for number in range(4)]
+    for number, request in enumerate(requests):
+        expected = jlade.generate(PARAMS, [number], lookahead=SETTINGS["tree"], **options).statistics
+        for name, value in vars(request.result(timeout=300).statistics).items():
+            jax.tree.map(np.testing.assert_array_equal, value, getattr(expected, name))
 
 
 def test_a_list_is_completed_in_order_with_options_for_each_and_one_key(shared):
@@ -294,6 +346,8 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
         ({"eos_ids": [1] * 33}, ValueError, "eos_ids must be at most 32 for an engine, got 33"),
         ({"key": jax.random.key(0, impl="rbg")}, ValueError, "key must be of the kind"),
         ({"stop": ""}, ValueError, "at least one character"),
+        ({"prediction": "a"}, ValueError, "prediction needs an engine that was made with max_prediction"),
+        ({"logprobs": 1}, TypeError, "logprobs must be True or False, got 1"),
     ],
 )
 def test_a_wrong_request_is_refused_at_once(shared, options, error, message):
@@ -306,6 +360,8 @@ def test_a_wrong_request_is_refused_at_once(shared, options, error, message):
     [
         ({"max_sequences": 0}, ValueError, "max_sequences must be at least 1, got 0"),
         ({"capacity": 65}, ValueError, "capacity must be at most 64, the tokens that the model reads, got 65"),
+        ({"max_prediction": -1}, ValueError, "max_prediction must be at least 0, got -1"),
+        ({"lookahead": SETTINGS["paper"], "max_prediction": 9}, ValueError, "prediction needs a lookahead with a tree"),
         ({"max_waiting": 0}, ValueError, "max_waiting must be at least 1, got 0"),
         ({"mesh": jlade.make_mesh(data=2)}, ValueError, "mesh has data=2, which does not divide a batch of 3"),
     ],

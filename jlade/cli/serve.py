@@ -1,0 +1,163 @@
+"""`jlade serve`: an HTTP server with OpenAI's interface."""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+
+import jlade
+from jlade.cli import options as options_lib
+from jlade.cli import status
+from jlade.config import check_int
+from jlade.conversion import location
+from jlade.generation import chat_template
+from jlade.generation.text import Tokenizer
+from jlade.mesh import DATA
+from jlade.models.llama import LlamaParams
+from jlade.server.protocol import Reader
+
+PACKAGES = ("starlette", "uvicorn", "prometheus_client", "transformers", "jinja2")
+MAX_PREDICTION = 1024
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    result = options_lib.Parser(
+        prog="jlade serve",
+        description="Serve a model over HTTP with OpenAI's interface. Requests share the rows of one engine, and each "
+        "text is that of its request alone.",
+        epilog="SIGTERM and Ctrl-C let the requests that have rows end, and refuse the others; a second one ends at "
+        "once.",
+    )
+    result.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model")
+    options_lib.add_model(result)
+    options_lib.add_lookahead(result)
+    result.add_argument("--host", default="127.0.0.1", help="address to listen to (default: %(default)s)")
+    result.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    result.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys, one in a line, of which a request has to bring one; needed unless --host is this machine alone",
+    )
+    result.add_argument("--name", help="name of the model in the interface (default: the last part of MODEL)")
+    result.add_argument("--template", metavar="FILE", help="Jinja chat template (default: the model's own)")
+    result.add_argument(
+        "--max-sequences", type=int, default=8, metavar="B", help="requests decoded at once (default: %(default)s)"
+    )
+    result.add_argument(
+        "--capacity", type=int, metavar="C", help="most tokens of a prompt and its text (default: up to 4096)"
+    )
+    result.add_argument(
+        "--max-waiting", type=int, default=1024, metavar="N", help="requests that may wait (default: %(default)s)"
+    )
+    result.add_argument(
+        "--max-prediction",
+        type=int,
+        metavar="N",
+        help=f"most tokens of a prediction, 0 to ignore predictions (default: {MAX_PREDICTION} with a tree of drafts)",
+    )
+    result.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="most seconds of a response (default: %(default)g)"
+    )
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Serves until a signal."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f'the server needs {", ".join(missing)}: pip install "jlade[serve]"')
+    from jlade.server import lifecycle
+    from jlade.server.app import Service
+
+    _check(options)
+    keys = [] if options.api_key_file is None else _read_keys(options.api_key_file)
+    template = None if options.template is None else options_lib.read(options.template)
+    with contextlib.ExitStack() as stack:
+        bound = stack.enter_context(lifecycle.bind(options.host, options.port))
+        if not keys and not lifecycle.is_loopback(bound):
+            raise ValueError(
+                f"--host {options.host} lets other machines in: pass --api-key-file, or listen to 127.0.0.1"
+            )
+        with status.show("loading") as activity:
+            params, tokenizer = options_lib.load(options)
+            reader = _reader(params, tokenizer, template, options)
+            engine = stack.enter_context(_engine(params, tokenizer, options))
+            service = Service(engine, reader, model=_name(options), keys=keys, seconds=options.timeout)
+            activity.say("compiling")
+            service.warm_up()
+        server = lifecycle.Server(service)
+        print(f"{_name(options)} at {lifecycle.url(bound)}", flush=True)
+        server.run(sockets=[bound])
+    if server.was_interrupted:
+        raise KeyboardInterrupt
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Checks the options, and makes `options.model` and `options.batch_size` those that `options_lib.load` reads."""
+    if options.served is not None and options.model is not None:
+        raise ValueError(f"MODEL {options.served} and --model {options.model} cannot both be given")
+    options.model = options.served or options.model
+    check_int("--max-sequences", options.max_sequences, 1)
+    groups = 1 if options.mesh is None else options_lib.mesh_sizes(options.mesh).get(DATA, 1)
+    if options.max_sequences % groups:
+        raise ValueError(
+            f"--max-sequences must be a multiple of {groups}, the size of data in --mesh, got {options.max_sequences}"
+        )
+    options.batch_size = options.max_sequences
+    if not 0 <= options.port < 2**16:
+        raise ValueError(f"--port must be from 0 to {2**16 - 1}, got {options.port}")
+    if not options.timeout > 0:
+        raise ValueError(f"--timeout must be above 0, got {options.timeout:g}")
+
+
+def _read_keys(file: str) -> list[str]:
+    """Returns the keys in a file."""
+    keys = [line.strip() for line in options_lib.read(file).splitlines() if line.strip()]
+    if not keys or not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        raise ValueError(f"--api-key-file {file} must hold a key of printable ASCII characters in each line")
+    return keys
+
+
+def _name(options: argparse.Namespace) -> str:
+    """Returns the model's name in the interface."""
+    model = options_lib.DEMO if options.model is None else options.model
+    return options.name or pathlib.Path(model).name.removesuffix(".gguf")
+
+
+def _reader(params: LlamaParams, tokenizer: Tokenizer, template: str | None, options: argparse.Namespace) -> Reader:
+    """Returns the reader of bodies. The controls that they do not give are the checkpoint's, or OpenAI's."""
+    of_chat = chat_template.load_tokenizer(location.find(options.model or options_lib.DEMO))
+    has_template = template is not None or of_chat.chat_template is not None
+    sampling = jlade.load_sampling(options.model or options_lib.DEMO)
+    return Reader(
+        tokenizer=tokenizer,
+        encode_chat=functools.partial(chat_template.encode, of_chat, template=template) if has_template else None,
+        vocab_size=params.decoder.vocab_size,
+        eos_ids=params.decoder.eos_ids,
+        sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
+        predicts=_max_prediction(options) > 0,
+    )
+
+
+def _engine(params: LlamaParams, tokenizer: Tokenizer, options: argparse.Namespace) -> jlade.Engine:
+    return jlade.Engine(
+        params,
+        tokenizer,
+        max_sequences=options.max_sequences,
+        capacity=options.capacity,
+        lookahead=options_lib.lookahead(options),
+        max_waiting=options.max_waiting,
+        max_prediction=_max_prediction(options),
+    )
+
+
+def _max_prediction(options: argparse.Namespace) -> int:
+    """Returns the most tokens of a prediction, by default none for a setting without a tree."""
+    if options.max_prediction is not None:
+        return check_int("--max-prediction", options.max_prediction, 0)
+    lookahead = options_lib.lookahead(options)
+    has_tree = lookahead == "auto" or (lookahead is not None and bool(lookahead.tree_size))
+    return MAX_PREDICTION if has_tree else 0

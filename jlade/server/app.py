@@ -1,0 +1,269 @@
+"""The routes: OpenAI's interface, health, metrics and the page, over an engine."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import pathlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+import jlade
+from jlade.engine.engine import Engine
+from jlade.generation import text as text_lib
+from jlade.generation.results import Generation
+from jlade.server import choices as choices_lib
+from jlade.server import fields, guard, responses
+from jlade.server.choices import Choices
+from jlade.server.fields import Body, RequestError
+from jlade.server.guard import Guard
+from jlade.server.metrics import Metrics
+from jlade.server.protocol import Asked, Reader
+from jlade.server.responses import Writer
+
+PAGE = pathlib.Path(__file__).with_name("page.html")
+SECONDS = 600.0  # for a response, by default
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies hand on each event at once
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Service:
+    """A model behind OpenAI's interface.
+
+    Args:
+      engine: decodes; its owner closes it.
+      reader: reads bodies for the engine's model.
+      model: its name.
+      keys: API keys; without one the server answers this machine alone.
+      seconds: most time for a response.
+
+    Attributes:
+      app: the ASGI application.
+    """
+
+    def __init__(
+        self, engine: Engine, reader: Reader, *, model: str, keys: Sequence[str] = (), seconds: float = SECONDS
+    ):
+        self._engine, self._reader, self._model, self._seconds = engine, reader, model, seconds
+        self._metrics = Metrics(engine, model)
+        self._created = int(time.time())
+        self._active: set[Choices] = set()
+        self._is_draining = False
+        # One thread reads bodies: a tokenizer of transformers serves one call at a time.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jlade reader")
+        routes: list[tuple[str, str, Endpoint]] = [
+            ("POST", "/v1/chat/completions", functools.partial(self._complete, reader.chat)),
+            ("POST", "/v1/completions", functools.partial(self._complete, reader.completion)),
+            ("GET", "/v1/models", self._list_models),
+            ("GET", "/v1/models/{model:path}", self._show_model),
+            ("POST", "/tokenize", self._tokenize),
+            ("GET", "/health", self._show_health),
+            ("GET", "/metrics", self._show_metrics),
+            ("GET", "/version", self._show_version),
+            ("GET", "/", self._show_page),
+        ]
+        self.app = Starlette(
+            routes=[Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in routes],
+            middleware=[Middleware(Guard, keys=keys)],
+            exception_handlers={HTTPException: _refuse_path},
+        )
+
+    def warm_up(self) -> None:
+        """Compiles all programs, so that no request waits for it."""
+        self._engine.warm_up()
+        choices_lib.key(0, 1)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no completion is under way."""
+        return not self._active
+
+    def drain(self) -> None:
+        """Refuses completions from now on, also those that wait for a row. Those with a row go on."""
+        self._is_draining = True
+        for choices in self._active:
+            if choices.is_waiting:
+                choices.cancel()
+
+    async def _complete(self, read: Callable[[Body], Asked], request: Request) -> Response:
+        body = await self._read(request)
+        asked = await self._in_thread(read, body)
+        if self._is_draining:
+            raise RequestError("the server is shutting down", status=503)
+        writer = Writer(asked, self._model, self._reader.tokenizer)
+        choices = Choices(self._engine, asked, self._metrics, self._seconds)
+        self._active.add(choices)
+        if asked.stream:
+            return _Events(self._events(choices, writer), functools.partial(self._end, choices))
+        try:
+            return JSONResponse(writer.whole(await _unless_gone(request.receive, choices.results())))
+        finally:
+            self._end(choices)
+
+    async def _events(self, choices: Choices, writer: Writer) -> AsyncGenerator[str, None]:
+        """Yields the events of a stream. An error is an event too."""
+        generations: dict[int, Generation] = {}
+        try:
+            for chunk in writer.begin():
+                yield responses.event(chunk)
+            async with contextlib.aclosing(choices.pieces()) as pieces:
+                async for index, piece in pieces:
+                    if piece.generation is not None:
+                        generations[index] = piece.generation
+                    chunk_or_none = writer.chunk(index, piece)
+                    if chunk_or_none is not None:
+                        yield responses.event(chunk_or_none)
+            for chunk in writer.end(list(generations.values())):
+                yield responses.event(chunk)
+        except Exception as error:
+            yield responses.event(_in_openai_form(error).body)
+        yield responses.DONE
+
+    def _end(self, choices: Choices) -> None:
+        choices.cancel()
+        self._active.discard(choices)
+
+    async def _read(self, request: Request) -> Body:
+        """Returns the body of a request for this server's model."""
+        body = fields.parse(await guard.read(request))
+        self._check_model(body.get("model"))
+        return body
+
+    def _check_model(self, model: Any) -> None:
+        if model is not None and model != self._model:
+            raise RequestError(
+                f"there is no model {model!r:.100}; this server has {self._model!r}", "model", "model_not_found", 404
+            )
+
+    async def _in_thread(self, read: Callable[[Body], T], body: Body) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, read, body)
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await self._read(request)
+
+        def read(body: Body) -> list[int]:
+            if "messages" in body:
+                return self._reader.conversation(body)
+            return self._reader.encode("prompt", fields.text("prompt", body.get("prompt")))
+
+        tokens = await self._in_thread(read, body)
+        names = None
+        if fields.boolean(body, "return_token_strs"):
+            names = [text_lib.token_name(self._reader.tokenizer, token) for token in tokens]
+        limit = self._engine.capacity
+        return JSONResponse({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names})
+
+    def _of_model(self) -> Body:
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "jlade",
+            "max_model_len": self._engine.capacity,
+        }
+
+    async def _list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._of_model()]})
+
+    async def _show_model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return JSONResponse(self._of_model())
+
+    async def _show_health(self, request: Request) -> Response:
+        if self._is_draining:
+            raise RequestError("the server is shutting down", status=503)
+        return JSONResponse({"status": "ok"})
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _show_version(self, request: Request) -> Response:
+        return JSONResponse({"version": jlade.__version__})
+
+    async def _show_page(self, request: Request) -> Response:
+        if not PAGE.exists():
+            raise HTTPException(404)
+        return FileResponse(PAGE)
+
+
+class _Events(StreamingResponse):
+    """A stream of server-sent events, which ends when the client goes away, also between two events."""
+
+    def __init__(self, events: AsyncGenerator[str, None], end: Callable[[], None]):
+        super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+        self._events, self._end = events, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(ClientDisconnect):
+                await _unless_gone(receive, self.stream_response(send))
+        finally:
+            self._end()
+            await self._events.aclose()
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of `work`, or cancels it when the client goes away.
+
+    Raises:
+      ClientDisconnect: the client has gone away.
+    """
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def _answering(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """Returns an endpoint whose errors are responses in OpenAI's form."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except HTTPException:
+            raise
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception as error:
+            return guard.refuse(_in_openai_form(error))
+
+    return answer
+
+
+def _in_openai_form(error: Exception) -> RequestError:
+    """Returns the error as the client sees it. The log alone shows a fault of the server."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("a request failed", exc_info=error)
+    return RequestError(f"the server failed with a {type(error).__name__}, which its log shows", status=500)
+
+
+async def _refuse_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    response = guard.refuse(RequestError(message, status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,122 @@
+"""The choices of a response: the requests of an engine that one body asks for."""
+
+import asyncio
+import queue
+import secrets
+from collections.abc import AsyncGenerator
+
+import jax
+
+from jlade.engine.engine import Engine
+from jlade.engine.request import Request
+from jlade.generation.results import Generation, Piece
+from jlade.server.fields import RequestError
+from jlade.server.metrics import Metrics
+from jlade.server.protocol import Asked
+
+Arrived = asyncio.Queue[tuple[int, Piece] | Exception | None]
+
+
+def key(seed: int, number: int) -> jax.Array:
+    """Returns the random key of choice `number` of a prompt; choice 0 has that of the seed."""
+    made = jax.random.key(seed)
+    return jax.random.fold_in(made, number) if number else made
+
+
+class Choices:
+    """The running choices of a body: n of the first prompt, n of the next one, and so on.
+
+    Args:
+      engine: decodes them.
+      asked: what the body asks for.
+      metrics: count their tokens.
+      seconds: most time for them.
+
+    Raises:
+      RequestError: the engine refuses one, or too many requests wait.
+    """
+
+    def __init__(self, engine: Engine, asked: Asked, metrics: Metrics, seconds: float):
+        self._asked, self._metrics, self._seconds = asked, metrics, seconds
+        self._requests: list[Request] = []
+        limits = [asked.max_new_tokens(prompt, engine.capacity) for prompt in asked.prompts]
+        try:
+            for prompt, limit in zip(asked.prompts, limits, strict=True):
+                seed = secrets.randbits(32) if asked.seed is None else asked.seed
+                for number in range(asked.n):
+                    options = asked.options | {"max_new_tokens": limit, "key": key(seed, number)}
+                    self._requests.append(engine.submit(prompt, **options))
+        except Exception as error:
+            self.cancel()
+            raise _refusal(error) from error
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether none of them has a row yet."""
+        return all(request.started is None for request in self._requests)
+
+    def cancel(self) -> None:
+        """Ends those that have not ended; their rows are free within two steps."""
+        for request in self._requests:
+            request.cancel()
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yields the pieces of all choices as they come, each with the index of its choice.
+
+        All are cancelled when one fails, or when the iteration is left.
+
+        Raises:
+          RequestError: they were cancelled, or the time is over.
+          Exception: the error that ended one of them.
+        """
+        arrived: Arrived = asyncio.Queue()
+        end = asyncio.get_running_loop().time() + self._seconds
+        tasks = [asyncio.ensure_future(self._follow(index, arrived)) for index in range(len(self._requests))]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                async with asyncio.timeout_at(end):
+                    entry = await arrived.get()
+                if isinstance(entry, Exception):
+                    raise entry
+                if entry is None:
+                    num_running -= 1
+                else:
+                    yield entry
+        except TimeoutError as error:
+            raise RequestError(f"the response took more than {self._seconds:g} seconds", status=504) from error
+        finally:
+            self.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def results(self) -> list[Generation]:
+        """Returns the results of all choices, or raises as `pieces` does."""
+        found = {index: piece.generation async for index, piece in self.pieces() if piece.generation is not None}
+        return [found[index] for index in range(len(self._requests))]
+
+    async def _follow(self, index: int, arrived: Arrived) -> None:
+        """Hands on the pieces of a choice, and then None or its error."""
+        request, prompt = self._requests[index], self._asked.prompts[index // self._asked.n]
+        try:
+            with self._metrics.watch(self._asked, prompt, request) as watch:
+                async for piece in request:
+                    watch.add(piece)
+                    arrived.put_nowait((index, piece))
+                if not watch.ended:
+                    raise RequestError("the request was cancelled: the server is shutting down", status=503)
+            arrived.put_nowait(None)
+        except Exception as error:
+            arrived.put_nowait(error)
+
+
+def _refusal(error: Exception) -> Exception:
+    """Returns the error of `Engine.submit` in OpenAI's form."""
+    match error:
+        case queue.Full():
+            return RequestError(f"the server is busy: {error}", status=429)
+        case TypeError() | ValueError():
+            return RequestError(str(error))
+        case RuntimeError():
+            return RequestError("the server is shutting down", status=503)
+    return error

@@ -1,0 +1,104 @@
+"""Fields of a body in JSON: each is read with its type and range, and refused in OpenAI's form."""
+
+import json
+import reprlib
+from typing import Any
+
+Body = dict[str, Any]
+
+
+class RequestError(Exception):
+    """A request that is refused.
+
+    Attributes:
+      status: of HTTP.
+      body: in OpenAI's form.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
+        super().__init__(message)
+        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        self.status = status
+        self.body: Body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def parse(data: bytes) -> Body:
+    """Returns the object of a body in JSON.
+
+    Raises:
+      RequestError: it is not a JSON object.
+    """
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        body = json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, got {reprlib.repr(body)}")
+    return body
+
+
+def refused(name: str, value: Any, accepted: str) -> RequestError:
+    """Returns the error for a field of that name with a wrong value."""
+    return RequestError(f"{name} must be {accepted}, got {reprlib.repr(value)}", name)
+
+
+def is_integer(value: Any) -> bool:
+    """Returns whether a value of JSON is an integer; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_number(name: str, value: Any, least: float, most: float) -> None:
+    """Raises a RequestError unless the value is a number of that range."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise refused(name, value, f"a number from {least} to {most}")
+
+
+def integer(body: Body, name: str, default: int | None, least: int, most: int = 2**31 - 1) -> int | None:
+    """Returns an integer field, the default for null or none."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not is_integer(value) or not least <= value <= most:
+        raise refused(name, value, f"an integer from {least} to {most}")
+    return int(value)
+
+
+def boolean(body: Body, name: str, within: str | None = None) -> bool:
+    """Returns a field that is true or false, false by default; `within` is the field whose object has it."""
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise refused(name if within is None else f"{within}.{name}", value, "true or false")
+    return bool(value)
+
+
+def nested(body: Body, name: str) -> Body:
+    """Returns a field that is an object, an empty one by default."""
+    value = body.get(name)
+    if not isinstance(value, dict | None):
+        raise refused(name, value, "an object")
+    return value or {}
+
+
+def text(name: str, value: Any) -> str:
+    """Returns a text that UTF-8 can write."""
+    if not isinstance(value, str):
+        raise refused(name, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refused(name, value, "text that UTF-8 can write") from error
+    return value
+
+
+def content(name: str, content: Any) -> str:
+    """Returns a text that is given whole or in parts."""
+    if not isinstance(content, list):
+        return text(name, content)
+    for i, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise refused(f"{name}[{i}]", part, 'a part {"type": "text", "text": ...}, as the model reads text alone')
+    return "".join(text(f"{name}[{i}].text", part.get("text")) for i, part in enumerate(content))

@@ -1,0 +1,95 @@
+"""Who may ask for what: keys, the hosts of a server without keys, the form and size of bodies."""
+
+import asyncio
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jlade.server.fields import RequestError
+
+OPEN = ("/", "/health")  # paths that need no key: the page asks for it
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+JSON = "application/json"
+MOST_BYTES = 4 * 2**20  # of a body
+BODY_SECONDS = 30  # to send a body
+RETRY_AFTER = "2"  # seconds, where the server is busy or ends
+
+
+class Guard:
+    """Lets requests through to an application, and refuses others in OpenAI's form.
+
+    Args:
+      app: the application.
+      keys: one of them has to come as `Authorization: Bearer KEY`. Without keys the host has to be this machine: the
+        browser sends its own name for the host with a request from a page that was loaded under another one.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]):
+        self._app, self._keys = app, [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except RequestError as error:
+                await refuse(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if not self._keys and _name(headers.get("host", "")) not in LOOPBACK:
+            raise RequestError(
+                f"the host must be one of {', '.join(LOOPBACK)}, as this server has no API key", "Host", status=403
+            )
+        if self._keys and scope["path"] not in OPEN:
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            # All keys are compared, each in the same time.
+            same = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
+            if kind.lower() != "bearer" or not any(same):
+                raise RequestError("the API key is missing or wrong", "Authorization", "invalid_api_key", status=401)
+        if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip() != JSON:
+            # Another type comes from a form of a foreign page, without the browser asking this server.
+            raise RequestError(f"the content type must be {JSON}", "Content-Type", status=415)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > MOST_BYTES:
+            raise _too_large()
+
+
+async def read(request: Request) -> bytes:
+    """Returns the body of a request.
+
+    Raises:
+      RequestError: it is too large, or does not come in time.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > MOST_BYTES:
+                    raise _too_large()
+    except TimeoutError as error:
+        raise RequestError(f"the body did not come within {BODY_SECONDS} seconds", status=408) from error
+    return bytes(data)
+
+
+def refuse(error: RequestError) -> JSONResponse:
+    """Returns the response that refuses a request."""
+    headers = {"Retry-After": RETRY_AFTER} if error.status in (429, 503) else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error.body, error.status, headers)
+
+
+def _too_large() -> RequestError:
+    return RequestError(f"the body must be at most {MOST_BYTES} bytes", status=413)
+
+
+def _name(host: str) -> str:
+    """Returns a host without its port."""
+    return host if host.endswith("]") else host.rpartition(":")[0] if ":" in host else host

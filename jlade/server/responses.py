@@ -1,0 +1,177 @@
+"""Responses of OpenAI's interface: whole ones, and the chunks of a stream."""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import jlade
+from jlade.generation import text as text_lib
+from jlade.generation.results import Generation, Piece
+from jlade.generation.text import Detokenizer, Tokenizer
+from jlade.server.fields import Body
+from jlade.server.protocol import Asked
+
+DONE = "data: [DONE]\n\n"
+
+
+def event(body: Body) -> str:
+    """Returns a server-sent event."""
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+class Writer:
+    """Writes the response to a body, whole or in chunks.
+
+    Args:
+      asked: what the body asks for.
+      model: its name in the response.
+      tokenizer: of the tokens.
+    """
+
+    def __init__(self, asked: Asked, model: str, tokenizer: Tokenizer):
+        self._asked, self._tokenizer = asked, tokenizer
+        name = "chat.completion" if asked.is_chat else "text_completion"
+        self._object = name
+        self._head = {
+            "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": name,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"jlade-{jlade.__version__}",
+        }
+        self._choices = [_Choice(asked, i, tokenizer) for i in range(asked.n * len(asked.prompts))]
+
+    def whole(self, generations: Sequence[Generation]) -> Body:
+        """Returns the response with all choices."""
+        choices = []
+        for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
+            end = len(_shown(generation.tokens[0, : generation.lengths[0]], generation))
+            probabilities = None if generation.logprobs is None else generation.logprobs[0, :end]
+            text = choice.echo + generation.text[0]
+            content = {"message": {"role": "assistant", "content": text}} if self._asked.is_chat else {"text": text}
+            choices.append(
+                {
+                    "index": index,
+                    **content,
+                    "logprobs": choice.logprobs(generation.tokens[0, :end].tolist(), probabilities),
+                    "finish_reason": _reason(generation),
+                }
+            )
+        return self._head | {"choices": choices, "usage": self.usage(generations)}
+
+    def begin(self) -> list[Body]:
+        """Returns the chunks before the first tokens: the role of each message, or the prompts to repeat."""
+        if self._asked.is_chat:
+            return [self._chunk(i, {"delta": {"role": "assistant", "content": ""}}) for i in range(len(self._choices))]
+        return [self._chunk(i, {"text": choice.echo}) for i, choice in enumerate(self._choices) if choice.echo]
+
+    def chunk(self, index: int, piece: Piece) -> Body | None:
+        """Returns the chunk of a piece; None if it has nothing to show."""
+        choice, generation = self._choices[index], piece.generation
+        steps = choice.steps(piece) if self._asked.steps else None
+        if not piece.text and generation is None and piece.logprobs is None and steps is None:
+            return None
+        tokens = _shown(piece.tokens, generation)
+        probabilities = None if piece.logprobs is None else piece.logprobs[: len(tokens)]
+        content = {"delta": {"content": piece.text}} if self._asked.is_chat else {"text": piece.text}
+        chunk = self._chunk(
+            index,
+            content,
+            choice.logprobs(tokens.tolist(), probabilities),
+            None if generation is None else _reason(generation),
+        )
+        return chunk if steps is None else chunk | {"jlade": {"steps": steps}}
+
+    def end(self, generations: Sequence[Generation]) -> list[Body]:
+        """Returns the chunks after the last tokens: that of the usage, if it is asked for."""
+        if not self._asked.include_usage:
+            return []
+        return [self._chunk_head() | {"choices": [], "usage": self.usage(generations)}]
+
+    def usage(self, generations: Sequence[Generation]) -> Body:
+        """Returns the numbers of tokens; the end token of a text counts."""
+        prompt = sum(map(len, self._asked.prompts))
+        completion = int(sum(generation.lengths[0] for generation in generations))
+        usage: Body = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        if self._asked.num_predicted:
+            accepted = [int(each.statistics.contributed["prediction"][0]) for each in generations]
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(accepted),
+                "rejected_prediction_tokens": sum(max(0, self._asked.num_predicted - each) for each in accepted),
+            }
+        return usage
+
+    def _chunk_head(self) -> Body:
+        return self._head | {"object": "chat.completion.chunk"} if self._asked.is_chat else self._head
+
+    def _chunk(self, index: int, content: Body, logprobs: Any = None, reason: str | None = None) -> Body:
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        chunk = self._chunk_head() | {"choices": [choice]}
+        return chunk | {"usage": None} if self._asked.include_usage else chunk
+
+
+class _Choice:
+    """A choice of a response, of which pieces may follow each other."""
+
+    def __init__(self, asked: Asked, index: int, tokenizer: Tokenizer):
+        self.echo = asked.echo[index // asked.n] if asked.echo else ""
+        self._is_chat, self._tokenizer = asked.is_chat, tokenizer
+        self._detokenizer = Detokenizer(tokenizer, asked.options["stop"])
+        self._offset = len(self.echo)  # of the next token in the text, in characters
+        self._decoder = Detokenizer(tokenizer)
+
+    def logprobs(self, tokens: Sequence[int], probabilities: np.ndarray | None) -> Body | None:
+        """Returns the log-probabilities of the next tokens, None if they were not asked for."""
+        if probabilities is None:
+            return None
+        values = [max(float(value), -9999.0) for value in probabilities]  # JSON has no infinity
+        names = [text_lib.token_name(self._tokenizer, token) for token in tokens]
+        if self._is_chat:
+            own = [list(text_lib.token_bytes(self._tokenizer)[token]) for token in tokens]
+            entries = zip(names, values, own, strict=True)
+            return {
+                "content": [
+                    {"token": name, "logprob": value, "bytes": data, "top_logprobs": []}
+                    for name, value, data in entries
+                ],
+                "refusal": None,
+            }
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.feed([token]))
+        return {
+            "tokens": names,
+            "token_logprobs": values,
+            "top_logprobs": [{name: value} for name, value in zip(names, values, strict=True)],
+            "text_offset": offsets,
+        }
+
+    def steps(self, piece: Piece) -> list[Body]:
+        """Returns the steps of a piece: the tokens that each accepted, and the text that it made certain."""
+        steps, begin = [], 0
+        for number in piece.accepted.tolist():
+            end = begin + number
+            is_last = piece.generation is not None and end == len(piece.tokens)
+            text = self._detokenizer.feed(piece.tokens[begin:end].tolist(), last=is_last)
+            steps.append({"tokens": number, "text": text})
+            begin = end
+        return steps
+
+
+def _shown(tokens: np.ndarray, generation: Generation | None) -> np.ndarray:
+    """Returns tokens without the end token of the text."""
+    has_end = generation is not None and generation.finish_reason[0] == "eos"
+    return tokens[:-1] if has_end else tokens
+
+
+def _reason(generation: Generation) -> str:
+    return "length" if generation.finish_reason[0] == "length" else "stop"
