@@ -5,6 +5,7 @@ import functools
 import shutil
 
 import jax
+import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
 import jlade
@@ -59,3 +60,9 @@ def save_small_demo(directory) -> None:
     save_hf(dataclasses.replace(params, layers=params.layers[:1], config=config), directory)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(DEMO / name, directory / name)
+
+
+def piece(tokens, text, generation=None):
+    """Returns the piece of a stream that a step added."""
+    recorded = dict.fromkeys(("logprobs", "top_tokens", "top_logprobs"))
+    return jlade.Piece(np.array(tokens), text, np.array([len(tokens)]), **recorded, generation=generation)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding import sampling, sharding
-from jlade.decoding.sampling import Sampling
+from jlade.decoding.sampling import LogProbs, Sampling
 from jlade.decoding.state import (
     Chunks,
     Constants,
@@ -21,7 +21,6 @@ from jlade.decoding.state import (
     DecodeState,
     Info,
     Inputs,
-    LogProbs,
     Memory,
     Prefix,
 )
@@ -277,9 +276,14 @@ def _start_part(
             accepted=jnp.zeros_like(prompts),
             num_drafted=jnp.zeros_like(prompts),
             contributed=None if config.lookahead.tree_size is None else jnp.zeros((batch_size, len(TABLE)), jnp.int32),
-            logprobs=LogProbs(*jnp.zeros((2, *prompts.shape), jnp.float32)) if config.logprobs else None,
+            logprobs=_no_logprobs(prompts.shape, config.top_logprobs) if config.logprobs else None,
         ),
     )
+
+
+def _no_logprobs(shape: tuple[int, ...], number: int) -> LogProbs:
+    of_tokens, of_top = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, number), jnp.float32)
+    return LogProbs(of_tokens, of_tokens, of_top, of_top.astype(jnp.int32))
 
 
 def for_each(states: dict[str, State], batch_size: int) -> dict[str, State]:

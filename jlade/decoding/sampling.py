@@ -161,9 +161,31 @@ def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array, vocabulary: V
     return jnp.where(where[:, None] & vocabulary.take(is_banned)[None, :], NEVER, logits)
 
 
-def logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Returns the log-probabilities [A] of `tokens` [A] under `logits` [A, V]."""
-    return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), tokens[:, None], axis=-1)[:, 0]
+@flax.struct.dataclass
+class LogProbs:
+    """Log-probabilities of the generated tokens, at their places in `DecodeState.tokens`; 0 elsewhere."""
+
+    model: jax.Array  # [B, C] float32, under the model
+    processed: jax.Array  # [B, C] float32, after `Sampling`'s processing, at temperature 1 where decoding is greedy
+    top: jax.Array  # [B, C, K] float32, of the most probable tokens under the model, the highest first
+    top_tokens: jax.Array  # [B, C, K] int32, these tokens; -1 for those that a small vocabulary lacks
+
+
+def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, number: int) -> LogProbs:
+    """Returns the log-probabilities of tokens, and of the most probable ones.
+
+    Args:
+      logits: [A, V] under the model.
+      processed: [A, V] after processing.
+      tokens: [A] int32.
+      number: K, of the most probable tokens.
+    """
+    top = VocabularyShard(logits.shape[-1]).top(logits, number) if number else jnp.zeros((len(tokens), 0), jnp.int32)
+
+    def of(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), jnp.maximum(tokens, 0), axis=-1)
+
+    return LogProbs(of(logits, tokens[:, None])[:, 0], of(processed, tokens[:, None])[:, 0], of(logits, top), top)
 
 
 def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig
-from jlade.decoding.sampling import Sampling, TokenCounts
+from jlade.decoding.sampling import LogProbs, Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
@@ -76,6 +76,7 @@ class DecodeConfig:
       lookahead: the window, and the drafts with the way to verify them. Its `relative_step_time` must be None: the
         costs of steps are an array, `Inputs.costs`, so that other values compile nothing.
       logprobs: whether to record the log-probabilities of the generated tokens.
+      top_logprobs: K, the number of the most probable tokens to record with `logprobs`.
       chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
       mesh: the devices that the programs run on, a result of `jlade.mesh.split`; None for those of the arrays.
 
@@ -86,6 +87,7 @@ class DecodeConfig:
     decoder: Decoder
     lookahead: LookaheadConfig
     logprobs: bool = False
+    top_logprobs: int = 0
     chunks: Chunks = CHUNKS
     mesh: Mesh | None = None
 
@@ -106,14 +108,6 @@ class DecodeConfig:
     def sources(self, has_corpus: bool = False) -> Sources:
         """Returns the sources of drafts, with or without a corpus to search."""
         return Sources.of(self.lookahead, self.vocabulary, has_corpus)
-
-
-@flax.struct.dataclass
-class LogProbs:
-    """Log-probabilities of the generated tokens, at their places in `DecodeState.tokens`; 0 elsewhere."""
-
-    model: jax.Array  # [B, C] float32, under the model
-    processed: jax.Array  # [B, C] float32, after `Sampling`'s processing, at temperature 1 where decoding is greedy
 
 
 @flax.struct.dataclass

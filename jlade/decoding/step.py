@@ -10,7 +10,8 @@ import numpy as np
 
 from jlade.config import LookaheadConfig
 from jlade.decoding import sampling, sharding, shares, stopping, verification
-from jlade.decoding.state import DecodeConfig, DecodeState, LogProbs
+from jlade.decoding.sampling import LogProbs
+from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.drafts import suffix
 from jlade.drafts.record import Record
 from jlade.drafts.source import RANKS, Rows, State, Step, Text

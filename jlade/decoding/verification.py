@@ -10,7 +10,8 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding import shares
-from jlade.decoding.state import DecodeConfig, DecodeState, LogProbs
+from jlade.decoding.sampling import LogProbs
+from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.drafts.tree import Tree
 from jlade.lookahead import block as blocks
 from jlade.lookahead.division import Share
@@ -83,11 +84,8 @@ def verify(
     if not config.logprobs:
         return new, predictions, verdict, None
     chosen = jnp.append(0, window_end + verdict.path)
-    scores = (
-        sampling_lib.logprobs(shares.of_block(x, share, chosen), verdict.tokens)
-        for x in (found.logits, found.processed)
-    )
-    return new, predictions, verdict, LogProbs(*scores)
+    model, processed = (shares.of_block(x, share, chosen) for x in (found.logits, found.processed))
+    return new, predictions, verdict, sampling_lib.logprobs(model, processed, verdict.tokens, config.top_logprobs)
 
 
 def _predict(

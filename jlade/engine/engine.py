@@ -46,6 +46,7 @@ class RequestOptions(TypedDict, total=False):
     key: jax.Array | None
     prediction: Prompts | None
     logprobs: bool
+    top_logprobs: int
     with_statistics: bool
 
 
@@ -76,6 +77,7 @@ class Engine:
       lookahead: as in `jlade.generate`; "auto" chooses it for `max_sequences` rows.
       max_waiting: requests that may wait for a row.
       max_prediction: most tokens of a prediction; with 0 requests have none, and steps do not search for it.
+      max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
 
@@ -93,6 +95,7 @@ class Engine:
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
         max_prediction: int = 0,
+        max_top_logprobs: int = 0,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
@@ -105,6 +108,7 @@ class Engine:
             tokenizer=tokenizer,
             prediction=prompts if check_int("max_prediction", max_prediction, 0) else None,
             logprobs=True,
+            top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
             decoder=decoder,
             mesh=mesh,
         )
@@ -114,7 +118,8 @@ class Engine:
         self._params = sharding.put_params(params, self._config.mesh)
         capacity = self.capacity = _check_capacity(capacity, self._config.decoder.max_positions)
         self._max_prediction = max_prediction
-        self._size = rows.Size(capacity, max_prediction if "prediction" in self._config.lookahead.sources else 0)
+        predicts = "prediction" in self._config.lookahead.sources
+        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
 
         self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
         self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
@@ -146,7 +151,7 @@ class Engine:
           prompt: a string, or token ids.
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
-            `prediction`, `logprobs` and `with_statistics` of `jlade.generate`.
+            `prediction`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.

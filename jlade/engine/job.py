@@ -35,7 +35,7 @@ class Job:
         Raises:
           ValueError: of `rows.check`.
         """
-        rows.check(checked.inputs, size)
+        rows.check(checked.inputs, size, checked.config.top_logprobs)
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
         self.logprobs = checked.config.logprobs
@@ -74,11 +74,14 @@ class Job:
         accepted = results.cut(steps, np.array([len(new)]))[0]
         self._num_steps += len(accepted)
         logprobs = row.logprobs if self.logprobs else None
+        if logprobs is not None:
+            number = self._checked.config.top_logprobs
+            logprobs = logprobs.replace(top=logprobs.top[..., :number], top_tokens=logprobs.top_tokens[..., :number])
         return Piece(
             tokens=new,
             text=None if self._detokenizer is None else self._detokenizer.feed(new.tolist(), last=ended),
             accepted=accepted[accepted > 0],
-            logprobs=None if logprobs is None else logprobs.model[0, begin : self.length],
+            **results.of_piece(logprobs, slice(begin, self.length)),
             generation=self._generation(row, logprobs) if ended else None,
         )
 

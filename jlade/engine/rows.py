@@ -50,13 +50,15 @@ class Size:
     Attributes:
       capacity: C, tokens of a prompt and its text.
       prediction: P, tokens of a prediction; 0 for rows without.
+      top_logprobs: K, most probable tokens that are recorded at each position.
     """
 
     capacity: int
     prediction: int
+    top_logprobs: int
 
 
-def check(inputs: Inputs, size: Size) -> None:
+def check(inputs: Inputs, size: Size, top_logprobs: int) -> None:
     """Raises a ValueError for a request that a row does not accept."""
     capacity = size.capacity
     length, limit = int(inputs.lengths[0]), int(inputs.stopping.max_new_tokens[0])
@@ -69,6 +71,8 @@ def check(inputs: Inputs, size: Size) -> None:
         number = int(np.sum(inputs.sources["prediction"].text != NONE))
         if number > size.prediction:
             raise ValueError(f"prediction must be of at most max_prediction={size.prediction} tokens, got {number}")
+    if top_logprobs > size.top_logprobs:
+        raise ValueError(f"top_logprobs must be at most max_top_logprobs={size.top_logprobs}, got {top_logprobs}")
     num_eos_ids = np.sum(np.asarray(inputs.stopping.eos_ids) >= 0)
     if num_eos_ids > EOS_SLOTS:
         raise ValueError(f"eos_ids must be at most {EOS_SLOTS} for an engine, got {num_eos_ids}")
@@ -252,7 +256,7 @@ def run(
             constants=dataclasses.replace(constants, sampling=used, stopping=stopping),
             info=dataclasses.replace(state.info, logprobs=None),
         )
-        config = dataclasses.replace(config, logprobs=False)
+        config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
     after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at)
     info = after.info if controls is Controls.ALL else dataclasses.replace(after.info, logprobs=logprobs)
     return dataclasses.replace(after, constants=constants, counts=None, info=info)
@@ -272,7 +276,7 @@ class Shown(NamedTuple):
     num_steps: HostArray  # [B]
     done: HostArray  # [B]
     accepted: HostArray  # [B, C]
-    logprobs: Any  # fields [B, C], None if they were not asked for
+    logprobs: Any  # fields [B, C, ...], None if they were not asked for
 
     def row(self, index: int) -> "Shown":
         """Returns a row [1, ...]."""

@@ -88,6 +88,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       learn: whether `lookahead="auto"` uses the times of earlier calls, and the time of this one for later calls; True
         by default. With False equal calls make equal steps.
       logprobs: whether to return the log-probabilities of the tokens; False by default.
+      top_logprobs: with `logprobs`, the number of the most probable tokens of each position to return with their
+        log-probabilities; 0 by default.
       with_statistics: whether to return `Generation.statistics`; False by default.
       keep_state: whether to return `Generation.state`, which holds the device memory of cache and pool; False by
         default.
@@ -127,14 +129,14 @@ def _pieces(params: Params, request: Request) -> Iterator[Piece]:
     begin, done = int(inputs.lengths[0]), False
     while not done:
         state = loop.run_steps(params, state, config, max_steps=1)
-        tokens, end, done, logprobs = mesh.fetch((state.tokens, state.num_tokens, state.done, state.info.logprobs))
+        tokens, end, done, recorded = mesh.fetch((state.tokens, state.num_tokens, state.done, state.info.logprobs))
         new, end, done = slice(begin, int(end[0])), int(end[0]), bool(done[0])
         added = tokens[0, new]
         yield Piece(
             tokens=added,
             text=None if detokenizer is None else detokenizer.feed(added.tolist(), last=done),
             accepted=np.array([len(added)], np.int32),
-            logprobs=None if logprobs is None else logprobs.model[0, new],
+            **results.of_piece(recorded, new),
             generation=results.gather(state, request) if done else None,
         )
         begin = end

@@ -51,6 +51,7 @@ class Options(TextOptions):
     prediction: Prompts | None = None
     learn: bool = True
     logprobs: bool = False
+    top_logprobs: int = 0
     with_statistics: bool = False
     keep_state: bool = False
 

@@ -88,6 +88,8 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     known = _check_known(options, params, decoder, prompts, lookahead)
     for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
+    if check_int("top_logprobs", options.top_logprobs, 0) and not options.logprobs:
+        raise ValueError(f"top_logprobs={options.top_logprobs} needs logprobs=True")
     chunks = CHUNKS_ON_CPU if mesh_lib.device_of(params, mesh).platform == "cpu" else CHUNKS
     is_auto = options.lookahead == "auto"
     so_far = learned.find(params, decoder, len(prompts), mesh, lookahead, chunks) if is_auto else None
@@ -111,6 +113,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             decoder=decoder,
             lookahead=dataclasses.replace(lookahead, relative_step_time=None),
             logprobs=options.logprobs,
+            top_logprobs=options.top_logprobs,
             chunks=chunks,
             mesh=mesh,
         ),
@@ -124,9 +127,8 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
 
 def check_single(request: Request) -> None:
     """Raises a ValueError for a batch."""
-    batch_size = len(request.inputs.lengths)
-    if batch_size != 1:
-        raise ValueError(f"prompt must be a single prompt, got a batch of {batch_size}")
+    if (size := len(request.inputs.lengths)) != 1:
+        raise ValueError(f"prompt must be a single prompt, got a batch of {size}")
 
 
 def check_streamer(streamer: Any, request: Request) -> None:
@@ -375,9 +377,7 @@ def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling
     if not isinstance(configs, Sequence) or not all(isinstance(config, SamplingConfig) for config in configs):
         raise TypeError(f"sampling must be a SamplingConfig, or a sequence of one for each prompt, got {sampling!r}")
     if len(configs) != batch_size:
-        raise ValueError(
-            f"sampling must be one SamplingConfig or {batch_size}, one for each prompt, got {len(configs)}"
-        )
+        raise ValueError(f"sampling must be one or {batch_size}, one for each prompt, got {len(configs)} configs")
     outside = [token for config in configs for token in dict(config.logit_bias or ()) if token >= vocab_size]
     if outside:
         raise ValueError(f"logit_bias names token id {outside[0]}; accepted are 0 to {vocab_size - 1}")

@@ -36,6 +36,8 @@ class Generation:
     text: tuple[str, ...] | Any  # [B], without special tokens; None without a tokenizer
     logprobs: np.ndarray | Any  # [B, max_new_tokens] float32 under the model, NaN after the end of a sequence
     processed_logprobs: np.ndarray | Any  # the same after `sampling`'s processing, at temperature 1 where it is 0
+    top_tokens: np.ndarray | Any  # [B, max_new_tokens, K] int32, the most probable ones under the model, -1 for none
+    top_logprobs: np.ndarray | Any  # [B, max_new_tokens, K] float32, of these, NaN after the end of a sequence
     statistics: "Statistics | Any"
     state: DecodeState | Any  # to continue from; see `jlade.generate`
 
@@ -46,7 +48,7 @@ class Generation:
 
     def __repr__(self) -> str:
         """A line for the arrays, and one for each of the first sequences."""
-        names = ("tokens", "logprobs", "processed_logprobs")
+        names = ("tokens", "logprobs", "processed_logprobs", "top_tokens", "top_logprobs")
         held = [f"{name} {list(array.shape)}" for name in names if (array := getattr(self, name)) is not None]
         held += [name for name in ("statistics", "state") if getattr(self, name) is not None]
         lines = [f"Generation of {', '.join(held)}"]
@@ -70,6 +72,8 @@ class Piece:
     text: str | Any  # None without a tokenizer; may lag behind the tokens, and is never taken back
     accepted: np.ndarray  # [steps] tokens accepted in each step, T together
     logprobs: np.ndarray | Any  # [T] float32 under the model
+    top_tokens: np.ndarray | Any  # [T, K] int32
+    top_logprobs: np.ndarray | Any  # [T, K] float32
     generation: Generation | Any  # the whole result with the last piece, else None
 
 
@@ -164,9 +168,15 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
     place = np.minimum(prompt_lengths[:, None] + offset, tokens.shape[1] - 1)
 
     def generated(kept: np.ndarray, empty: float) -> np.ndarray:
-        return np.where(is_generated, np.take_along_axis(kept, place, axis=1), np.asarray(empty, kept.dtype))
+        shape = [*place.shape, *[1] * (kept.ndim - 2)]
+        taken = np.take_along_axis(kept, place.reshape(shape), axis=1)
+        return np.where(is_generated.reshape(shape), taken, np.asarray(empty, kept.dtype))
+
+    def recorded(name: str, empty: float) -> np.ndarray | None:
+        return None if logprobs is None else generated(getattr(logprobs, name), empty)
 
     new = generated(tokens, -1)
+    has_top = request.config.top_logprobs > 0
     endings = [_ending(i, new[i], lengths[i], request) for i in range(len(new))]
     return Generation(
         tokens=new,
@@ -175,11 +185,28 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
         accepted=accepted[:, : steps.max()],
         finish_reason=tuple(reason for reason, _ in endings),
         text=None if request.tokenizer is None else tuple(text or "" for _, text in endings),
-        logprobs=None if logprobs is None else generated(logprobs.model, np.nan),
-        processed_logprobs=None if logprobs is None else generated(logprobs.processed, np.nan),
+        logprobs=recorded("model", np.nan),
+        processed_logprobs=recorded("processed", np.nan),
+        top_tokens=recorded("top_tokens", -1) if has_top else None,
+        top_logprobs=recorded("top", np.nan) if has_top else None,
         statistics=None,
         state=None,
     )
+
+
+def of_piece(logprobs: Any, new: slice) -> dict[str, Any]:
+    """Returns the fields of a `Piece` that log-probabilities fill.
+
+    Args:
+      logprobs: fields of `LogProbs` in NumPy, of one sequence; None without.
+      new: the places of the tokens.
+    """
+    has_top = logprobs is not None and logprobs.top.shape[-1] > 0
+    return {
+        "logprobs": None if logprobs is None else logprobs.model[0, new],
+        "top_tokens": logprobs.top_tokens[0, new] if has_top else None,
+        "top_logprobs": logprobs.top[0, new] if has_top else None,
+    }
 
 
 def cut(accepted: np.ndarray, lengths: np.ndarray) -> np.ndarray:

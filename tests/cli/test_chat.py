@@ -6,7 +6,6 @@ import sys
 import types
 
 import jax
-import numpy as np
 import pytest
 
 import jlade
@@ -15,6 +14,7 @@ from jlade.cli.options import DEMO
 from jlade.config import SMALL_BLOCK
 from jlade.conversion import location
 from jlade.generation import text
+from tests import tiny
 from tests.cli.own_terminal import Terminal
 
 LIMIT = ["--max-new-tokens", "8"]
@@ -43,8 +43,8 @@ def streamed(monkeypatch):
         requests.append(types.SimpleNamespace(prompt=text.decode(request["tokenizer"], prompt), **request))
         answer = ("one.", "two.", "three.", "four.")[len(requests) - 1]
         generation = types.SimpleNamespace(finish_reason=("eos",), statistics=None, state=f"state after {answer}")
-        yield jlade.Piece(np.arange(2), answer[:1], accepted=np.array([2]), logprobs=None, generation=None)
-        yield jlade.Piece(np.arange(3), answer[1:], accepted=np.array([3]), logprobs=None, generation=generation)
+        yield tiny.piece(range(2), answer[:1])
+        yield tiny.piece(range(3), answer[1:], generation)
 
     monkeypatch.setattr(jlade, "stream", stream)
     return requests

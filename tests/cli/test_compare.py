@@ -3,22 +3,17 @@ import re
 import time
 
 import jax
-import numpy as np
 import pytest
 
 import jlade
 from jlade import cli
 from jlade.cli import compare, options
 from jlade.config import PLAIN, SMALL_BLOCK
+from tests.tiny import piece
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
 
-
-def piece(*tokens, text="x", generation=None):
-    return jlade.Piece(np.array(tokens), text, accepted=np.array([len(tokens)]), logprobs=None, generation=generation)
-
-
-PIECE = piece(5)
+PIECE = piece([5], "x")
 
 
 def test_prints_the_completion_and_both_rows(demo, capsys):
@@ -54,7 +49,7 @@ def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, cap
 
     def stream(params, prompt, **request):
         requests.append(request)
-        yield piece(5)
+        yield piece([5], "x")
 
     monkeypatch.setattr(jlade, "stream", stream)
     controls = ["--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--repetition-penalty", "1.1", "--seed", "3"]
@@ -143,7 +138,7 @@ def test_without_comparison_the_prompt_is_decoded_once(monkeypatch, capsys):
 def test_a_difference_of_the_texts_is_reported(monkeypatch, capsys):
     def stream(params, prompt, lookahead, **request):
         tokens = [5, 6, 7] if lookahead == PLAIN else [5, 6, 8]
-        yield piece(*tokens)
+        yield piece(tokens, "x")
 
     monkeypatch.setattr(jlade, "stream", stream)
     assert cli.main([*SHORT, "--json"]) == 0
@@ -161,7 +156,7 @@ def test_a_slow_wide_block_is_explained(monkeypatch, capsys):
     def stream(params, prompt, lookahead, **request):
         for _ in range(4 if lookahead == PLAIN else 2):
             time.sleep(0 if lookahead == PLAIN else 0.02)
-            yield piece(*[5] * (1 if lookahead == PLAIN else 2))
+            yield piece([5] * (1 if lookahead == PLAIN else 2), "x")
 
     monkeypatch.setattr(jlade, "stream", stream)
     assert cli.main(SHORT) == 0

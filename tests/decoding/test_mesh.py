@@ -37,6 +37,7 @@ SETTINGS = {
     "filters": {
         "sampling": SamplingConfig(temperature=0.9, top_k=9, top_p=0.95, min_p=0.01),
         "logprobs": True,
+        "top_logprobs": 3,
         "min_new_tokens": 3,
         "eos_ids": [5],
     },
@@ -65,6 +66,9 @@ def assert_same(found, expected):
     assert found.finish_reason == expected.finish_reason
     if expected.logprobs is not None:
         np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+    if expected.top_tokens is not None:
+        np.testing.assert_array_equal(found.top_tokens, expected.top_tokens)
+        np.testing.assert_allclose(found.top_logprobs, expected.top_logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

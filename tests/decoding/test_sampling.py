@@ -250,17 +250,25 @@ def test_logprobs_are_those_of_the_model_before_and_after_processing(lookahead):
         sampling=configs,
         key=jax.random.key(4),
         logprobs=True,
+        top_logprobs=15,
     )
     for row, config in enumerate(configs):
         text = out.tokens[row, : out.lengths[row]].tolist()
         logits = plain_llama.logits(tiny_llama(2), [*prompt, *text])
         for i, token in enumerate(text):
             before = logits[len(prompt) - 1 + i].astype(np.float64)
-            assert out.logprobs[row, i] == pytest.approx(scipy.special.log_softmax(before)[token], abs=1e-4)
+            expected = scipy.special.log_softmax(before)
+            assert out.logprobs[row, i] == pytest.approx(expected[token], abs=1e-4)
+            best = out.top_tokens[row, i]
+            assert best[13:].tolist() == [-1, -1], "a vocabulary of 13"
+            np.testing.assert_allclose(out.top_logprobs[row, i, :13], np.sort(expected)[::-1], atol=1e-4)
+            np.testing.assert_allclose(expected[best[:13]], np.sort(expected)[::-1], atol=1e-4)
             before[banned] = -np.inf if i < 5 else before[banned]
             after = plain_processed(before, config, prompt, text[:i])
             assert out.processed_logprobs[row, i] == pytest.approx(scipy.special.log_softmax(after)[token], abs=1e-3)
         assert np.isnan(out.logprobs[row, len(text) :]).all()
+        assert np.isnan(out.top_logprobs[row, len(text) :]).all()
+        assert (out.top_tokens[row, len(text) :] == -1).all()
     assert jlade.generate(tiny_llama(2), prompt, max_new_tokens=3, lookahead=None).logprobs is None
 
 

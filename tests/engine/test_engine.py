@@ -42,7 +42,11 @@ def params_of(setting):
 
 
 def engine(setting="tree", **changes):
-    return jlade.Engine(params_of(setting), TOKENIZER, **{"max_sequences": 3, "lookahead": SETTINGS[setting]} | changes)
+    return jlade.Engine(
+        params_of(setting),
+        TOKENIZER,
+        **{"max_sequences": 3, "max_top_logprobs": 2, "lookahead": SETTINGS[setting]} | changes,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +64,15 @@ def draw(chance):
         "eos_ids": chance.choice([(), (4,), (2, 7)]),
         "stop": chance.choice([(), (), ("c",), ("ab", "éa"), ("bbb",)]),
     }
-    options["logprobs"] = chance.random() < 0.3
+    if chance.random() < 0.3:
+        options |= {"logprobs": True, "top_logprobs": chance.randint(0, 2)}
     options["min_new_tokens"] = chance.choice([0, 0, chance.randint(0, options["max_new_tokens"])])
     return chance.choices(range(13), k=chance.choice([1, 2, 5, 17, 39])), options
 
 
 def alone(prompt, options, setting="tree"):
     """Returns the result of plain decoding, whose programs compile in the least time."""
-    options = options | {"lookahead": None, "tokenizer": TOKENIZER, "logprobs": True}
+    options = options | {"lookahead": None, "tokenizer": TOKENIZER, "logprobs": True, "top_logprobs": 2}
     return jlade.generate(params_of(setting), prompt, **options)
 
 
@@ -80,6 +85,10 @@ def assert_equal(got, expected):
     if got.logprobs is not None:
         np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-5)
         np.testing.assert_allclose(got.processed_logprobs, expected.processed_logprobs, atol=1e-5)
+    if got.top_tokens is not None:
+        number = got.top_tokens.shape[-1]
+        np.testing.assert_array_equal(got.top_tokens, expected.top_tokens[..., :number])
+        np.testing.assert_allclose(got.top_logprobs, expected.top_logprobs[..., :number], atol=1e-5)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -109,7 +118,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
                 got = request.result(timeout=300)
             except concurrent.futures.CancelledError:
                 continue
-            assert (got.logprobs is not None) == options["logprobs"]
+            assert (got.logprobs is not None) == ("logprobs" in options)
             assert_equal(got, alone(prompt, options, setting))
             ended += 1
         assert 20 < ended < len(requests)
@@ -118,7 +127,7 @@ def test_a_text_is_that_of_its_request_alone(setting):
 def test_pieces_make_up_the_result(shared):
     prompt = [3, 1, 4]
     for stop in ((), ("c",), ("éa", "bb")):
-        options = {"max_new_tokens": 20, "stop": stop, "logprobs": True}
+        options = {"max_new_tokens": 20, "stop": stop, "logprobs": True, "top_logprobs": 1}
         pieces = list(shared.submit(prompt, **options))
         assert [piece.generation is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
         result = pieces[-1].generation
@@ -129,6 +138,9 @@ def test_pieces_make_up_the_result(shared):
         )
         np.testing.assert_array_equal(
             np.concatenate([piece.logprobs for piece in pieces]), result.logprobs[0, : result.lengths[0]]
+        )
+        np.testing.assert_array_equal(
+            np.concatenate([piece.top_tokens for piece in pieces]), result.top_tokens[0, : result.lengths[0]]
         )
         np.testing.assert_array_equal(np.concatenate([piece.accepted for piece in pieces]), result.accepted[0])
         assert all(piece.accepted.sum() == len(piece.tokens) for piece in pieces)
@@ -347,6 +359,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
         ({"key": jax.random.key(0, impl="rbg")}, ValueError, "key must be of the kind"),
         ({"stop": ""}, ValueError, "at least one character"),
         ({"prediction": "a"}, ValueError, "prediction needs an engine that was made with max_prediction"),
+        ({"logprobs": True, "top_logprobs": 3}, ValueError, "top_logprobs must be at most max_top_logprobs=2, got 3"),
         ({"logprobs": 1}, TypeError, "logprobs must be True or False, got 1"),
     ],
 )
