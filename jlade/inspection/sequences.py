@@ -9,7 +9,7 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding import sharding
-from jlade.decoding.state import DecodeState, Inputs, Memory, Prefix
+from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
 from jlade.engine import rows
 from jlade.generation.request import EOS_SLOTS, HostArray
@@ -88,7 +88,7 @@ def compiled(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequ
 def read(programs: Programs, lookahead: LookaheadConfig) -> Any:
     """Returns the compiled program of an engine that reads a chunk of a prompt."""
 
-    row, config = _row(programs), programs.config(lookahead)
+    row, config = _row(programs), _config(programs, lookahead)
 
     def run(params: Any, prefix: Prefix) -> Prefix:
         return rows.read(params, prefix, row, 0, config)[0]
@@ -105,7 +105,7 @@ def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
 
     def run(params: Any, rest: DecodeState, memory: Memory) -> DecodeState:
         state = dataclasses.replace(rest, memory=memory)
-        return rows.run(params, state, programs.config(lookahead), rows.Controls.ALL, 1, 0)
+        return rows.run(params, state, _config(programs, lookahead), rows.Controls.ALL, 1, 0)
 
     state = _state(programs, lookahead, number)
     rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]
@@ -113,17 +113,24 @@ def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
     return targets.compile_for(programs.mesh or programs.device, run, *shapes, donate=(2,))
 
 
+def _config(programs: Programs, lookahead: LookaheadConfig) -> DecodeConfig:
+    """Returns the settings of an engine, which records log-probabilities for the requests that ask for them."""
+    return dataclasses.replace(programs.config(lookahead), logprobs=True)
+
+
 def _row(programs: Programs) -> rows.Row:
     """Returns the arrays of the shortest request."""
     one: HostArray = np.ones(1, np.int32)
     no_eos_ids: HostArray = np.full((1, EOS_SLOTS), -1, np.int32)
     inputs = Inputs(one[None], one, Stopping(one, no_eos_ids), jax.random.key(0))
-    return rows.Row.of(inputs, 0, programs.decoder.vocab_size, programs.capacity)
+    return rows.Row.of(
+        inputs, 0, programs.decoder.vocab_size, rows.Size(programs.capacity, prediction=0, top_logprobs=0)
+    )
 
 
 def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:
     """Returns the shapes of the state of `number` rows."""
-    config, row = programs.config(lookahead), _row(programs)
+    config, row = _config(programs, lookahead), _row(programs)
     state = jax.eval_shape(
         lambda params: rows.empty(params, row, None, config=config, num_rows=number), programs.params
     )
@@ -132,7 +139,7 @@ def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> Decod
 
 def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:
     """Returns the shapes of a prompt that is being read."""
-    config = programs.config(lookahead)
+    config = _config(programs, lookahead)
     prefix = jax.eval_shape(
         lambda params: rows.unread(params, config=config, capacity=programs.capacity), programs.params
     )
