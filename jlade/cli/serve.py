@@ -59,6 +59,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"most tokens of a prediction, 0 to ignore predictions (default: {MAX_PREDICTION} with a tree of drafts)",
     )
     result.add_argument(
+        "--max-top-logprobs",
+        type=int,
+        default=0,
+        metavar="K",
+        help="most alternatives of a token that a request may ask for; they take time (default: %(default)s)",
+    )
+    result.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="most seconds of a response (default: %(default)g)"
     )
     return result
@@ -139,6 +146,7 @@ def _reader(params: LlamaParams, tokenizer: Tokenizer, template: str | None, opt
         eos_ids=params.decoder.eos_ids,
         sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
         predicts=_max_prediction(options) > 0,
+        max_top_logprobs=options.max_top_logprobs,
     )
 
 
@@ -151,6 +159,7 @@ def _engine(params: LlamaParams, tokenizer: Tokenizer, options: argparse.Namespa
         lookahead=options_lib.lookahead(options),
         max_waiting=options.max_waiting,
         max_prediction=_max_prediction(options),
+        max_top_logprobs=options.max_top_logprobs,
     )
 
 

@@ -122,6 +122,7 @@ class Reader:
       eos_ids: tokens that end a text.
       sampling: for the controls that a body does not give.
       predicts: whether predictions give drafts; they change no text.
+      max_top_logprobs: most alternatives of a token.
     """
 
     tokenizer: Tokenizer
@@ -130,6 +131,7 @@ class Reader:
     eos_ids: Sequence[int]
     sampling: SamplingConfig
     predicts: bool = True
+    max_top_logprobs: int = 0
 
     def chat(self, body: Body) -> Asked:
         """Reads a body of `/v1/chat/completions`.
@@ -140,15 +142,15 @@ class Reader:
         _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (False,)})
         _refuse_tools(body)
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        logprobs = fields.boolean(body, "logprobs")
-        if fields.integer(body, "top_logprobs", 0, 0, 20):
-            raise fields.refused("top_logprobs", body["top_logprobs"], "0: alternatives of tokens are not supported")
+        logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs")
+        if top and not logprobs:
+            raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
         return self._asked(
             body,
             is_chat=True,
             prompts=[self.conversation(body)],
             limit=fields.integer(body, limit, None, 1),
-            logprobs=logprobs,
+            logprobs={"logprobs": True, "top_logprobs": top or 0} if logprobs else {},
             echo=[],
         )
 
@@ -159,10 +161,8 @@ class Reader:
           RequestError: as `chat` does.
         """
         _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (True,)})
-        logprobs, is_echoed = fields.integer(body, "logprobs", None, 0, 5), fields.boolean(body, "echo")
-        if logprobs:
-            raise fields.refused("logprobs", logprobs, "0: alternatives of tokens are not supported")
-        if is_echoed and logprobs is not None:
+        top, is_echoed = self._top(body, "logprobs"), fields.boolean(body, "echo")
+        if is_echoed and top is not None:
             raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
         given = _prompts(body.get("prompt"))
         return self._asked(
@@ -170,7 +170,7 @@ class Reader:
             is_chat=False,
             prompts=[self.encode(name, one) for name, one in given.items()],
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
-            logprobs=logprobs is not None,
+            logprobs={} if top is None else {"logprobs": True, "top_logprobs": top},
             echo=[self._text(one) for one in given.values()] if is_echoed else [],
         )
 
@@ -198,6 +198,13 @@ class Reader:
             raise fields.refused(name, prompt, "at least one token")
         return self._token_ids(name, prompt)
 
+    def _top(self, body: Body, name: str) -> int | None:
+        """Returns the number of alternatives of each token, None if the field is not given."""
+        number = fields.integer(body, name, None, 0)
+        if number is not None and number > self.max_top_logprobs:
+            raise fields.refused(name, number, f"at most {self.max_top_logprobs}, the limit of this server")
+        return number
+
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
 
@@ -208,7 +215,7 @@ class Reader:
         is_chat: bool,
         prompts: list[list[int]],
         limit: int | None,
-        logprobs: bool,
+        logprobs: dict[str, Any],
         echo: list[str],
     ) -> Asked:
         options: dict[str, Any] = {
@@ -216,7 +223,7 @@ class Reader:
             "eos_ids": self._eos_ids(body),
             "stop": _stop(body.get("stop")),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
-            "logprobs": logprobs,
+            **logprobs,
         }
         prediction = _prediction(body.get("prediction"))
         num_predicted = 0

@@ -6,8 +6,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 import jlade
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation, Piece
@@ -16,6 +14,7 @@ from jlade.server.fields import Body
 from jlade.server.protocol import Asked
 
 DONE = "data: [DONE]\n\n"
+LEAST_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
 
 
 def event(body: Body) -> str:
@@ -49,18 +48,10 @@ class Writer:
         """Returns the response with all choices."""
         choices = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            end = len(_shown(generation.tokens[0, : generation.lengths[0]], generation))
-            probabilities = None if generation.logprobs is None else generation.logprobs[0, :end]
             text = choice.echo + generation.text[0]
             content = {"message": {"role": "assistant", "content": text}} if self._asked.is_chat else {"text": text}
-            choices.append(
-                {
-                    "index": index,
-                    **content,
-                    "logprobs": choice.logprobs(generation.tokens[0, :end].tolist(), probabilities),
-                    "finish_reason": _reason(generation),
-                }
-            )
+            logprobs = choice.logprobs(_one_piece(generation))
+            choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": _reason(generation)})
         return self._head | {"choices": choices, "usage": self.usage(generations)}
 
     def begin(self) -> list[Body]:
@@ -75,15 +66,9 @@ class Writer:
         steps = choice.steps(piece) if self._asked.steps else None
         if not piece.text and generation is None and piece.logprobs is None and steps is None:
             return None
-        tokens = _shown(piece.tokens, generation)
-        probabilities = None if piece.logprobs is None else piece.logprobs[: len(tokens)]
         content = {"delta": {"content": piece.text}} if self._asked.is_chat else {"text": piece.text}
-        chunk = self._chunk(
-            index,
-            content,
-            choice.logprobs(tokens.tolist(), probabilities),
-            None if generation is None else _reason(generation),
-        )
+        reason = None if generation is None else _reason(generation)
+        chunk = self._chunk(index, content, choice.logprobs(piece), reason)
         return chunk if steps is None else chunk | {"jlade": {"steps": steps}}
 
     def end(self, generations: Sequence[Generation]) -> list[Body]:
@@ -128,31 +113,41 @@ class _Choice:
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
 
-    def logprobs(self, tokens: Sequence[int], probabilities: np.ndarray | None) -> Body | None:
-        """Returns the log-probabilities of the next tokens, None if they were not asked for."""
-        if probabilities is None:
+    def logprobs(self, piece: Piece) -> Body | None:
+        """Returns the log-probabilities of the tokens of a piece, None if they were not asked for."""
+        if piece.logprobs is None:
             return None
-        values = [max(float(value), -9999.0) for value in probabilities]  # JSON has no infinity
-        names = [text_lib.token_name(self._tokenizer, token) for token in tokens]
+        has_end = piece.generation is not None and piece.generation.finish_reason[0] == "eos"
+        number = len(piece.tokens) - has_end  # the end token is no part of the text
+        chosen = [self._named(*each) for each in zip(piece.tokens[:number], piece.logprobs, strict=False)]
+        if piece.top_tokens is None:
+            top: list[list[Body]] = [[] for _ in chosen]
+        else:
+            rows = zip(piece.top_tokens[:number], piece.top_logprobs, strict=False)
+            top = [[self._named(*each) for each in zip(*row, strict=True)] for row in rows]
         if self._is_chat:
-            own = [list(text_lib.token_bytes(self._tokenizer)[token]) for token in tokens]
-            entries = zip(names, values, own, strict=True)
-            return {
-                "content": [
-                    {"token": name, "logprob": value, "bytes": data, "top_logprobs": []}
-                    for name, value, data in entries
-                ],
-                "refusal": None,
-            }
+            content = [one | {"top_logprobs": others} for one, others in zip(chosen, top, strict=True)]
+            return {"content": content, "refusal": None}
         offsets = []
-        for token in tokens:
+        for token in piece.tokens[:number].tolist():
             offsets.append(self._offset)
             self._offset += len(self._decoder.feed([token]))
         return {
-            "tokens": names,
-            "token_logprobs": values,
-            "top_logprobs": [{name: value} for name, value in zip(names, values, strict=True)],
+            "tokens": [one["token"] for one in chosen],
+            "token_logprobs": [one["logprob"] for one in chosen],
+            "top_logprobs": [
+                {each["token"]: each["logprob"] for each in (*others, one)}
+                for one, others in zip(chosen, top, strict=True)
+            ],
             "text_offset": offsets,
+        }
+
+    def _named(self, token: int, logprob: float) -> Body:
+        data = list(text_lib.token_bytes(self._tokenizer)[token])
+        return {
+            "token": text_lib.token_name(self._tokenizer, token),
+            "logprob": max(float(logprob), LEAST_LOGPROB),
+            "bytes": data,
         }
 
     def steps(self, piece: Piece) -> list[Body]:
@@ -167,10 +162,22 @@ class _Choice:
         return steps
 
 
-def _shown(tokens: np.ndarray, generation: Generation | None) -> np.ndarray:
-    """Returns tokens without the end token of the text."""
-    has_end = generation is not None and generation.finish_reason[0] == "eos"
-    return tokens[:-1] if has_end else tokens
+def _one_piece(generation: Generation) -> Piece:
+    """Returns a result as a single piece."""
+    length = generation.lengths[0]
+
+    def first(array: Any) -> Any:
+        return None if array is None else array[0, :length]
+
+    return Piece(
+        tokens=first(generation.tokens),
+        text=generation.text[0],
+        accepted=generation.accepted[0],
+        logprobs=first(generation.logprobs),
+        top_tokens=first(generation.top_tokens),
+        top_logprobs=first(generation.top_logprobs),
+        generation=generation,
+    )
 
 
 def _reason(generation: Generation) -> str:

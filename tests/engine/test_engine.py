@@ -269,6 +269,29 @@ def test_a_request_can_be_awaited(shared):
         assert_equal(result, alone([number], {"max_new_tokens": 9}))
 
 
+def test_pieces_come_in_an_event_loop(shared):
+    """Two coroutines and a thread see the same pieces; a cancelled request ends early."""
+
+    async def collect(request):
+        return [piece async for piece in request]
+
+    async def collect_all():
+        request = shared.submit([3, 1, 4], max_new_tokens=30, eos_ids=())
+        assert request.started is None or request.started <= time.monotonic()
+        both = await asyncio.gather(collect(request), collect(request), asyncio.to_thread(list, request))
+        assert request.started <= time.monotonic()
+        cancelled = shared.submit([3], max_new_tokens=60, eos_ids=())
+        async for _ in cancelled:
+            cancelled.cancel()
+        return both, await collect(cancelled)
+
+    (first, second, third), cut = asyncio.run(collect_all())
+    assert [id(piece) for piece in first] == [id(piece) for piece in second] == [id(piece) for piece in third]
+    assert_equal(first[-1].generation, alone([3, 1, 4], {"max_new_tokens": 30, "eos_ids": ()}))
+    assert cut[-1].generation is None
+    assert list(asyncio.run(collect(shared.submit([3], max_new_tokens=1)))), "a loop that has ended disturbs no other"
+
+
 def test_a_fault_ends_the_request_alone(shared, monkeypatch):
     """The third prompt cannot be read."""
     read = rows.read
@@ -284,6 +307,8 @@ def test_a_fault_ends_the_request_alone(shared, monkeypatch):
         requests[2].result(timeout=300)
     with pytest.raises(RuntimeError, match="a fault"):
         list(requests[2])
+    with pytest.raises(RuntimeError, match="a fault"):
+        asyncio.run(anext(aiter(requests[2])))
     for first, request in zip((1, 2, 9, 3), requests, strict=True):
         if first != 9:
             assert_equal(request.result(timeout=300), alone([first, 1, 2], {"max_new_tokens": 12}))

@@ -14,6 +14,7 @@ READER = Reader(
     vocab_size=13,
     eos_ids=(12,),
     sampling=SamplingConfig(temperature=1.0),
+    max_top_logprobs=3,
 )
 HELLO = [{"role": "user", "content": "ab"}]
 
@@ -34,7 +35,6 @@ def test_the_defaults_are_those_of_openai():
             "eos_ids": [12],
             "stop": [],
             "min_new_tokens": 0,
-            "logprobs": False,
         }
 
 
@@ -145,7 +145,8 @@ def test_wrong_fields_are_refused(field, param, message):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"content\[0\] must be a part"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, "tool_calls are not supported"),
         ({"tools": [{"type": "function"}]}, 'tools are not supported: leave them out, or set tool_choice to "none"'),
-        ({"top_logprobs": 2, "logprobs": True}, "top_logprobs must be 0: alternatives"),
+        ({"top_logprobs": 4, "logprobs": True}, "top_logprobs must be at most 3, the limit of this server, got 4"),
+        ({"top_logprobs": 2}, "logprobs must be true with top_logprobs=2, got None"),
     ],
 )
 def test_wrong_chats_are_refused(field, message):
@@ -163,7 +164,7 @@ def test_wrong_chats_are_refused(field, message):
         ({"prompt": [3, "a"]}, "token ids from 0 to 12, got 'a'"),
         ({"prompt": [-1]}, "token ids from 0 to 12, got -1"),
         ({"prompt": ["a"] * 65, "n": 2}, "at most 128 choices in all, with n=2"),
-        ({"logprobs": 3}, "logprobs must be 0: alternatives"),
+        ({"logprobs": 4}, "logprobs must be at most 3, the limit of this server, got 4"),
         ({"logprobs": 0, "echo": True}, "echo must be false beside logprobs"),
     ],
 )

@@ -1,0 +1,104 @@
+"""A server of a tiny model, which the tests share."""
+
+import contextlib
+import functools
+import threading
+import time
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.engine import rows
+from jlade.generation import chat_template
+from jlade.server import lifecycle
+from jlade.server.app import Service
+from jlade.server.protocol import Reader
+from tests.server.tiny_chat import CHAT_TOKENIZER, PARAMS, TOKENIZER
+
+READER = Reader(
+    tokenizer=TOKENIZER,
+    encode_chat=functools.partial(chat_template.encode, CHAT_TOKENIZER),
+    vocab_size=13,
+    eos_ids=(12,),
+    sampling=SamplingConfig(temperature=1.0),
+    max_top_logprobs=3,
+)
+
+
+class Served(NamedTuple):
+    """A server that runs."""
+
+    url: str
+    engine: jlade.Engine
+    client: httpx.Client  # of its URL
+
+    def metric(self, name: str) -> float:
+        """Returns the value of a metric, summed over its labels."""
+        lines = self.client.get("/metrics").text.splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        assert values, name
+        return sum(values)
+
+
+@contextlib.contextmanager
+def running(engine, **options):
+    """Yields a server with an engine."""
+    service = Service(engine, READER, model="tiny", **options)
+    with lifecycle.bind("127.0.0.1", 0) as bound:
+        server, url = lifecycle.Server(service), lifecycle.url(bound)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        wait_until(lambda: server.started)
+        with httpx.Client(base_url=url, timeout=300) as client:
+            yield Served(url, engine, client)
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until(happened, seconds=60):
+    """Waits until something has happened."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.005)
+
+
+def fill(engine, rounds):
+    """Fills the rows of an engine with requests, which end when there are more rounds."""
+    wait_until(lambda: engine.num_running == 0)
+    requests = [engine.submit([1], max_new_tokens=60, eos_ids=()) for _ in range(engine.max_sequences)]
+    while engine.num_running < len(requests):
+        rounds.release()
+        time.sleep(0.01)
+    return requests
+
+
+@pytest.fixture(scope="session")
+def engine():
+    options = {"max_sequences": 3, "max_waiting": 8, "max_prediction": 16, "max_top_logprobs": 3}
+    with jlade.Engine(PARAMS, TOKENIZER, lookahead=LookaheadConfig.tree(7), **options) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def served(engine):
+    with running(engine) as made:
+        yield made
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """A semaphore that each round of an engine acquires."""
+    semaphore: Any = threading.Semaphore(0)
+    run = rows.run
+
+    def waiting(*arguments):
+        semaphore.acquire(timeout=60)
+        return run(*arguments)
+
+    monkeypatch.setattr(rows, "run", waiting)
+    yield semaphore
+    semaphore.release(1000)

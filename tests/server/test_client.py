@@ -1,0 +1,233 @@
+"""The official client against the server, and texts against `jlade.generate` alone."""
+
+import asyncio
+
+import httpx
+import jax
+import numpy as np
+import openai
+import pytest
+
+from jlade import SamplingConfig
+from tests.server.conftest import fill
+from tests.server.tiny_chat import alone
+
+MESSAGES = [{"role": "system", "content": "ab"}, {"role": "user", "content": "ba"}]
+PROMPT = "abbac"  # of the template
+WARM = SamplingConfig(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def asked(client, **options):
+    return client.chat.completions.create(model="tiny", messages=MESSAGES, **options)
+
+
+def test_a_chat(client):
+    expected = alone(PROMPT, sampling=WARM, seed=7, max_new_tokens=20)
+    answer = asked(client, seed=7, max_tokens=20)
+    choice = answer.choices[0]
+    assert (answer.object, answer.model, choice.message.role) == ("chat.completion", "tiny", "assistant")
+    assert choice.message.content == expected.text[0]
+    assert choice.finish_reason == {"eos": "stop"}.get(expected.finish_reason[0], expected.finish_reason[0])
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, expected.lengths[0])
+    assert usage.total_tokens == 5 + expected.lengths[0]
+
+
+def test_controls_reach_the_text(client):
+    sampling = SamplingConfig(
+        temperature=0.7, top_p=0.9, top_k=8, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.3,
+        repetition_penalty=1.2, logit_bias={3: 2.0, 5: -100.0},
+    )  # fmt: skip
+    options = {"max_new_tokens": 20, "min_new_tokens": 4, "eos_ids": (12, 2), "stop": ["bb"]}
+    answer = asked(
+        client,
+        seed=3,
+        temperature=0.7,
+        top_p=0.9,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        logit_bias={"3": 2, "5": -100},
+        max_completion_tokens=20,
+        stop="bb",
+        extra_body={"top_k": 8, "min_p": 0.01, "repetition_penalty": 1.2, "min_tokens": 4, "stop_token_ids": [2]},
+    )
+    expected = alone(PROMPT, sampling=sampling, seed=3, **options)
+    assert answer.choices[0].message.content == expected.text[0]
+    assert answer.usage.completion_tokens == expected.lengths[0]
+
+
+@pytest.mark.parametrize("stop", [None, ["c"], ["éa", "bb"]])
+def test_a_stream_has_the_same_text(client, stop):
+    options = {"seed": 7, "max_tokens": 30, "stop": stop}
+    whole = asked(client, **options)
+    chunks = list(asked(client, stream=True, stream_options={"include_usage": True}, **options))
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    *texts, last = chunks
+    assert (last.choices, last.usage) == ([], whole.usage)
+    assert all(chunk.usage is None for chunk in texts)
+    assert texts[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content for chunk in texts) == whole.choices[0].message.content
+    reasons = [chunk.choices[0].finish_reason for chunk in texts]
+    assert reasons == [None] * (len(texts) - 1) + [whole.choices[0].finish_reason]
+    assert stop or len(texts) > 3, "the text comes in parts"
+
+
+def test_choices_are_interleaved_by_index(client):
+    """Choice i has the seed's key folded with i, and choice 0 that of the seed."""
+    key = jax.random.key(5)
+    keys = [key, jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)]
+    expected = [alone(PROMPT, key=each, sampling=WARM, max_new_tokens=24).text[0] for each in keys]
+    assert len(set(expected)) == 3
+    texts = ["", "", ""]
+    order = []
+    for chunk in asked(client, n=3, seed=5, max_tokens=24, stream=True):
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.delta.content
+        order.append(choice.index)
+    assert texts == expected
+    assert order != sorted(order), "the choices run side by side"
+    assert [choice.message.content for choice in asked(client, n=3, seed=5, max_tokens=24).choices] == expected
+
+
+def test_completions_of_several_prompts(client):
+    prompts = ["ab", "c", "baa"]
+    out = client.completions.create(model="tiny", prompt=prompts, temperature=0, n=2, echo=True)
+    expected = [prompt + alone(prompt, max_new_tokens=16).text[0] for prompt in prompts]
+    assert [choice.text for choice in out.choices] == [text for text in expected for _ in range(2)]
+    assert [choice.index for choice in out.choices] == list(range(6))
+    chunks = client.completions.create(model="tiny", prompt=[3, 1], temperature=0, echo=True, stream=True)
+    assert (
+        "".join(chunk.choices[0].text for chunk in chunks)
+        == "cb".replace("cb", "bab") + alone([3, 1], max_new_tokens=16).text[0]
+    )
+
+
+def test_texts_without_a_seed_differ(client):
+    out = client.completions.create(model="tiny", prompt=["ab"] * 4, max_tokens=30, temperature=2)
+    assert len({choice.text for choice in out.choices}) > 1
+
+
+def test_log_probabilities(client):
+    """They are those of the tokens, without the end token, and their bytes make up the text."""
+    expected = alone(PROMPT, sampling=WARM, seed=7, max_new_tokens=20)
+    choice = asked(client, seed=7, max_tokens=20, logprobs=True).choices[0]
+    shown = expected.lengths[0] - (expected.finish_reason[0] == "eos")
+    entries = choice.logprobs.content
+    np.testing.assert_allclose([each.logprob for each in entries], expected.logprobs[0, :shown], atol=1e-5)
+    data = b"".join(bytes(each.bytes) for each in entries)
+    assert data.decode(errors="replace") == choice.message.content
+    streamed = [
+        entry
+        for chunk in asked(client, seed=7, max_tokens=20, logprobs=True, stream=True)
+        if chunk.choices[0].logprobs is not None
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert [each.token for each in streamed] == [each.token for each in entries]
+    np.testing.assert_allclose([each.logprob for each in streamed], [each.logprob for each in entries], atol=1e-6)
+    completion = client.completions.create(model="tiny", prompt=PROMPT, seed=7, max_tokens=20, logprobs=0).choices[0]
+    assert completion.logprobs.tokens == [each.token for each in entries]
+    for token, offset in zip(completion.logprobs.tokens, completion.logprobs.text_offset, strict=True):
+        if token.isascii() and "\\" not in token:
+            assert completion.text[offset : offset + len(token)] == token
+
+
+def test_alternatives_of_tokens(client):
+    expected = alone(PROMPT, max_new_tokens=6, eos_ids=(), top_logprobs=2)
+    options = {"max_tokens": 6, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    entries = asked(client, logprobs=True, top_logprobs=2, **options).choices[0].logprobs.content
+    for i, entry in enumerate(entries):
+        np.testing.assert_allclose(
+            [each.logprob for each in entry.top_logprobs], expected.top_logprobs[0, i], atol=1e-5
+        )
+        assert entry.top_logprobs[0].token == entry.token, "greedy"
+    completion = client.completions.create(model="tiny", prompt=PROMPT, logprobs=2, **options).choices[0]
+    for entry, top in zip(entries, completion.logprobs.top_logprobs, strict=True):
+        assert list(top) == [each.token for each in entry.top_logprobs]
+        np.testing.assert_allclose(list(top.values()), [each.logprob for each in entry.top_logprobs], atol=1e-5)
+
+
+def test_a_prediction_changes_the_usage_alone(client):
+    letters = {str(token): -100 for token in range(13) if token not in (0, 1, 4)}  # spell a text in one way
+    options = {"temperature": 0, "max_tokens": 30, "logit_bias": letters}
+    plain = asked(client, **options)
+    text = plain.choices[0].message.content
+    predicted = asked(client, prediction={"type": "content", "content": text[:10]}, **options)
+    assert predicted.choices[0].message.content == text
+    details = predicted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    assert details.rejected_prediction_tokens == max(0, 10 - details.accepted_prediction_tokens)
+    assert plain.usage.completion_tokens_details is None
+    with pytest.raises(openai.BadRequestError, match="at most max_prediction=16 tokens, got 20"):
+        asked(client, prediction={"type": "content", "content": "a" * 20})
+
+
+def test_the_steps_of_a_stream_make_up_its_text(client):
+    chunks = list(asked(client, seed=7, max_tokens=30, stream=True, extra_body={"jlade": {"steps": True}}))
+    steps = [step for chunk in chunks for step in (chunk.model_extra.get("jlade") or {"steps": []})["steps"]]
+    expected = alone(PROMPT, sampling=WARM, seed=7, max_new_tokens=30)
+    assert "".join(step["text"] for step in steps) == expected.text[0]
+    assert sum(step["tokens"] for step in steps) == expected.lengths[0]
+    assert max(step["tokens"] for step in steps) > 1, "a step accepts several tokens"
+    for chunk in chunks[1:]:
+        assert "".join(step["text"] for step in chunk.model_extra["jlade"]["steps"]) == chunk.choices[0].delta.content
+
+
+def test_the_async_client(served):
+    async def ask(client, number):
+        if number % 2:
+            stream = await client.completions.create(model="tiny", prompt="ab", seed=number, max_tokens=9, stream=True)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+        out = await client.completions.create(model="tiny", prompt="ab", seed=number, max_tokens=9)
+        return out.choices[0].text
+
+    async def ask_all():
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=8) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(7)))
+
+    expected = [alone("ab", sampling=WARM, seed=number, max_new_tokens=9).text[0] for number in range(7)]
+    assert asyncio.run(ask_all()) == expected
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    model = client.models.retrieve("tiny")
+    assert (model.object, model.model_extra["max_model_len"]) == ("model", 64)
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other'; this server has 'tiny'"):
+        client.models.retrieve("other")
+
+
+def test_errors_are_those_of_the_client(client):
+    with pytest.raises(openai.NotFoundError) as not_found:
+        client.chat.completions.create(model="gpt", messages=MESSAGES)
+    assert (not_found.value.param, not_found.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.BadRequestError) as too_long:
+        asked(client, max_tokens=60)
+    assert (too_long.value.param, too_long.value.code) == ("messages", "context_length_exceeded")
+    assert "5 tokens and 60 new ones exceed the limit of 64 tokens" in too_long.value.message
+    with pytest.raises(openai.BadRequestError, match="temperature must be a number from 0 to 100, got -1"):
+        asked(client, temperature=-1)
+
+
+def test_the_client_waits_and_asks_again_where_the_server_is_busy(served, rounds):
+    requests = fill(served.engine, rounds)
+    requests += [served.engine.submit([1], max_new_tokens=3) for _ in range(8)]
+    body = {"prompt": "ab", "temperature": 0}
+    refused = httpx.post(f"{served.url}/v1/completions", json=body)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "2")
+    assert "8 requests are waiting" in refused.json()["error"]["message"]
+    with (
+        pytest.raises(openai.RateLimitError),
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as impatient,
+    ):
+        impatient.completions.create(model="tiny", **body)
+    rounds.release(1000)
+    for request in requests:
+        request.result(timeout=60)
+    assert httpx.post(f"{served.url}/v1/completions", json=body).status_code == 200

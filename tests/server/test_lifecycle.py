@@ -1,0 +1,88 @@
+"""Servers in processes of their own, from the start to the signal that ends them."""
+
+import concurrent.futures
+import json
+import signal
+
+import httpx
+import pytest
+
+from jlade.server import lifecycle
+from tests import processes
+from tests.server.conftest import wait_until
+
+LONG = {"prompt": "def f(", "temperature": 0, "max_tokens": 900, "ignore_eos": True, "stream": True}
+LONG["stream_options"] = {"include_usage": True}
+
+
+@pytest.fixture(scope="module")
+def servers(small_demo):
+    """Two processes with servers of one row, and their addresses."""
+    command = ["-m", "jlade", "serve", str(small_demo), "--port", "0", "--max-sequences", "1", "--no-lookahead"]
+    with processes.started([[*command, "--capacity", "1024"]] * 2, num_devices=1) as running:
+        lines = [process.stdout.readline() for process in running]
+        assert all(line.startswith("demo at http://127.0.0.1:") for line in lines), [lines, running[0].poll()]
+        yield list(zip(running, (line.split()[-1] for line in lines), strict=True))
+
+
+def begin(url, lines):
+    """Asks for a long text, and puts the lines of the stream into a list."""
+    with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as response:
+        lines.extend(line for line in response.iter_lines() if line)
+
+
+def is_one(client, kind):
+    """Returns whether there is one request of a kind."""
+    return f'vllm:num_requests_{kind}{{engine="0",model_name="demo"}} 1.0' in client.get("/metrics").text
+
+
+def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
+    process, url = servers[0]
+    short = {"prompt": "x", "max_tokens": 3}
+    lines = []
+    with concurrent.futures.ThreadPoolExecutor() as pool, httpx.Client(base_url=url, timeout=60) as client:
+        running = pool.submit(begin, url, lines)
+        wait_until(lambda: is_one(client, "running"))
+        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json=short, timeout=60)
+        wait_until(lambda: is_one(client, "waiting"))
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: client.get("/health").status_code == 503)
+        for refused in (waiting.result(), client.post("/v1/completions", json=short)):
+            assert refused.status_code == 503
+            assert "shutting down" in refused.json()["error"]["message"]
+            assert refused.headers["Retry-After"]
+        running.result()
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 900
+    assert processes.finish([process]) == [(0, "", "")]
+
+
+def test_a_second_signal_ends_it_at_once(servers):
+    process, url = servers[1]
+    lines = []
+    with concurrent.futures.ThreadPoolExecutor() as pool, httpx.Client(base_url=url, timeout=60) as client:
+        running = pool.submit(begin, url, lines)
+        wait_until(lambda: is_one(client, "running"))
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: client.get("/health").status_code == 503)
+        process.send_signal(signal.SIGINT)
+        assert isinstance(running.exception(), httpx.HTTPError | None)
+    assert not any("usage" in line and '"choices":[]' in line for line in lines), "the text has not ended"
+    status, out, errors = processes.finish([process])[0]
+    assert (status, out) == (130, ""), errors
+
+
+def test_a_port_in_use_is_an_error():
+    with lifecycle.bind("127.0.0.1", 0) as bound:
+        bound.listen()
+        with pytest.raises(OSError, match=r"127.0.0.1:\d+ cannot be listened to: Address already in use"):
+            lifecycle.bind("127.0.0.1", bound.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("127.0.0.1", True), ("localhost", True), ("127.8.8.8", True), ("0.0.0.0", False)]
+)
+def test_loopback(host, expected):
+    with lifecycle.bind(host, 0) as bound:
+        assert lifecycle.is_loopback(bound) == expected
+        assert lifecycle.url(bound).startswith("http://")

@@ -1,0 +1,29 @@
+"""A tiny model with a tokenizer of characters and a chat template, and its texts without a server."""
+
+import copy
+
+import jax
+from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import jlade
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+PARAMS = tiny_llama(3)
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}c{% endif %}"
+
+
+def _of_characters():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    return tokenizer
+
+
+TOKENIZER = _of_characters()
+CHAT_TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=_of_characters(), chat_template=TEMPLATE)
+
+
+def alone(prompt, seed=0, **options):
+    """Returns the `jlade.Generation` of a prompt in text or token ids, by plain decoding."""
+    options = {"key": jax.random.key(seed), "eos_ids": (12,)} | options
+    return jlade.generate(PARAMS, prompt, tokenizer=TOKENIZER, lookahead=None, logprobs=True, **options)
