@@ -139,7 +139,7 @@ def _prepare(
     reader = records.Reader(params, request, options.model)
     items = [_check(params, prompt, number, request, options, reader) for number, prompt in enumerate(prompts)]
     asked = (item.asked for item in items if item.asked is not None)
-    request |= {"logprobs": options.logprobs or any(each.options["logprobs"] for each in asked)}
+    request |= {"logprobs": options.logprobs or any(each.options.get("logprobs") for each in asked)}
     groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
     batch_size = min(options.batch_size, -(-len(items) // groups) * groups)
     given = _given(options)
@@ -268,7 +268,7 @@ def _together(items: list[_Item]) -> Keywords:
 def _line(job: _Job, item: _Item, out: jlade.Generation | None, options: argparse.Namespace) -> Line:
     """Returns the result of a prompt as a line of --json."""
     line, asked = _identity(item.prompt, job.given), item.asked
-    if out is not None and not (options.logprobs if asked is None else asked.options["logprobs"]):
+    if out is not None and not (options.logprobs if asked is None else asked.options.get("logprobs")):
         out = dataclasses.replace(out, logprobs=None)  # another prompt asked for them
     if isinstance(item.prompt, Record) and item.prompt.is_of_batch:
         if asked is None or out is None:
