@@ -2,9 +2,9 @@
 
     python tools/pictures.py --trace docs/trace.png --chat docs/chat.svg --server docs/server.png
 
-All are made on the CPU. The first shows the demo model, the others SmolLM2 (`make chat` installs it). Pages need Chromium
-and the extras "browser" and "plot": playwright, and Pillow, which matplotlib brings. The terminal needs pexpect, which
-runs a command on one, and pyte, which emulates one.
+All are made on the CPU. The first shows the demo model, the others SmolLM2 (`make chat` installs it). Pages need
+Chromium, and the extras "browser" and "plot" for playwright and for Pillow, which matplotlib brings. The terminal needs
+pexpect, which runs a command on one, and pyte, which emulates one.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def server(path: str) -> None:
     with subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
-        with opened(address, 900, 860) as page:
+        with opened(address, 900, 620) as page:
             page.get_by_label("Message").fill(QUESTION)
             page.keyboard.press("Enter")
             page.get_by_role("button", name="Stop").wait_for()

@@ -250,14 +250,6 @@ def test_a_body_has_to_come_in_time(served, monkeypatch):
         error_of(response.result(), 408)
 
 
-def test_a_page_is_served_if_there_is_one(served, monkeypatch, tmp_path):
-    monkeypatch.setattr(app, "PAGE", tmp_path / "page.html")
-    error_of(served.client.get("/"), 404)
-    app.PAGE.write_text("<p>hello</p>", encoding="utf-8")
-    page = served.client.get("/")
-    assert (page.text, page.headers["content-type"]) == ("<p>hello</p>", "text/html; charset=utf-8")
-
-
 values = strategies.recursive(
     strategies.none()
     | strategies.booleans()
