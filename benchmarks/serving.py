@@ -158,6 +158,9 @@ async def _load(
         compiled = _num_compiled(log)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=address, timeout=3600, limits=limits) as client:
+            name = (await client.get("/v1/models")).json()["data"][0]["id"]
+            for kind, _ in at_once + in_sequence:
+                kind.body["model"] = name
             figures: dict[str, Any] = {"seconds_to_start": seconds, "programs": compiled}
             figures["at_once"] = await _phase(client, at_once, len(at_once))
             memory = [_memory(server.pid)]
@@ -246,7 +249,7 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
 async def _ask(client: httpx.AsyncClient, kind: Kind, is_cancelled: bool) -> Answer:
     """Sends a request; one that is cancelled goes away after its first text."""
     answer = Answer(kind, is_cancelled)
-    body = kind.body | {"model": "any", "stream": kind.body["stream"] or is_cancelled}
+    body = kind.body | {"stream": kind.body["stream"] or is_cancelled}
     begin = last = time.perf_counter()
     if not body["stream"]:
         response = await client.post("/v1/completions", json=body)

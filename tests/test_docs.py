@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from jlade import cli
-from jlade.cli import generate, inspection, options
+from jlade.cli import generate, inspection, options, serve
 from jlade.conversion import location
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.conversion.test_gguf_tokenizer import write_chat
@@ -105,6 +105,8 @@ def run_line(words, place, monkeypatch, capsys):
             options.make_mesh(generate.parser().parse_args(arguments))
         case ["echo", text, "|", "jlade", *arguments]:
             run_command(arguments, f"{text}\n", place, monkeypatch, capsys)
+        case ["jlade", "serve", *arguments]:  # tests/server runs it
+            serve.parser().parse_args(arguments)
         case ["jlade", "inspect", _, "--device", device, *_] if device != "cpu":  # its compiler may not be installed
             inspection.parser().parse_args(words[2:])
         case ["jlade", *arguments]:

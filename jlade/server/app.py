@@ -120,9 +120,8 @@ class Service:
                 async for index, piece in pieces:
                     if piece.generation is not None:
                         generations[index] = piece.generation
-                    chunk_or_none = writer.chunk(index, piece)
-                    if chunk_or_none is not None:
-                        yield responses.event(chunk_or_none)
+                    for chunk in writer.chunks(index, piece):
+                        yield responses.event(chunk)
             for chunk in writer.end(list(generations.values())):
                 yield responses.event(chunk)
         except Exception as error:

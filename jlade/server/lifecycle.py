@@ -1,5 +1,6 @@
 """From the socket to the signal that ends the server."""
 
+import contextlib
 import ipaddress
 import signal
 import socket
@@ -22,13 +23,14 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
       OSError: the address cannot be used.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind(address)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with contextlib.ExitStack() as stack:
+            bound = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            stack.pop_all()  # it stays open
     except OSError as error:
-        bound.close()
         raise OSError(f"{host}:{port} cannot be listened to: {error.strerror}") from error
     return bound
 
@@ -55,6 +57,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 service.app,
+                log_config=None,  # uvicorn's closes the handlers of others
                 log_level="warning",
                 access_log=False,
                 server_header=False,

@@ -60,16 +60,18 @@ class Writer:
             return [self._chunk(i, {"delta": {"role": "assistant", "content": ""}}) for i in range(len(self._choices))]
         return [self._chunk(i, {"text": choice.echo}) for i, choice in enumerate(self._choices) if choice.echo]
 
-    def chunk(self, index: int, piece: Piece) -> Body | None:
-        """Returns the chunk of a piece; None if it has nothing to show."""
-        choice, generation = self._choices[index], piece.generation
+    def chunks(self, index: int, piece: Piece) -> list[Body]:
+        """Returns the chunks of a piece: one if it has something to show, and one for the end of the text."""
+        choice, chunks = self._choices[index], []
         steps = choice.steps(piece) if self._asked.steps else None
-        if not piece.text and generation is None and piece.logprobs is None and steps is None:
-            return None
-        content = {"delta": {"content": piece.text}} if self._asked.is_chat else {"text": piece.text}
-        reason = None if generation is None else _reason(generation)
-        chunk = self._chunk(index, content, choice.logprobs(piece), reason)
-        return chunk if steps is None else chunk | {"jlade": {"steps": steps}}
+        if piece.text or piece.logprobs is not None or steps is not None:
+            content: Body = {"delta": {"content": piece.text}} if self._asked.is_chat else {"text": piece.text}
+            chunk = self._chunk(index, content, choice.logprobs(piece))
+            chunks.append(chunk if steps is None else chunk | {"jlade": {"steps": steps}})
+        if piece.generation is not None:
+            content = {"delta": {}} if self._asked.is_chat else {"text": ""}
+            chunks.append(self._chunk(index, content, reason=_reason(piece.generation)))
+        return chunks
 
     def end(self, generations: Sequence[Generation]) -> list[Body]:
         """Returns the chunks after the last tokens: that of the usage, if it is asked for."""

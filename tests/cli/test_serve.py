@@ -15,7 +15,7 @@ from jlade.server import lifecycle
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in: pass --api-key-file, or listen to 127.0.0.1"),
-        (["--host", "no host"], "no host"),
+        (["--host", "no host"], "no host:0 cannot be listened to"),
         (["--port", "65536"], "--port must be from 0 to 65535, got 65536"),
         (["--timeout", "0"], "--timeout must be above 0, got 0"),
         (["--max-sequences", "0"], "--max-sequences must be at least 1, got 0"),

@@ -11,7 +11,7 @@ from hypothesis import strategies
 
 import jlade
 from jlade.engine import rows
-from jlade.server import app, guard
+from jlade.server import guard
 from tests.server.conftest import fill, running, wait_until
 from tests.server.tiny_chat import alone
 

@@ -73,10 +73,12 @@ def test_a_stream_has_the_same_text(client, stop):
     assert (last.choices, last.usage) == ([], whole.usage)
     assert all(chunk.usage is None for chunk in texts)
     assert texts[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content for chunk in texts) == whole.choices[0].message.content
+    assert all(chunk.choices[0].delta.role is None for chunk in texts[1:])
+    assert texts[-1].choices[0].delta.content is None, "some clients read no text where the reason is"
+    assert "".join(chunk.choices[0].delta.content for chunk in texts[:-1]) == whole.choices[0].message.content
     reasons = [chunk.choices[0].finish_reason for chunk in texts]
     assert reasons == [None] * (len(texts) - 1) + [whole.choices[0].finish_reason]
-    assert stop or len(texts) > 3, "the text comes in parts"
+    assert stop or len(texts) > 4, "the text comes in parts"
 
 
 def test_choices_are_interleaved_by_index(client):
@@ -89,7 +91,7 @@ def test_choices_are_interleaved_by_index(client):
     order = []
     for chunk in asked(client, n=3, seed=5, max_tokens=24, stream=True):
         choice = chunk.choices[0]
-        texts[choice.index] += choice.delta.content
+        texts[choice.index] += choice.delta.content or ""
         order.append(choice.index)
     assert texts == expected
     assert order != sorted(order), "the choices run side by side"
@@ -175,7 +177,7 @@ def test_the_steps_of_a_stream_make_up_its_text(client):
     assert "".join(step["text"] for step in steps) == expected.text[0]
     assert sum(step["tokens"] for step in steps) == expected.lengths[0]
     assert max(step["tokens"] for step in steps) > 1, "a step accepts several tokens"
-    for chunk in chunks[1:]:
+    for chunk in chunks[1:-1]:
         assert "".join(step["text"] for step in chunk.model_extra["jlade"]["steps"]) == chunk.choices[0].delta.content
 
 
