@@ -91,7 +91,7 @@ def read(programs: Programs, lookahead: LookaheadConfig) -> Any:
     row, config = _row(programs), _config(programs, lookahead)
 
     def run(params: Any, prefix: Prefix) -> Prefix:
-        return rows.read(params, prefix, row, 0, config)[0]
+        return rows.read(params, prefix, row, 0, 1, config)[0]
 
     shapes = programs.placed_params(), _prompt(programs, lookahead)
     return targets.compile_for(programs.mesh or programs.device, run, *shapes, donate=(1,))
@@ -131,9 +131,7 @@ def _row(programs: Programs) -> rows.Row:
 def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:
     """Returns the shapes of the state of `number` rows."""
     config, row = _config(programs, lookahead), _row(programs)
-    state = jax.eval_shape(
-        lambda params: rows.empty(params, row, None, config=config, num_rows=number), programs.params
-    )
+    state = jax.eval_shape(lambda params: rows.empty(params, row, config=config, num_rows=number), programs.params)
     return _placed(state, programs, sharding.state_specs(state.constants, config))
 
 
