@@ -1,13 +1,20 @@
 """Throughput of an engine beside static batches: prompts whose texts differ in length, on the same rows.
 
     python benchmarks/engine.py --json results.json
+    python benchmarks/engine.py --load --json results.json
 
 The limits of the texts are spread between --shortest and --longest, evenly or, with --spread geometric, by equal
 factors, in random order; end tokens are ignored. Both ways run once to compile and are then timed in turns. The texts
 have to be the same. Programs that compile after the engine's `warm_up` are counted.
+
+With --load it is the throughput of 1, 2, 4, ... clients, each of which submits a prompt as soon as its last text has
+ended, beside that of an engine that makes plain steps. Both are timed in turns.
 """
 
 import argparse
+import concurrent.futures
+import contextlib
+import itertools
 import json
 import sys
 import time
@@ -37,6 +44,8 @@ def main() -> None:
     parser.add_argument("--shortest", type=int, default=8, metavar="M")
     parser.add_argument("--longest", type=int, default=256, metavar="M")
     parser.add_argument("--spread", choices=["even", "geometric"], default="even")
+    parser.add_argument("--load", action="store_true")
+    parser.add_argument("--seconds", type=float, default=10, help="of each number of clients, with --load")
     parser.add_argument("--repeats", type=int, default=3, metavar="R")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
@@ -46,6 +55,18 @@ def main() -> None:
     lookahead: Any = "auto" if options.lookahead == "auto" else names.parse(options.lookahead)
     prompts = [ids[-256:] for ids in _prompts(tokenizer)]
     prompts = (prompts * -(-options.prompts // len(prompts)))[: options.prompts]
+    figures = (_load if options.load else _list)(params, prompts, lookahead, options)
+    if options.json:
+        Path(options.json).write_text(json.dumps(provenance() | vars(options) | figures, indent=1) + "\n", "utf-8")
+
+
+def _prompts(tokenizer: text.Tokenizer) -> list[list[int]]:
+    """Returns the tokens of the questions that jlade has as samples."""
+    return [text.encode(tokenizer, question.turns[0]) for each in datasets.samples() for question in each.questions]
+
+
+def _list(params: Any, prompts: list[list[int]], lookahead: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the figures of a list of prompts."""
     space = np.geomspace if options.spread == "geometric" else np.linspace
     limits = np.round(space(options.shortest, options.longest, options.prompts)).astype(int)
     limits = np.random.default_rng(0).permutation(limits).tolist()
@@ -89,15 +110,47 @@ def main() -> None:
     for name, rate in rates.items():
         print(f"{name}: {rate:.0f} tokens/s, {min(seconds[name]):.2f} to {max(seconds[name]):.2f} s")
     print(f"ratio: {rates['engine'] / rates['static']:.2f}; compilations after the warm-up: {sum(counts)}")
-    if options.json:
-        figures = provenance() | vars(options) | {"seconds": seconds, "tokens_per_second": rates}
-        figures |= {"ratio": rates["engine"] / rates["static"], "compilations": sum(counts)}
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    ratio = rates["engine"] / rates["static"]
+    return {"seconds": seconds, "tokens_per_second": rates, "ratio": ratio, "compilations": sum(counts)}
 
 
-def _prompts(tokenizer: text.Tokenizer) -> list[list[int]]:
-    """Returns the tokens of the questions that jlade has as samples."""
-    return [text.encode(tokenizer, question.turns[0]) for each in datasets.samples() for question in each.questions]
+def _load(params: Any, prompts: list[list[int]], lookahead: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the figures of clients."""
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for name, setting in (("engine", lookahead), ("plain", None)):
+            engine = jlade.Engine(params, max_sequences=options.rows, capacity=1024, lookahead=setting)
+            engines[name] = stack.enter_context(engine)
+            engine.warm_up()
+        rates: dict[int, dict[str, list[float]]] = {}
+        for number in (2**power for power in range(options.rows.bit_length())):
+            rates[number] = {name: [] for name in engines}
+            for _ in range(options.repeats):
+                for name, engine in engines.items():
+                    rates[number][name].append(_rate(engine, prompts, number, options.longest, options.seconds))
+            medians = {name: float(np.median(each)) for name, each in rates[number].items()}
+            shown = ", ".join(f"{name}: {rate:.0f} tokens/s" for name, rate in medians.items())
+            print(f"{number} clients: {shown}, ratio: {medians['engine'] / medians['plain']:.2f}", flush=True)
+    return {"tokens_per_second": rates}
+
+
+def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, length: int, seconds: float) -> float:
+    """Returns the tokens per second of a number of clients."""
+    end = time.perf_counter() + seconds
+
+    def client(first: int) -> int:
+        num_tokens = 0
+        for index in itertools.count(first, number):
+            request = engine.submit(prompts[index % len(prompts)], max_new_tokens=length, eos_ids=())
+            for piece in request:
+                if time.perf_counter() > end:
+                    request.cancel()
+                    return num_tokens
+                num_tokens += len(piece.tokens)
+        raise AssertionError("the count has no end")
+
+    with concurrent.futures.ThreadPoolExecutor(number) as pool:
+        return sum(pool.map(client, range(number))) / seconds
 
 
 if __name__ == "__main__":

@@ -71,6 +71,8 @@ def workplace(tmp_path, monkeypatch, small_demo):
     (tmp_path / "path" / "to" / "hf-llama").symlink_to(small_demo)
     write_chat(tmp_path / "path" / "to" / "model.gguf")
     (tmp_path / "prompts.txt").write_text("def f(\n\nThe library\n", encoding="utf-8")
+    records = next(block.text for block in read_blocks(ROOT / "docs" / "usage.md")[0] if block.text.startswith("{"))
+    (tmp_path / "records.jsonl").write_text(records, encoding="utf-8")
     (tmp_path / "notes.py").write_text("def read_config(path):\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path

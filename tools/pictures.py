@@ -1,13 +1,14 @@
-"""The pictures of the documentation: the page of a trace, and a chat in a terminal.
+"""The pictures of the documentation: the page of a trace, a chat in a terminal, and a chat in a browser.
 
-    python tools/pictures.py --trace docs/trace.png --chat docs/chat.svg
+    python tools/pictures.py --trace docs/trace.png --chat docs/chat.svg --server docs/server.png
 
-Both are made on the CPU. The first shows the demo model. It needs Chromium and the extras "browser" and "plot":
-playwright, and Pillow, which matplotlib brings. The second shows SmolLM2 (`make chat` installs it) and needs pexpect,
-which runs a command on a terminal, and pyte, which emulates one.
+All are made on the CPU. The first shows the demo model, the others SmolLM2 (`make chat` installs it). Pages need
+Chromium, and the extras "browser" and "plot" for playwright and for Pillow, which matplotlib brings. The terminal needs
+pexpect, which runs a command on one, and pyte, which emulates one.
 """
 
 import argparse
+import contextlib
 import io
 import itertools
 import os
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -37,30 +39,61 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", metavar="PNG")
     parser.add_argument("--chat", metavar="SVG")
+    parser.add_argument("--server", metavar="PNG")
     options = parser.parse_args()
     if options.trace:
         trace(options.trace)
     if options.chat:
         chat(options.chat)
+    if options.server:
+        server(options.server)
 
 
 def trace(path: str) -> None:
     """Writes a picture of a step in the page of `jlade trace`, without the mask, which is below."""
-    from PIL import Image
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as directory:
         page_file = pathlib.Path(directory) / "trace.html"
         jlade("trace", PROMPT, *LENGTH, "--output", str(page_file))
+        with opened(page_file.as_uri(), 1200, 2400) as page:
+            for _ in range(STEP - 1):
+                page.keyboard.press("ArrowRight")
+            bottom = page.locator(".pair").evaluate("panels => panels.getBoundingClientRect().bottom")
+            save(page.screenshot(clip={"x": 0, "y": 0, "width": 1200, "height": bottom + 14}), path)
+
+
+def server(path: str) -> None:
+    """Writes a picture of the page of `jlade serve` with one answer."""
+    command = [sys.executable, "-m", "jlade", "serve", "smollm2", "--port", "0", "--max-sequences", "1"]
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with opened(address, 900, 620) as page:
+            page.get_by_label("Message").fill(QUESTION)
+            page.keyboard.press("Enter")
+            page.get_by_role("button", name="Stop").wait_for()
+            page.get_by_role("button", name="Send").wait_for(timeout=120_000)
+            page.locator("main").evaluate("log => { log.scrollTop = 0 }")
+            save(page.screenshot(), path)
+        process.terminate()
+
+
+@contextlib.contextmanager
+def opened(address: str, width: int, height: int) -> Iterator[Any]:
+    """Yields a page of playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 2400}, color_scheme="light")
-        page.goto(page_file.as_uri())
-        for _ in range(STEP - 1):
-            page.keyboard.press("ArrowRight")
-        bottom = page.locator(".pair").evaluate("panels => panels.getBoundingClientRect().bottom")
-        picture = page.screenshot(clip={"x": 0, "y": 0, "width": 1200, "height": bottom + 14})
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+        page.goto(address)
+        yield page
         browser.close()
-    # Few colours make a small file.
+
+
+def save(picture: bytes, path: str) -> None:
+    """Writes a picture with few colours, which make a small file."""
+    from PIL import Image
+
     Image.open(io.BytesIO(picture)).quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
 
 

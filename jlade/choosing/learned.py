@@ -136,6 +136,11 @@ class Learned:
         """Learns as `learn` does from steps alone, without the reading of the prompts."""
         self._learn(inputs, config, np.array([0] * (1 + len(config.chunks)) + [*num_steps], float), seconds)
 
+    def learn_round(self, num_steps: np.ndarray, seconds: float) -> None:
+        """Learns from steps alone as `learn_steps` does, by programs that have run before, in one process."""
+        with self._lock:
+            self._add(np.array([0] * (len(self._times.prior) - self._num_levels) + [*num_steps], float), seconds)
+
     def _learn(self, inputs: Inputs, config: DecodeConfig, counts: np.ndarray, seconds: float) -> None:
         if config.mesh is not None and config.mesh.is_multi_process:
             return  # processes must take the same steps, and to exchange what each learns would make them wait
@@ -145,10 +150,13 @@ class Learned:
             if program not in self._programs:
                 self._programs.add(program)
                 return
-            self._times.add(counts, seconds)
-            self.num_calls += 1
-            if self.num_calls & (self.num_calls - 1) == 0 or self.num_calls % MEMORY == 0:  # seldom: it takes 1 ms
-                self._write()
+            self._add(counts, seconds)
+
+    def _add(self, counts: np.ndarray, seconds: float) -> None:
+        self._times.add(counts, seconds)
+        self.num_calls += 1
+        if self.num_calls & (self.num_calls - 1) == 0 or self.num_calls % MEMORY == 0:  # seldom: it takes 1 ms
+            self._write()
 
     def _read(self) -> None:
         try:
@@ -173,11 +181,18 @@ class Learned:
 
 
 def find(
-    params: Any, decoder: object, batch_size: int, mesh: Mesh | None, lookahead: LookaheadConfig, chunks: Chunks
+    params: Any,
+    decoder: object,
+    batch_size: int,
+    mesh: Mesh | None,
+    lookahead: LookaheadConfig,
+    chunks: Chunks,
+    *calls: str,
 ) -> Learned | None:
     """Returns what calls have taught about a setting; None if it is plain decoding, or tuned to keep its full width.
 
-    Arguments but the last two are those of `choice.choose`.
+    The first arguments are those of `choice.choose`. With a name of other calls than those of `jlade.generate`, it is
+    what these have taught.
     """
     key, stored = choice.key(params, decoder, batch_size, mesh), choice.find(params, decoder, batch_size, mesh)
     if lookahead.block_size == 1 or (stored is not None and stored.lookahead.relative_step_time is None):
@@ -198,7 +213,7 @@ def find(
     plain = estimate.step_time(rates, 1, each, weights).total
     passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, adaptive.levels(lookahead))]
     setting = dataclasses.replace(lookahead, relative_step_time=None)
-    return _find(tuple(passes), tuple(steps), key.path.parent.with_name("costs") / key.name(setting))
+    return _find(tuple(passes), tuple(steps), key.path.parent.with_name("costs") / key.name(setting, *calls))
 
 
 @functools.cache

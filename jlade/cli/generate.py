@@ -1,7 +1,8 @@
-"""`jlade generate`: completions of files, of their lines, or of standard input."""
+"""`jlade generate`: completions of files, of their lines, of records in JSON lines, or of standard input."""
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -15,24 +16,29 @@ import numpy as np
 
 import jlade
 from jlade import mesh
-from jlade.cli import distributed, progress, status
+from jlade.cli import distributed, progress, records, status
 from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
+from jlade.cli.records import Record
 from jlade.config import check_int
 from jlade.generation import text
 from jlade.generation.options import Keywords
 from jlade.generation.prompts import round_up
 from jlade.generation.request import MOST_NEW_TOKENS, SMALLEST_CAPACITY
 from jlade.models.llama import LlamaParams
+from jlade.server.protocol import Asked
 
-Record = dict[str, Any]  # a line of --json
+Line = dict[str, Any]  # of --json
+Result = tuple["_Item", jlade.Generation | None]  # None for a prompt that cannot be completed
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade generate",
-        description="Print the completion of each file, or of each line, in order.",
+        description="Print the completion of each file, line or record, in order. A file whose name ends in .jsonl "
+        "holds records: objects with prompt or messages and other fields of OpenAI's interface, or lines of OpenAI's "
+        "batches. The options below are the defaults of these fields.",
         epilog="Each prompt has its own random key, so that --batch-size does not change a text.",
     )
     result.add_argument("files", nargs="*", metavar="FILE", help="a prompt; - or none for standard input")
@@ -61,11 +67,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Item(NamedTuple):
-    """A prompt of the job: its number, and its tokens or the reason why it cannot be completed."""
+    """A prompt of the job: its number, and its tokens and options or the reason why it cannot be completed."""
 
-    prompt: Prompt
+    prompt: Prompt | Record
     number: int  # from 0
     ids: list[int]
+    options: Keywords  # of its own
+    asked: Asked | None  # by a record
     error: str | None
 
 
@@ -76,7 +84,7 @@ class _Job(NamedTuple):
     params: LlamaParams
     request: Keywords
     batch_size: int
-    given: Record  # the options in the records of --output
+    given: Line  # the options in the lines of --output
     file: TextIO
 
 
@@ -105,26 +113,33 @@ def run(options: argparse.Namespace) -> None:
             print(f"{options.output}: {num_done} prompts")
 
 
-def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt]]:
+def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]:
     """Returns the arguments for each call, and the prompts."""
     check_int("--batch-size", options.batch_size, 1)
     if options.logprobs and not (options.json or options.output):
         raise ValueError("--logprobs needs --json or --output: the text has no place for log-probabilities")
     options_lib.make_mesh(options)  # checks --mesh
-    request = options_lib.request(options) | {"logprobs": options.logprobs}
-    prompts = [prompt for name in options.files or ["-"] for prompt in options_lib.read_prompts(name, options.lines)]
+    names = options.files or ["-"]
+    of_records = [name.endswith(records.SUFFIX) for name in names]
+    request = options_lib.request(options, are_defaults=any(of_records)) | {"logprobs": options.logprobs}
+    prompts: list[Prompt | Record] = []
+    for name, has_records in zip(names, of_records, strict=True):
+        prompts += records.read(name) if has_records else options_lib.read_prompts(name, options.lines)
     return request, prompts
 
 
 def _prepare(
     params: LlamaParams,
     request: Keywords,
-    prompts: list[Prompt],
+    prompts: list[Prompt | Record],
     options: argparse.Namespace,
     stack: contextlib.ExitStack,
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
-    items = [_check(params, prompt, number, request, options) for number, prompt in enumerate(prompts)]
+    reader = records.Reader(params, request, options.model)
+    items = [_check(params, prompt, number, request, options, reader) for number, prompt in enumerate(prompts)]
+    asked = (item.asked for item in items if item.asked is not None)
+    request |= {"logprobs": options.logprobs or any(each.options.get("logprobs") for each in asked)}
     groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
     batch_size = min(options.batch_size, -(-len(items) // groups) * groups)
     given = _given(options)
@@ -134,56 +149,67 @@ def _prepare(
 
 def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator[int]:
     """Writes the results of the prompts that are not done, and yields the number of prompts of each piece of work."""
-    as_records = options.json or options.output
-    if job.batch_size == 1 and not as_records:
+    as_lines = options.json or options.output
+    if job.batch_size == 1 and not as_lines:
         for item in job.items[num_done:]:
             _stream(job, item)
             yield 1
         return
-    for records in _work(job, num_done):
-        for record in records:
-            if as_records:
-                record |= {"options": job.given} if options.output else {}
-                print(json.dumps(record), file=job.file, flush=True)
-            elif "text" in record:
-                print(record["text"], file=job.file, flush=True)
-        yield len(records)
+    for results in _work(job, num_done):
+        for item, out in results:
+            if as_lines:
+                print(json.dumps(_line(job, item, out, options)), file=job.file, flush=True)
+            elif out is not None:
+                print(out.text[0], file=job.file, flush=True)
+        yield len(results)
 
 
-def _work(job: _Job, num_done: int) -> Iterator[list[Record]]:
-    """Yields the records of the prompts that are not done, as they come.
+def _work(job: _Job, num_done: int) -> Iterator[list[Result]]:
+    """Yields the results of the prompts that are not done, as they come.
 
     Several prompts at once are the rows of an engine; several processes, which must take the same steps, have batches.
     """
     if job.batch_size > 1 and jax.process_count() == 1:
-        for record in _with_engine(job, job.items[num_done:]):
-            yield [record]
+        for result in _with_engine(job, job.items[num_done:]):
+            yield [result]
         return
     for begin in range(num_done, len(job.items), job.batch_size):
-        yield list(_records(job, job.items[begin : begin + job.batch_size]))
+        yield list(_with_batch(job, job.items[begin : begin + job.batch_size]))
 
 
-def _check(params: LlamaParams, prompt: Prompt, number: int, request: Keywords, options: argparse.Namespace) -> _Item:
+def _check(
+    params: LlamaParams,
+    prompt: Prompt | Record,
+    number: int,
+    request: Keywords,
+    options: argparse.Namespace,
+    reader: records.Reader,
+) -> _Item:
     """Returns the prompt with its tokens, or with its error if --skip-invalid is given."""
-    tokenizer = request["tokenizer"]
-    assert tokenizer is not None
+    asked = None
     try:
-        ids = text.encode(tokenizer, prompt.text)
-        options_lib.check_positions(params, prompt.source, ids, options.max_new_tokens)
+        if isinstance(prompt, Record):
+            ids, own, asked = reader.read(prompt)
+        else:
+            ids = text.encode(request["tokenizer"], prompt.text)
+            options_lib.check_positions(params, prompt.source, ids, options.max_new_tokens)
+            own = _own(params, ids, request)
     except ValueError as error:
         if not options.skip_invalid:
             raise
         if distributed.is_first():
             print(f"skipped: {error}", file=sys.stderr)
-        return _Item(prompt, number, [], str(error))
-    return _Item(prompt, number, ids, None)
-
-
-def _key(request: Keywords, item: _Item) -> jax.Array:
-    """Returns the key of a prompt. The first one has that of `jlade PROMPT`, and so the same text."""
+        return _Item(prompt, number, [], {}, None, str(error))
+    # The first prompt has the key of `jlade PROMPT`, and so the same text.
     key = request["key"]
-    assert key is not None
-    return jax.random.fold_in(key, item.number) if item.number else key
+    return _Item(prompt, number, ids, {"key": jax.random.fold_in(key, number) if number else key} | own, asked, None)
+
+
+def _own(params: LlamaParams, ids: list[int], request: Keywords) -> Keywords:
+    """Returns the options of a prompt that has none of its own, as a record has them."""
+    limit = request["max_new_tokens"] or min(MOST_NEW_TOKENS, params.decoder.max_positions - len(ids))
+    own = {name: request[name] for name in ("sampling", "min_new_tokens")}
+    return own | {"max_new_tokens": limit, "stop": request["stop"] or (), "eos_ids": params.decoder.eos_ids}
 
 
 def _stream(job: _Job, item: _Item) -> None:
@@ -191,63 +217,82 @@ def _stream(job: _Job, item: _Item) -> None:
     if item.error is not None:
         return
     with status.show("compiling and reading") if job.file.isatty() else contextlib.nullcontext():
-        pieces = jlade.stream(job.params, item.ids, **(job.request | {"key": _key(job.request, item)}))
+        pieces = jlade.stream(job.params, item.ids, **(job.request | item.options))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
         print(piece.text, end="", file=job.file, flush=True)
     print(file=job.file, flush=True)
 
 
-def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Record]:
-    """Completes prompts in the rows of an engine and yields their records, also of those that cannot be completed."""
+def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
+    """Completes prompts in the rows of an engine and yields the results, also of those that cannot be completed."""
     valid = [item for item in items if item.error is None]
-    options = dict(job.request)
+    options = job.request | _together(valid)
     of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead")}
-    if valid:
-        keys = [np.asarray(jax.random.key_data(_key(job.request, item))) for item in valid]
-        options["key"] = jax.random.wrap_key_data(jnp.asarray(np.stack(keys)))
-    limit, most = options["max_new_tokens"] or MOST_NEW_TOKENS, job.params.config.max_positions
-    longest = max((len(item.ids) for item in valid), default=0)
-    capacity = min(round_up(longest + limit, SMALLEST_CAPACITY), most)
+    longest = max((len(item.ids) + item.options["max_new_tokens"] for item in valid), default=0)
+    capacity = min(round_up(longest, SMALLEST_CAPACITY), job.params.config.max_positions)
     with jlade.Engine(job.params, max_sequences=job.batch_size, capacity=capacity, **of_engine) as engine:
         results = engine.map([item.ids for item in valid], **options) if valid else iter(())
         for item in items:
-            yield _record(item, None if item.error is not None else _completion(next(results), 0))
+            yield item, None if item.error is not None else next(results)
 
 
-def _records(job: _Job, batch: list[_Item]) -> Iterator[Record]:
-    """Completes a batch and yields the records of its prompts, also of those that cannot be completed."""
-    valid = [item for item in batch if item.error is None]
+def _with_batch(job: _Job, items: list[_Item]) -> Iterator[Result]:
+    """Completes a batch and yields the results of its prompts, also of those that cannot be completed."""
+    valid = [item for item in items if item.error is None]
     if valid:
         # The first prompt fills up the batch, as programs are compiled for a batch size.
         filled = valid + valid[:1] * (job.batch_size - len(valid))
-        keys = jnp.stack([_key(job.request, item) for item in filled])
-        out = jlade.generate(job.params, [item.ids for item in filled], **(job.request | {"key": keys}))
+        out = jlade.generate(job.params, [item.ids for item in filled], **(job.request | _together(filled)))
     sequence = itertools.count()
-    for item in batch:
-        yield _record(item, None if item.error is not None else _completion(out, next(sequence)))
+    for item in items:
+        yield item, None if item.error is not None else _one(out, next(sequence))
 
 
-def _record(item: _Item, completion: Record | None) -> Record:
-    result = {"error": item.error} if completion is None else completion
-    return {"source": item.prompt.source, "prompt": item.prompt.text, **result}
+def _one(out: jlade.Generation, i: int) -> jlade.Generation:
+    """Returns the result of one sequence of a batch."""
+    names = "tokens", "lengths", "steps", "accepted", "finish_reason", "text", "logprobs"
+    arrays = {name: array[i : i + 1] for name in names if (array := getattr(out, name)) is not None}
+    return dataclasses.replace(out, **arrays)
 
 
-def _completion(out: jlade.Generation, i: int) -> Record:
-    length = int(out.lengths[i])
-    record = {
-        "text": out.text[i],
-        "token_ids": out.tokens[i, :length].tolist(),
-        "finish_reason": out.finish_reason[i],
+def _together(items: list[_Item]) -> Keywords:
+    """Returns the options of several prompts, one for each."""
+    if not items:
+        return {}
+    together = {name: [item.options[name] for item in items] for name in items[0].options}
+    keys = np.stack([jax.random.key_data(key) for key in together["key"]])
+    return together | {"key": jax.random.wrap_key_data(jnp.asarray(keys))}
+
+
+def _line(job: _Job, item: _Item, out: jlade.Generation | None, options: argparse.Namespace) -> Line:
+    """Returns the result of a prompt as a line of --json."""
+    line, asked = _identity(item.prompt, job.given), item.asked
+    if out is not None and not (options.logprobs if asked is None else asked.options.get("logprobs")):
+        out = dataclasses.replace(out, logprobs=None)  # another prompt asked for them
+    if isinstance(item.prompt, Record) and item.prompt.is_of_batch:
+        if asked is None or out is None:
+            return line | records.refusal(item.error or "")
+        return line | records.response(item.prompt, asked, out, job.request)
+    line |= {"error": item.error} if out is None else _completion(out)
+    return line if options.output else {name: value for name, value in line.items() if name != "options"}
+
+
+def _completion(out: jlade.Generation) -> Line:
+    length = int(out.lengths[0])
+    completion = {
+        "text": out.text[0],
+        "token_ids": out.tokens[0, :length].tolist(),
+        "finish_reason": out.finish_reason[0],
         "tokens": length,
-        "steps": int(out.steps[i]),
-        "compression": float(out.compression[i]),
+        "steps": int(out.steps[0]),
+        "compression": float(out.compression[0]),
     }
-    return record if out.logprobs is None else record | {"logprobs": out.logprobs[i, :length].tolist()}
+    return completion if out.logprobs is None else completion | {"logprobs": out.logprobs[0, :length].tolist()}
 
 
 @contextlib.contextmanager
-def _opened(output: str | None, job: list[_Item], given: Record) -> Iterator[tuple[TextIO, int]]:
+def _opened(output: str | None, job: list[_Item], given: Line) -> Iterator[tuple[TextIO, int]]:
     """Yields the file to write to, standard output by default, and the number of prompts that it has already.
 
     Process 0 alone writes to the file of --output.
@@ -261,7 +306,7 @@ def _opened(output: str | None, job: list[_Item], given: Record) -> Iterator[tup
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]  # an interruption may leave a part of a line
     for number, line in enumerate(whole, start=1):
-        if number > len(job) or not _is_record_of(job[number - 1].prompt, given, line):
+        if number > len(job) or not _is_line_of(job[number - 1].prompt, given, line):
             raise ValueError(
                 f"{path}:{number} is not the record of this job's prompt {number} with these options; name another "
                 "file, or remove this one"
@@ -271,16 +316,22 @@ def _opened(output: str | None, job: list[_Item], given: Record) -> Iterator[tup
         yield file, len(whole)
 
 
-def _is_record_of(prompt: Prompt, given: Record, line: bytes) -> bool:
-    expected = {"source": prompt.source, "prompt": prompt.text, "options": given}
+def _is_line_of(prompt: Prompt | Record, given: Line, line: bytes) -> bool:
     try:
-        record = json.loads(line)
+        found = json.loads(line)
     except ValueError:
         return False
-    return isinstance(record, dict) and expected.items() <= record.items()
+    return isinstance(found, dict) and _identity(prompt, given).items() <= found.items()
 
 
-def _given(options: argparse.Namespace) -> Record:
+def _identity(prompt: Prompt | Record, given: Line) -> Line:
+    """Returns the part of a line that shows which prompt and which options it is of."""
+    if isinstance(prompt, Record):
+        return prompt.identity(given)
+    return {"source": prompt.source, "prompt": prompt.text, "options": given}
+
+
+def _given(options: argparse.Namespace) -> Line:
     """Returns the options that decide the texts, if they are not the defaults."""
     defaults = vars(parser().parse_args([]))
     others = ("files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "distributed")

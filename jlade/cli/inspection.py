@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
-from jlade.choosing import choice
+from jlade.choosing import choice, estimate
 from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
@@ -27,6 +27,9 @@ from jlade.conversion.huggingface import tensors_of
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
 from jlade.generation import text
+from jlade.inspection import sequences, targets
+from jlade.inspection.programs import Programs
+from jlade.inspection.sequences import Sequences
 from jlade.lookahead import names
 from jlade.lookahead.names import label
 from jlade.mesh import default_device
@@ -83,6 +86,10 @@ def run(options: argparse.Namespace) -> None:
     shapes = param_shapes(config, dtype, headers.is_int8)
     cache_bytes = _cache_bytes(shapes, batch_size, length)
     lookahead = choice.choose(shapes, shapes.decoder, batch_size)
+    rates = estimate.rates(device.platform, device.device_kind)
+    rows = Programs(shapes, shapes.decoder, device, batch_size, length, rates)
+    setting = dataclasses.replace(lookahead, relative_step_time=None)
+    fitting = sequences.from_shapes(rows, setting, targets.memory_of(device))
     tuned = choice.find_all(shapes, shapes.decoder)
     facts = {
         "path": options.directory,
@@ -100,6 +107,7 @@ def run(options: argparse.Namespace) -> None:
             "kv_cache_bytes": cache_bytes,
             "total_bytes": weights_bytes + cache_bytes,
         },
+        "engine": fitting.facts(),
         "tokenizer": text.load_tokenizer(directory) is not None,
         "chat_template": _has_chat_template(directory),
         "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
@@ -119,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(facts))
     else:
-        Console(highlight=False).print(_table(facts))
+        Console(highlight=False).print(_table(facts, fitting))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +210,8 @@ def _has_chat_template(directory: pathlib.Path) -> bool:
     )
 
 
-def _table(facts: dict[str, Any]) -> Table:
-    """Returns the facts as a table."""
+def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
+    """Returns the facts as a table, with the sequences of an engine that fit."""
     config, files, memory, lookahead = (facts[name] for name in ("config", "files", "memory", "lookahead"))
     biases = [name for name in ("qkv", "attention_output", "mlp") if config[f"{name}_bias"]]
     windows = [size for size in config["sliding_windows"] if size is not None]
@@ -239,6 +247,7 @@ def _table(facts: dict[str, Any]) -> Table:
         f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
+        "engine": programs.in_words(fitting, memory["length"]),
         f"setting on {facts['device']}": f"{label(LookaheadConfig(**lookahead))}, {facts['source']}",
     }
     for tuned in facts["tuned"]:

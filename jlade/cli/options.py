@@ -104,8 +104,10 @@ def add_lookahead(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
 
 
-def request(options: argparse.Namespace) -> Keywords:
+def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords:
     """Returns the keyword arguments for `jlade.generate` and `jlade.stream`.
+
+    `are_defaults` tells that prompts may have others: an option without effect beside these is then no error.
 
     Raises:
       ValueError: names the argument that is out of range.
@@ -116,7 +118,8 @@ def request(options: argparse.Namespace) -> Keywords:
         raise ValueError(f"seed must be below 2**32, got {seed}")
     if options.max_new_tokens is not None:
         check_int("max_new_tokens", options.max_new_tokens, 1)
-    check_together(options, sampling.temperature)
+    if not are_defaults:
+        check_together(options, sampling.temperature)
     return {
         "max_new_tokens": options.max_new_tokens,
         "min_new_tokens": check_int("min_new_tokens", options.min_new_tokens, 0),

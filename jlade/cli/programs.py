@@ -17,6 +17,7 @@ from rich.text import Text
 from jlade.cli import options as options_lib
 from jlade.inspection.compiled import Loop
 from jlade.inspection.inspect import Inspection, inspect
+from jlade.inspection.sequences import Sequences
 from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
 from jlade.mesh import AXES
@@ -43,11 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="their implementation (default: auto)")
     group.add_argument("--int8", action="store_true", help="matrices in int8")
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
+    group.add_argument(
+        "--engine",
+        action="store_true",
+        help="compile the programs of an engine too, and count their memory in the number of its sequences",
+    )
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises a ValueError that names an option without effect, as there is no `--device`."""
-    for name in ("lookahead", "attention", "experts", "int8", "mesh"):
+    for name in ("lookahead", "attention", "experts", "int8", "mesh", "engine"):
         if options.device is None and getattr(options, name):
             raise ValueError(f"--{name} has no effect without --device: leave it out, or name a device")
 
@@ -68,11 +74,23 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
         attention=options.attention or "auto",
         experts=options.experts or "auto",
         mesh=None if options.mesh is None else options_lib.mesh_sizes(options.mesh),
+        engine=options.engine,
     )
     if options.json:
         print(json.dumps(found.facts()))
     else:
         Console(highlight=False).print(_table(found))
+
+
+def in_words(found: Sequences, capacity: int) -> str:
+    """Returns how many sequences of an engine fit, and their parts of the memory."""
+    bound, temporary = "at most ", ""
+    if found.temporary:
+        bound, temporary = "", f" and {decimal(found.temporary)} of temporary memory"
+    return (
+        f"{bound}{found.number:,} sequences of {capacity:,} tokens: {decimal(found.row)} of state{temporary} each, and "
+        f"{decimal(found.prompt)} for a prompt being read"
+    )
 
 
 def _table(found: Inspection) -> Table:
@@ -94,6 +112,7 @@ def _table(found: Inspection) -> Table:
         )
         rows["largest capacity"] = f"{memory.largest_capacity:,} tokens" if memory.largest_capacity else "none"
         copied = collections.Counter(copy.partition(": ")[2] for copy in found.copies)
+        rows["engine"] = in_words(found.sequences, found.capacity)
         rows["copies in loops"] = ", ".join(f"{number} of {shape}" for shape, number in copied.items()) or "none"
     if found.plain_step is not None and found.step is not None:
         rows["plain step"] = _step(found.plain_step, found.plain_step_seconds)

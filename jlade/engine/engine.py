@@ -3,6 +3,7 @@
 import atexit
 import collections
 import dataclasses
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -13,13 +14,14 @@ from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
-from jlade.decoding.state import DecodeState
 from jlade.engine import job as job_lib
-from jlade.engine import rows
+from jlade.engine import rows, width
 from jlade.engine.job import Job
 from jlade.engine.reading import Reader, Reading
 from jlade.engine.request import Request
+from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
+from jlade.engine.width import Width
 from jlade.generation import request as request_lib
 from jlade.generation import results
 from jlade.generation.options import Options
@@ -64,7 +66,7 @@ class Engine:
       tokenizer: turns string prompts into tokens, and tokens into text. None for token ids alone.
       max_sequences: rows, requests that are decoded at once. Each holds the memory of `capacity` tokens.
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
-      lookahead: as in `jlade.generate`; "auto" chooses it for `max_sequences` rows.
+      lookahead: as in `jlade.generate`; "auto" has costs of steps for each number of rows.
       max_waiting: requests that may wait for a row.
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
         they do; by default as many as the rows take. With 0 every prompt is read from its first token.
@@ -106,7 +108,12 @@ class Engine:
             mesh=mesh,
         )
         batch = request_lib.check(params, prompts, options)
-        self._config, self._costs = batch.config, batch.inputs.costs
+        self._config, self._sizes = batch.config, width.sizes(self._num_rows, batch.config.mesh)
+        widths = {size: Width(batch.inputs.costs) for size in self._sizes}
+        if lookahead == "auto":
+            setting = request_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
+            self._config = dataclasses.replace(self._config, lookahead=setting)
+            widths = width.learned_widths(params, self._config, self._sizes)
         self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
@@ -121,10 +128,8 @@ class Engine:
         self._closed = False
         self._warms_up = False  # whether the next round compiles the programs that few requests need
         # The thread's own:
-        self._state: DecodeState | None = None
         self._reading: Reading | None = None
-        self._running: dict[int, Job] = {}  # by rows, those that have been put into them
-        self._ended: set[int] = set()  # rows that may still run on the device
+        self._running = Running(self._params, self._config, widths)
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
@@ -141,9 +146,11 @@ class Engine:
           Exception: the error of a program.
         """
         samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
-        for sampling in samplings * 2:  # twice, as arrays from other programs may be placed otherwise than new ones
-            self._warms_up = True
+        # Twice, as arrays from other programs may be placed otherwise than new ones.
+        for size, sampling in itertools.product(self._sizes * 2, samplings):
+            self._running.least, self._warms_up = size, True
             self.submit([0, 0], sampling=sampling, max_new_tokens=1, with_statistics=True).result()
+        self._running.least = 1
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
         """Adds a request to those that wait, and returns it at once.
@@ -286,7 +293,8 @@ class Engine:
         with self._changed:
             for job in self._scheduler.clear():
                 job.request._end(CancelledError("the engine was closed"))
-        self._state, self._reading = None, None
+        self._running.clear()
+        self._reading = None
         self._reader.clear()
 
     def _has_work(self) -> bool:
@@ -299,30 +307,19 @@ class Engine:
         """Ends all requests with rows, and forgets the state, which a failed program may have taken with it."""
         for job in filter(None, self._scheduler.rows):
             job.request._end(error)
-        self._state, self._reading = None, None
         self._reader.clear()
         self._running.clear()
-        self._ended.clear()
+        self._reading = None
         self._free_rows()
-
-    def _rows(self) -> DecodeState:
-        if self._state is None:
-            checked = self._check([0], {"max_new_tokens": 1})
-            row = self._job(checked, 0, Request(lambda: None)).row
-            self._state = rows.empty(self._params, row, self._costs, config=self._config, num_rows=self._num_rows)
-        return self._state
 
     def _round(self) -> None:
         """Reads a chunk of a prompt, and makes steps of the rows that run."""
         self._free_rows()
-        if self._ended:  # from here on, the running rows are those that run on the device
-            self._state = rows.end(self._rows(), self._ended)
-            self._ended = set()
         self._read()
-        if self._warms_up:
+        if self._warms_up and self._running.state is not None:
             self._warms_up = False
-            self._reader.warm_up(self._rows())
-        if self._running:
+            self._reader.warm_up(self._running.state)
+        if self._running.jobs:
             self._step()
         self._free_rows()
 
@@ -331,11 +328,9 @@ class Engine:
         with self._changed:
             for job in self._scheduler.rows:
                 if job is not None and job.request.done:
-                    index = self._scheduler.remove(job)
-                    if index is not None and index in self._running:
-                        del self._running[index]
-                        self._ended.add(index)
+                    self._scheduler.remove(job)
             self._changed.notify_all()
+        self._running.keep(self._scheduler.rows)
 
     def _read(self) -> None:
         """Reads a chunk of a prompt, of the next request if none is being read, and puts it into its row at the end."""
@@ -353,8 +348,7 @@ class Engine:
             self._reading = None
         elif reading.is_done:
             assert reading.prefix is not None
-            self._state = rows.insert(self._rows(), reading.prefix, job.row, reading.index, self._config)
-            self._running[reading.index] = job
+            self._running.insert(reading.prefix, job)
             self._reading = None
 
     def _next(self) -> Reading | None:
@@ -364,20 +358,19 @@ class Engine:
             self._changed.notify_all()
         if placed is None:
             return None
-        index, job = placed
+        job = placed[1]
         job.request._start()
-        return Reading(job, index)
+        return Reading(job)
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
-        controls = max(job.controls for job in self._running.values())
-        reads = self._reading is not None or (self._scheduler.num_waiting and len(self._running) < self._num_rows)
-        is_patient = not reads and all(job.of_list for job in self._running.values())
-        steps = MORE_STEPS if is_patient else STEPS
-        state = rows.run(self._params, self._rows(), self._config, controls, steps, len(self._running) - 1)
-        self._state = state
-        shown = rows.show(state, any(job.logprobs for job in self._running.values()))
-        for index, job in self._running.items():
+        has_next = self._scheduler.num_waiting and len(self._running.jobs) < self._num_rows
+        reads = self._reading is not None or bool(has_next)
+        is_patient = not reads and all(job.of_list for job in self._running.jobs.values())
+        shown = self._running.step(MORE_STEPS if is_patient else STEPS, another=reads)
+        state = self._running.state
+        assert state is not None
+        for index, job in self._running.jobs.items():
             try:
                 piece = job.read(shown.row(index))
                 if piece.generation is not None and job.with_statistics:

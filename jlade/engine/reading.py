@@ -18,7 +18,6 @@ class Reading:
     """A request whose prompt is being read."""
 
     job: Job
-    index: int  # of its row
     prefix: Prefix | None = None
     num_read: int = 0
     parting: int = 0  # tokens that it shares with another text, whose reading is kept

@@ -7,13 +7,14 @@ as arrays. So nothing compiles once each program has run.
 import dataclasses
 import enum
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.config import check_int
@@ -138,11 +139,11 @@ class Row:
             prediction=_predicted(inputs, size.prediction) if size.prediction else None,
         )
 
-    def inputs(self, costs: jax.Array | None = None) -> Inputs:
+    def inputs(self) -> Inputs:
         """Returns the arguments of `prefill` and `start`."""
         key = jax.random.wrap_key_data(self.key)
         sources = {} if self.prediction is None else {"prediction": self.prediction}
-        return Inputs(self.prompts, self.lengths, self.stopping, key, self.sampling, costs, sources=sources)
+        return Inputs(self.prompts, self.lengths, self.stopping, key, self.sampling, sources=sources)
 
 
 def _predicted(inputs: Inputs, size: int) -> Reading:
@@ -171,9 +172,9 @@ def _repeat(inputs: Inputs, number: int) -> Inputs:
 
 
 @functools.partial(jax.jit, static_argnames=("config", "num_rows"))
-def empty(params: Params, row: Row, costs: jax.Array | None, *, config: DecodeConfig, num_rows: int) -> DecodeState:
+def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int) -> DecodeState:
     """Returns the state of `num_rows` rows without requests, with the shapes of `row`."""
-    inputs = _repeat(row.inputs(costs), num_rows)
+    inputs = _repeat(row.inputs(), num_rows)
     state = prefill.start(_unread(params, num_rows, row.prompts.shape[1], config), inputs, config)
     return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
 
@@ -229,7 +230,7 @@ def _insert(
     rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
-    inputs = _repeat(row.inputs(state.constants.costs), groups)
+    inputs = _repeat(row.inputs(), groups)
     new = prefill.start(prefix, inputs, config, jnp.repeat(row.place, groups))
     specs = sharding.state_specs(state.constants, config)
     of_device = functools.partial(_write, specs=specs, groups=groups)
@@ -335,3 +336,46 @@ def end(state: DecodeState, indices: set[int]) -> DecodeState:
 
 
 _or = jax.jit(jnp.logical_or)
+
+
+def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> DecodeState:
+    """Returns a state of other rows, and frees the memory of the given one.
+
+    Both caches are never there as a whole: each layer is copied and freed before the next one.
+
+    Args:
+      state: on devices that `data` does not divide.
+      places: for each of the other rows the place of the one that it takes over, -1 for one without a request.
+      config: of the state.
+    """
+    chosen = np.array(places, np.int32)
+
+    def copy(layer: jax.Array, spec: PartitionSpec) -> jax.Array:
+        copied = _copy_rows(layer, chosen, spec=spec, mesh=config.mesh)
+        layer.delete()
+        return copied
+
+    cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)  # type: ignore[arg-type]
+    after = _copy_rest(dataclasses.replace(state, memory=memory), chosen, config=config)
+    cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.CACHE, cache))
+    return dataclasses.replace(after, memory=dataclasses.replace(after.memory, cache=cache))
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "mesh"))
+def _copy_rows(rows: jax.Array, places: jax.Array, *, spec: PartitionSpec, mesh: Mesh | None) -> jax.Array:
+    copy = mesh_lib.shard(lambda rows, places: rows[places], mesh, (spec, PartitionSpec()), spec)
+    copied: jax.Array = copy(rows, jnp.maximum(places, 0))
+    return copied
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _copy_rest(rest: DecodeState, places: jax.Array, *, config: DecodeConfig) -> DecodeState:
+    def copy(spec: PartitionSpec, rows: jax.Array) -> jax.Array:
+        is_of_rows = len(spec) and spec[0] == DATA
+        return _copy_rows(rows, places, spec=spec, mesh=config.mesh) if is_of_rows else rows
+
+    specs = sharding.state_specs(rest.constants, config)
+    without: Any = None
+    specs = dataclasses.replace(specs, memory=dataclasses.replace(specs.memory, cache=without))
+    copied: DecodeState = jax.tree.map(copy, jax.tree.broadcast(specs, rest), rest)
+    return dataclasses.replace(copied, done=copied.done | (places < 0))

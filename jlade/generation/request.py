@@ -81,7 +81,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     decoder, mesh = _check_decoder(params, options.decoder, options.mesh)
     prompts = _check_prompts(prompt, options, decoder)
     _check_batch(len(prompts) if batch_size is None else batch_size, mesh)
-    lookahead = _with_prediction(_check_lookahead(options, params, decoder, len(prompts), mesh), options)
+    lookahead = with_prediction(_check_lookahead(options, params, decoder, len(prompts), mesh), options)
     stopping, stop = _check_stopping(options, prompts, decoder)
     key = _check_key(options.key, len(prompts))
     sampling = _check_sampling(options.sampling, len(prompts), decoder.vocab_size)
@@ -197,7 +197,7 @@ def _check_lookahead(
     return lookahead
 
 
-def _with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
+def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
     """Returns the setting with drafts from a prediction if there is one."""
     if options.prediction is None or "prediction" in lookahead.sources:
         return lookahead

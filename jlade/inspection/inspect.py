@@ -18,9 +18,10 @@ from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.decoding.state import CHUNKS
-from jlade.inspection import targets
+from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop
-from jlade.inspection.programs import Programs
+from jlade.inspection.programs import Programs, num_bytes
+from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
 from jlade.models import implementations, sharding
@@ -60,7 +61,8 @@ class Inspection:
       lookahead: the setting.
       dtype: of the computation; int8: whether the matrices are in int8.
       memory: in bytes.
-      compile_seconds: of all programs, with tracing and lowering.
+      sequences: that fit into an engine with rows of this capacity; an upper bound unless `engine` was given.
+      compile_seconds: of the three programs, with tracing and lowering.
       chunks: a round of each loop that reads prompts.
       step, plain_step: a step with the setting and a plain one, with a full cache.
       step_seconds, plain_step_seconds: measured with random weights if the device is attached, otherwise None.
@@ -78,6 +80,7 @@ class Inspection:
     dtype: str
     int8: bool
     memory: Memory
+    sequences: Sequences
     compile_seconds: float
     chunks: tuple[Loop, ...] | None = None
     step: Loop | None = None
@@ -125,6 +128,7 @@ class Inspection:
             "output_bytes": self.memory.outputs,
             "temporary_bytes": self.memory.temporary,
             "largest_capacity": self.memory.largest_capacity,
+            "engine": self.sequences.facts(),
             "compile_seconds": self.compile_seconds,
             "copies_in_loop": None if self.step is None else len(self.copies),
             "copies": self.copies,
@@ -159,6 +163,7 @@ def inspect(
     attention: str = "auto",
     experts: str = "auto",
     mesh: Mapping[str, int] | None = None,
+    engine: bool = False,
     rates: Rates | None = None,
 ) -> Inspection:
     """Compiles a model's programs for a device, which need not be there, and returns facts about them.
@@ -178,6 +183,8 @@ def inspect(
       attention, experts: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
         if it has one for the model.
       mesh: the number of devices along some of the axes "data", "lookahead" and "model"; see `jlade.make_mesh`.
+      engine: whether to compile the programs of an engine too, which takes about as long as the others, and to count
+        their temporary memory in `sequences`.
       rates: that the device reaches; by default shares of its data sheet.
 
     Raises:
@@ -221,7 +228,7 @@ def inspect(
         lookahead = stored.lookahead if stored else estimate.estimate(*kind)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)
-    programs = Programs(params, decoder, target, batch_size, capacity, rates, divided)
+    programs, limit = Programs(params, decoder, target, batch_size, capacity, rates, divided), targets.memory(device)
     inspection = Inspection(
         device=device,
         device_kind=target.device_kind,
@@ -233,7 +240,8 @@ def inspect(
         capacity=capacity,
         dtype=params.norm.dtype.name,
         int8=any(map(is_int8, jax.tree.leaves(params, is_leaf=is_int8))),
-        memory=Memory(targets.memory(device), None, _num_bytes(programs.arguments(setting)), None, None, None),
+        memory=Memory(limit, None, num_bytes(programs.arguments(setting)), None, None, None),
+        sequences=(sequences.compiled if engine else sequences.from_shapes)(programs, setting, limit),
         compile_seconds=0.0,
     )
     return _described(inspection, programs, is_attached)
@@ -270,8 +278,8 @@ def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
         stats = program.memory_analysis()
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
         needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
-    needed, weights = max(map(sum, needs)), _num_bytes(programs.placed_params())
-    cache = _num_bytes(programs.arguments(PLAIN)[2].cache)
+    needed, weights = max(map(sum, needs)), num_bytes(programs.placed_params())
+    cache = num_bytes(programs.arguments(PLAIN)[2].cache)
     per_token = (needed - weights - cache) / programs.capacity
 
     def needed_for(capacity: int) -> int:
@@ -280,7 +288,3 @@ def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
 
     capacities = range(1, programs.decoder.max_positions + 1)
     return Memory(limit, needed, *needs[-1], bisect.bisect_right(capacities, limit, key=needed_for))
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(mesh_lib.local_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -137,6 +137,16 @@ def memory(name: str) -> int:
     """Returns the bytes of a device's memory. `name` is an argument of `find`."""
     if name in TARGETS:
         return TARGETS[name].memory
+    return _memory_of_host()
+
+
+def memory_of(device: jax.Device) -> int:
+    """Returns the bytes of an attached device's memory that JAX may use."""
+    stats = device.memory_stats()
+    return _memory_of_host() if stats is None else int(stats["bytes_limit"])
+
+
+def _memory_of_host() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import pathlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +22,7 @@ from jlade.engine.engine import Engine
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation
 from jlade.server import choices as choices_lib
-from jlade.server import fields, guard, responses
+from jlade.server import fields, guard, page, responses
 from jlade.server.choices import Choices
 from jlade.server.fields import Body, RequestError
 from jlade.server.guard import Guard
@@ -31,7 +30,6 @@ from jlade.server.metrics import Metrics
 from jlade.server.protocol import Asked, Reader
 from jlade.server.responses import Writer
 
-PAGE = pathlib.Path(__file__).with_name("page.html")
 SECONDS = 600.0  # for a response, by default
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies hand on each event at once
 log = logging.getLogger(__name__)
@@ -193,9 +191,7 @@ class Service:
         return JSONResponse({"version": jlade.__version__})
 
     async def _show_page(self, request: Request) -> Response:
-        if not PAGE.exists():
-            raise HTTPException(404)
-        return FileResponse(PAGE)
+        return HTMLResponse(page.text(), headers=page.headers())
 
 
 class _Events(StreamingResponse):

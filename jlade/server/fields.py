@@ -22,8 +22,8 @@ class RequestError(Exception):
         self.body: Body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def parse(data: bytes) -> Body:
-    """Returns the object of a body in JSON.
+def parse(data: bytes, name: str = "the body") -> Body:
+    """Returns the object of a body in JSON; errors call it `name`.
 
     Raises:
       RequestError: it is not a JSON object.
@@ -35,9 +35,9 @@ def parse(data: bytes) -> Body:
     try:
         body = json.loads(data, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
+        raise RequestError(f"{name} is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, got {reprlib.repr(body)}")
+        raise RequestError(f"{name} must be a JSON object, got {reprlib.repr(body)}")
     return body
 
 

@@ -44,8 +44,13 @@ class Writer:
         }
         self._choices = [_Choice(asked, i, tokenizer) for i in range(asked.n * len(asked.prompts))]
 
-    def whole(self, generations: Sequence[Generation], num_cached: int) -> Body:
-        """Returns the response with all choices, whose prompts had so many tokens that were not read."""
+    def whole(self, generations: Sequence[Generation], num_cached: int | None = None) -> Body:
+        """Returns the response with all choices.
+
+        Args:
+          generations: their results.
+          num_cached: tokens of the prompts that were not read; None to leave it out.
+        """
         choices = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
             text = choice.echo + generation.text[0]
@@ -79,7 +84,7 @@ class Writer:
             return []
         return [self._chunk_head() | {"choices": [], "usage": self.usage(generations, num_cached)}]
 
-    def usage(self, generations: Sequence[Generation], num_cached: int) -> Body:
+    def usage(self, generations: Sequence[Generation], num_cached: int | None) -> Body:
         """Returns the numbers of tokens; the end token of a text counts."""
         prompt = sum(map(len, self._asked.prompts))
         completion = int(sum(generation.lengths[0] for generation in generations))
@@ -87,8 +92,9 @@ class Writer:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+        if num_cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
         if self._asked.num_predicted:
             accepted = [int(each.statistics.contributed["prediction"][0]) for each in generations]
             usage["completion_tokens_details"] = {

@@ -72,6 +72,9 @@ def test_passes_are_those_of_the_loops_that_read_a_prompt(number, chunks):
     assert prefill.num_passes(chunks, 64, min(number, 64))[0] == 0, "a small cache has no pass over a large chunk"
 
 
+PARAMS = tiny_llama(3)
+
+
 def find(params):
     return request.check(params, [1, 2, 3], Options(max_new_tokens=40)).learned
 
@@ -100,6 +103,19 @@ def test_calls_teach_and_the_file_outlives_the_process(cache_directory):
     learned._find.cache_clear()
     with pytest.warns(UserWarning, match="is ignored; later calls write it anew"):
         np.testing.assert_array_equal(find(params).costs(), before)
+
+
+def test_rounds_of_an_engine_have_costs_of_their_own():
+    """Their steps take longer, by a share of the round."""
+    times, numbers = np.array([3e-3, 2e-3, 1e-3]), np.random.default_rng(0)
+    config = request.check(PARAMS, [1], Options()).config
+    arguments = PARAMS, config.decoder, 1, None, config.lookahead, config.chunks
+    rounds = learned.find(*arguments, "rounds")
+    for _ in range(50):
+        num_steps = numbers.integers(1, 40, 3)
+        rounds.learn_round(num_steps, float(num_steps @ times))
+    np.testing.assert_allclose(rounds.costs(), [3, 2, 1], rtol=0.1)
+    assert (rounds.num_calls, learned.find(*arguments).num_calls) == (50, 0)
 
 
 def test_learn_false_neither_uses_nor_writes_anything(cache_directory):

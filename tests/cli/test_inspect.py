@@ -16,6 +16,7 @@ from jlade.cli.options import DEMO
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.conversion.tensors import build_params
 from jlade.conversion.weight_files import StoredTensor
+from jlade.inspection import targets
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.conversion.test_round_trip import SHAPE
@@ -63,6 +64,9 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
         "kv_cache_bytes": sum(array.nbytes for array in jax.tree.leaves(cache)),
         "total_bytes": sum(array.nbytes for array in (*arrays, *jax.tree.leaves(cache))),
     }
+    row = facts["memory"]["kv_cache_bytes"] + 2048 * 4  # and its tokens, at least
+    assert facts["engine"]["row_bytes"] > row
+    assert facts["engine"]["sequences"] < targets.memory("cpu") / row
     tensors = load_file(small_demo / "model.safetensors").values()
     assert facts["files"] == {
         "count": 1,
@@ -82,7 +86,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
     assert facts["device"] == jax.devices()[0].device_kind
     assert facts["sampling"] == {"temperature": 0.0}
     assert (facts["source"], facts["tuned"]) == ("estimated", [])
-    assert len(facts) == 15
+    assert len(facts) == 16
 
 
 def test_length_batch_size_and_dtype_change_the_memory(inspect):

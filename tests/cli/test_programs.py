@@ -27,14 +27,15 @@ def directory(tmp_path):
 def test_facts_and_table(directory, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     arguments = ["inspect", directory, "--device", "cpu", "--lookahead", "2,3,1", "--length", "32"]
-    assert cli.main([*arguments, "--json"]) == 0
+    assert cli.main([*arguments, "--json", "--engine"]) == 0
     facts = json.loads(capsys.readouterr().out)
+    assert facts["engine"]["temporary_bytes"] > 0
     assert set(KEYS) <= facts.keys()
     assert facts["lookahead"] == {"window_size": 2, "ngram_size": 3, "guess_set_size": 1, "tree_size": None}
     assert (facts["device"], facts["capacity"], facts["batch_size"]) == ("cpu", 32, 1)
     assert cli.main(arguments) == 0
     table = capsys.readouterr().out
-    for row in ("step at 2, 3, 1", "measured", "estimated", "arithmetic", "largest capacity", "fits: "):
+    for row in ("step at 2, 3, 1", "measured", "estimated", "arithmetic", "largest capacity", "fits: ", "at most "):
         assert row in table
 
 
@@ -44,6 +45,7 @@ def test_facts_and_table(directory, capsys, monkeypatch):
         (["--lookahead", "2,3,1"], "--lookahead has no effect without --device"),
         (["--attention", "plain"], "--attention has no effect without --device"),
         (["--int8"], "--int8 has no effect without --device"),
+        (["--engine"], "--engine has no effect without --device"),
         (
             ["--device", "cpu", "--lookahead", "2,3"],
             "--lookahead: a setting is W,N,G, tree=M, W,N,G:tree=M, jacobi=M, code, prose or creative; got '2,3'",

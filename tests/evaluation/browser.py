@@ -38,12 +38,12 @@ def launched():
         browser.close()
 
 
-def open_page(browser, path, width, **context):
-    """Opens a file in a window of `width` pixels; `context` is more arguments of playwright's `new_page`."""
+def open_page(browser, place, width, **context):
+    """Opens a file or an address in a window of `width` pixels; `context` is for playwright's `new_page`."""
     page = browser.new_page(viewport={"width": width, "height": 844}, **context)
     opened = Opened(page, [], [])
     page.on("pageerror", lambda error: opened.errors.append(str(error)))
     page.on("console", lambda note: opened.errors.append(note.text) if note.type in ("error", "warning") else None)
     page.on("request", lambda request: None if request.url.startswith("data:") else opened.requests.append(request.url))
-    page.goto(path.as_uri())
+    page.goto(place if isinstance(place, str) else place.as_uri())
     return opened

@@ -11,7 +11,7 @@ from hypothesis import strategies
 
 import jlade
 from jlade.engine import rows
-from jlade.server import app, guard
+from jlade.server import guard
 from tests.server.conftest import fill, running, wait_until
 from tests.server.tiny_chat import alone
 
@@ -248,14 +248,6 @@ def test_a_body_has_to_come_in_time(served, monkeypatch):
         time.sleep(0.3)
         ended.set_result(None)
         error_of(response.result(), 408)
-
-
-def test_a_page_is_served_if_there_is_one(served, monkeypatch, tmp_path):
-    monkeypatch.setattr(app, "PAGE", tmp_path / "page.html")
-    error_of(served.client.get("/"), 404)
-    app.PAGE.write_text("<p>hello</p>", encoding="utf-8")
-    page = served.client.get("/")
-    assert (page.text, page.headers["content-type"]) == ("<p>hello</p>", "text/html; charset=utf-8")
 
 
 values = strategies.recursive(

@@ -1,0 +1,188 @@
+"""Records of `jlade generate`: prompts or messages in JSON lines, with options of their own in OpenAI's fields.
+
+A record may also have the form of OpenAI's batch files, and its result then has the form of their output.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jlade.cli import options as options_lib
+from jlade.conversion import location
+from jlade.generation import chat_template
+from jlade.generation.chat_template import Message
+from jlade.generation.options import Keywords
+from jlade.generation.request import MOST_NEW_TOKENS
+from jlade.generation.results import Generation
+from jlade.models.llama import LlamaParams
+from jlade.server import fields, protocol
+from jlade.server.fields import Body, RequestError
+from jlade.server.protocol import Asked
+from jlade.server.responses import Writer
+
+SUFFIX = ".jsonl"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+OPTIONS = ("sampling", "min_new_tokens", "stop", "eos_ids")  # of a text, besides its limit and its key
+OF_OPENAI = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}  # ignored, they would be a surprise
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A line of a file, and its origin."""
+
+    source: str  # the file, and the line
+    line: str
+
+    @functools.cached_property
+    def values(self) -> Body:
+        """The object of the line; RequestError if it is none."""
+        return fields.parse(self.line.encode(), "the record")
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether it has the form of OpenAI's batch files, and a custom_id that its result can have."""
+        try:
+            return isinstance(self.values.get("custom_id"), str) and "body" in self.values
+        except RequestError:
+            return False
+
+    def identity(self, given: Keywords) -> Body:
+        """Returns the part of a result that shows which record and which options of the command it is of."""
+        if self.is_of_batch:
+            digest = hashlib.sha256(json.dumps([self.values, given], sort_keys=True).encode()).hexdigest()
+            return {"id": f"batch_req_{digest[:32]}", "custom_id": self.values["custom_id"]}
+        try:
+            values: Any = self.values
+        except RequestError:
+            values = self.line
+        return {"source": self.source, "record": values, "options": given}
+
+
+def read(name: str) -> list[Record]:
+    """Returns the records of a file, one for each line that is not blank.
+
+    Raises:
+      ValueError: names the file, when it cannot be read, is not UTF-8 or is empty.
+    """
+    lines = options_lib.read(name).split("\n")
+    found = [Record(f"{name}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise ValueError(f"{name} is empty; it must hold a record in each line")
+    return found
+
+
+class Reader:
+    """Reads the records of a job. The command's options are the defaults of their fields.
+
+    Args:
+      params: the model's parameters.
+      request: the command's options, as arguments of `jlade.generate`.
+      model: the directory or the name that `--model` gives, None for the demo model.
+    """
+
+    def __init__(self, params: LlamaParams, request: Keywords, model: str | None):
+        self._capacity, self._request, self._model = params.decoder.max_positions, request, model
+        self._places: dict[str, str] = {}  # by custom_id
+        self._protocol = protocol.Reader(
+            tokenizer=request["tokenizer"],
+            encode_chat=self._encode_chat,
+            vocab_size=params.decoder.vocab_size,
+            eos_ids=params.decoder.eos_ids,
+            sampling=request["sampling"],
+            predicts=False,
+        )
+
+    def read(self, record: Record) -> tuple[list[int], Keywords, Asked]:
+        """Returns the token ids of a record, its options as arguments of `jlade.generate`, and all that it asks for.
+
+        Without a seed the options have no key.
+
+        Raises:
+          ValueError: names the file, the line, the field, its value and what is accepted.
+        """
+        try:
+            return self._read(record)
+        except RequestError as error:
+            raise ValueError(f"{record.source}: {error}") from error
+
+    def _read(self, record: Record) -> tuple[list[int], Keywords, Asked]:
+        body = self._body(record)
+        is_chat = body.get("messages") is not None
+        given = {"max_tokens": self._request["max_new_tokens"], "min_tokens": self._request["min_new_tokens"]}
+        given["stop"] = self._request["stop"]
+        if self._request["logprobs"]:
+            given["logprobs"] = True if is_chat else 0
+        body = given | {name: value for name, value in body.items() if value is not None}
+        asked = (self._protocol.chat if is_chat else self._protocol.completion)(body)
+        if len(asked.prompts) != 1 or asked.n != 1:
+            raise RequestError("a record must ask for one text: n must be 1, and prompt one prompt; repeat the record")
+        if asked.stream:
+            raise fields.refused("stream", True, "false: a file gets whole texts")
+        ids, options = asked.prompts[0], {name: asked.options[name] for name in OPTIONS}
+        limits = ("max_completion_tokens", "max_tokens") if is_chat else ("max_tokens",)
+        if all(body.get(name) is None for name in limits):
+            fitting = int(np.clip(self._capacity - len(ids), 1, MOST_NEW_TOKENS))
+            asked = dataclasses.replace(asked, limit=fitting)
+        options["max_new_tokens"] = asked.max_new_tokens(ids, self._capacity)
+        if asked.seed is not None:
+            options["key"] = jax.random.key(asked.seed)
+        return ids, options, asked
+
+    def _body(self, record: Record) -> Body:
+        """Returns the fields of OpenAI's interface."""
+        body = record.values
+        if "custom_id" in body or "body" in body:
+            body = self._of_batch(record)
+        if (body.get("prompt") is None) == (body.get("messages") is None):
+            raise RequestError("a record must have either prompt or messages")
+        for name, other in OF_OPENAI.items():
+            if name in body:
+                raise RequestError(f"{name} is {other} in a record, as in OpenAI's interface")
+        return body
+
+    def _of_batch(self, record: Record) -> Body:
+        """Returns the body of a record in OpenAI's batch form."""
+        name, method, url = (record.values.get(each) for each in ("custom_id", "method", "url"))
+        body = fields.nested(record.values, "body")
+        if not isinstance(name, str):
+            raise fields.refused("custom_id", name, "a string")
+        place = self._places.setdefault(name, record.source)
+        if place != record.source:
+            raise RequestError(f"custom_id {name!r} is that of {place}, too; it must be unique")
+        if method != "POST":
+            raise fields.refused("method", method, "POST")
+        if url not in (CHAT, COMPLETION):
+            raise fields.refused("url", url, f"{CHAT} or {COMPLETION}")
+        field = "messages" if url == CHAT else "prompt"
+        if body.get(field) is None:
+            raise RequestError(f"body must have {field} for {url}")
+        return body
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        tokenizer = _tokenizer_of_chats(self._model)
+        if tokenizer.chat_template is None:
+            raise ValueError("the model has no chat template: give prompt instead")
+        return chat_template.encode(tokenizer, messages)
+
+
+@functools.cache
+def _tokenizer_of_chats(model: str | None) -> Any:
+    return chat_template.load_tokenizer(location.find(model or options_lib.DEMO))
+
+
+def response(record: Record, asked: Asked, generation: Generation, request: Keywords) -> Body:
+    """Returns the result of a record in the form of the output of OpenAI's batches, but for its identity."""
+    model = record.values["body"].get("model") or "jlade"
+    body = Writer(asked, str(model), request["tokenizer"]).whole([generation])
+    return {"response": {"status_code": 200, "request_id": body["id"], "body": body}, "error": None}
+
+
+def refusal(error: str) -> Body:
+    """Returns the same for a record that cannot be completed."""
+    return {"response": {"status_code": 400, "request_id": None, "body": RequestError(error).body}, "error": None}

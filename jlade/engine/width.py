@@ -1,0 +1,91 @@
+"""The width of steps by their number of rows: few rows, wide trees; many rows, narrow or plain steps."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jlade import mesh as mesh_lib
+from jlade.choosing import choice, learned
+from jlade.choosing.learned import Learned
+from jlade.config import LookaheadConfig
+from jlade.decoding.state import DecodeConfig, DecodeState
+from jlade.lookahead import adaptive
+from jlade.mesh import DATA
+from jlade.models.base import Params
+
+LESSON = 64  # steps whose time is learned at once
+
+
+def sizes(num_rows: int, mesh: Mesh | None) -> tuple[int, ...]:
+    """Returns the numbers of rows that a state may have, from all rows to one: halves, above 8 quarters.
+
+    Each of them compiles programs. Devices that `data` divides have rows of their own, so there it is all rows alone.
+    """
+    numbers = [num_rows]
+    while numbers[-1] > 1 and mesh_lib.size(mesh, DATA) == 1:
+        numbers.append(numbers[-1] // (2 if numbers[-1] <= 8 else 4))
+    return tuple(numbers)
+
+
+def choose(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> LookaheadConfig:
+    """Returns the setting of "auto" for states of several sizes: the widest one of theirs.
+
+    It fixes the shapes of a row. If sizes have different settings, it has no window, so that steps of any width in
+    between are possible.
+
+    Args:
+      params: the model's parameters.
+      config: the model and its devices.
+      sizes: those of `sizes`.
+    """
+    chosen = {choice.choose(params, config.decoder, size, config.mesh) for size in sizes}
+    chosen = {dataclasses.replace(each, relative_step_time=None) for each in chosen}
+    return chosen.pop() if len(chosen) == 1 else LookaheadConfig.tree(max(each.block_size for each in chosen) - 1)
+
+
+def learned_widths(params: Params, config: DecodeConfig, sizes: Sequence[int]) -> dict[int, "Width"]:
+    """Returns the widths of states by their sizes, with the costs that "auto" knows; see `choose`."""
+    arguments = config.mesh, config.lookahead, config.chunks, "rounds"
+    known = {size: learned.find(params, config.decoder, size, *arguments) for size in sizes}
+    # At a size that was tuned to keep its full width, all widths cost the same.
+    same = np.ones(len(adaptive.levels(config.lookahead)), np.float32) if any(known.values()) else None
+    return {size: Width(each.costs() if each else same, each) for size, each in known.items()}
+
+
+class Width:
+    """The costs and the pace of the steps of states of one size. The rows are kept without them.
+
+    Args:
+      costs: [L] float32, as in `Inputs.costs`; None if all steps have the full width.
+      learned: the costs as far as rounds have taught them; None if they are fixed.
+    """
+
+    def __init__(self, costs: Any, learned: Learned | None = None):
+        self._costs, self._learned = costs, learned
+        self._pace = None if costs is None else adaptive.start(costs)
+        self._before = self._pace  # the last round
+        self._num_steps, self._seconds = np.zeros(np.shape(costs), np.int32), 0.0  # since the last lesson
+
+    def put(self, state: DecodeState) -> DecodeState:
+        """Returns the state with the costs and the pace of its next steps."""
+        constants = dataclasses.replace(state.constants, costs=self._costs)
+        return dataclasses.replace(state, pace=self._pace, constants=constants)
+
+    def take(self, state: DecodeState) -> DecodeState:
+        """Keeps the pace of a state after steps, and returns the state without it."""
+        self._before, self._pace = self._pace, state.pace
+        return dataclasses.replace(state, pace=None, constants=dataclasses.replace(state.constants, costs=None))
+
+    def learn(self, seconds: float) -> None:
+        """Learns from the time of the round that `take` ended."""
+        if self._learned is None or self._before is None or self._pace is None:
+            return
+        before, after = mesh_lib.fetch((self._before.num_steps, self._pace.num_steps))
+        self._num_steps, self._seconds = self._num_steps + after - before, self._seconds + seconds
+        if self._num_steps.sum() >= LESSON:
+            self._learned.learn_round(self._num_steps, self._seconds)
+            self._costs = self._learned.costs()
+            self._num_steps, self._seconds = np.zeros_like(self._num_steps), 0.0

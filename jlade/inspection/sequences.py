@@ -1,0 +1,153 @@
+"""How many sequences of an engine fit into the memory of a device."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jlade import mesh as mesh_lib
+from jlade.config import LookaheadConfig
+from jlade.decoding import sharding
+from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
+from jlade.decoding.stopping import Stopping
+from jlade.engine import rows
+from jlade.generation.request import EOS_SLOTS, HostArray
+from jlade.inspection import targets
+from jlade.inspection.programs import Programs, num_bytes
+from jlade.mesh import DATA
+
+MOST = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes
+
+
+class Sequences(NamedTuple):
+    """The rows of an engine that fit into the memory of a device, and their parts of it in bytes.
+
+    Attributes:
+      number: of rows, on all devices together; 0 if not even one for each group along `data` fits.
+      weights: of the model.
+      row: of a row's cache and the rest of its state.
+      prompt: of a prompt that is being read, before it has a row.
+      temporary: of a row, in the program that makes steps; 0 where no program was compiled.
+    """
+
+    number: int
+    weights: int
+    row: int
+    prompt: int
+    temporary: int
+
+    def facts(self) -> dict[str, int]:
+        """Returns JSON-like values."""
+        return {"sequences": self.number} | {f"{name}_bytes": getattr(self, name) for name in self._fields[1:]}
+
+
+def from_shapes(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequences:
+    """Returns the rows that fit, without the temporary memory of programs: an upper bound.
+
+    Args:
+      programs: with the model, its devices and the capacity of a row. The batch size does not matter.
+      lookahead: the setting.
+      limit: bytes of a device's memory.
+    """
+    groups = mesh_lib.size(programs.mesh, DATA)
+    one, two = (num_bytes(_state(programs, lookahead, number * groups)) for number in (1, 2))
+    weights, prompt = num_bytes(programs.placed_params()), num_bytes(_prompt(programs, lookahead))
+    row = two - one  # not all of the state: arrays for all rows together are small
+    return Sequences(groups * max(0, (limit - weights - prompt) // row), weights, row, prompt, 0)
+
+
+def compiled(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequences:
+    """Returns the rows that fit with the temporary memory of the programs that read prompts and make steps.
+
+    It is a lower bound: the program of steps is compiled for half of the rows, and the more rows there are, the less
+    temporary memory each of them takes. Arguments are those of `from_shapes`.
+    """
+    groups, found = mesh_lib.size(programs.mesh, DATA), from_shapes(programs, lookahead, limit)
+    left = limit - found.weights - found.prompt
+    each = min(found.number // groups // 2, MOST) or 1  # rows of a group
+    while found.number:
+        try:
+            reading, making = (
+                compiled.memory_analysis()
+                for compiled in (read(programs, lookahead), steps(programs, lookahead, groups * each))
+            )
+        except RuntimeError:  # XLA's, when a program needs more memory than the device has
+            found, each = found._replace(number=found.number * (each > 1)), each // 2
+            continue
+        row = -(-(making.argument_size_in_bytes - found.weights) // each)
+        temporary = -(-_temporary(making) // each)
+        fitting = max(0, min(left // (row + temporary), (left - _temporary(reading)) // row))
+        found = found._replace(number=groups * fitting, row=row, temporary=temporary)
+        if fitting >= each:
+            break
+        each = fitting
+    return found
+
+
+def read(programs: Programs, lookahead: LookaheadConfig) -> Any:
+    """Returns the compiled program of an engine that reads a chunk of a prompt."""
+
+    row, config = _row(programs), _config(programs, lookahead)
+
+    def run(params: Any, prefix: Prefix) -> Prefix:
+        return rows.read(params, prefix, row, 0, 1, config)[0]
+
+    shapes = programs.placed_params(), _prompt(programs, lookahead)
+    return targets.compile_for(programs.mesh or programs.device, run, *shapes, donate=(1,))
+
+
+def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
+    """Returns the compiled program of an engine that makes steps of `number` rows with all controls.
+
+    Those without controls need less memory.
+    """
+
+    def run(params: Any, rest: DecodeState, memory: Memory) -> DecodeState:
+        state = dataclasses.replace(rest, memory=memory)
+        return rows.run(params, state, _config(programs, lookahead), rows.Controls.ALL, 1, 0)
+
+    state = _state(programs, lookahead, number)
+    rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]
+    shapes = programs.placed_params(), rest, state.memory
+    return targets.compile_for(programs.mesh or programs.device, run, *shapes, donate=(2,))
+
+
+def _config(programs: Programs, lookahead: LookaheadConfig) -> DecodeConfig:
+    """Returns the settings of an engine, which records log-probabilities for the requests that ask for them."""
+    return dataclasses.replace(programs.config(lookahead), logprobs=True)
+
+
+def _row(programs: Programs) -> rows.Row:
+    """Returns the arrays of the shortest request."""
+    one: HostArray = np.ones(1, np.int32)
+    no_eos_ids: HostArray = np.full((1, EOS_SLOTS), -1, np.int32)
+    inputs = Inputs(one[None], one, Stopping(one, no_eos_ids), jax.random.key(0))
+    return rows.Row.of(
+        inputs, 0, programs.decoder.vocab_size, rows.Size(programs.capacity, prediction=0, top_logprobs=0)
+    )
+
+
+def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:
+    """Returns the shapes of the state of `number` rows."""
+    config, row = _config(programs, lookahead), _row(programs)
+    state = jax.eval_shape(lambda params: rows.empty(params, row, config=config, num_rows=number), programs.params)
+    return _placed(state, programs, sharding.state_specs(state.constants, config))
+
+
+def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:
+    """Returns the shapes of a prompt that is being read."""
+    config = _config(programs, lookahead)
+    prefix = jax.eval_shape(
+        lambda params: rows.unread(params, config=config, capacity=programs.capacity), programs.params
+    )
+    return _placed(prefix, programs, sharding.prefix_specs(config.sources().readers, prefix.sources))
+
+
+def _placed(shapes: Any, programs: Programs, specs: Any) -> Any:
+    return shapes if programs.mesh is None else mesh_lib.shapes(shapes, programs.mesh, specs)
+
+
+def _temporary(stats: Any) -> int:
+    """Returns the bytes that a program needs besides its arguments, the results in new memory included."""
+    return stats.output_size_in_bytes - stats.alias_size_in_bytes + stats.temp_size_in_bytes

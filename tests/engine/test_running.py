@@ -1,0 +1,119 @@
+"""The number of rows that a state has, and the width of their steps."""
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.choosing import choice, learned
+from jlade.config import PLAIN
+from jlade.engine import rows, width
+from tests.engine.test_engine import PARAMS, SETTINGS, alone, assert_equal, engine
+
+
+def test_sizes_are_halves_and_above_8_quarters():
+    assert [width.sizes(number, None) for number in (1, 3, 8, 64)] == [
+        (1,),
+        (3, 1),
+        (8, 4, 2, 1),
+        (64, 16, 4, 2, 1),
+    ]
+    assert width.sizes(8, jlade.make_mesh(model=2)) == (8, 4, 2, 1)
+    assert width.sizes(8, jlade.make_mesh(data=2)) == (8,)
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """A list of the rows of the state in each round of steps."""
+    seen, run = [], rows.run
+
+    def watched(params, state, *arguments):
+        seen.append(len(state.done))
+        return run(params, state, *arguments)
+
+    monkeypatch.setattr(rows, "run", watched)
+    return seen
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_text_is_that_of_its_request_alone_while_rows_come_and_go(setting, sizes):
+    limits, samplings = [3, 40, 9, 15], [SamplingConfig(), SamplingConfig(temperature=0.8)]
+    options = [
+        {
+            "max_new_tokens": limit,
+            "sampling": samplings[index % 2],
+            "key": jax.random.key(index),
+            "eos_ids": (),
+            "logprobs": True,
+        }
+        for index, limit in enumerate(limits * 2)
+    ]
+    with engine(setting, max_sequences=4) as running:
+        first = running.submit([5, 6, 7], **options[1])
+        next(iter(first))
+        requests = [first, *(running.submit([index] * 20, **each) for index, each in enumerate(options))]
+        results = [request.result(timeout=300) for request in requests]
+    prompts = [[5, 6, 7], *([index] * 20 for index in range(len(options)))]
+    for result, prompt, each in zip(results, prompts, [options[1], *options], strict=True):
+        assert_equal(result, alone(prompt, each, setting))
+    assert set(sizes) == {1, 2, 4}
+    assert sizes[0] == 1
+    assert sizes[-1] < 4
+
+
+def test_rows_move_with_all_that_they_hold():
+    """The memory of the cache that they leave is free."""
+    inputs, config = jlade.prepare(PARAMS, [[1], [2, 3], [4] * 9], lookahead=LookaheadConfig.tree(7), max_new_tokens=5)
+    state = jlade.start(jlade.prefill(PARAMS, inputs, config), inputs, config)
+    before, cache = host(state), state.memory.cache
+    after = rows.resize(state, [2, -1, 0, -1], config)
+    np.testing.assert_array_equal(after.done, [False, True, False, True])
+    for old, new in zip(before, host(after), strict=True):
+        if old.dtype != bool:  # as `done`
+            np.testing.assert_array_equal(new[[0, 2]], old[[2, 0]])
+    assert all(layer.is_deleted() for layer in jax.tree.leaves(cache))
+
+
+def host(state):
+    """Returns the arrays of the rows."""
+    arrays = [
+        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves(state)
+    ]
+    return [np.asarray(array) for array in arrays]
+
+
+def leaves(state):
+    return [array for array in jax.tree.leaves(state) if array.ndim]
+
+
+@pytest.mark.parametrize(
+    ("of_sizes", "expected"),
+    [
+        ({1: LookaheadConfig(), 2: LookaheadConfig.tree(31), 4: PLAIN}, LookaheadConfig.tree(119)),
+        ({1: LookaheadConfig.tree(7), 2: PLAIN, 4: PLAIN}, LookaheadConfig.tree(7)),
+        ({1: LookaheadConfig(), 2: LookaheadConfig(relative_step_time=2.0), 4: LookaheadConfig()}, LookaheadConfig()),
+        ({1: PLAIN, 2: PLAIN, 4: PLAIN}, PLAIN),
+    ],
+)
+def test_auto_is_as_wide_as_any_number_of_rows_wants(of_sizes, expected, monkeypatch):
+    monkeypatch.setattr(choice, "choose", lambda params, decoder, size, mesh: of_sizes[size])
+    _, config = jlade.prepare(PARAMS, [1], lookahead=None)
+    assert width.choose(PARAMS, config, (4, 2, 1)) == expected
+
+
+def test_rounds_teach_the_costs_of_their_number_of_rows(monkeypatch):
+    lessons = {}
+
+    def learn_round(self, num_steps, seconds):
+        assert num_steps.sum() >= width.LESSON
+        assert 0 < seconds < 300
+        lessons.setdefault(id(self), []).append(num_steps)
+
+    monkeypatch.setattr(width, "LESSON", 8)
+    monkeypatch.setattr(learned.Learned, "learn_round", learn_round)
+    with engine(max_sequences=2, lookahead="auto") as running:
+        for number in range(2):
+            running.generate([[number], [number, 1]], max_new_tokens=60, eos_ids=())
+            running.generate([[number]], max_new_tokens=60, eos_ids=())
+    assert len(lessons) == 2

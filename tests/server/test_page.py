@@ -1,0 +1,159 @@
+"""The page at `/` in a browser."""
+
+import json
+import re
+
+import pytest
+
+from tests.server.conftest import running, wait_until
+from tests.server.tiny_chat import alone
+
+CHAT = "/v1/chat/completions"
+QUESTION = "cab"
+PROMPT = f"{QUESTION}c"  # of the template
+
+
+@pytest.fixture
+def opened(served, open_page):
+    """The page at 1200 pixels, with the settings of a short text."""
+    opened = open_page(f"{served.url}/", 1200)
+    set_limit(opened.page, 20)
+    return opened
+
+
+def set_limit(page, number):
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill(str(number))
+
+
+def send(page, text=QUESTION):
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def wait_for_end(page):
+    page.get_by_role("button", name="Send").wait_for()
+
+
+@pytest.mark.parametrize(("width", "question"), [(390, QUESTION), (1200, "bab")])
+def test_an_answer_in_the_colours_of_its_steps(width, question, served, open_page):
+    opened = open_page(f"{served.url}/", width)
+    page = opened.page
+    assert page.get_by_role("heading", level=1).inner_text() == "tiny"
+    set_limit(page, 20)
+    send(page, question)
+    wait_for_end(page)
+    expected = alone(f"{question}c", max_new_tokens=20)
+    spans = page.locator(".answer pre span")
+    assert "".join(spans.all_text_contents()) == expected.text[0]
+    shown = spans.evaluate_all("spans => spans.map(span => [parseInt(span.title), span.className])")
+    assert all(name == f"step-{min(number, 4)}" for number, name in shown)
+    colours = spans.evaluate_all("spans => spans.map(span => getComputedStyle(span).backgroundColor)")
+    assert len(set(colours)) == len({name for _, name in shown}) > 1
+    rate, tokens, steps = re.match(
+        r"([\d.]+) tokens per step · (\d+) tokens in (\d+) steps", page.locator(".figures").inner_text()
+    ).groups()
+    assert int(tokens) == expected.lengths[0]
+    assert float(rate) == pytest.approx(int(tokens) / int(steps), abs=0.005)
+    assert int(steps) < int(tokens)
+    assert not opened.overflows()
+    assert len(page.screenshot()) > 10_000, "an empty page takes 4 kB"
+    assert opened.errors == []
+    assert all(address.startswith(f"{served.url}/") for address in opened.requests)
+
+
+def test_a_conversation_and_a_new_one(served, opened):
+    page = opened.page
+    page.get_by_label("System prompt").fill("b")
+    send(page)
+    wait_for_end(page)
+    first = alone(f"b{PROMPT}", max_new_tokens=20).text[0]
+    send(page, "a")
+    wait_for_end(page)
+    second = alone(f"b{QUESTION}{first}ac", max_new_tokens=20).text[0]
+    assert page.locator(".answer pre").all_text_contents() == [first, second]
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator("article").count() == 0
+    send(page, "a")
+    wait_for_end(page)
+    assert page.locator(".answer pre").all_text_contents() == [alone("bac", max_new_tokens=20).text[0]]
+    assert opened.errors == []
+
+
+def test_a_text_is_no_markup(opened):
+    page = opened.page
+    step = {"tokens": 2, "text": "<img src=x onerror=fail()>"}
+    event = json.dumps({"choices": [{}], "jlade": {"steps": [step]}})
+    page.route(f"**{CHAT}", lambda route: route.fulfill(body=f"data: {event}\n\ndata: [DONE]\n\n"))
+    send(page, "<b>a</b>")
+    wait_for_end(page)
+    assert page.locator(".user pre").text_content() == "<b>a</b>"
+    assert page.locator(".answer pre").text_content() == "<img src=x onerror=fail()>"
+    assert page.locator("main img, main b:not(.figures b)").count() == 0
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("how", ["button", "key"])
+def test_stopping_frees_the_row(how, served, opened, rounds):
+    page = opened.page
+    send(page)
+    wait_until(lambda: served.engine.num_running == 1)
+    for _ in range(2):
+        rounds.release()
+    page.locator(".answer pre span").first.wait_for()
+    if how == "button":
+        page.get_by_role("button", name="Stop").click()
+    else:
+        page.keyboard.press("Escape")
+    wait_for_end(page)
+    assert page.locator(".figures").inner_text().endswith("stopped")
+    rounds.release(2)
+    wait_until(lambda: served.engine.num_running == 0)
+    text = page.locator(".answer pre").text_content()
+    assert text
+    assert alone(PROMPT, max_new_tokens=20).text[0].startswith(text)
+    assert text != alone(PROMPT, max_new_tokens=20).text[0]
+
+
+def test_an_error_is_shown_and_the_question_can_be_asked_again(opened):
+    page = opened.page
+    page.get_by_label("Max tokens").fill("64")
+    send(page)
+    assert "exceed the limit of 64 tokens" in page.get_by_role("alert").inner_text()
+    page.get_by_label("Max tokens").fill("20")
+    wait_for_end(page)
+    send(page)
+    wait_for_end(page)
+    assert page.locator(".answer pre").last.text_content() == alone(PROMPT, max_new_tokens=20).text[0]
+
+
+def test_a_server_that_goes_away(opened):
+    page = opened.page
+    page.route(f"**{CHAT}", lambda route: route.abort())
+    send(page)
+    assert page.get_by_role("alert").inner_text() == "The server cannot be reached."
+
+
+def test_a_key_is_asked_for(engine, open_page):
+    with running(engine, keys=["secret"]) as guarded:
+        page = open_page(f"{guarded.url}/", 390).page
+        page.get_by_label("API key").fill("wrong")
+        page.keyboard.press("Enter")
+        assert page.get_by_role("alert").inner_text() == "the API key is missing or wrong"
+        page.get_by_label("API key").fill("secret")
+        page.get_by_role("button", name="Connect").click()
+        page.get_by_label("API key").wait_for(state="hidden")
+        assert page.get_by_role("alert").count() == 0
+        set_limit(page, 20)
+        send(page)
+        wait_for_end(page)
+        assert page.locator(".answer pre").text_content() == alone(PROMPT, max_new_tokens=20).text[0]
+
+
+def test_the_page_runs_and_loads_nothing_but_itself(served, opened):
+    policy = served.client.get("/").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    script = "const made = document.createElement('script'); made.textContent = 'window.ran = 1'"
+    assert opened.page.evaluate(f"() => {{ {script}; document.body.append(made); return window.ran }}") is None
+    assert any("Content Security Policy" in error for error in opened.errors)
