@@ -143,8 +143,10 @@ def test_a_client_that_goes_away_frees_the_row(served, rounds):
 
 
 def test_a_client_that_goes_away_before_its_answer_frees_the_row(served, rounds):
+    before = served.metric("vllm:request_success_total")
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(served.url + CHAT, json=GREEDY | {"max_tokens": 55, "ignore_eos": True}, timeout=0.5)
+    wait_until(lambda: served.metric("vllm:request_success_total") == before + 1)
     rounds.release(3)
     wait_until(lambda: served.engine.num_running == 0)
 

@@ -95,7 +95,7 @@ def test_a_text_is_no_markup(opened):
 
 @pytest.mark.parametrize("how", ["button", "key"])
 def test_stopping_frees_the_row(how, served, opened, rounds):
-    page = opened.page
+    page, ended = opened.page, served.metric("vllm:request_success_total")
     send(page)
     wait_until(lambda: served.engine.num_running == 1)
     for _ in range(2):
@@ -107,6 +107,7 @@ def test_stopping_frees_the_row(how, served, opened, rounds):
         page.keyboard.press("Escape")
     wait_for_end(page)
     assert page.locator(".figures").inner_text().endswith("stopped")
+    wait_until(lambda: served.metric("vllm:request_success_total") == ended + 1)  # the server has seen it
     rounds.release(2)
     wait_until(lambda: served.engine.num_running == 0)
     text = page.locator(".answer pre").text_content()
