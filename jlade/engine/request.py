@@ -26,7 +26,6 @@ class Request:
     """
 
     def __init__(self, cancel: Callable[[], None]):
-        self.num_cached = 0
         self._cancel = cancel
         self._pieces: list[Piece] = []
         self._future: Future[Generation] = Future()
@@ -34,6 +33,7 @@ class Request:
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], object]] = []  # of the event loops that wait for pieces
         self.started: float | None = None
+        self.num_cached = 0
 
     @property
     def done(self) -> bool:

@@ -106,7 +106,8 @@ class Service:
         if asked.stream:
             return _Events(self._events(choices, writer), functools.partial(self._end, choices))
         try:
-            return JSONResponse(writer.whole(await _unless_gone(request.receive, choices.results())))
+            generations = await _unless_gone(request.receive, choices.results())
+            return JSONResponse(writer.whole(generations, choices.num_cached))
         finally:
             self._end(choices)
 
@@ -122,7 +123,7 @@ class Service:
                         generations[index] = piece.generation
                     for chunk in writer.chunks(index, piece):
                         yield responses.event(chunk)
-            for chunk in writer.end(list(generations.values())):
+            for chunk in writer.end(list(generations.values()), choices.num_cached):
                 yield responses.event(chunk)
         except Exception as error:
             yield responses.event(_in_openai_form(error).body)

@@ -60,6 +60,11 @@ class Choices:
         """Whether all have ended; the client may still take their text."""
         return all(request.done for request in self._requests)
 
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompts that the first choice of each did not read; see `Request`."""
+        return sum(request.num_cached for request in self._requests[:: self._asked.n])
+
     def cancel(self) -> None:
         """Ends those that have not ended; their rows are free within two steps."""
         for request in self._requests:

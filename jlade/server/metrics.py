@@ -23,7 +23,9 @@ GAUGES = {
     "vllm:kv_cache_usage_perc": "Share of the rows that have requests; 1 is all.",
 }
 COUNTERS = {
-    "vllm:prompt_tokens": "Tokens of prompts that were read.",
+    "vllm:prompt_tokens": "Tokens of prompts.",
+    "vllm:prefix_cache_queries": "Tokens of prompts, sought among earlier prompts and texts.",
+    "vllm:prefix_cache_hits": "Tokens of prompts that were not read, as an earlier prompt or text began with them.",
     "vllm:generation_tokens": "Generated tokens.",
     "vllm:num_preemptions": "Requests that lost their rows to others: none.",
     "vllm:spec_decode_num_drafts": "Steps, each of which verifies a draft.",
@@ -142,6 +144,8 @@ class Watch:
         if self._first is None:
             self._first, self._num_first = now, number
             metrics.count("vllm:prompt_tokens", len(self._prompt))
+            metrics.count("vllm:prefix_cache_queries", len(self._prompt))
+            metrics.count("vllm:prefix_cache_hits", self._request.num_cached)
             metrics.observe("vllm:time_to_first_token_seconds", now - self._arrival)
         else:
             for _ in range(number):

@@ -44,15 +44,20 @@ class Writer:
         }
         self._choices = [_Choice(asked, i, tokenizer) for i in range(asked.n * len(asked.prompts))]
 
-    def whole(self, generations: Sequence[Generation]) -> Body:
-        """Returns the response with all choices."""
+    def whole(self, generations: Sequence[Generation], num_cached: int | None = None) -> Body:
+        """Returns the response with all choices.
+
+        Args:
+          generations: their results.
+          num_cached: tokens of the prompts that were not read; None to leave it out.
+        """
         choices = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
             text = choice.echo + generation.text[0]
             content = {"message": {"role": "assistant", "content": text}} if self._asked.is_chat else {"text": text}
             logprobs = choice.logprobs(_one_piece(generation))
             choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": _reason(generation)})
-        return self._head | {"choices": choices, "usage": self.usage(generations)}
+        return self._head | {"choices": choices, "usage": self.usage(generations, num_cached)}
 
     def begin(self) -> list[Body]:
         """Returns the chunks before the first tokens: the role of each message, or the prompts to repeat."""
@@ -73,13 +78,13 @@ class Writer:
             chunks.append(self._chunk(index, content, reason=_reason(piece.generation)))
         return chunks
 
-    def end(self, generations: Sequence[Generation]) -> list[Body]:
+    def end(self, generations: Sequence[Generation], num_cached: int) -> list[Body]:
         """Returns the chunks after the last tokens: that of the usage, if it is asked for."""
         if not self._asked.include_usage:
             return []
-        return [self._chunk_head() | {"choices": [], "usage": self.usage(generations)}]
+        return [self._chunk_head() | {"choices": [], "usage": self.usage(generations, num_cached)}]
 
-    def usage(self, generations: Sequence[Generation]) -> Body:
+    def usage(self, generations: Sequence[Generation], num_cached: int | None) -> Body:
         """Returns the numbers of tokens; the end token of a text counts."""
         prompt = sum(map(len, self._asked.prompts))
         completion = int(sum(generation.lengths[0] for generation in generations))
@@ -88,6 +93,8 @@ class Writer:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
+        if num_cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
         if self._asked.num_predicted:
             accepted = [int(each.statistics.contributed["prediction"][0]) for each in generations]
             usage["completion_tokens_details"] = {

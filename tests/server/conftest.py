@@ -73,6 +73,8 @@ def fill(engine, rounds):
     while engine.num_running < len(requests):
         rounds.release()
         time.sleep(0.01)
+    while rounds.acquire(blocking=False):  # programs compiled meanwhile
+        pass
     return requests
 
 

@@ -163,10 +163,10 @@ def test_a_client_that_goes_away_no_longer_waits(served, rounds, stream):
 def test_a_fault_ends_its_request_alone(served, monkeypatch):
     read = rows.read
 
-    def failing(params, prefix, row, num_read, config):
+    def failing(params, prefix, row, *arguments):
         if row.prompts[0, 0] == 9:
             raise RuntimeError("a secret of the device")
-        return read(params, prefix, row, num_read, config)
+        return read(params, prefix, row, *arguments)
 
     monkeypatch.setattr(rows, "read", failing)
     expected = alone([3, 1, 2], max_new_tokens=9).text[0]

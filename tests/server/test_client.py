@@ -39,6 +39,19 @@ def test_a_chat(client):
     assert usage.total_tokens == 5 + expected.lengths[0]
 
 
+def test_the_beginning_of_an_earlier_chat_is_not_read_again(client, served):
+    turns = [{"role": "user", "content": "abcabbacabbbcabac"}]
+    options = {"model": "tiny", "temperature": 0, "max_tokens": 4, "seed": 1}
+    first = client.chat.completions.create(messages=turns, **options)
+    turns += [{"role": "assistant", "content": "c"}, {"role": "user", "content": "aab"}]
+    hits = served.metric("vllm:prefix_cache_hits_total")
+    second = client.chat.completions.create(messages=turns, **options)
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert first.usage.prompt_tokens - 1 <= cached < second.usage.prompt_tokens
+    assert served.metric("vllm:prefix_cache_hits_total") == hits + cached
+    assert second.choices[0].message.content == alone("abcabbacabbbcabac" + "c" + "aab" + "c", max_new_tokens=4).text[0]
+
+
 def test_controls_reach_the_text(client):
     sampling = SamplingConfig(
         temperature=0.7, top_p=0.9, top_k=8, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.3,
