@@ -71,10 +71,10 @@ def fill(engine, rounds):
     wait_until(lambda: engine.num_running == 0)
     requests = [engine.submit([1], max_new_tokens=60, eos_ids=()) for _ in range(engine.max_sequences)]
     while engine.num_running < len(requests):
-        rounds.acquire(blocking=False)  # one round at most is to come, or the texts end
         rounds.release()
         time.sleep(0.01)
-    rounds.acquire(blocking=False)
+    while rounds.acquire(blocking=False):  # programs compiled meanwhile
+        pass
     return requests
 
 
