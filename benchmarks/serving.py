@@ -163,12 +163,12 @@ async def _load(
                 kind.body["model"] = name
             figures: dict[str, Any] = {"seconds_to_start": seconds, "programs": compiled}
             figures["at_once"] = await _phase(client, at_once, len(at_once))
-            memory = [_memory(server.pid)]
+            memory = [await _memory(server.pid)]
             for part in np.array_split(np.arange(len(in_sequence)), 4):
                 figures[f"in_sequence_{len(memory)}"] = await _phase(
                     client, [in_sequence[i] for i in part], options.clients
                 )
-                memory.append(_memory(server.pid))
+                memory.append(await _memory(server.pid))
             figures["megabytes"] = memory
             figures["compilations"] = _num_compiled(log) - compiled
             metrics = (await client.get("/metrics")).text
@@ -202,8 +202,9 @@ def _num_compiled(log: Any) -> int:
     return log.read().count("Finished XLA compilation")
 
 
-def _memory(pid: int) -> int:
-    """Returns the resident memory of a process in megabytes."""
+async def _memory(pid: int) -> int:
+    """Returns the resident memory of a process in megabytes, after the time in which it gives free memory back."""
+    await asyncio.sleep(12)
     status = pathlib.Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) // 1024  # type: ignore[index]
 
