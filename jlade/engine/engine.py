@@ -30,9 +30,8 @@ from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.models.base import Decoder, Params
 
-STEPS = (
-    2  # of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long
-)
+# Of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
+STEPS = 2
 MORE_STEPS = 16  # of a round that nobody can wish to be shorter, unless a request comes; it ends when a row does
 
 
@@ -94,9 +93,9 @@ class Engine:
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
-        self._num_rows = self.max_sequences = check_int("max_sequences", max_sequences, 1)
+        self.max_sequences = check_int("max_sequences", max_sequences, 1)
         # The arguments of a batch of all rows have what the engine needs.
-        prompts = [[0]] * self._num_rows
+        prompts = [[0]] * self.max_sequences
         options = Options(
             max_new_tokens=1,
             lookahead=lookahead,
@@ -108,7 +107,7 @@ class Engine:
             mesh=mesh,
         )
         batch = request_lib.check(params, prompts, options)
-        self._config, self._sizes = batch.config, width.sizes(self._num_rows, batch.config.mesh)
+        self._config, self._sizes = batch.config, width.sizes(self.max_sequences, batch.config.mesh)
         widths = {size: Width(batch.inputs.costs) for size in self._sizes}
         if lookahead == "auto":
             setting = request_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
@@ -120,9 +119,9 @@ class Engine:
         self._max_prediction = max_prediction
         predicts = "prediction" in self._config.lookahead.sources
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
-        self._reader = Reader(self._params, self._config, self._num_rows, capacity, prefix_memory)
+        self._reader = Reader(self._params, self._config, self.max_sequences, capacity, prefix_memory)
 
-        self._scheduler: Scheduler[Job] = Scheduler(self._num_rows, check_int("max_waiting", max_waiting, 1))
+        self._scheduler: Scheduler[Job] = Scheduler(self.max_sequences, check_int("max_waiting", max_waiting, 1))
         self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -243,7 +242,7 @@ class Engine:
             options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": None}))
-        checked = request_lib.check(self._params, prompts, given, self._num_rows)
+        checked = request_lib.check(self._params, prompts, given, self.max_sequences)
         stop = request_lib.check_stop(options.get("stop"), len(checked.stop), given.tokenizer)
         return dataclasses.replace(checked, stop=stop)
 
@@ -364,7 +363,7 @@ class Engine:
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
-        has_next = self._scheduler.num_waiting and len(self._running.jobs) < self._num_rows
+        has_next = self._scheduler.num_waiting and len(self._running.jobs) < self.max_sequences
         reads = self._reading is not None or bool(has_next)
         is_patient = not reads and all(job.of_list for job in self._running.jobs.values())
         shown = self._running.step(MORE_STEPS if is_patient else STEPS, another=reads)

@@ -1,6 +1,7 @@
 """The page at `/`, a chat in the browser, and the header that lets it run and load nothing but itself."""
 
 import base64
+import functools
 import hashlib
 import pathlib
 import re
@@ -8,11 +9,13 @@ import re
 PAGE = pathlib.Path(__file__).with_name("page.html")
 
 
+@functools.cache
 def text() -> str:
     """Returns the page."""
     return PAGE.read_text(encoding="utf-8")
 
 
+@functools.cache
 def headers() -> dict[str, str]:
     """Returns the headers of the page. The browser runs its own script and style, known by their hashes, alone."""
     sources = {}
