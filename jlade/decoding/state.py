@@ -23,7 +23,7 @@ from jlade.vocabulary import VocabularyShard
 # Each size compiles a forward pass.
 Chunks = tuple[tuple[int, int], ...]
 CHUNKS: Chunks = ((512, 64), (64, 0))
-CHUNKS_ON_CPU: Chunks = ((128, 56), (16, 0))
+CHUNKS_ON_CPU: Chunks = ((64, 32), (16, 0))
 
 
 @flax.struct.dataclass

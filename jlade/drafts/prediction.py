@@ -122,6 +122,7 @@ def find(text: jax.Array, anchor: jax.Array, last: jax.Array) -> tuple[jax.Array
     matched = jnp.maximum(suffix.matching(text, last), jnp.where(is_near, TRUSTED, 0))
     matched = jnp.where(text == NONE, 0, matched)  # nothing to read
     distance = jnp.abs(place - anchor)
-    score, places = jax.lax.top_k(jnp.where(matched > 0, matched * size + size - 1 - distance, -1), min(PLACES, size))
+    score = jnp.where(matched > 0, matched * size + size - 1 - distance, -1)
+    score, places = jax.lax.top_k(score.astype(jnp.float32), min(PLACES, size))  # as in `suffix.find`
     missing = (0, PLACES - len(places))
-    return jnp.pad(places.astype(jnp.int32), missing), jnp.pad(jnp.maximum(score, 0) // size, missing)
+    return jnp.pad(places.astype(jnp.int32), missing), jnp.pad(jnp.maximum(score, 0).astype(jnp.int32) // size, missing)

@@ -94,8 +94,10 @@ def find(text: jax.Array, length: jax.Array, last: jax.Array, number: int) -> tu
     """
     place = jnp.arange(len(text), dtype=jnp.int32)
     matched = jnp.where((place < length) & (text != NONE), matching(text, last), 0)
-    ranks, places = jax.lax.top_k(jnp.where(matched > 0, matched * len(text) + place, 0), number)
-    return places.astype(jnp.int32), ranks // len(text)
+    ranks = jnp.where(matched > 0, matched * len(text) + place, 0)
+    # In float32, which holds these numbers exactly: programs for CPUs and GPUs sort all integers.
+    ranks, places = jax.lax.top_k(ranks.astype(jnp.float32), number)
+    return places.astype(jnp.int32), ranks.astype(jnp.int32) // len(text)
 
 
 def find_long(

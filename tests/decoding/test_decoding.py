@@ -254,8 +254,8 @@ def test_a_capacity_that_is_too_small_is_refused_where_it_is_known():
 
 
 def test_a_small_cache_has_fewer_chunks():
-    assert prefill.fitting(CHUNKS_ON_CPU, 1024) == CHUNKS_ON_CPU == ((128, 56), (16, 0))
-    assert prefill.fitting(CHUNKS_ON_CPU, 256) == ((16, 0),)
+    assert prefill.fitting(CHUNKS_ON_CPU, 1024) == CHUNKS_ON_CPU == ((64, 32), (16, 0))
+    assert prefill.fitting(CHUNKS_ON_CPU, 128) == ((16, 0),)
     assert prefill.fitting(CHUNKS_ON_CPU, 12) == ((12, 0),)
     assert prefill.fitting(CHUNKS, 2048) == CHUNKS
 

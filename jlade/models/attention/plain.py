@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jlade.models import layers
 from jlade.models.attention.operands import Operands
 
-CHUNK = 256  # cache entries read at once; without a loop, a multiple
+CHUNK = 128  # cache entries read at once; without a loop, a multiple
 SCORES = 2**24  # in memory at once without a loop, about: 64 MB
 
 
