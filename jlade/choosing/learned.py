@@ -87,6 +87,7 @@ class Times:
             return self.prior[-num_levels:].astype(np.float32)
         times, covariance = (each[-num_levels:] for each in self._posterior())
         times = np.maximum(times, LEAST * self.scale * self.prior[-num_levels:])
+        times = np.minimum.accumulate(times)  # a narrower step takes no longer
         logarithms = covariance[:, -num_levels:] / np.outer(times, times)  # covariance of the logarithms of the times
         frequent = int(np.argmax(self.counts[-num_levels:]))
         variance = np.diag(logarithms) + logarithms[frequent, frequent] - 2 * logarithms[frequent]

@@ -312,9 +312,10 @@ class Engine:
         self._free_rows()
 
     def _round(self) -> None:
-        """Reads a chunk of a prompt, and makes steps of the rows that run."""
+        """Reads a chunk of a prompt, of a list whole prompts, and makes steps of the rows that run."""
         self._free_rows()
-        self._read()
+        while self._read() and self._is_patient():
+            pass
         if self._warms_up and self._running.state is not None:
             self._warms_up = False
             self._reader.warm_up(self._running.state)
@@ -331,11 +332,18 @@ class Engine:
             self._changed.notify_all()
         self._running.keep(self._scheduler.rows)
 
-    def _read(self) -> None:
-        """Reads a chunk of a prompt, of the next request if none is being read, and puts it into its row at the end."""
+    def _is_patient(self) -> bool:
+        """Whether nobody watches the texts that run, so that they may wait for prompts that are read."""
+        return all(job.of_list for job in self._scheduler.rows if job is not None)
+
+    def _read(self) -> bool:
+        """Reads a chunk of a prompt, and puts it into its row at the end; returns whether there was one to read.
+
+        It is the prompt of the next request if none is being read.
+        """
         reading = self._reading = self._reading or self._next()
         if reading is None:
-            return
+            return False
         job = reading.job
         if not job.request.done:
             try:
@@ -349,6 +357,7 @@ class Engine:
             assert reading.prefix is not None
             self._running.insert(reading.prefix, job)
             self._reading = None
+        return True
 
     def _next(self) -> Reading | None:
         """Gives the next request a free row; None if there is no row or no request."""
@@ -365,8 +374,8 @@ class Engine:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
         has_next = self._scheduler.num_waiting and len(self._running.jobs) < self.max_sequences
         reads = self._reading is not None or bool(has_next)
-        is_patient = not reads and all(job.of_list for job in self._running.jobs.values())
-        shown = self._running.step(MORE_STEPS if is_patient else STEPS, another=reads)
+        max_steps = MORE_STEPS if self._is_patient() and not reads else STEPS
+        shown = self._running.step(max_steps, another=reads)
         state = self._running.state
         assert state is not None
         for index, job in self._running.jobs.items():
@@ -377,7 +386,8 @@ class Engine:
                     generation = dataclasses.replace(piece.generation, statistics=statistics)
                     piece = dataclasses.replace(piece, generation=generation)
                 job.request._add(piece)
-                if piece.generation is not None:  # an error from here on changes no result
+                # Texts of a list are seldom continued. An error from here on changes no result.
+                if piece.generation is not None and not job.of_list:
                     self._reader.keep_row(state, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)

@@ -9,6 +9,7 @@ T = TypeVar("T")
 
 class _Entry(NamedTuple, Generic[T]):
     tokens: np.ndarray  # [n] int32
+    head: bytes  # its first `least` tokens
     value: T
     num_bytes: int
 
@@ -42,8 +43,7 @@ class Prefixes(Generic[T]):
 
     def parting(self, tokens: np.ndarray) -> int:
         """Returns how many tokens a text shares with another, served by a value or not; 0 if it is below `least`."""
-        number = max((_num_shared(tokens, entry.tokens) for entry in self._entries), default=0)
-        return number if number >= self._least else 0
+        return max((self._num_shared(tokens, entry) for entry in self._entries), default=0)
 
     def is_new(self, tokens: np.ndarray) -> bool:
         """Whether a value would be kept, and none serves the whole text yet."""
@@ -52,7 +52,7 @@ class Prefixes(Generic[T]):
 
     def add(self, tokens: np.ndarray, value: T, num_bytes: int) -> None:
         """Adds the value of a text. It takes the place of the values that serve no more texts than it does."""
-        new = _Entry(tokens.copy(), value, num_bytes)
+        new = _Entry(tokens.copy(), self._head(tokens), value, num_bytes)
         self._entries = [each for each in self._entries if self._served(each.tokens, new) < len(each.tokens)]
         self._entries.append(new)
         while self.num_bytes > self._memory:
@@ -63,11 +63,16 @@ class Prefixes(Generic[T]):
         self._entries = []
 
     def _served(self, tokens: np.ndarray, entry: _Entry[T]) -> int:
-        number, length = _num_shared(tokens, entry.tokens), len(entry.tokens)
+        number, length = self._num_shared(tokens, entry), len(entry.tokens)
         return number if number == length or length <= self._divisible else 0
 
+    def _num_shared(self, tokens: np.ndarray, entry: _Entry[T]) -> int:
+        """Returns how many tokens a text shares with that of an entry; 0 if they are fewer than `least`."""
+        if self._head(tokens) != entry.head:  # of most entries, and quick
+            return 0
+        size = min(len(tokens), len(entry.tokens))
+        differs = np.flatnonzero(tokens[:size] != entry.tokens[:size])
+        return int(differs[0]) if len(differs) else size
 
-def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
-    size = min(len(one), len(other))
-    differs = np.flatnonzero(one[:size] != other[:size])
-    return int(differs[0]) if len(differs) else size
+    def _head(self, tokens: np.ndarray) -> bytes:
+        return tokens[: self._least].astype(np.int32).tobytes()

@@ -51,6 +51,14 @@ def test_before_a_call_they_are_those_of_the_prior_and_a_disturbed_call_changes_
     assert fit.costs(4) == pytest.approx(before, rel=0.1)
 
 
+def test_a_narrower_step_takes_no_longer_whatever_the_calls_say():
+    rng, fit = np.random.default_rng(0), times()
+    true = PRIOR * np.where(np.arange(7) == 6, 3.0, 1.0)  # something disturbed all calls with plain steps
+    for counts in calls(rng, 60):
+        fit.add(counts, float(counts @ true))
+    assert (fit.costs(4) >= 0.95).all()
+
+
 def test_a_level_that_calls_leave_out_is_taken_for_cheaper_than_it_seems():
     fit = times()
     for wide in [10, 90] * 15:
