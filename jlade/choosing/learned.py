@@ -31,7 +31,7 @@ FORMAT = 1
 MEMORY = 64  # calls that the fit remembers, approximately
 NOISE = 0.05  # standard deviation of the wall time of equal calls, relative to it
 DOUBT = 0.2  # standard deviation of the prior's time of each step, relative to it
-OVERHEAD = 1.0  # standard deviation of a time that all steps share, such as that of drafting, in plain steps
+OVERHEAD = 1.0  # standard deviation of the time of drafting, which all steps that draft share, in plain steps
 DISTURBED = 3 * NOISE  # a call whose time differs by more than this counts for less
 CALL = 5.0  # standard deviation of the time of a call itself, in plain steps
 LEAST = 0.3  # of the prior's time: no step is taken to be faster
@@ -212,16 +212,22 @@ def find(
         return step_time(division.share_size(level, mesh_lib.size(mesh, LOOKAHEAD))[0])
 
     plain = estimate.step_time(rates, 1, each, weights).total
-    passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, adaptive.levels(lookahead))]
+    levels = adaptive.levels(lookahead)
+    passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, levels)]
+    num_drafting = len(levels) - adaptive.forecasts(lookahead)  # by forecasts, most plain steps rest
     setting = dataclasses.replace(lookahead, relative_step_time=None)
-    return _find(tuple(passes), tuple(steps), key.path.parent.with_name("costs") / key.name(setting, *calls))
+    return _find(tuple(passes), tuple(steps), num_drafting, key.path.parent.with_name("costs") / key.name(setting, *calls))
 
 
 @functools.cache
-def _find(passes: tuple[float, ...], steps: tuple[float, ...], path: pathlib.Path) -> Learned:
-    """Returns what the file has, or else the prior of these times of forward passes and of steps, in plain steps."""
+def _find(passes: tuple[float, ...], steps: tuple[float, ...], num_drafting: int, path: pathlib.Path) -> Learned:
+    """Returns what the file has, or else the prior of these times of forward passes and of steps, in plain steps.
+
+    Steps at the first `num_drafting` levels make drafts.
+    """
     prior = np.array([1.0, *passes, *steps])
-    is_step = np.arange(len(prior)) > len(passes)
+    drafts = np.zeros(len(prior))
+    drafts[len(prior) - len(steps) :][:num_drafting] = 1
     own = np.array([CALL, *passes, *(DOUBT * step for step in steps)])
-    covariance = np.diag(own**2) + np.outer(prior, prior) + OVERHEAD**2 * np.outer(is_step, is_step)
+    covariance = np.diag(own**2) + np.outer(prior, prior) + OVERHEAD**2 * np.outer(drafts, drafts)
     return Learned(len(steps), Times(prior, covariance), path)

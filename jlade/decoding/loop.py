@@ -144,7 +144,7 @@ def _adaptive_loop(
     Each level has a loop of its own, within one around all of them: with a conditional in a single loop, compilers copy
     the cache.
     """
-    levels = adaptive.levels(config.lookahead)
+    levels, forecasts = adaptive.levels(config.lookahead), adaptive.forecasts(config.lookahead)
     costs = carry.state.constants.costs
     assert costs is not None
 
@@ -152,7 +152,7 @@ def _adaptive_loop(
         before = carry.state
         assert before.pace is not None
         after = step_lib.step(params, before, config, level)
-        if adaptive.forecasts(config.lookahead):
+        if forecasts:
             expected = jax.vmap(functools.partial(adaptive.forecast, levels=levels))(after.memory.drafts.tree)
             pace = adaptive.choose(before.pace, _mean(expected, ~after.done, config.mesh), costs)
         else:
@@ -161,12 +161,25 @@ def _adaptive_loop(
         return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
     def is_at(index: int, carry: _Carry) -> jax.Array:
+        pace = carry.state.pace
+        assert pace is not None
+        is_here = pace.level == index
+        if forecasts:
+            is_here &= ~adaptive.rests(pace)
+        return goes_on(carry) & is_here
+
+    def rests(carry: _Carry) -> jax.Array:
         assert carry.state.pace is not None
-        return goes_on(carry) & (carry.state.pace.level == index)
+        return goes_on(carry) & adaptive.rests(carry.state.pace)
+
+    def rest(carry: _Carry) -> _Carry:
+        assert carry.state.pace is not None
+        after = step_lib.step(params, carry.state, config, levels[-1], rests=True)
+        return _next(carry, dataclasses.replace(after, pace=adaptive.rest(carry.state.pace)), config.mesh)
 
     def all_levels(carry: _Carry) -> _Carry:
         for index, level in enumerate(levels):
             carry = jax.lax.while_loop(functools.partial(is_at, index), functools.partial(step_at, level), carry)
-        return carry
+        return jax.lax.while_loop(rests, rest, carry) if forecasts else carry
 
     return jax.lax.while_loop(goes_on, all_levels, carry).state

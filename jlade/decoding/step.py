@@ -26,7 +26,9 @@ from jlade.models.base import Params
 WINDOW = np.uint32(2**31 + 1)  # folded into a key for rows of the window
 
 
-def step(params: Params, state: DecodeState, config: DecodeConfig, level: LookaheadConfig) -> DecodeState:
+def step(
+    params: Params, state: DecodeState, config: DecodeConfig, level: LookaheadConfig, rests: bool = False
+) -> DecodeState:
     """Returns the state after one step. A sequence that is done stays as it is.
 
     On a mesh this is part of a `jax.shard_map`: each device has the sequences of its `data` group, computes its
@@ -39,6 +41,7 @@ def step(params: Params, state: DecodeState, config: DecodeConfig, level: Lookah
       config: the static settings; `config.lookahead` is the full width.
       level: the setting of this step, one of `lookahead.adaptive.levels`: its window has all columns of the state's or
         none, and its drafts are the first of the state's.
+      rests: whether the step makes no drafts, nor learns for later ones.
     """
     decoder, cache = config.decoder, state.memory.cache
 
@@ -54,11 +57,11 @@ def step(params: Params, state: DecodeState, config: DecodeConfig, level: Lookah
     positions = (state.num_tokens - 1)[:, None] + jnp.broadcast_to(offsets, tokens.shape)
     hidden, block_kv = decoder.forward(params, tokens, positions, cache, mask)
     logits = decoder.logits(params, hidden[:, outputs])  # [B, R, V], of a share [B, R', V']
-    best = config.vocabulary.top(logits, RANKS) if config.sources().readers.sources else None
+    best = config.vocabulary.top(logits, RANKS) if config.sources().readers.sources and not rests else None
 
     # Verify, learn and draft, sequence by sequence.
     finish = jax.vmap(
-        functools.partial(_finish, config=config, level=level),
+        functools.partial(_finish, config=config, level=level, rests=rests),
         in_axes=(axes, 0, 0, None if share is None else BATCH_AXES),
         out_axes=(axes, 0, 0),
     )
@@ -84,6 +87,7 @@ def _finish(
     *,
     config: DecodeConfig,
     level: LookaheadConfig,
+    rests: bool,
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
     """Returns the state of one sequence after a step, but for its cache, and the indices of the tokens to commit.
 
@@ -92,7 +96,7 @@ def _finish(
       logits: [R, V] of the current token, the newest window row and the drafts; of a share [R', V'].
       best: [R, k] int32, the tokens of their highest logits; None if no source has use for them.
       share: the part of the block that this device computed; None for all of it.
-      config, level: those of `step`.
+      config, level, rests: those of `step`.
 
     Returns:
       The state, indices [A] int32 in the block, of which the first are accepted, and their number [] int32.
@@ -102,12 +106,15 @@ def _finish(
     after, num_accepted = _accept(state, tree, verdict, scores)
     if best is not None:
         best = shares.of_block(best, share)
-    states, record = _learn(state, after, tree, verdict, new, predictions, best, config, level)
-    noise = sampling.noise_ahead(
-        constants.keys, after.num_tokens, constants.sampling, config.lookahead, config.decoder.vocab_size
-    )
-    text = Text(after.tokens, after.num_tokens, constants.corpus, noise)
-    drafts = config.sources(constants.corpus is not None).draft(states, record, text)
+    if rests:
+        drafts = state.memory.drafts.none()
+    else:
+        states, record = _learn(state, after, tree, verdict, new, predictions, best, config, level)
+        noise = sampling.noise_ahead(
+            constants.keys, after.num_tokens, constants.sampling, config.lookahead, config.decoder.vocab_size
+        )
+        text = Text(after.tokens, after.num_tokens, constants.corpus, noise)
+        drafts = config.sources(constants.corpus is not None).draft(states, record, text)
     after = dataclasses.replace(
         after,
         memory=dataclasses.replace(state.memory, drafts=drafts),

@@ -24,7 +24,7 @@ from jlade.drafts.record import Record
 from jlade.drafts.recycled import Recycled
 from jlade.drafts.source import Prompt, Rows, Source, State, Step, Text
 from jlade.drafts.suffix import Suffix
-from jlade.drafts.tree import Proposals, Shape, Tree
+from jlade.drafts.tree import NONE, Proposals, Shape, Tree
 from jlade.vocabulary import VocabularyShard
 
 # Of proposals with equal costs, those of an earlier source come first.
@@ -47,6 +47,19 @@ class Drafts:
     proposals: Proposals | None  # of all sources, of which the tree was made; None for a static form
     record: Record | None  # of the kinds of all sources; None for a static form
     states: dict[str, State]  # by source
+
+    def none(self) -> Self:
+        """Returns drafts without tokens, for a text that went on without them."""
+
+        def clear(tokens: jax.Array) -> jax.Array:
+            return jnp.full_like(tokens, NONE)
+
+        proposals = self.proposals
+        if proposals is not None:
+            proposals = dataclasses.replace(proposals, tokens=clear(proposals.tokens))
+        return dataclasses.replace(
+            self, tree=dataclasses.replace(self.tree, tokens=clear(self.tree.tokens)), proposals=proposals
+        )
 
 
 @dataclasses.dataclass(frozen=True)

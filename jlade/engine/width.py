@@ -16,7 +16,7 @@ from jlade.lookahead import adaptive
 from jlade.mesh import DATA
 from jlade.models.base import Params
 
-LESSON = 64  # steps whose time is learned at once
+LESSON = 16  # steps whose time is learned at once
 
 
 def sizes(num_rows: int, mesh: Mesh | None) -> tuple[int, ...]:

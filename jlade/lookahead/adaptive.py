@@ -1,8 +1,9 @@
 """Adaptive width: narrower steps while wide ones do not pay.
 
 A wide step pays when it accepts more tokens than its cost in plain steps. (An addition of jlade's; the paper keeps W, N
-and G fixed.) A tree without a window forecasts the tokens that a step accepts, and each step has the best width. For
-other settings it is found by trials of the full width from time to time.
+and G fixed.) A tree without a window forecasts the tokens that a step accepts, and each step has the best width. While
+that is the plain one, most steps rest: they make no drafts, so that text without use for them costs what plain decoding
+does. For other settings the width is found by trials of the full one from time to time.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ TRIAL = 16  # steps at a level before it is judged
 MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately
 NARROW = 7  # tokens of a narrow tree beside a window
 LEAST = 3  # tokens of the least tree: on CPUs a step of 2 tokens takes as long as one of 4
+LONGEST_REST = 16  # plain steps without drafts before the next forecast; doubled after each one that advises another
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
@@ -31,9 +33,9 @@ class Pace:
     """The level of the next step and the record at that level, shared by all sequences of a batch."""
 
     level: jax.Array  # [] int32, 0 for the full width
-    age: jax.Array  # [] int32, steps made since the level was entered
+    age: jax.Array  # [] int32, steps made since the level was entered; by forecasts, since the last one
     rate: jax.Array  # [] float32, mean tokens per step since then
-    wait: jax.Array  # [] int32, narrow steps before the next trial of the full width
+    wait: jax.Array  # [] int32, narrow steps before the next trial of the full width; by forecasts, steps that rest
     num_steps: jax.Array  # [L] int32, steps made at each level
 
 
@@ -103,8 +105,25 @@ def choose(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
       accepted: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence.
       costs: [L], cost of a step at each level, in plain steps.
     """
-    level = jnp.argmax(accepted / costs).astype(jnp.int32)
-    return dataclasses.replace(pace, level=level, num_steps=pace.num_steps.at[pace.level].add(1))
+    level, plain = jnp.argmax(accepted / costs).astype(jnp.int32), len(costs) - 1
+    stays = (pace.level == plain) & (level == plain)
+    return dataclasses.replace(
+        pace,
+        level=level,
+        age=jnp.int32(0),
+        wait=jnp.where(stays, jnp.clip(2 * pace.wait, 1, LONGEST_REST), 0),
+        num_steps=pace.num_steps.at[pace.level].add(1),
+    )
+
+
+def rests(pace: Pace) -> jax.Array:
+    """Returns whether the next step is a plain one without drafts, where a forecast chose the level."""
+    return (pace.level == len(pace.num_steps) - 1) & (pace.age < pace.wait)
+
+
+def rest(pace: Pace) -> Pace:
+    """Records a step that rested."""
+    return dataclasses.replace(pace, age=pace.age + 1, num_steps=pace.num_steps.at[-1].add(1))
 
 
 def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:

@@ -93,3 +93,20 @@ def test_a_text_that_pays_stays_wide_and_one_that_does_not_is_tried_ever_more_ra
 def test_a_text_that_pays_again_is_found():
     levels = np.asarray(run(jnp.concatenate([jnp.full(300, 1.0), jnp.full(1000, 3.5)]), jnp.array(COSTS)))
     assert (levels[-100:] == 0).all()
+
+
+def test_plain_steps_rest_for_longer_while_forecasts_advise_them():
+    costs = jnp.array([2.0, 1.5, 1.0])
+
+    def forecast(pace, best):
+        return adaptive.choose(pace, jnp.where(jnp.arange(3) == best, 9.0, 1.0), costs)
+
+    pace, rested = adaptive.start(costs), []
+    for best in (2, 2, 2, 2, 2, 2, 2, 2, 1, 2, 2, 0):
+        pace = forecast(pace, best)
+        rested.append(0)
+        while adaptive.rests(pace):
+            pace = adaptive.rest(pace)
+            rested[-1] += 1
+    assert rested == [0, 1, 2, 4, 8, 16, 16, 16, 0, 0, 1, 0]
+    assert pace.num_steps.tolist() == [1, 1, 10 + sum(rested)]
