@@ -5,8 +5,7 @@
 
 This runs in an environment that has vLLM, and needs no JAX. Each method runs in a process of its own, and decodes the
 same prompts greedily, after others that warm it up. Then it decodes them again: jlade's drafts then know the answers,
-which shows the most that a memory of answers can give. A step is a forward pass of one sequence: all tokens but
-accepted drafts.
+which shows the most that a memory of answers can give. A batch is one sequence, so that a step is a forward pass.
 
 Prompts are those of the tests, or with `--chat` first turns of jlade's sample of MT-Bench and CNN/DailyMail articles to
 summarize.
@@ -32,6 +31,7 @@ SPECULATIVE: dict[str, dict[str, Any] | None] = {
     "jlade": {"method": "custom_class", "model": "jlade.integrations.vllm.Proposer"},
 }
 COUNTERS = {
+    "steps": "vllm:iteration_tokens_total",  # a histogram over steps
     "drafted": "vllm:spec_decode_num_draft_tokens",
     "accepted": "vllm:spec_decode_num_accepted_tokens",
 }
@@ -42,7 +42,6 @@ def main() -> None:
     parser.add_argument("model", help="a directory in Hugging Face's format")
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--prompts", type=int, default=16, metavar="N", help="number of prompts")
-    parser.add_argument("--rows", type=int, default=1, help="most sequences in a batch")
     parser.add_argument("--drafts", type=int, default=8, metavar="K", help="most drafts of a step")
     parser.add_argument("--new-tokens", type=int, default=256, metavar="M")
     parser.add_argument("--methods", nargs="+", default=list(SPECULATIVE), choices=SPECULATIVE)
@@ -81,7 +80,7 @@ def measure(options: argparse.Namespace, method: str) -> dict[str, Any]:
         options.model,
         dtype="float32",
         max_model_len=2048,
-        max_num_seqs=options.rows,
+        max_num_seqs=1,
         enforce_eager=True,
         enable_prefix_caching=False,  # the second time would be a shorter one
         disable_log_stats=False,
@@ -100,7 +99,7 @@ def measure(options: argparse.Namespace, method: str) -> dict[str, Any]:
         tokens = sum(map(len, texts))
         return texts, {
             "tokens": tokens,
-            "tokens_per_step": round(tokens / (tokens - counted["accepted"]), 3),
+            "tokens_per_step": round(tokens / counted["steps"], 3),
             "accepted_of_drafted": round(counted["accepted"] / max(counted["drafted"], 1), 3),
             "tokens_per_second": round(tokens / seconds, 1),
         }
@@ -112,8 +111,8 @@ def measure(options: argparse.Namespace, method: str) -> dict[str, Any]:
 
 
 def counters(llm: Any) -> dict[str, float]:
-    """Returns vLLM's counters of drafts."""
-    values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    """Returns vLLM's counters of steps and drafts."""
+    values = {metric.name: getattr(metric, "value", getattr(metric, "count", 0)) for metric in llm.get_metrics()}
     return {name: values.get(counter, 0) for name, counter in COUNTERS.items()}
 
 
