@@ -32,7 +32,7 @@ try:
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 except ImportError as error:
     raise ImportError(
-        "jlade.integrations.transformers needs torch and transformers 5: pip install 'jlade[transformers]'"
+        "jlade.integrations.transformers needs torch and transformers 5.23: pip install 'jlade[transformers]'"
     ) from error
 
 Kwargs = dict[str, Any]
@@ -257,9 +257,10 @@ def _check_model_kwargs(kwargs: Kwargs, input_ids: Any) -> np.ndarray:
     positions = given.pop("position_ids", None)
     if positions is not None and not bool(((positions.to(mask) == mask.cumsum(-1) - 1) | (mask == 0)).all()):
         raise ValueError("position_ids must count the tokens of each prompt from 0, or be None")
-    cache = given.pop("past_key_values", None)
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
-        raise ValueError(f"past_key_values must be None with custom_generate=lookahead(model), got {_name(cache)}")
+    for name in ("past_key_values", "cache"):  # before and since transformers 5.24; `generate` makes an empty one
+        cache = given.pop(name, None)
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+            raise ValueError(f"{name} must be None with custom_generate=lookahead(model), got {_name(cache)}")
     if given:
         raise ValueError(f"lookahead(model) reads input_ids and attention_mask alone, got {', '.join(given)}")
     return mask.cpu().numpy()

@@ -284,7 +284,7 @@ REFUSED = [
     ),
     ({"stopping_criteria": [Own()]}, "stopping_criteria holds Own, which jlade lacks; accepted are MaxLengthCriteria"),
     ({"max_time": 1.0}, "MaxTimeCriteria"),
-    ({"past_key_values": transformers.DynamicCache()}, "past_key_values must be None .* got DynamicCache"),
+    ({"past_key_values": transformers.DynamicCache()}, "(past_key_values|cache) must be None .* got DynamicCache"),
     ({"streamer": Recorder()}, r"lookahead\(model, streamer=...\)"),
     ({"synced_gpus": True}, "synced_gpus must be None"),
     ({"inputs_embeds": torch.zeros(3, 12, 32)}, "inputs_embeds"),
