@@ -81,6 +81,8 @@ def workplace(tmp_path, monkeypatch, small_demo):
 @pytest.mark.usefixtures("workplace")
 @each_page
 def test_examples_run(page, monkeypatch, capsys):
+    if page.name == "transformers.md":
+        pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     namespace = {"__name__": "__main__"}
     for block in read_blocks(page)[0]:
         if block.kind == "python":

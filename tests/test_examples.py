@@ -1,6 +1,7 @@
-"""The decoder of the example passes the check and generates the text of its model."""
+"""The examples run: the decoder of a model of one's own, the batch job, the notebook."""
 
 import importlib.util
+import json
 import pathlib
 
 import jax
@@ -12,15 +13,24 @@ from flax import nnx
 import jlade
 from jlade.testing import check_decoder
 
-PATH = pathlib.Path(__file__).parents[1] / "examples" / "flax_decoder.py"
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("flax_decoder", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("flax_decoder")
+
+
+@pytest.fixture(scope="module")
+def small(small_demo):
+    return jlade.load(small_demo, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +57,56 @@ def test_lookahead_generates_the_text_of_the_model(example, model):
         out = jlade.generate(params, [3, 1, 4], decoder=decoder, max_new_tokens=61, lookahead=lookahead)
         assert out.tokens[0].tolist() == text[0, 3:].tolist()
     assert out.compression[0] > 1
+
+
+def test_a_batch_job_that_was_stopped_goes_on(small, tmp_path):
+    batch = load("batch")
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    texts = ["def f(", "class A:", "import ", "é"]
+    prompts.write_text("".join(json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)))
+    settings = {"rows": 2, "max_new_tokens": 12, "temperature": 0.8}
+    assert batch.complete(prompts, answers, *small, **settings) == 4
+    whole = answers.read_bytes()
+    records = [json.loads(line) for line in whole.splitlines()]
+    assert [record["prompt"] for record in records] == texts
+    for key, record in zip(jax.random.split(jax.random.key(0), 4), records, strict=True):
+        alone = jlade.generate(
+            small[0],
+            record["prompt"],
+            tokenizer=small[1],
+            key=key,
+            sampling=jlade.SamplingConfig(temperature=0.8),
+            max_new_tokens=12,
+        )
+        assert (record["text"], record["finish_reason"]) == (alone.text[0], alone.finish_reason[0])
+
+    assert batch.complete(prompts, answers, *small, **settings) == 0
+    answers.write_bytes(whole[: whole.rfind(b"{") + 9])  # stopped within the last line
+    assert batch.complete(prompts, answers, *small, **settings) == 1
+    assert answers.read_bytes() == whole
+    prompts.write_text(prompts.read_text().replace("def f(", "def g("))
+    with pytest.raises(ValueError, match="answers to other prompts"):
+        batch.complete(prompts, answers, *small, **settings)
+
+
+def test_the_notebook_runs_and_its_texts_are_the_same(small, monkeypatch, capsys):
+    """Its cells in their order, without the lines for IPython."""
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="the test extra installs it")
+    pyplot.switch_backend("Agg")
+    monkeypatch.setattr(pyplot, "show", lambda: None)
+    monkeypatch.setattr(jlade, "demo", lambda: small)
+    cells = json.loads((EXAMPLES / "lookahead.ipynb").read_text(encoding="utf-8"))["cells"]
+    namespace = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], cell["id"]
+            lines = [line for line in cell["source"] if not line.startswith("%")]
+            exec(compile("".join(lines), cell["id"], "exec"), namespace)
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    printed = capsys.readouterr().out
+    assert str(jax.devices()[0]) in printed
+    assert [line.split()[-1] for line in printed.splitlines()[-3:]] == ["True"] * 3
+    steps = [int(label.get_text().split()[1]) for label in pyplot.gca().get_legend().get_texts()]
+    pyplot.close()
+    plain, wide, _ = steps
+    assert plain == namespace["NEW_TOKENS"] > wide

@@ -1,5 +1,6 @@
 import importlib.metadata
 import pathlib
+import re
 import subprocess
 import sys
 import typing
@@ -34,6 +35,24 @@ def test_the_types_of_a_program_of_ones_own_are_public():
 
 def test_version_is_the_distributions():
     assert importlib.metadata.version("jlade") == jlade.__version__
+
+
+def test_the_core_needs_few_packages():
+    """An extra brings what only some users need."""
+    needed = [each for each in importlib.metadata.requires("jlade") or [] if "extra ==" not in each]
+    names = {re.split(r"[^\w-]", each)[0] for each in needed}
+    core = {
+        "flax",
+        "huggingface_hub",
+        "jax",
+        "lazy_loader",
+        "numpy",
+        "orbax-checkpoint",
+        "rich",
+        "safetensors",
+        "tokenizers",
+    }
+    assert names == core
 
 
 def test_the_package_says_that_it_is_typed_and_ships_the_demo_with_its_card():

@@ -37,6 +37,21 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     """
     file = directory / "config.json"
     raw = read_json(file)
+    config = check(file, raw, strict)
+    return dataclasses.replace(config, eos_ids=_read_eos_ids(directory, raw, config.vocab_size))
+
+
+def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> LlamaConfig:
+    """Returns the configuration in the content of config.json, without end tokens.
+
+    Args:
+      file: for messages.
+      raw: the content, with all its keys.
+      strict: see `read_config`.
+
+    Raises:
+      ValueError, warns: as `read_config` does.
+    """
     if raw.get("model_type") in list(WITH_TEXT):
         raw = _text_part(file, raw)
     name = raw.get("model_type")
@@ -45,8 +60,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     reads = FAMILIES[name].reads
     raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
     check_keys(file, raw, FAMILIES[name], strict)
-    config = parse(file, raw, name)
-    return dataclasses.replace(config, eos_ids=_read_eos_ids(directory, raw, config.vocab_size))
+    return parse(file, raw, name)
 
 
 def write_configs(config: LlamaConfig, dtype: str, directory: pathlib.Path) -> None:

@@ -93,6 +93,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "torchscript",
     "transformers.js_config",
     "transformers_version",
+    "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
     "use_cache",

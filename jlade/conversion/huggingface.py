@@ -82,10 +82,29 @@ def load_hf(
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
     config = read_config(directory, strict)
+    return read_params(tensors_of(directory, config), config, directory, dtype, sharding, progress, int8, mesh)
+
+
+def read_params(
+    tensors: Mapping[str, Tensor],
+    config: LlamaConfig,
+    source: str | os.PathLike[str],
+    dtype: jax.typing.DTypeLike | None = None,
+    sharding: Sharding | None = None,
+    progress: Callable[[int], None] | None = None,
+    int8: bool = False,
+    mesh: Mesh | None = None,
+) -> LlamaParams:
+    """Returns the parameters of a model, given its checked tensors by name.
+
+    Args:
+      tensors, config: of the model.
+      source: of the tensors, for messages.
+      dtype, sharding, progress, int8, mesh: see `load_hf`, which also lists errors and warnings.
+    """
     sharding = sharding_for(config, sharding, mesh)
-    tensors = tensors_of(directory, config)
     dtypes = {tensors[name].value_dtype for name in expected_tensors(config)}
-    target = check_dtype(dtype, dtypes, directory, device_of(sharding, config))
+    target = check_dtype(dtype, dtypes, source, device_of(sharding, config))
     broken: list[str] = []
 
     def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:

@@ -99,14 +99,9 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
     """
     request = request_lib.check(params, prompt, options)
     if options.streamer is None:
-        begin = time.perf_counter()
-        state = loop.decode(params, request.inputs, request.config)
-        if request.learned is not None and state.pace is not None:
-            num_steps = mesh.fetch(state.pace.num_steps)
-            request.learned.learn(request.inputs, request.config, num_steps, time.perf_counter() - begin)
-        return results.gather(state, request)
+        return run(params, request)
     request_lib.check_streamer(options.streamer, request)
-    return _feed(options.streamer, request, _pieces(params, request))
+    return _feed(options.streamer, request, pieces(params, request))
 
 
 @keywords(Options)
@@ -118,10 +113,21 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
     """
     request = request_lib.check(params, prompt, options)
     request_lib.check_single(request)
-    return _pieces(params, request)
+    return pieces(params, request)
 
 
-def _pieces(params: Params, request: Request) -> Iterator[Piece]:
+def run(params: Params, request: Request) -> Generation:
+    """Returns the result of a checked request."""
+    begin = time.perf_counter()
+    state = loop.decode(params, request.inputs, request.config)
+    if request.learned is not None and state.pace is not None:
+        num_steps = mesh.fetch(state.pace.num_steps)
+        request.learned.learn(request.inputs, request.config, num_steps, time.perf_counter() - begin)
+    return results.gather(state, request)
+
+
+def pieces(params: Params, request: Request) -> Iterator[Piece]:
+    """Yields the addition of each step to the one text of a checked request."""
     inputs, config = request.inputs, request.config
     params = sharding.put_params(params, config.mesh)
     state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)

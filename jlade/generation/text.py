@@ -98,6 +98,11 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
     return own or _backend(tokenizer).id_to_token(token_id) or f"[{token_id}]"
 
 
+def special_names(tokenizer: Tokenizer) -> list[str]:
+    """Returns the names of the special tokens."""
+    return [token.content for token in _backend(tokenizer).get_added_tokens_decoder().values() if token.special]
+
+
 class TokenBytes:
     """The UTF-8 bytes that each token adds to a text; none for special and unknown tokens.
 

@@ -1,0 +1,91 @@
+"""Models that another package holds in memory, as parameters."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jlade.conversion import hf_config
+from jlade.conversion.hf_tensors import model_tensors
+from jlade.conversion.huggingface import read_params
+from jlade.conversion.parts import Part, Shape
+from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, all_finite
+from jlade.models.llama import LlamaParams
+
+NAMES = {dtype: name for name, dtype in FLOATS.items()}  # in safetensors
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldTensor(StoredTensor):
+    """A tensor in memory in the place of one in a file. `file` says whose it is, for messages.
+
+    Attributes:
+      values: the tensor, of any package.
+      to_numpy: returns `values` or a part of it in NumPy.
+    """
+
+    values: Any
+    to_numpy: Callable[[Any], np.ndarray]
+
+    def divide(self, shapes: Iterable[Shape]) -> list[StoredTensor]:
+        parts: list[StoredTensor] = []
+        begin = 0
+        for shape in shapes:
+            parts.append(dataclasses.replace(self, shape=shape, values=self.values[begin : begin + shape[0]]))
+            begin += shape[0]
+        return parts
+
+    def rows(self) -> list[StoredTensor]:
+        return [dataclasses.replace(self, shape=self.shape[1:], values=row) for row in self.values]
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        return self.to_numpy(self.values)
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
+        """Returns copies of parts of the tensor as `dtype`, and whether all their elements are finite."""
+        matrix = self.to_numpy(self.values)
+        arrays, is_finite = [], True
+        for rows, columns in parts:
+            part = matrix[rows.start : rows.stop]
+            part = part if part.ndim == 1 else part[:, columns.start : columns.stop]
+            array = aligned(part.shape, dtype)
+            with np.errstate(over="ignore"):  # is_finite reports it
+                array[...] = part
+            is_finite &= all_finite(array)
+            arrays.append(array)
+        return arrays, is_finite
+
+
+def load_held(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    to_numpy: Callable[[Any], np.ndarray],
+    *,
+    owner: str = "model",
+    dtype: jax.typing.DTypeLike | None = None,
+    int8: bool = False,
+    mesh: Mesh | None = None,
+) -> LlamaParams:
+    """Returns copies of the tensors of a model in memory as parameters, moved to their devices one at a time.
+
+    Args:
+      config: the content of its config.json.
+      tensors: by their names in a checkpoint. They have `shape` and `dtype`, and can be sliced.
+      to_numpy: returns a tensor in NumPy.
+      owner: the name of the model, for messages.
+      dtype, int8, mesh: see `load_hf`.
+
+    Raises:
+      ValueError, warns: as `load_hf` does, with `owner`.config and `owner`.state_dict() in the place of files.
+    """
+    architecture = hf_config.check(pathlib.Path(f"{owner}.config"), config)
+    source = pathlib.Path(f"{owner}.state_dict()")
+    held: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
+        held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
+    return read_params(model_tensors(held, architecture, source), architecture, source, dtype, int8=int8, mesh=mesh)
