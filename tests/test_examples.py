@@ -2,6 +2,8 @@
 
 import importlib.util
 import pathlib
+import runpy
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -47,3 +49,12 @@ def test_lookahead_generates_the_text_of_the_model(example, model):
         out = jlade.generate(params, [3, 1, 4], decoder=decoder, max_new_tokens=61, lookahead=lookahead)
         assert out.tokens[0].tolist() == text[0, 3:].tolist()
     assert out.compression[0] > 1
+
+
+def test_a_cluster_of_tunix_makes_lookahead_rollouts(capsys):
+    pytest.importorskip("tunix", reason="google-tunix is not installed: pip install 'jlade[tunix]'")
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        warnings.simplefilter("ignore")
+        runpy.run_path(str(PATH.with_name("rl_rollout.py")), run_name="__main__")
+    first, second = (float(line.split()[4]) for line in capsys.readouterr().out.splitlines()[:2])
+    assert second > 1.5 * first, "the same weights and seed: the earlier rollouts are drafts of the same texts"
