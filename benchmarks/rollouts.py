@@ -3,13 +3,16 @@
     python benchmarks/rollouts.py --json benchmarks/results/rollouts.json
 
 Each engine makes the same run with tunix' own learner: the demo model, in tunix' Qwen2 without biases, is rewarded for
-indented lines. An epoch takes each prompt once, and every update is a batch of groups. The engines are vanilla, ours,
-and ours without drafts from the rollouts of earlier epochs. A rollout of each engine is timed after a first run over
-other prompts has compiled its programs.
+indented lines. An epoch takes each prompt once, and every update is a batch of groups. The engines are tunix' vanilla
+one, and ours: with plain decoding, with the setting "auto", and with a tree, without and with drafts from the rollouts
+of earlier epochs. The programs of rollouts are compiled before the run, by rollouts of other prompts.
+
+At the end a text is decoded with the converted model and with the model as it is, for the time of a step of each.
 """
 
 import argparse
 import functools
+import importlib.metadata
 import json
 import logging
 import sys
@@ -40,7 +43,7 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from jlade.integrations.tunix import LookaheadRollout
+from jlade.integrations.tunix import LookaheadRollout, decoder
 
 PROMPTS = (
     "def read_config(path):",
@@ -59,9 +62,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=2, help="prompts of an update; an epoch has 8")
     parser.add_argument("--generations", type=int, default=8, help="rollouts of each prompt")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="M")
+    parser.add_argument("--max-new-tokens", type=int, default=48, metavar="M")
     parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--lookahead", default="tree=7", metavar="SETTING")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
@@ -70,6 +73,8 @@ def main() -> None:
     setting = names.parse(options.lookahead)
     engines: dict[str, Any] = {
         "vanilla": "vanilla",
+        "plain": functools.partial(LookaheadRollout, lookahead=None),
+        "auto": functools.partial(LookaheadRollout, draft_from_rollouts=options.generations),
         "without": functools.partial(LookaheadRollout, lookahead=setting, draft_from_rollouts=0),
         "with": functools.partial(LookaheadRollout, lookahead=setting, draft_from_rollouts=options.generations),
     }
@@ -94,8 +99,13 @@ def main() -> None:
             speed = epoch["tokens"] / epoch["seconds"]
             table.add_row(str(number), name, str(epoch["tokens"]), steps, f"{speed:.0f}", f"{epoch['reward']:.3f}")
     Console().print(table)
+    of_a_step = step_milliseconds(setting)
+    Console().print(f"milliseconds of a step for one text of up to 1024 tokens: {of_a_step}")
     if options.json:
-        result = provenance() | {"settings": vars(options), "engines": figures}
+        versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax", "optax")}
+        result = (
+            provenance() | versions | {"settings": vars(options), "engines": figures, "step_milliseconds": of_a_step}
+        )
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
@@ -169,6 +179,21 @@ def train(engine: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
     )
     learner.train(batches(options))
     return recorded
+
+
+def step_milliseconds(lookahead: jlade.LookaheadConfig | None) -> dict[str, float]:
+    """Returns the time of a step of the demo model, converted and as it is."""
+    params, demo = jlade.demo(dtype="float32")
+    as_it_is, state = decoder(demo_model(params), max_positions=1024)
+    prompt = Tokenizer(demo).encode(PROMPTS[0])
+    found: dict[str, float] = {}
+    forms: dict[str, tuple[Any, Any]] = {"converted": (params.decoder, params), "as it is": (as_it_is, state)}
+    for name, (own, weights) in forms.items():
+        for _ in range(2):  # the first compiles
+            begin = time.perf_counter()
+            out = jlade.generate(weights, prompt, decoder=own, lookahead=lookahead, max_new_tokens=256, eos_ids=())
+            found[name] = 1000 * (time.perf_counter() - begin) / int(out.steps[0])
+    return found
 
 
 def batches(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

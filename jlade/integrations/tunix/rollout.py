@@ -104,7 +104,7 @@ class LookaheadSampler(sampler.Sampler):
         for name, value in refused.items():
             if value is not None and value is not False:
                 raise ValueError(f"{name} is not supported by LookaheadSampler, got {value!r}: use tunix' Sampler")
-        draws = top_p is not None and temperature > 0
+        draws = top_p is not None and temperature != 0
         nucleus = None if top_p is None or top_p >= 1 or not draws else float(top_p)
         highest = None if top_k is None or top_k <= 0 or not draws else top_k
         has_filter = nucleus is not None or highest is not None
