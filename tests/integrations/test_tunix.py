@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import functools
+import importlib
 import itertools
+import sys
 import warnings
 
 import jax
@@ -23,6 +25,7 @@ pytest.importorskip("tunix", reason="google-tunix is not installed: pip install 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # tunix imports deprecated names
     import optax
+    import qwix
     from tunix.generate.sampler import CacheConfig, Sampler
     from tunix.models.gemma import model as gemma
     from tunix.models.gemma3 import model as gemma3
@@ -325,6 +328,19 @@ def test_new_weights_compile_nothing_and_give_their_own_texts():
     assert after.text == expected.text
 
 
+def test_a_model_with_lora_is_decoded_as_it_is():
+    made = EVERY_KIND["llama3"](nnx.Rngs(1))
+    nnx.update(made, nnx.state(model()))
+    provider = qwix.LoraProvider(module_path=".*gate_proj|.*down_proj", rank=2, alpha=2.0)
+    made = qwix.apply_lora_to_model(made, provider, **made.get_model_input())
+    nnx.update(made, jax.tree.map(lambda x: x + 0.5, nnx.state(made, nnx.LoRAParam)))
+    ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)
+    vanilla = Sampler(made, Letters(), cache_config(made))
+    settings = {"max_prompt_length": 8, "forbidden_tokens": [PAD]}
+    expected = vanilla(["abc", "h"], 20, **settings).text
+    assert ours(["abc", "h"], 20, **settings).text == expected != samplers()[1](["abc", "h"], 20, **settings).text
+
+
 def test_a_group_gets_different_texts_and_earlier_ones_save_steps():
     made, prompts = model(), ["abc"] * 8
     drafting, alone = (
@@ -350,6 +366,13 @@ def test_the_parts_of_divided_weights_stay_where_they_are():
     assert params.embedding.sharding.shard_shape((VOCAB, 16)) == (VOCAB, 8)
     ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)
     assert ours(PROMPTS, 30).text == samplers()[1](PROMPTS, 30).text
+
+
+def test_without_tunix_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tunix.generate.sampler", None)
+    monkeypatch.delitem(sys.modules, "jlade.integrations.tunix")
+    with pytest.raises(ImportError, match=r"pip install 'jlade\[tunix\]'"):
+        importlib.import_module("jlade.integrations.tunix")
 
 
 @pytest.mark.parametrize(
