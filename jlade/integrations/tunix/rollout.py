@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from tunix.generate.base_sampler import SamplerOutput
 from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
+from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Prefix
@@ -172,8 +174,13 @@ class LookaheadSampler(sampler.Sampler):
         params = self._params()
         given = Options(lookahead=self._lookahead, decoder=self._decoder, corpus=corpus, **options)
         request = request_lib.check(params, list(prompts), given)
+        begin = time.perf_counter()
         state = prefill.start(self._read(params, prompts, request), request.inputs, request.config)
-        out = results.gather(loop.run_steps(params, state, request.config), request)
+        state = loop.run_steps(params, state, request.config)
+        if request.learned is not None and state.pace is not None:
+            num_steps = mesh_lib.fetch(state.pace.num_steps)
+            request.learned.learn(request.inputs, request.config, num_steps, time.perf_counter() - begin)
+        out = results.gather(state, request)
         for prompt, tokens, length in zip(prompts, out.tokens, out.lengths, strict=True):
             kept = self._kept.setdefault(prompt.tobytes(), collections.deque(maxlen=self._num_kept))
             kept.append(np.concatenate([prompt[-LONGEST:], tokens[:length]]))
