@@ -1,8 +1,10 @@
-"""The examples run: the decoder of a model of one's own, the batch job, the notebook."""
+"""The examples run: the decoder of a model of one's own, the batch job, the notebook, the rollouts."""
 
 import importlib.util
 import json
 import pathlib
+import runpy
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -110,3 +112,12 @@ def test_the_notebook_runs_and_its_texts_are_the_same(small, monkeypatch, capsys
     pyplot.close()
     plain, wide, _ = steps
     assert plain == namespace["NEW_TOKENS"] > wide
+
+
+def test_a_cluster_of_tunix_makes_lookahead_rollouts(capsys):
+    pytest.importorskip("tunix", reason="google-tunix is not installed: pip install 'jlade[tunix]'")
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        warnings.simplefilter("ignore")
+        runpy.run_path(str(EXAMPLES / "rl_rollout.py"), run_name="__main__")
+    first, second = (float(line.split()[4]) for line in capsys.readouterr().out.splitlines()[:2])
+    assert second > 1.5 * first, "the same weights and seed: the earlier rollouts are drafts of the same texts"

@@ -216,7 +216,8 @@ def find(
     passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, levels)]
     num_drafting = len(levels) - adaptive.forecasts(lookahead)  # by forecasts, most plain steps rest
     setting = dataclasses.replace(lookahead, relative_step_time=None)
-    return _find(tuple(passes), tuple(steps), num_drafting, key.path.parent.with_name("costs") / key.name(setting, *calls))
+    path = key.path.parent.with_name("costs") / key.name(setting, *calls)
+    return _find(tuple(passes), tuple(steps), num_drafting, path)
 
 
 @functools.cache
