@@ -2,10 +2,10 @@
 
     python benchmarks/rollouts.py --json benchmarks/results/rollouts.json
 
-Each engine makes the same run with tunix' own learner: the demo model, in tunix' Qwen2 without biases, is rewarded for
-indented lines. An epoch takes each prompt once, and every update is a batch of groups. The engines are tunix' vanilla
-one, and ours: with plain decoding, with the setting "auto", and with a tree, without and with drafts from the rollouts
-of earlier epochs. The programs of rollouts are compiled before the run, by rollouts of other prompts.
+Each engine makes the same run with tunix's own learner: the demo model, in tunix's Qwen2 without biases, is rewarded
+for indented lines. An epoch takes each prompt once, and every update is a batch of groups. The engines are tunix's
+vanilla one, and ours: with plain decoding, with the setting "auto", and with a tree, without and with drafts from the
+rollouts of earlier epochs. The programs of rollouts are compiled before the run, by rollouts of other prompts.
 
 At the end a text is decoded with the converted model and with the model as it is, for the time of a step of each.
 """
@@ -209,7 +209,7 @@ def rewards(prompts: list[str], completions: list[str], **_: Any) -> list[float]
 
 
 def demo_model(params: Any) -> nnx.Module:
-    """Returns the demo model as tunix' Qwen2, whose biases are zero: tunix' Llama3 has another base of rotations."""
+    """Returns the demo model as tunix's Qwen2, whose biases are zero: tunix's Llama3 has another base of rotations."""
     c = params.config
     config = qwen2.ModelConfig(
         num_layers=c.num_layers,

@@ -1,4 +1,4 @@
-"""tunix' models, converted and as they are, the texts of its sampler, and the rollout engine in its cluster."""
+"""tunix's models, converted and as they are, the texts of its sampler, and the rollout engine in its cluster."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ with warnings.catch_warnings():
     from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
     from tunix.rl.rollout.base_rollout import RolloutConfig
 
-    from jlade.integrations.tunix import LookaheadRollout, LookaheadSampler, decoder, models, parameters
+    from jlade.integrations.tunix import LookaheadRollout, LookaheadSampler, decoder, models, parameters, rollout
 
 VOCAB, CACHE, PAD, BOS, EOS = 13, 64, 0, 1, 2
 TREE = jlade.LookaheadConfig.tree(7)
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 @pytest.fixture(autouse=True)
 def lenient_promotion():
-    """tunix' models multiply integers by floats, and add vectors to matrices."""
+    """tunix's models multiply integers by floats, and add vectors to matrices."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -121,9 +121,9 @@ def cache_config(made):
 
 @functools.cache
 def samplers(kind="llama3", eos_tokens=None):
-    """Returns tunix' sampler and ours of a model, whose programs several tests use.
+    """Returns tunix's sampler and ours of a model, whose programs several tests use.
 
-    tunix' sampler decodes all calls with the end tokens of the first.
+    tunix's sampler decodes all calls with the end tokens of the first.
     """
     made = model(kind)
     ours = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE)
@@ -223,7 +223,7 @@ def test_results_have_the_form_of_the_vanilla_sampler(settings):
 
 
 def texts_with_probabilities(made, prompt, size, temperature, top_p, top_k):
-    """Returns the probability of every text of up to `size` tokens, cut at its end token, by tunix' definition."""
+    """Returns the probability of every text of up to `size` tokens, cut at its end token, by tunix's definition."""
     read, found = nnx.jit(run), collections.Counter({(): 1.0})
     for _ in range(size):
         longer = collections.Counter()
@@ -354,6 +354,18 @@ def test_a_group_gets_different_texts_and_earlier_ones_save_steps():
         steps[name] = each.last.steps.sum()
     assert len(set(texts[0])) == 8
     assert steps["drafting"] < 0.6 * steps["alone"]
+
+
+def test_the_texts_of_the_latest_prompts_are_kept(monkeypatch):
+    monkeypatch.setattr(rollout, "PROMPTS", 2)
+    made = model()
+    ours, steps = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE), {}
+    for prompt in ("abc", "abc", "h", "dd", "h", "abc"):
+        ours([prompt], 30, temperature=1.0, top_p=1.0, seed=3)
+        steps.setdefault(prompt, []).append(int(ours.last.steps[0]))
+    first, again, forgotten = steps["abc"]
+    assert again < first == forgotten
+    assert steps["h"][1] < steps["h"][0]
 
 
 def test_the_parts_of_divided_weights_stay_where_they_are():

@@ -1,4 +1,4 @@
-"""The weights of tunix' models as jlade's: the same numbers, with matrices as jlade multiplies them."""
+"""The weights of tunix's models as jlade's: the same numbers, with matrices as jlade multiplies them."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""`LookaheadRollout` and `LookaheadSampler`: tunix' vanilla rollouts and sampler, in fewer steps."""
+"""`LookaheadRollout` and `LookaheadSampler`: tunix's vanilla rollouts and sampler, in fewer steps."""
 
 import collections
 import dataclasses
@@ -29,10 +29,11 @@ from jlade.models.base import Decoder, Params
 from jlade.models.llama import Llama
 
 Tokens = Sequence[np.ndarray]
+PROMPTS = 4096  # whose texts are kept, those that came last
 
 
 class LookaheadSampler(sampler.Sampler):
-    """tunix' `Sampler` in fewer steps: the same greedy tokens, and sampled ones of the same distribution.
+    """tunix's `Sampler` in fewer steps: the same greedy tokens, and sampled ones of the same distribution.
 
     The weights of a model that `parameters.describe` knows become jlade's with the first call, and with the first one
     after `transformer_state` was set, which compiles nothing; they are a second copy. Other models are decoded as they
@@ -41,8 +42,9 @@ class LookaheadSampler(sampler.Sampler):
     Args:
       transformer, tokenizer, cache_config: those of `Sampler`.
       lookahead: as in `jlade.generate`.
-      draft_from_rollouts: the texts that are kept for each prompt, the latest ones, in which drafts are searched when
-        the prompt comes again; 0 for none. A `lookahead` without "suffix" among its sources has no use for them.
+      draft_from_rollouts: the texts that are kept for each of the last 4096 prompts, the latest ones, in which drafts
+        are searched when the prompt comes again; 0 for none. A `lookahead` without "suffix" among its sources has no
+        use for them.
 
     Raises:
       TypeError, ValueError: the model cannot be decoded, see `decoder`, or `draft_from_rollouts` is negative.
@@ -105,7 +107,7 @@ class LookaheadSampler(sampler.Sampler):
         refused = {"return_logits": return_logits, "beam_size": beam_size, "images": images}
         for name, value in refused.items():
             if value is not None and value is not False:
-                raise ValueError(f"{name} is not supported by LookaheadSampler, got {value!r}: use tunix' Sampler")
+                raise ValueError(f"{name} is not supported by LookaheadSampler, got {value!r}: use tunix's Sampler")
         draws = top_p is not None and temperature != 0
         nucleus = None if top_p is None or top_p >= 1 or not draws else float(top_p)
         highest = None if top_k is None or top_k <= 0 or not draws else top_k
@@ -182,8 +184,11 @@ class LookaheadSampler(sampler.Sampler):
             request.learned.learn(request.inputs, request.config, num_steps, time.perf_counter() - begin)
         out = results.gather(state, request)
         for prompt, tokens, length in zip(prompts, out.tokens, out.lengths, strict=True):
-            kept = self._kept.setdefault(prompt.tobytes(), collections.deque(maxlen=self._num_kept))
+            kept = self._kept.pop(prompt.tobytes(), collections.deque(maxlen=self._num_kept))
             kept.append(np.concatenate([prompt[-LONGEST:], tokens[:length]]))
+            self._kept[prompt.tobytes()] = kept  # the last ones come last
+        for oldest in list(self._kept)[:-PROMPTS]:
+            del self._kept[oldest]
         return out
 
     def _read(self, params: Params, prompts: Tokens, request: request_lib.Request) -> Prefix:
