@@ -55,8 +55,9 @@ class Request:
 
     def cancel(self) -> None:
         """Ends the request, if it has not ended; its row is free within two steps."""
+        cancel = self._cancel
         self._end(CancelledError("the request was cancelled"))
-        self._cancel()
+        cancel()
 
     def __iter__(self) -> Iterator[Piece]:
         for number in itertools.count():
@@ -105,6 +106,7 @@ class Request:
                 self._pieces.append(piece)
                 if piece.generation is not None:
                     self._future.set_result(piece.generation)
+                    self._cancel = _nothing
                 self._notify()
 
     def _end(self, error: BaseException) -> None:
@@ -112,6 +114,7 @@ class Request:
         with self._changed:
             if not self.done:
                 self._future.set_exception(error)
+                self._cancel = _nothing
                 self._notify()
 
     def _notify(self) -> None:
@@ -120,3 +123,7 @@ class Request:
         for wake in self._wakers:
             with contextlib.suppress(RuntimeError):  # its event loop is closed
                 wake()
+
+
+def _nothing() -> None:
+    """Takes the place of a request's way to cancel, which refers to the request: the cycle would outlive its end."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import queue
 import random
 import threading
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -267,6 +269,26 @@ def test_a_cancelled_request_frees_its_row(shared):
         requests[0].result()
     assert sum(len(piece.tokens) for piece in requests[0]) < 60
     assert requests[3].result(timeout=300).lengths[0] == 60
+
+
+@pytest.mark.parametrize("ends", ["by itself", "cancelled"])
+def test_what_ended_is_freed_without_the_garbage_collector(shared, ends):
+    gc.collect()
+    gc.disable()
+    try:
+        request = shared.submit([1, 2, 3], max_new_tokens=5)
+        if ends == "cancelled":
+            request.cancel()
+        else:
+            request.result()
+        freed = weakref.ref(request)
+        del request
+        deadline = time.monotonic() + 10
+        while freed() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)  # the engine's thread may still be at its round
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_request_can_be_awaited(shared):
