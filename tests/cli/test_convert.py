@@ -214,14 +214,14 @@ def test_a_source_that_is_no_checkpoint(source, message, refused, monkeypatch, t
 def test_unknown_keys_are_named_once_and_strict_refuses_them(run, refused, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    write_checkpoint(source, unk_token_id=0, trainer="none")
+    write_checkpoint(source, unheard_of=0, trainer="none")
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         (warning,) = run(source, tmp_path / "new", "--to", "hf").err.splitlines()
     assert warning.startswith("jlade: warning: ")
-    assert warning.endswith(": unk_token_id, trainer")
+    assert warning.endswith(": unheard_of, trainer")
     message = refused(source, tmp_path / "other", "--to", "hf", "--strict")
-    assert message == f"{source / 'config.json'}: strict=True refuses unknown keys: unk_token_id, trainer\n"
+    assert message == f"{source / 'config.json'}: strict=True refuses unknown keys: unheard_of, trainer\n"
 
 
 @pytest.mark.parametrize("to", ["hf", "jlade"])

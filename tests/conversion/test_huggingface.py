@@ -205,14 +205,14 @@ def test_configs_that_are_not_supported_are_refused(changes, message, tmp_path):
 
 def test_unknown_keys_change_no_tensor(tmp_path):
     expected = load_hf(write_checkpoint(tmp_path), "float32")
-    write_checkpoint(tmp_path, unk_token_id=0, trainer="none")
-    with pytest.warns(UserWarning, match=r"config\.json: ignored unknown keys, .*: unk_token_id, trainer$") as caught:
+    write_checkpoint(tmp_path, unheard_of=0, trainer="none")
+    with pytest.warns(UserWarning, match=r"config\.json: ignored unknown keys, .*: unheard_of, trainer$") as caught:
         params = load_hf(tmp_path, "float32")
     assert len(caught) == 1
     assert params.config == expected.config
     for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(got, wanted)
-    with pytest.raises(ValueError, match=r"config\.json: strict=True refuses unknown keys: unk_token_id, trainer$"):
+    with pytest.raises(ValueError, match=r"config\.json: strict=True refuses unknown keys: unheard_of, trainer$"):
         load_hf(tmp_path, strict=True)
 
 

@@ -293,6 +293,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # of transformers 5.24
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=lambda value: str(value)[:50])
 def test_everything_else_is_refused_by_name(model, decode, batch, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
