@@ -121,7 +121,8 @@ class Programs(NamedTuple):
             experts_read=dict.fromkeys(map(mesh_lib.local_size, experts), share),
         )
         entries = self.decoder.config.entries_by_layer(self.capacity)
-        trips = round(statistics.mean(-(-number // plain.CHUNK) for number in entries))  # no loop says whose it is
+        chunk = plain.CHUNK_ON_CPU if self.device.platform == "cpu" else plain.CHUNK
+        trips = round(statistics.mean(-(-number // chunk) for number in entries))  # no loop says whose it is
         return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
 
     def step_seconds(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:

@@ -31,7 +31,7 @@ CONFIG = LlamaConfig(
 )
 SETTING = LookaheadConfig.paper(6, 4, 6)
 TREE = LookaheadConfig(tree_size=40, window_size=4, ngram_size=3, guess_set_size=2)
-BATCH, CAPACITY = 2, 3 * plain.CHUNK
+BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ BATCH, CAPACITY = 2, 3 * plain.CHUNK
         ((2, 2, 2), SETTING, {"tie_embeddings": True}),
         ((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
         ((2, 1, 4), PLAIN, {}),
-        ((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK, None)}),
+        ((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
         ((1, 8, 1), TREE, {}),
         ((2, 2, 2), TREE, {}),
     ],
@@ -51,7 +51,7 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
     config = LlamaConfig(**vars(CONFIG) | changes)
     layout = Layout(*sizes)
     program = meshed.compile_steps("cpu", sizes, config, setting, BATCH, CAPACITY, jnp.float32)
-    chunks = sum(config.entries_by_layer(CAPACITY)) // plain.CHUNK
+    chunks = sum(config.entries_by_layer(CAPACITY)) // plain.CHUNK_ON_CPU
     launched = meshed.step_launches(program, chunks / config.num_layers)
     shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
     work = work_lib.work(shard, layout, setting, BATCH, CAPACITY)
@@ -68,7 +68,7 @@ def test_a_step_reads_weights_and_cache_once():
     """With a single token, of a model whose matrices are large, little else is read or written."""
     config = LlamaConfig(**vars(CONFIG) | {"hidden_size": 512, "intermediate_size": 2048, "num_kv_heads": 8})
     program = meshed.compile_steps("cpu", (1, 1, 4), config, PLAIN, 1, CAPACITY, jnp.float32)
-    launched = meshed.step_launches(program, CAPACITY // plain.CHUNK)
+    launched = meshed.step_launches(program, CAPACITY // plain.CHUNK_ON_CPU)
     work = work_lib.work(work_lib.shard(param_shapes(config, jnp.float32), 4), Layout(1, 1, 4), PLAIN, 1, CAPACITY)
     assert work.num_bytes == pytest.approx(sum(x.traffic * x.times for x in launched), rel=0.15)
 

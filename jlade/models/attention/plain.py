@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jlade.models import layers
 from jlade.models.attention.operands import Operands
 
-CHUNK = 128  # cache entries read at once; without a loop, a multiple
+CHUNK = 256  # cache entries read at once; without a loop, a multiple
+CHUNK_ON_CPU = 128  # whose time grows with the entries past the text's end; elsewhere each chunk costs a pass
 SCORES = 2**24  # in memory at once without a loop, about: 64 MB
 
 
@@ -22,9 +23,10 @@ def attend(operands: Operands, window: int | None, scale: float | None = None, c
     is_row = operands.queries.shape[1:3] == (1, operands.keys.shape[2])  # one token, with a KV head for each head
     variations: dict[str, Any] = {"window": window, "scale": scale, "cap": cap}
     loop = functools.partial(attend_in_chunks, unrolled=False, **variations)
+    on_cpu = functools.partial(loop, chunk=CHUNK_ON_CPU)
     unrolled = functools.partial(attend_in_chunks, unrolled=True, **variations)
     on_tpu = functools.partial(attend_row_twice, **variations) if is_row else loop
-    mixed: jax.Array = jax.lax.platform_dependent(operands, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=loop)
+    mixed: jax.Array = jax.lax.platform_dependent(operands, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=on_cpu)
     return mixed
 
 
@@ -37,21 +39,27 @@ def attend_row_twice(operands: Operands, **variations: Any) -> jax.Array:
 
 
 def attend_in_chunks(
-    operands: Operands, *, unrolled: bool, window: int | None, scale: float | None = None, cap: float | None = None
+    operands: Operands,
+    *,
+    unrolled: bool,
+    window: int | None,
+    scale: float | None = None,
+    cap: float | None = None,
+    chunk: int = CHUNK,
 ) -> jax.Array:
     """Returns `attend` by an online softmax (arXiv 1805.02867) over the block, then over chunks of the prefix.
 
     Args:
       unrolled: whether to read the whole cache in few large chunks, without a loop.
+      chunk: entries of a chunk; of a large one, a multiple.
     """
     queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions, sinks = operands
     batch_size, block_size, heads, head_dim = queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
     grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
-    chunk = CHUNK
     if unrolled:
         fewest = -(-batch_size * heads * block_size * capacity // SCORES)
-        chunk *= -(-capacity // (fewest * CHUNK))
+        chunk *= -(-capacity // (fewest * chunk))
     chunk = min(chunk, capacity)
     # Heads first and the queries of a group in one dimension: each product is one matrix product per KV head.
     scale = head_dim**-0.5 if scale is None else scale
