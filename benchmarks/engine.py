@@ -15,7 +15,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -29,8 +28,8 @@ import jax
 import numpy as np
 
 import jlade
+from benchmarks import report
 from jlade.evaluation import datasets
-from jlade.evaluation.provenance import provenance
 from jlade.generation import text
 from jlade.lookahead import names
 
@@ -57,7 +56,7 @@ def main() -> None:
     prompts = (prompts * -(-options.prompts // len(prompts)))[: options.prompts]
     figures = (_load if options.load else _list)(params, prompts, lookahead, options)
     if options.json:
-        Path(options.json).write_text(json.dumps(provenance() | vars(options) | figures, indent=1) + "\n", "utf-8")
+        report.write(options.json, vars(options) | figures)
 
 
 def _prompts(tokenizer: text.Tokenizer) -> list[list[int]]:

@@ -12,8 +12,6 @@ and of 1 to 8. No JAX is needed.
 import argparse
 import importlib.util
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -28,6 +26,7 @@ sys.path[0] = str(ROOT)
 
 import numpy as np
 
+from benchmarks.vllm_proposer import provenance
 from jlade.integrations.vllm import Proposer
 
 Text = tuple[list[int], list[int]]  # prompt and answer
@@ -65,12 +64,7 @@ def main() -> None:
     ]
     for line in replays:
         print(json.dumps(line))
-    figures = {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", *sys.argv]),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
+    figures = provenance() | {
         "microseconds_per_row": timed,
         "replays": replays,
     }

@@ -13,7 +13,6 @@ At the end a text is decoded with the converted model and with the model as it i
 import argparse
 import functools
 import importlib.metadata
-import json
 import logging
 import sys
 import time
@@ -33,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jlade
-from jlade.evaluation.provenance import provenance
+from benchmarks import report
 from jlade.lookahead import names
 
 warnings.simplefilter("ignore")  # tunix uses deprecated names
@@ -103,10 +102,8 @@ def main() -> None:
     Console().print(f"milliseconds of a step for one text of up to 1024 tokens: {of_a_step}")
     if options.json:
         versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax", "optax")}
-        result = (
-            provenance() | versions | {"settings": vars(options), "engines": figures, "step_milliseconds": of_a_step}
-        )
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result = {"settings": vars(options), "engines": figures, "step_milliseconds": of_a_step}
+        report.write(options.json, versions | result)
 
 
 def summary(rollouts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -34,9 +34,9 @@ import jax
 import numpy as np
 
 import jlade
+from benchmarks import report
 from jlade import SamplingConfig
 from jlade.evaluation import datasets
-from jlade.evaluation.provenance import provenance
 from jlade.generation import text
 
 CAPACITY = 1024
@@ -92,8 +92,7 @@ def main() -> None:
     figures["ratio"] = figures["at_once"]["tokens_per_second"] / figures["static"]["tokens_per_second"]
     print(json.dumps(figures, indent=1))
     if options.json:
-        text = json.dumps(provenance() | vars(options) | figures, indent=1) + "\n"
-        pathlib.Path(options.json).write_text(text, encoding="utf-8")
+        report.write(options.json, vars(options) | figures)
 
 
 def _kinds(tokenizer: text.Tokenizer) -> Iterator[Kind]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jlade import mesh
 from jlade.decoding import loop, prefill, sharding
+from jlade.decoding.state import DecodeState
 from jlade.generation import request as request_lib
 from jlade.generation import results
 from jlade.generation.options import Options, keywords
@@ -119,7 +120,11 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
 def run(params: Params, request: Request) -> Generation:
     """Returns the result of a checked request."""
     begin = time.perf_counter()
-    state = loop.decode(params, request.inputs, request.config)
+    return finish(loop.decode(params, request.inputs, request.config), request, begin)
+
+
+def finish(state: DecodeState, request: Request, begin: float) -> Generation:
+    """Returns the result of a request after its steps; the time since `begin`, a `time.perf_counter`, is learned."""
     if request.learned is not None and state.pace is not None:
         num_steps = mesh.fetch(state.pace.num_steps)
         request.learned.learn(request.inputs, request.config, num_steps, time.perf_counter() - begin)

@@ -15,13 +15,12 @@ from tunix.generate.base_sampler import SamplerOutput
 from tunix.rl import common
 from tunix.rl.rollout import base_rollout, vanilla_rollout
 
-from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Prefix
 from jlade.drafts.suffix import LONGEST
 from jlade.generation import request as request_lib
-from jlade.generation import results
+from jlade.generation.generate import finish
 from jlade.generation.options import Options
 from jlade.generation.results import Generation
 from jlade.integrations.tunix import models, parameters
@@ -178,11 +177,7 @@ class LookaheadSampler(sampler.Sampler):
         request = request_lib.check(params, list(prompts), given)
         begin = time.perf_counter()
         state = prefill.start(self._read(params, prompts, request), request.inputs, request.config)
-        state = loop.run_steps(params, state, request.config)
-        if request.learned is not None and state.pace is not None:
-            num_steps = mesh_lib.fetch(state.pace.num_steps)
-            request.learned.learn(request.inputs, request.config, num_steps, time.perf_counter() - begin)
-        out = results.gather(state, request)
+        out = finish(loop.run_steps(params, state, request.config), request, begin)
         for prompt, tokens, length in zip(prompts, out.tokens, out.lengths, strict=True):
             kept = self._kept.pop(prompt.tobytes(), collections.deque(maxlen=self._num_kept))
             kept.append(np.concatenate([prompt[-LONGEST:], tokens[:length]]))
