@@ -21,8 +21,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str, /) -> Any:
         """Returns the token ids, or an object with the attribute `ids`."""
 
-    def decode(self, ids: Sequence[int], /) -> str:
-        """Returns the text of the token ids."""
+    def decode(self, ids: list[int], /) -> Any:
+        """Returns the text of the token ids, a string."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
