@@ -170,6 +170,11 @@ def local_size(array: Any) -> int:
     return math.prod(array.shape if sharding is None else sharding.shard_shape(array.shape))
 
 
+def num_bytes(tree: Any) -> int:
+    """Returns the bytes of arrays, or of their shapes, on one device."""
+    return sum(local_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def fetch(tree: Any) -> Any:
     """Returns the arrays of a pytree in NumPy, whole. All processes must call it if arrays are divided among them."""
     arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))

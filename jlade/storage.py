@@ -1,5 +1,6 @@
 """Checkpoints, n-gram pools and corpora on disk."""
 
+import functools
 import os
 import pathlib
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from rich.filesize import decimal
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
@@ -20,8 +22,10 @@ from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.files import written_whole
+from jlade.generation import memory
 from jlade.generation.corpus import Corpus
 from jlade.generation.text import load_tokenizer
+from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 CORPUS = "tokens", "order", "keys", "latest", "known", "after"  # the files of a corpus
@@ -55,13 +59,22 @@ def load(
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
         cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
+      MemoryError: the weights do not fit into the memory of a device; says what to lower.
 
     Warns:
       UserWarning: names the unknown keys of config.json.
     """
     directory = location.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
-    return read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh), load_tokenizer(directory)
+    device = default_device() if mesh is None else mesh.devices.flat[0]
+    with memory.explained(device, functools.partial(_explain, directory)):
+        return read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh), load_tokenizer(directory)
+
+
+def _explain(path: pathlib.Path, free: int) -> str:
+    """Returns the size of a checkpoint, and a remedy if memory lacks; see `memory.explained`."""
+    size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+    return f"{path} has {decimal(size)}; a dtype of fewer bytes, int8=True or a mesh of devices take less memory"
 
 
 def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) -> SamplingConfig:

@@ -3,6 +3,7 @@
 import atexit
 import collections
 import dataclasses
+import functools
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,12 +23,13 @@ from jlade.engine.request import Request
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
+from jlade.generation import memory, results
 from jlade.generation import request as request_lib
-from jlade.generation import results
 from jlade.generation.options import Options
 from jlade.generation.prompts import Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
+from jlade.mesh import device_of
 from jlade.models.base import Decoder, Params
 
 # Of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
@@ -115,6 +117,7 @@ class Engine:
             widths = width.learned_widths(params, self._config, self._sizes)
         self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
         self._params = sharding.put_params(params, self._config.mesh)
+        self._device = device_of(params, self._config.mesh)
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._max_prediction = max_prediction
         predicts = "prediction" in self._config.lookahead.sources
@@ -284,17 +287,23 @@ class Engine:
     # What follows runs in the engine's thread.
 
     def _work(self) -> None:
+        explain = functools.partial(memory.of_rows, self._reader.row_bytes, self.max_sequences, self.capacity)
         while self._has_work():
             try:
-                self._round()
+                with memory.explained(self._device, explain):
+                    try:
+                        self._round()
+                    except Exception:
+                        self._forget()
+                        raise
             except Exception as error:
-                self._fail(error)
+                for job in filter(None, self._scheduler.rows):
+                    job.request._end(error)
+                self._free_rows()
         with self._changed:
             for job in self._scheduler.clear():
                 job.request._end(CancelledError("the engine was closed"))
-        self._running.clear()
-        self._reading = None
-        self._reader.clear()
+        self._forget()
 
     def _has_work(self) -> bool:
         """Waits for requests, and returns whether there are any; otherwise the engine is closed."""
@@ -302,14 +311,11 @@ class Engine:
             self._changed.wait_for(lambda: self._closed or not self._scheduler.is_idle)
             return not self._closed
 
-    def _fail(self, error: BaseException) -> None:
-        """Ends all requests with rows, and forgets the state, which a failed program may have taken with it."""
-        for job in filter(None, self._scheduler.rows):
-            job.request._end(error)
-        self._reader.clear()
+    def _forget(self) -> None:
+        """Drops the state, which a failed program may have taken with it, and all prefixes."""
         self._running.clear()
+        self._reader.clear()
         self._reading = None
-        self._free_rows()
 
     def _round(self) -> None:
         """Reads a chunk of a prompt, of a list whole prompts, and makes steps of the rows that run."""
@@ -347,7 +353,8 @@ class Engine:
         job = reading.job
         if not job.request.done:
             try:
-                self._reader.read(reading)
+                with memory.explained(self._device, lambda _: "to read a prompt takes a row's memory, in addition"):
+                    self._reader.read(reading)
             except Exception as error:
                 job.request._end(error)
                 self._reader.clear()

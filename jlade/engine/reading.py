@@ -47,14 +47,16 @@ class Reader:
     Attributes:
       num_tokens: tokens of all prompts whose reading has begun.
       num_cached: how many of these were not read, as an earlier text began with them.
+      row_bytes: of what has been read in a row, on all devices together.
     """
 
     def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, memory: int | None):
         self._params, self._config, self._capacity = params, config, capacity
         self.num_tokens = self.num_cached = 0
         row = jax.eval_shape(self._unread)
+        self.row_bytes = copies.num_bytes(row) // len(row.cache.length)
         if memory is None:
-            memory = copies.num_bytes(row) * num_rows // len(row.cache.length)
+            memory = self.row_bytes * num_rows
         else:
             check_int("prefix_memory", memory, 0)
         self._sizes = copies.sizes(capacity) if memory else []

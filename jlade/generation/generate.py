@@ -1,6 +1,8 @@
 """`generate` and `stream`: prompts in, a `Generation` out, whole or in pieces."""
 
+import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -10,8 +12,8 @@ import numpy as np
 from jlade import mesh
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import DecodeState
+from jlade.generation import memory, results
 from jlade.generation import request as request_lib
-from jlade.generation import results
 from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Request
@@ -97,6 +99,7 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
+      MemoryError: a device is out of memory; says what was asked for, what would fit and what to lower.
     """
     request = request_lib.check(params, prompt, options)
     if options.streamer is None:
@@ -120,7 +123,8 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
 def run(params: Params, request: Request) -> Generation:
     """Returns the result of a checked request."""
     begin = time.perf_counter()
-    return finish(loop.decode(params, request.inputs, request.config), request, begin)
+    with _explained(params, request):
+        return finish(loop.decode(params, request.inputs, request.config), request, begin)
 
 
 def finish(state: DecodeState, request: Request, begin: float) -> Generation:
@@ -133,6 +137,11 @@ def finish(state: DecodeState, request: Request, begin: float) -> Generation:
 
 def pieces(params: Params, request: Request) -> Iterator[Piece]:
     """Yields the addition of each step to the one text of a checked request."""
+    with _explained(params, request):
+        yield from _pieces(params, request)
+
+
+def _pieces(params: Params, request: Request) -> Iterator[Piece]:
     inputs, config = request.inputs, request.config
     params = sharding.put_params(params, config.mesh)
     state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
@@ -151,6 +160,11 @@ def pieces(params: Params, request: Request) -> Iterator[Piece]:
             generation=results.gather(state, request) if done else None,
         )
         begin = end
+
+
+def _explained(params: Params, request: Request) -> contextlib.AbstractContextManager[None]:
+    device = mesh.device_of(params, request.config.mesh)
+    return memory.explained(device, functools.partial(memory.of_request, params, request))
 
 
 def _feed(streamer: Streamer, request: Request, pieces: Iterator[Piece]) -> Generation:

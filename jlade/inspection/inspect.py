@@ -20,7 +20,7 @@ from jlade.conversion.tensors import check_dtype, param_shapes
 from jlade.decoding.state import CHUNKS
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop
-from jlade.inspection.programs import Programs, num_bytes
+from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
@@ -240,7 +240,7 @@ def inspect(
         capacity=capacity,
         dtype=params.norm.dtype.name,
         int8=any(map(is_int8, jax.tree.leaves(params, is_leaf=is_int8))),
-        memory=Memory(limit, None, num_bytes(programs.arguments(setting)), None, None, None),
+        memory=Memory(limit, None, mesh_lib.num_bytes(programs.arguments(setting)), None, None, None),
         sequences=(sequences.compiled if engine else sequences.from_shapes)(programs, setting, limit),
         compile_seconds=0.0,
     )
@@ -278,8 +278,8 @@ def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
         stats = program.memory_analysis()
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
         needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
-    needed, weights = max(map(sum, needs)), num_bytes(programs.placed_params())
-    cache = num_bytes(programs.arguments(PLAIN)[2].cache)
+    needed, weights = max(map(sum, needs)), mesh_lib.num_bytes(programs.placed_params())
+    cache = mesh_lib.num_bytes(programs.arguments(PLAIN)[2].cache)
     per_token = (needed - weights - cache) / programs.capacity
 
     def needed_for(capacity: int) -> int:

@@ -154,8 +154,3 @@ class Programs(NamedTuple):
 def _apart(state: DecodeState) -> tuple[DecodeState, Memory]:
     """Returns a state without its memory, and this, which programs take over."""
     return dataclasses.replace(state, memory=None), state.memory  # type: ignore[arg-type]
-
-
-def num_bytes(tree: Any) -> int:
-    """Returns the bytes of arrays, or of their shapes, on one device."""
-    return sum(mesh_lib.local_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -14,7 +14,7 @@ from jlade.decoding.stopping import Stopping
 from jlade.engine import rows
 from jlade.generation.request import EOS_SLOTS, HostArray
 from jlade.inspection import targets
-from jlade.inspection.programs import Programs, num_bytes
+from jlade.inspection.programs import Programs
 from jlade.mesh import DATA
 
 MOST = 1024  # rows to compile for: with more, the temporary memory of a row hardly changes
@@ -51,8 +51,8 @@ def from_shapes(programs: Programs, lookahead: LookaheadConfig, limit: int) -> S
       limit: bytes of a device's memory.
     """
     groups = mesh_lib.size(programs.mesh, DATA)
-    one, two = (num_bytes(_state(programs, lookahead, number * groups)) for number in (1, 2))
-    weights, prompt = num_bytes(programs.placed_params()), num_bytes(_prompt(programs, lookahead))
+    one, two = (mesh_lib.num_bytes(_state(programs, lookahead, number * groups)) for number in (1, 2))
+    weights, prompt = mesh_lib.num_bytes(programs.placed_params()), mesh_lib.num_bytes(_prompt(programs, lookahead))
     row = two - one  # not all of the state: arrays for all rows together are small
     return Sequences(groups * max(0, (limit - weights - prompt) // row), weights, row, prompt, 0)
 

@@ -1,0 +1,107 @@
+"""Out of memory: one error for every allocation, which says what was asked for, what would fit and what to lower."""
+
+import contextlib
+import pathlib
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from rich.filesize import decimal
+
+from jlade import mesh as mesh_lib
+from jlade.decoding import prefill, sharding
+from jlade.generation.request import SMALLEST_CAPACITY, Request
+from jlade.models.base import Params
+
+SIGNS = "resource_exhausted", "out of memory"  # in XLA's messages, which have no type of their own
+
+
+@contextlib.contextmanager
+def explained(device: jax.Device, explain: Callable[[int], str]) -> Iterator[None]:
+    """Turns the errors of allocations in the block into a `MemoryError` that explains them.
+
+    The arrays of the block are freed first, so that the process can go on with less.
+
+    Args:
+      device: one of those that the block uses.
+      explain: returns the arrays that the block needs and a remedy, given the bytes that are free without them.
+    """
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        message = str(error)
+        if isinstance(error, jax.errors.JaxRuntimeError) and not any(sign in message.lower() for sign in SIGNS):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        free, first_line = free_bytes(device), message.partition("\n")[0]
+        raise MemoryError(
+            f"{device} is out of memory, with {decimal(free)} free: {explain(free)} ({first_line or 'MemoryError'})"
+        ) from error
+
+
+def free_bytes(device: jax.Device) -> int:
+    """Returns the bytes that new arrays may take on a device."""
+    stats = device.memory_stats()
+    if stats is not None:
+        return max(0, int(stats["bytes_limit"] - stats["bytes_in_use"]))
+    # A CPU, with the memory of the host and the limit of the process.
+    try:
+        available = int(_field("/proc/meminfo", "MemAvailable")) * 1024
+        used = int(_field("/proc/self/status", "VmSize")) * 1024
+        limit = pathlib.Path("/proc/self/limits").read_text().partition("Max address space")[2].split()[0]
+    except OSError:  # not Linux
+        return 0
+    return available if limit == "unlimited" else max(0, min(available, int(limit) - used))
+
+
+def _field(file: str, name: str) -> str:
+    """Returns the number of a line "name: number kB"."""
+    return pathlib.Path(file).read_text().partition(f"{name}:")[2].split()[0]
+
+
+def of_request(params: Params, request: Request, free: int) -> str:
+    """Returns the memory of the state of a request, and the number of prompts or tokens that would fit."""
+    batch_size, capacity = request.inputs.prompts.shape
+    needed = state_bytes(params, request)
+    groups = mesh_lib.size(request.config.mesh, mesh_lib.DATA)
+    each = -(-needed * groups // batch_size)  # bytes of a sequence on its device
+    asked = f"a batch of {batch_size}" if batch_size > 1 else "a prompt"
+    asked = f"{asked} with room for {capacity} tokens of prompt and text takes {decimal(needed)}"
+    # With less than all of it, where the state alone would fit but the temporary arrays of programs do not.
+    if fitting := min(free // each * groups, batch_size // 2 // groups * groups):
+        return (
+            f"{asked}, and {fitting} would fit, or fewer with the temporary arrays of programs. Pass fewer prompts at "
+            f"once, lower max_new_tokens, or use jlade.Engine, which takes any number of prompts"
+        )
+    tokens = SMALLEST_CAPACITY
+    while 2 * tokens < capacity and 2 * tokens * (each // capacity) <= free:
+        tokens *= 2
+    if tokens < capacity and tokens * (each // capacity) <= free:
+        return (
+            f"{asked}, and prompt and text of {tokens} tokens would fit. Lower max_new_tokens, shorten the prompt, or "
+            f"load the model with less memory: dtype, int8, mesh"
+        )
+    return f"{asked}. Load the model with less memory (dtype, int8, mesh), or free arrays of the process"
+
+
+def of_rows(row_bytes: int, num_rows: int, capacity: int, free: int) -> str:
+    """Returns the memory of the rows of an engine, and the number of rows that would fit."""
+    return (
+        f"{num_rows} rows of {capacity} tokens take {decimal(num_rows * row_bytes)}, and the prefixes that are kept as "
+        f"much by default; {min(num_rows, free // row_bytes)} rows would fit. Lower max_sequences, capacity or "
+        f"prefix_memory"
+    )
+
+
+def state_bytes(params: Params, request: Request) -> int:
+    """Returns the bytes of the state of a request on a device, without the parameters."""
+    inputs, config = request.inputs, request.config
+
+    def start(params: Params) -> Any:
+        return prefill.start(prefill.prefill(params, inputs, config), inputs, config)
+
+    state = jax.eval_shape(start, params)
+    if config.mesh is not None:
+        state = mesh_lib.shapes(state, config.mesh, sharding.state_specs(state.constants, config))
+    return mesh_lib.num_bytes(state)
