@@ -1,0 +1,242 @@
+"""A soak: many generations in one process, of all kinds, against recorded texts; the memory of the process meanwhile.
+
+    python benchmarks/soak.py --json benchmarks/results/soak.json
+
+The kinds are single prompts, batches, sampled texts, stop strings, turns from an earlier state, streams that are left,
+interrupted calls, wrong arguments, and requests of an engine, a part of them cancelled. Prompts, lengths and settings
+are drawn at random. Greedy texts have to be those that transformers wrote (tests/golden/README.md), sampled ones those
+of plain decoding with their keys.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import gc
+import json
+import pathlib
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Import from the repository, not from this folder.
+sys.path[0] = str(pathlib.Path(__file__).parent.parent)
+
+import jax
+import numpy as np
+
+import jlade
+from benchmarks import report
+from jlade import LookaheadConfig, SamplingConfig
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden"
+SETTINGS: list[Any] = ["auto", None, LookaheadConfig.paper(4, 3, 2), LookaheadConfig.tree(7, relative_step_time=1.5)]
+SAMPLINGS = SamplingConfig(temperature=0.8), SamplingConfig(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
+MOST, FEWEST = 48, 4  # new tokens
+BATCH = 3
+SEEDS = 4
+PARTS = 20  # measurements of memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Soak:
+    """The model, its texts, and an engine that stays open.
+
+    Attributes:
+      golden: prompts, each with its greedy text, in tokens.
+      sampled: the texts of plain decoding, by prompt, sampling and seed.
+    """
+
+    params: Any
+    tokenizer: Any
+    golden: list[tuple[list[int], list[int]]]
+    sampled: dict[tuple[int, int, int], list[int]]
+    engine: jlade.Engine
+
+    def generate(self, prompt: Any, **options: Any) -> jlade.Generation:
+        return jlade.generate(self.params, prompt, eos_ids=(), learn=False, **options)
+
+    def single(self, draw: random.Random) -> None:
+        (prompt, text), number = draw.choice(self.golden), draw.randint(FEWEST, MOST)
+        out = self.generate(prompt, max_new_tokens=number, lookahead=draw.choice(SETTINGS))
+        check(out.tokens[0], text[:number])
+
+    def batch(self, draw: random.Random) -> None:
+        chosen, numbers = draw.sample(self.golden, BATCH), [draw.randint(FEWEST, MOST) for _ in range(BATCH)]
+        prompts = [prompt for prompt, _ in chosen]
+        out = self.generate(prompts, max_new_tokens=numbers, lookahead=draw.choice(SETTINGS))
+        for tokens, (_, text), number in zip(out.tokens, chosen, numbers, strict=True):
+            check(tokens[:number], text[:number])
+
+    def sample(self, draw: random.Random) -> None:
+        index, sampling, seed = draw.randrange(len(self.golden)), draw.randrange(len(SAMPLINGS)), draw.randrange(SEEDS)
+        number = draw.randint(FEWEST, MOST)
+        out = self.generate(
+            self.golden[index][0],
+            max_new_tokens=number,
+            lookahead=draw.choice(SETTINGS),
+            sampling=SAMPLINGS[sampling],
+            key=jax.random.key(seed),
+        )
+        check(out.tokens[0], self.sampled[index, sampling, seed][:number])
+
+    def stop(self, draw: random.Random) -> None:
+        prompt, text = draw.choice(self.golden)
+        whole = self.tokenizer.decode(text[:MOST])
+        begin = draw.randrange(len(whole) - 2)
+        stop = whole[begin : begin + 2]
+        out = self.generate(prompt, max_new_tokens=MOST, lookahead=SETTINGS[0], stop=stop, tokenizer=self.tokenizer)
+        assert out.text[0] == whole.partition(stop)[0], (out.text[0], whole, stop)
+
+    def turns(self, draw: random.Random) -> None:
+        (prompt, text), lookahead = draw.choice(self.golden), draw.choice(SETTINGS)
+        numbers, done, state = [draw.randint(FEWEST, MOST) for _ in range(3)], 0, None
+        for number in numbers:
+            out = self.generate(
+                prompt + text[:done], max_new_tokens=number, lookahead=lookahead, state=state, keep_state=True
+            )
+            check(out.tokens[0], text[done : done + number])
+            done, state = done + number, out.state
+
+    def stream(self, draw: random.Random) -> None:
+        """Leaves the stream after some pieces."""
+        (prompt, text), pieces = draw.choice(self.golden), draw.randint(1, 12)
+        options: Any = {"max_new_tokens": MOST, "lookahead": SETTINGS[3], "eos_ids": (), "learn": False}
+        found: list[int] = []
+        for piece in jlade.stream(self.params, prompt, **options):
+            found += piece.tokens.tolist()
+            pieces -= 1
+            if not pieces:
+                break
+        check(np.array(found), text[: len(found)])
+
+    def interrupt(self, draw: random.Random) -> None:
+        """Presses Ctrl-C during the stream."""
+        (prompt, text), after = draw.choice(self.golden), draw.random() * 0.03
+        options: Any = {"max_new_tokens": MOST, "lookahead": SETTINGS[3], "eos_ids": (), "learn": False}
+        found: list[int] = []
+        with interrupted(after):
+            for piece in jlade.stream(self.params, prompt, **options):
+                found += piece.tokens.tolist()
+        check(np.array(found), text[: len(found)])
+
+    def refuse(self, draw: random.Random) -> None:
+        wrong: Any = draw.choice(
+            [{"max_new_tokens": 0}, {"lookahead": 3}, {"stop": "x"}, {"sampling": "hot"}, {"max_new_tokens": 10**6}]
+        )
+        try:
+            self.generate(self.golden[0][0], **wrong)
+        except (TypeError, ValueError):
+            return
+        raise AssertionError(f"{wrong} were accepted")
+
+    def requests(self, draw: random.Random) -> None:
+        """Submits requests to the engine, cancels a third of them, and waits for the others."""
+        submitted = []
+        for prompt, text in draw.choices(self.golden, k=draw.randint(1, 6)):
+            number = draw.randint(FEWEST, MOST)
+            request = self.engine.submit(prompt, max_new_tokens=number, eos_ids=(), priority=draw.randrange(3))
+            submitted.append((request, text[:number]))
+        for request, text in submitted:
+            if draw.random() < 1 / 3:
+                request.cancel()
+            else:
+                check(request.result(timeout=600).tokens[0], text)
+
+
+@contextlib.contextmanager
+def interrupted(seconds: float) -> Iterator[None]:
+    """Raises a KeyboardInterrupt in the block after some time, as Ctrl-C does, and suppresses it."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-4))
+            yield
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def check(tokens: Any, expected: list[int]) -> None:
+    """Raises an AssertionError unless the tokens are the expected ones."""
+    assert tokens.tolist() == expected, (tokens.tolist(), expected)
+
+
+def kinds() -> dict[str, tuple[Callable[[Soak, random.Random], None], int]]:
+    """Returns the kinds of generations, each with its weight."""
+    weights = {"single": 8, "batch": 3, "sample": 4, "stop": 2, "turns": 1, "stream": 2, "interrupt": 2, "refuse": 1}
+    return {name: (getattr(Soak, name), weight) for name, weight in (weights | {"requests": 4}).items()}
+
+
+@contextlib.contextmanager
+def opened(num_prompts: int = 26) -> Iterator[Soak]:
+    """Yields a soak of the first prompts."""
+    params, tokenizer = jlade.demo()
+    lines = (GOLDEN / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:num_prompts]
+    greedy = json.loads((GOLDEN / "greedy.json").read_text(encoding="utf-8"))
+    golden = [(prompt["ids"], greedy[prompt["id"]]) for prompt in map(json.loads, lines)]
+    sampled = {}
+    for sampling, seed in [(sampling, seed) for sampling in range(len(SAMPLINGS)) for seed in range(SEEDS)]:
+        for index, (prompt, _) in enumerate(golden):
+            out = jlade.generate(
+                params,
+                prompt,
+                max_new_tokens=MOST,
+                lookahead=None,
+                sampling=SAMPLINGS[sampling],
+                key=jax.random.key(seed),
+                eos_ids=(),
+            )
+            sampled[index, sampling, seed] = out.tokens[0].tolist()
+    with jlade.Engine(params, max_sequences=4, capacity=1024, prefix_memory=1 << 25) as engine:
+        engine.warm_up()
+        yield Soak(params, tokenizer, golden, sampled, engine)
+
+
+def run(soak: Soak, number: int, seed: int = 0) -> collections.Counter[str]:
+    """Makes a number of generations, and returns how many of each kind."""
+    draw, counts = random.Random(seed), collections.Counter[str]()
+    functions = kinds()
+    names, weights = list(functions), [weight for _, weight in functions.values()]
+    for name in draw.choices(names, weights, k=number):
+        functions[name][0](soak, draw)
+        counts[name] += 1
+    return counts
+
+
+def held() -> dict[str, int]:
+    """Returns the resident memory of the process and the arrays of JAX in bytes, and the threads."""
+    gc.collect()
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    return {
+        "resident": int(status.partition("VmRSS:")[2].split()[0]) * 1024,
+        "arrays": sum(array.nbytes for array in jax.live_arrays()),
+        "threads": threading.active_count(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--number", type=int, default=10_000, metavar="N", help="generations (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=100, metavar="N", help="generations before the first measurement")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    begin, counts = time.perf_counter(), collections.Counter[str]()
+    memory = {}
+    with opened() as soak:
+        ends = np.linspace(options.first, options.number, PARTS + 1).astype(int).tolist()
+        for seed, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            counts += run(soak, end - start, seed)
+            memory[end] = held()
+            print(f"{end} generations, {memory[end]}", flush=True)
+    if options.json:
+        result = {"number": options.number, "seconds": time.perf_counter() - begin, "kinds": counts, "memory": memory}
+        report.write(options.json, result)
+
+
+if __name__ == "__main__":
+    main()
