@@ -347,6 +347,6 @@ def _identity(prompt: Prompt | Record, given: Line) -> Line:
 def _given(options: argparse.Namespace) -> Line:
     """Returns the options that decide the texts, if they are not the defaults."""
     defaults = vars(parser().parse_args([]))
-    others = ("files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "distributed")
+    others = "files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "strict", "distributed"
     given = {name: value for name, value in vars(options).items() if value != defaults[name]}
     return {name: value for name, value in given.items() if name not in others}
