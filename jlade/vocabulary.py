@@ -51,6 +51,14 @@ class VocabularyShard(NamedTuple):
 
     def argmax(self, logits: jax.Array) -> jax.Array:
         """Returns the first index of the highest of logits [..., V], given this device's slice, as int32 [...]."""
+        return self.highest(logits)[1]
+
+    def highest(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the highest of logits [..., V] and its first index, given this device's slice, both [...].
+
+        NaN counts as infinity.
+        """
+        logits = _without_nan(logits)
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
         highest, place = jax.lax.platform_dependent(
             logits,
@@ -59,15 +67,16 @@ class VocabularyShard(NamedTuple):
         )
         token = self.first + place
         if not self.axes:
-            return token
-        return jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, self.axes), token, self.size - 1), self.axes)
+            return highest, token
+        of_all = jax.lax.pmax(highest, self.axes)
+        return of_all, jax.lax.pmin(jnp.where(highest == of_all, token, self.size - 1), self.axes)
 
     def top(self, logits: jax.Array, number: int) -> jax.Array:
         """Returns the indices of the highest of logits [..., V], given this device's slice, as int32 [..., number].
 
         -1 stands for those that a small vocabulary lacks.
         """
-        kept = min(number, logits.shape[-1])
+        kept, logits = min(number, logits.shape[-1]), _without_nan(logits)
         values, places = jax.lax.platform_dependent(
             logits,
             cpu=lambda logits: _highest(*_highest_parts_on_cpu(logits, kept), kept),
@@ -80,6 +89,11 @@ class VocabularyShard(NamedTuple):
             _, tokens = _highest(values, tokens, min(number, values.shape[-1]))
         missing = [(0, 0)] * (logits.ndim - 1) + [(0, number - tokens.shape[-1])]
         return jnp.pad(tokens, missing, constant_values=-1)
+
+
+def _without_nan(logits: jax.Array) -> jax.Array:
+    """Returns the logits with infinity for NaN, which XLA's maximum for CPUs drops."""
+    return jnp.where(logits < jnp.inf, logits, jnp.inf)
 
 
 def _first_highest(values: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:

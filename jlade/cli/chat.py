@@ -19,6 +19,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.conversation import Conversation
 from jlade.cli.display import Tally
 from jlade.conversion import location
+from jlade.generation.results import NOT_FINITE
 
 HELP = f"""\
 /help              show this text
@@ -138,6 +139,7 @@ class _Chat:
                     if interrupted.is_set():
                         break
             ending = "interrupted" if generation is None else generation.finish_reason[0]
+            ending = f"error, {NOT_FINITE}" if ending == "error" else ending
             show("", 1, f"{ending}: {_status(tally)}")
         if answer or generation is not None:
             self._conversation.add(question, answer, generation)

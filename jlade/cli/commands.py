@@ -93,9 +93,9 @@ def report(error: Exception, options: argparse.Namespace) -> NoReturn:
       SystemExit: with status 2 for a wrong request, 1 for any other error.
     """
     message = " ".join(str(error).split())
-    if isinstance(error, OSError | ValueError | MemoryError):
+    if isinstance(error, OSError | ValueError | MemoryError | FloatingPointError):
         print(f"{options.prog}: error: {message}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, MemoryError) else 2)
+        sys.exit(2 if isinstance(error, OSError | ValueError) else 1)
     print(f"{options.prog}: {type(error).__name__}: {message} (--debug shows the traceback)", file=sys.stderr)
     sys.exit(1)
 

@@ -19,6 +19,7 @@ from jlade.cli.display import STEP_STYLES, Tally
 from jlade.config import PLAIN
 from jlade.generation import difference, text
 from jlade.generation.options import Keywords
+from jlade.generation.results import NOT_FINITE
 from jlade.lookahead.names import label
 from jlade.mesh import device_of, mesh_of
 from jlade.models.llama import LlamaParams
@@ -48,7 +49,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the command. Ctrl-C ends it with the figures so far."""
+    """Runs the command. Ctrl-C ends it with the figures so far.
+
+    Raises:
+      FloatingPointError: after the text, if it ended as the model's logits are not finite.
+    """
     request = options_lib.request(options)
     others = [options_lib.setting("--also", sizes) for sizes in options.also]
     if options.no_compare and others:
@@ -92,6 +97,8 @@ def run(options: argparse.Namespace) -> None:
                     line.clear()
                     with status.show(f"decoding with {_name(setting)}"):
                         run.measure(pieces)
+                if run.finish_reason == "error":
+                    raise FloatingPointError(NOT_FINITE)
         except KeyboardInterrupt:
             line.clear()
             if not options.json:
@@ -118,6 +125,7 @@ class _Run:
     text: str = ""
     steps: int = 0
     seconds: float = 0.0
+    finish_reason: str | None = None  # once it has ended
 
     def measure(
         self, pieces: Iterable[jlade.Piece], show: Callable[[int, jlade.Piece], None] = lambda step, piece: None
@@ -130,6 +138,8 @@ class _Run:
             self.text += piece.text or ""
             show(self.steps, piece)
             self.steps += 1
+            if piece.generation is not None:
+                self.finish_reason = piece.generation.finish_reason[0]
             begin = time.perf_counter()
 
     @property

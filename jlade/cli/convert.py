@@ -50,7 +50,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--revision", metavar="REV", help="branch, tag or commit of a Hub id")
     result.add_argument(
-        "--strict", action="store_true", help="refuse keys of config.json that jlade does not know (default: warn)"
+        "--strict",
+        action="store_true",
+        help="refuse keys of config.json that jlade does not know, and NaN or infinite weights (default: warn)",
     )
     return result
 
@@ -73,7 +75,8 @@ def run(options: argparse.Namespace) -> None:
     load = conversion.load if headers.format == "jlade" else conversion.load_hf
     place = jax.sharding.SingleDeviceSharding(cpu)
     with _bars() as bar:
-        params = load(source, dtype, place, bar("reading", sum(headers.bytes_by_dtype.values())), options.int8)
+        advance = bar("reading", sum(headers.bytes_by_dtype.values()))
+        params = load(source, dtype, place, advance, options.int8, options.strict)
         try:
             _write(params, source, target, options.to, bar("writing", num_bytes))
         except (OSError, ValueError, SafetensorError) as error:

@@ -25,6 +25,7 @@ from jlade.generation import text
 from jlade.generation.options import Keywords
 from jlade.generation.prompts import round_up
 from jlade.generation.request import MOST_NEW_TOKENS, SMALLEST_CAPACITY
+from jlade.generation.results import NOT_FINITE
 from jlade.models.llama import LlamaParams
 from jlade.server.protocol import Asked
 
@@ -89,7 +90,11 @@ class _Job(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the command. It checks all prompts before it decodes any."""
+    """Runs the command. It checks all prompts before it decodes any.
+
+    Raises:
+      FloatingPointError: at the end, if texts ended because the model's logits were not finite.
+    """
     with distributed.joined(options), contextlib.ExitStack() as stack:
         with distributed.agreed():
             request, prompts = _read(options)
@@ -103,14 +108,18 @@ def run(options: argparse.Namespace) -> None:
         num_done = distributed.of_first(num_done)
         hidden = job.file.isatty()  # the completions are there to see
         advance = stack.enter_context(progress.bar(len(job.items), num_done, "prompts", hidden))
+        num_failed = 0
         try:
-            for number in _complete(job, num_done, options):
-                num_done += advance(number)
+            for reasons in _complete(job, num_done, options):
+                num_done += advance(len(reasons))
+                num_failed += reasons.count("error")
         except KeyboardInterrupt:
             print(f"{num_done} of {len(job.items)} prompts are completed", file=sys.stderr)
             raise
         if options.output:
             print(f"{options.output}: {num_done} prompts")
+        if num_failed:
+            raise FloatingPointError(f"{num_failed} of {len(job.items)} texts ended early: {NOT_FINITE}")
 
 
 def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]:
@@ -147,13 +156,15 @@ def _prepare(
     return _Job(items, params, request, batch_size, given, file), num_done
 
 
-def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator[int]:
-    """Writes the results of the prompts that are not done, and yields the number of prompts of each piece of work."""
+def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator[list[str | None]]:
+    """Writes the results of the prompts that are not done, and yields why the texts of each piece of work ended.
+
+    It is None for a prompt that cannot be completed.
+    """
     as_lines = options.json or options.output
     if job.batch_size == 1 and not as_lines:
         for item in job.items[num_done:]:
-            _stream(job, item)
-            yield 1
+            yield [_stream(job, item)]
         return
     for results in _work(job, num_done):
         for item, out in results:
@@ -161,7 +172,7 @@ def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator
                 print(json.dumps(_line(job, item, out, options)), file=job.file, flush=True)
             elif out is not None:
                 print(out.text[0], file=job.file, flush=True)
-        yield len(results)
+        yield [None if out is None else out.finish_reason[0] for _, out in results]
 
 
 def _work(job: _Job, num_done: int) -> Iterator[list[Result]]:
@@ -212,16 +223,18 @@ def _own(params: LlamaParams, ids: list[int], request: Keywords) -> Keywords:
     return own | {"max_new_tokens": limit, "stop": request["stop"] or (), "eos_ids": params.decoder.eos_ids}
 
 
-def _stream(job: _Job, item: _Item) -> None:
-    """Prints the completion of a prompt as it is generated."""
+def _stream(job: _Job, item: _Item) -> str | None:
+    """Prints the completion of a prompt as it is generated, and returns why it ended."""
     if item.error is not None:
-        return
+        return None
     with status.show("compiling and reading") if job.file.isatty() else contextlib.nullcontext():
         pieces = jlade.stream(job.params, item.ids, **(job.request | item.options))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
         print(piece.text, end="", file=job.file, flush=True)
     print(file=job.file, flush=True)
+    reason: str = piece.generation.finish_reason[0]
+    return reason
 
 
 def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
@@ -334,6 +347,6 @@ def _identity(prompt: Prompt | Record, given: Line) -> Line:
 def _given(options: argparse.Namespace) -> Line:
     """Returns the options that decide the texts, if they are not the defaults."""
     defaults = vars(parser().parse_args([]))
-    others = ("files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "distributed")
+    others = "files", "lines", "output", "skip_invalid", "batch_size", "json", "debug", "mesh", "strict", "distributed"
     given = {name: value for name, value in vars(options).items() if value != defaults[name]}
     return {name: value for name, value in given.items() if name not in others}

@@ -72,6 +72,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--int8", action="store_true", help="hold the weights in int8, half the memory of bfloat16; the text may differ"
     )
     parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse a model with unknown keys in config.json or with NaN or infinite weights (default: warn)",
+    )
+    parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,...",
         help="devices to use, for example lookahead=4,model=2: data divides the prompts of a batch, lookahead the "
@@ -244,7 +249,7 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     """
     mesh = make_mesh(options)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    params, tokenizer = jlade.load(options.model or DEMO, dtype, int8=options.int8, mesh=mesh)
+    params, tokenizer = jlade.load(options.model or DEMO, dtype, int8=options.int8, strict=options.strict, mesh=mesh)
     if tokenizer is None:
         raise ValueError(f"--model {options.model} has no tokenizer, which prompts need")
     return params, tokenizer

@@ -19,7 +19,7 @@ from jlade.generation import chat_template
 from jlade.generation.chat_template import Message
 from jlade.generation.options import Keywords
 from jlade.generation.request import MOST_NEW_TOKENS
-from jlade.generation.results import Generation
+from jlade.generation.results import NOT_FINITE, Generation
 from jlade.models.llama import LlamaParams
 from jlade.server import fields, protocol
 from jlade.server.fields import Body, RequestError
@@ -178,11 +178,14 @@ def _tokenizer_of_chats(model: str | None) -> Any:
 
 def response(record: Record, asked: Asked, generation: Generation, request: Keywords) -> Body:
     """Returns the result of a record in the form of the output of OpenAI's batches, but for its identity."""
+    if generation.finish_reason[0] == "error":
+        return refusal(NOT_FINITE, status=500)
     model = record.values["body"].get("model") or "jlade"
     body = Writer(asked, str(model), request["tokenizer"]).whole([generation])
     return {"response": {"status_code": 200, "request_id": body["id"], "body": body}, "error": None}
 
 
-def refusal(error: str) -> Body:
+def refusal(error: str, status: int = 400) -> Body:
     """Returns the same for a record that cannot be completed."""
-    return {"response": {"status_code": 400, "request_id": None, "body": RequestError(error).body}, "error": None}
+    body = RequestError(error, status=status).body
+    return {"response": {"status_code": status, "request_id": None, "body": body}, "error": None}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jlade import mesh as mesh_lib
 from jlade.conversion.hf_config import read_config, write_configs
 from jlade.conversion.parts import Shape, quantize
 from jlade.conversion.tensors import (
@@ -21,6 +22,7 @@ from jlade.conversion.tensors import (
     array_shapes,
     build_params,
     check_dtype,
+    check_finite,
     device_of,
     expected_tensors,
     first_few,
@@ -93,7 +95,7 @@ def load(
         model cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
-      UserWarning: names the unknown keys of config.json.
+      UserWarning: names the unknown keys of config.json; names the arrays with NaN or infinite values, and their rows.
     """
     directory = pathlib.Path(path)
     if not is_checkpoint(directory):
@@ -108,9 +110,12 @@ def load(
         for name, array in array_shapes(config, target, "int8" in dtypes.values()).items()
     }
     arrays: dict[str, Any] = {}
+    broken: dict[str, set[int]] = {}
     for restored in _restore(directory, targets):
         while restored:
             name, array = restored.popitem()  # so that each array in floating point is freed when it is quantized
+            if rows := _broken_rows(array):
+                broken[name] = rows
             in_int8 = int8 and array.dtype != jnp.int8 and is_quantized(name, config)
             arrays[name] = jax.block_until_ready(quantize(array) if in_int8 else array)
             if progress is not None:
@@ -119,7 +124,20 @@ def load(
     def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:
         return Int8Matrix(arrays[name], arrays[name + SCALE]) if name + SCALE in arrays else arrays[name]
 
+    check_finite(directory, broken, {name: array.shape for name, array in targets.items()}, strict)
     return build_params(config, read)
+
+
+def _broken_rows(array: jax.Array) -> set[int]:
+    """Returns the rows with NaN or infinite elements."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return set()
+    return set(np.flatnonzero(~mesh_lib.fetch(_are_finite(array))).tolist())
+
+
+@jax.jit
+def _are_finite(array: jax.Array) -> jax.Array:
+    return jnp.all(jnp.isfinite(array), axis=tuple(range(1, array.ndim)))
 
 
 def _restore(directory: pathlib.Path, targets: dict[str, jax.ShapeDtypeStruct]) -> Iterator[dict[str, jax.Array]]:

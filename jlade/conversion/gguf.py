@@ -51,7 +51,7 @@ def load_gguf(
         is missing; the model cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
-      UserWarning: names the unknown keys; names the tensors with NaN or infinite values.
+      UserWarning: names the unknown keys; names the tensors with NaN or infinite values, and their rows.
     """
     return load_hf(unfold(path), dtype, sharding, progress, int8, strict, mesh)
 

@@ -14,7 +14,7 @@ from jlade.conversion.hf_tensors import file_tensors, stacked
 from jlade.conversion.json_files import read_json, write_json
 from jlade.conversion.parts import Part, Shape, runs
 from jlade.conversion.tensors import expected_tensors, first_few
-from jlade.conversion.weight_files import CHUNK, Tensor, aligned, all_finite
+from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
 from jlade.models.llama import LlamaConfig
 
 INDEX = "model.gguf.index.json"  # in an unfolded directory
@@ -63,8 +63,8 @@ class GGUFTensor:
         """The dtype that holds the values of every type."""
         return "float32"
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
-        """Returns distinct parts of the tensor as `dtype`, and whether all their elements are finite.
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+        """Returns distinct parts of the tensor as `dtype`, and its rows in which they have NaN or infinite elements.
 
         Only the blocks of the parts are read, and dequantized in chunks into the memory that the parameters keep.
 
@@ -81,13 +81,13 @@ class GGUFTensor:
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.file}: {self.name} cannot be read: {error}") from error
         arrays = {part: aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
-        is_finite = True
+        broken: set[int] = set()
         for run in runs(parts):
             rows, first, end = run[0].rows, run[0].columns.start // block, -(-run[-1].columns.stop // block)
             step = max(1, CHUNK // ((end - first) * block))
             for begin in range(0, len(rows), step):
                 blocks = stored[self._stored_rows(rows[begin : begin + step]), first * size : end * size]
-                with np.errstate(all="ignore"):  # is_finite reports it
+                with np.errstate(all="ignore"):  # the broken rows tell of it
                     values = quants.dequantize(np.ascontiguousarray(blocks), kind)
                     if self.added:
                         values = values - np.float32(self.added)
@@ -95,8 +95,8 @@ class GGUFTensor:
                         source = values[:, part.columns.start - first * block : part.columns.stop - first * block]
                         chunk = arrays[part][begin : begin + step]
                         chunk[:] = source
-                        is_finite &= all_finite(min(source, chunk, key=lambda array: array.itemsize))
-        return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], is_finite
+                        broken |= broken_rows(source, chunk, rows.start + begin)
+        return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], broken
 
     def _stored_rows(self, rows: range) -> slice | np.ndarray:
         """Returns the places in the file of a model's rows.

@@ -12,7 +12,7 @@ import numpy as np
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import layer_tensors
-from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, all_finite
+from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, broken_rows
 from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
@@ -77,14 +77,14 @@ class Mxfp4(NamedTuple):
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
         return self.blocks.stamps | self.scales.stamps
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
-        """Returns the whole matrix, the only part, and whether it is finite."""
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+        """Returns the whole matrix, the only part, and its rows with infinite elements."""
         blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
         numbers = FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, GROUP)
         with np.errstate(over="ignore"):  # the caller hears of it
             values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
             matrix = values.astype(dtype)
-        return [matrix], all_finite(matrix)
+        return [matrix], broken_rows(values, matrix, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,18 +124,19 @@ class ExpertTensor:
         share = 1 if self.outputs == slice(None) else 2
         return sum(expert.num_bytes for expert in self.experts) // share
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
-        """Returns distinct parts, each the arrays of some experts, and whether all that was read is finite."""
-        arrays, is_finite = [], True
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+        """Returns distinct parts, each the arrays of some experts, and the experts with NaN or infinite elements."""
+        arrays: list[np.ndarray] = []
+        broken: set[int] = set()
         for part in parts:
             array = aligned((len(part.rows), *self.shape[1:]), dtype)
             for target, expert in zip(array, part.rows, strict=True):
                 stored = self.experts[expert]
-                (matrix,), finite = stored.read(name, dtype, [Part.of(None, stored.shape)])
+                (matrix,), broken_of_expert = stored.read(name, dtype, [Part.of(None, stored.shape)])
                 target[...] = matrix[self.outputs].T if self.is_transposed else matrix[..., self.outputs]
-                is_finite &= finite
+                broken |= {expert} if broken_of_expert else set()
             arrays.append(array)
-        return arrays, is_finite
+        return arrays, broken
 
 
 def files(config: LlamaConfig) -> dict[str, File]:

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -20,9 +19,9 @@ from jlade.conversion.tensors import (
     Sharding,
     build_params,
     check_dtype,
+    check_finite,
     device_of,
     expected_tensors,
-    first_few,
     is_quantized,
     named_arrays,
     place_of,
@@ -66,8 +65,9 @@ def load_hf(
       progress: called after each tensor with its bytes in the file.
       int8: whether to quantize the matrices (`jlade.models.llama.quantize`), each when it is on its device, so only one
         is held in floating point.
-      strict: whether to refuse keys of config.json that jlade does not know, rather than to ignore them with a warning.
-        Keys that are known to change the model's output in a way that is not supported are always refused.
+      strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, and NaN or
+        infinite values. Keys that are known to change the model's output in a way that is not supported are always
+        refused.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
         placed as `jlade.models.sharding.put` places them.
 
@@ -76,13 +76,13 @@ def load_hf(
         cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
-      UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values.
+      UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values, and their rows.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
     config = read_config(directory, strict)
-    return read_params(tensors_of(directory, config), config, directory, dtype, sharding, progress, int8, mesh)
+    return read_params(tensors_of(directory, config), config, directory, dtype, sharding, progress, int8, strict, mesh)
 
 
 def read_params(
@@ -93,6 +93,7 @@ def read_params(
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
     int8: bool = False,
+    strict: bool = False,
     mesh: Mesh | None = None,
 ) -> LlamaParams:
     """Returns the parameters of a model, given its checked tensors by name.
@@ -100,18 +101,19 @@ def read_params(
     Args:
       tensors, config: of the model.
       source: of the tensors, for messages.
-      dtype, sharding, progress, int8, mesh: see `load_hf`, which also lists errors and warnings.
+      dtype, sharding, progress, int8, strict, mesh: see `load_hf`, which also lists errors and warnings.
     """
     sharding = sharding_for(config, sharding, mesh)
-    dtypes = {tensors[name].value_dtype for name in expected_tensors(config)}
+    shapes = expected_tensors(config)
+    dtypes = {tensors[name].value_dtype for name in shapes}
     target = check_dtype(dtype, dtypes, source, device_of(sharding, config))
-    broken: list[str] = []
+    broken: dict[str, set[int]] = {}
 
     def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:
         def read_parts(parts: Sequence[Part]) -> list[np.ndarray]:
-            arrays, is_finite = tensors[name].read(name, target, parts)
-            if not is_finite:
-                broken.append(name)
+            arrays, rows = tensors[name].read(name, target, parts)
+            if rows:
+                broken[name] = rows
             return arrays
 
         array = place(shape, target, place_of(sharding, name, shape), read_parts)
@@ -123,8 +125,7 @@ def read_params(
 
     params = build_params(config, read)
     check_unchanged(tensors.values())
-    if broken:
-        warnings.warn(f"{tensors[broken[0]].file}: NaN or infinite values in {first_few(broken)}", stacklevel=2)
+    check_finite(tensors[next(iter(broken))].file if broken else source, broken, shapes, strict)
     return params
 
 

@@ -13,7 +13,7 @@ from jlade.conversion import hf_config
 from jlade.conversion.hf_tensors import model_tensors
 from jlade.conversion.huggingface import read_params
 from jlade.conversion.parts import Part, Shape
-from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, all_finite
+from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, broken_rows
 from jlade.models.llama import LlamaParams
 
 NAMES = {dtype: name for name, dtype in FLOATS.items()}  # in safetensors
@@ -45,19 +45,21 @@ class HeldTensor(StoredTensor):
     def read_bytes(self, name: str) -> np.ndarray:
         return self.to_numpy(self.values)
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
-        """Returns copies of parts of the tensor as `dtype`, and whether all their elements are finite."""
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+        """Returns copies of parts of the tensor as `dtype`, and its rows with NaN or infinite elements in them."""
         matrix = self.to_numpy(self.values)
-        arrays, is_finite = [], True
+        arrays: list[np.ndarray] = []
+        broken: set[int] = set()
         for rows, columns in parts:
             part = matrix[rows.start : rows.stop]
             part = part if part.ndim == 1 else part[:, columns.start : columns.stop]
             array = aligned(part.shape, dtype)
-            with np.errstate(over="ignore"):  # is_finite reports it
+            with np.errstate(over="ignore"):  # the broken rows tell of it
                 array[...] = part
-            is_finite &= all_finite(array)
+            as_matrix = array.reshape(len(rows), -1)
+            broken |= broken_rows(as_matrix, as_matrix, rows.start)
             arrays.append(array)
-        return arrays, is_finite
+        return arrays, broken
 
 
 def load_held(

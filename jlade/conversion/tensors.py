@@ -1,7 +1,8 @@
 """The tensors of a model: their names in checkpoints, shapes, dtypes and places on devices."""
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
@@ -168,6 +169,30 @@ def check_dtype(
     if checked not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise ValueError(f"dtype must be float32, bfloat16, float16 or 'auto', got {checked}")
     return checked
+
+
+def check_finite(
+    source: str | os.PathLike[str], broken: Mapping[str, set[int]], shapes: Mapping[str, Shape], strict: bool
+) -> None:
+    """Warns of NaN and infinite values, or refuses them if `strict`.
+
+    Args:
+      source: of the tensors, for the message.
+      broken: the rows with such values of each tensor that has any, of a vector the elements.
+      shapes: of all tensors.
+      strict: whether to raise a ValueError.
+    """
+    if not broken:
+        return
+    named = [
+        f"{name} ({len(broken[name])} of {shape[0]} rows: {first_few([str(row) for row in sorted(broken[name])])})"
+        for name, shape in shapes.items()
+        if name in broken
+    ]
+    message = f"NaN or infinite values in {first_few(named)}"
+    if strict:
+        raise ValueError(f"{source}: strict=True refuses {message}")
+    warnings.warn(f"{source}: {message}", stacklevel=3)
 
 
 def first_few(names: list[str]) -> str:

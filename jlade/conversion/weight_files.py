@@ -35,7 +35,7 @@ class Tensor(Protocol):
     def value_dtype(self) -> str: ...
     @property
     def num_bytes(self) -> int: ...
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]: ...
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +90,8 @@ class StoredTensor:
             raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
         return array
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], bool]:
-        """Returns distinct parts of the tensor as `dtype`, and whether all their elements are finite.
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+        """Returns distinct parts of the tensor as `dtype`, and its rows in which they have NaN or infinite elements.
 
         Only the bytes of the parts are read, each once. The elements are converted in chunks into the memory that the
         parameters keep: no second large buffer is needed.
@@ -100,23 +100,23 @@ class StoredTensor:
           ValueError: names the file, and the tensor `name`, if the file cannot be read.
         """
         arrays = {part: aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
-        is_finite = True
+        broken: set[int] = set()
         try:
             with open(self.file, "rb", buffering=0) as stream:  # a buffer would read more than a narrow row
                 for run in runs(parts):
-                    is_finite &= self._read_run(stream, name, {part: arrays[part] for part in run})
+                    broken |= self._read_run(stream, name, {part: arrays[part] for part in run})
         except OSError as error:
             raise ValueError(f"{self.file}: {name} cannot be read: {error}") from error
-        return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], is_finite
+        return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], broken
 
-    def _read_run(self, stream: io.FileIO, name: str, arrays: Mapping[Part, np.ndarray]) -> bool:
-        """Fills the arrays of parts with equal rows and adjacent columns; returns whether all elements are finite."""
+    def _read_run(self, stream: io.FileIO, name: str, arrays: Mapping[Part, np.ndarray]) -> set[int]:
+        """Fills the arrays of parts with equal rows and adjacent columns; returns the broken rows of the tensor."""
         parts, stored = list(arrays), np.dtype(self.value_dtype)
         rows, first, end = parts[0].rows, parts[0].columns.start, parts[-1].columns.stop
         width, height = math.prod(self.shape[1:]), max(1, CHUNK // (end - first))
         in_place = len(parts) == 1 and arrays[parts[0]].dtype == stored
         buffer = np.empty((0 if in_place else min(height, len(rows)), end - first), stored)
-        is_finite = True
+        broken: set[int] = set()
         for begin in range(0, len(rows), height):
             chunks = [array[begin : begin + height] for array in arrays.values()]
             read = chunks[0] if in_place else buffer[: len(chunks[0])]
@@ -128,10 +128,10 @@ class StoredTensor:
             for part, chunk in zip(parts, chunks, strict=True):
                 source = read[:, part.columns.start - first : part.columns.stop - first]
                 if not in_place:
-                    with np.errstate(over="ignore"):  # is_finite reports it
+                    with np.errstate(over="ignore"):  # the broken rows tell of it
                         chunk[:] = source
-                is_finite &= all_finite(min(source, chunk, key=lambda array: array.itemsize))
-        return is_finite
+                broken |= broken_rows(source, chunk, rows.start + begin)
+        return broken
 
 
 def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
@@ -227,9 +227,17 @@ def aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
     return raw[begin : begin + size].view(dtype).reshape(shape)
 
 
-def all_finite(array: np.ndarray) -> bool:
-    """Whether no element has all exponent bits set, as NaN and the infinities do."""
+def broken_rows(source: np.ndarray, converted: np.ndarray, first: int) -> set[int]:
+    """Returns the rows of a tensor with NaN or infinite elements, whose exponent bits are all set.
+
+    Args:
+      source: [rows, columns], some rows of the tensor as they are stored.
+      converted: the same in another dtype.
+      first: the row of the tensor with which they begin.
+    """
+    array = min(source, converted, key=lambda array: array.itemsize)  # has the infinities of both, in fewer bytes
     info = ml_dtypes.finfo(array.dtype)
     bits = array.view(f"u{array.itemsize}")
     exponent = bits.dtype.type(((1 << info.nexp) - 1) << info.nmant)
-    return not np.any((bits & exponent) == exponent)
+    is_broken = (bits & exponent) == exponent
+    return {first + int(row) for row in np.flatnonzero(is_broken.any(axis=1))} if is_broken.any() else set()

@@ -124,10 +124,10 @@ def _read_part(
         positions = cache.length[:, None] + index
         tokens = read(positions)
         hidden, block_kv = decoder.forward(params, tokens, positions, cache, np.tri(chunk, dtype=bool))
-        # An upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the cache is
+        # A second upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the cache is
         # written after the last layer has read it, and so in place; otherwise compilers copy the cache.
         after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
-        num_read = jnp.clip(to_read - cache.length, 0, after_pass)
+        num_read = jnp.minimum(jnp.clip(to_read - cache.length, 0, chunk), after_pass)
         if states:
             before = jnp.where(positions == 0, NONE, read(positions - 1))
             rows = Rows(

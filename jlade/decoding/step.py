@@ -102,8 +102,8 @@ def _finish(
       The state, indices [A] int32 in the block, of which the first are accepted, and their number [] int32.
     """
     constants, tree = state.constants, state.memory.drafts.tree.first(level.num_drafted)
-    new, predictions, verdict, scores = verification.verify(state, tree, logits, share, config, level)
-    after, num_accepted = _accept(state, tree, verdict, scores)
+    new, predictions, verdict, failed, scores = verification.verify(state, tree, logits, share, config, level)
+    after, num_accepted = _accept(state, tree, verdict, failed, scores)
     if best is not None:
         best = shares.of_block(best, share)
     if rests:
@@ -124,8 +124,13 @@ def _finish(
     return after, jnp.append(0, first_draft + verdict.path), num_accepted
 
 
-def _accept(state: DecodeState, tree: Tree, verdict: Verdict, scores: LogProbs | None) -> tuple[DecodeState, jax.Array]:
-    """Returns the state with the accepted tokens, cut where the text ends, and their number."""
+def _accept(
+    state: DecodeState, tree: Tree, verdict: Verdict, failed: jax.Array, scores: LogProbs | None
+) -> tuple[DecodeState, jax.Array]:
+    """Returns the state with the accepted tokens, cut where the text ends, and their number.
+
+    It ends with them if it `failed`: the model gave no finite logits for a next token.
+    """
     num_accepted, ended, stop_state = stopping.cut(
         state.constants.stopping,
         state.stop_state,
@@ -153,7 +158,7 @@ def _accept(state: DecodeState, tree: Tree, verdict: Verdict, scores: LogProbs |
         tokens=keep(state.tokens, verdict.tokens),
         num_tokens=state.num_tokens + num_accepted,
         num_steps=state.num_steps + (~state.done).astype(jnp.int32),
-        done=state.done | ended,
+        done=state.done | ended | failed,
         stop_state=stop_state,
         counts=counts,
         info=dataclasses.replace(

@@ -29,6 +29,7 @@ class Predictions(NamedTuple):
     logits: jax.Array  # [R, V or V'] float32, the model's
     processed: jax.Array  # [R, V or V'] float32, after penalties, temperature and filters
     sharpened: jax.Array  # [R, V or V'] float32, of the distribution to draw from; -inf for all others when greedy
+    are_finite: jax.Array  # [R] bool, whether `logits` have no NaN, no infinity and a token above -inf
 
 
 def verify(
@@ -38,10 +39,12 @@ def verify(
     share: Share | None,
     config: DecodeConfig,
     level: LookaheadConfig,
-) -> tuple[jax.Array, jax.Array, Verdict, LogProbs | None]:
-    """Returns predictions, the verdict on the tree, and the scores of its tokens.
+) -> tuple[jax.Array, jax.Array, Verdict, jax.Array, LogProbs | None]:
+    """Returns predictions, the verdict on the tree, whether the text cannot go on after it, and its tokens' scores.
 
     The predictions are those of the newest window row [W], and those after the current token and the drafts [1 + M].
+    The verdict accepts tokens up to the first one whose logits, the model's own, are not finite: none if these are the
+    logits after the current token. Logits that no accepted token comes from may have any values.
 
     Args:
       state: of one sequence, before the step.
@@ -81,11 +84,16 @@ def verify(
         verdict = verify_by_rejection(key, tree, sharpened[0], sharpened[window_end:], level.max_accepted)
     else:
         verdict = verify_by_matching(tree, predictions[0], predictions[1:], level.max_accepted)
+    chosen = jnp.append(0, window_end + verdict.path)  # the rows of the logits of the verdict's tokens
+    are_finite = shares.of_block(found.are_finite.astype(jnp.int32), share, chosen)
+    num_finite = jnp.sum(jnp.cumprod(are_finite), dtype=jnp.int32)
+    failed = num_finite < verdict.num_accepted
+    verdict = verdict._replace(num_accepted=jnp.minimum(verdict.num_accepted, num_finite))
     if not config.logprobs:
-        return new, predictions, verdict, None
-    chosen = jnp.append(0, window_end + verdict.path)
+        return new, predictions, verdict, failed, None
     model, processed = (shares.of_block(x, share, chosen) for x in (found.logits, found.processed))
-    return new, predictions, verdict, sampling_lib.logprobs(model, processed, verdict.tokens, config.top_logprobs)
+    scores = sampling_lib.logprobs(model, processed, verdict.tokens, config.top_logprobs)
+    return new, predictions, verdict, failed, scores
 
 
 def _predict(
@@ -113,7 +121,7 @@ def _predict(
         logits, vocabulary = vocabulary.whole(logits), VocabularyShard(vocab_size)
     if sampling.logit_bias is not None:
         sampling = dataclasses.replace(sampling, logit_bias=vocabulary.take(sampling.logit_bias))
-    processed = logits
+    processed, are_finite = logits, jnp.isfinite(vocabulary.highest(logits)[0])
     stopping, num_generated = constants.stopping, state.num_tokens - constants.prompt_lengths
     if stopping.min_new_tokens is not None:
         too_early = num_generated + offsets < stopping.min_new_tokens
@@ -127,11 +135,12 @@ def _predict(
 
     greedy = vocabulary.argmax(processed)
     if sampling.temperature is None:
-        return Predictions(greedy, greedy, logits, processed, processed)
+        return Predictions(greedy, greedy, logits, processed, processed, are_finite)
     sharpened = sampling_lib.sharpen(processed, sampling.temperature, vocabulary)
     positions = state.num_tokens + jnp.arange(reach + 1, dtype=jnp.int32)  # of the predicted tokens
     noise = vocabulary.take(sampling_lib.noise_at(constants.keys, positions, vocab_size))
-    return Predictions(vocabulary.argmax(sharpened + noise[offsets]), greedy, logits, processed, sharpened)
+    drawn = vocabulary.argmax(sharpened + noise[offsets])
+    return Predictions(drawn, greedy, logits, processed, sharpened, are_finite)
 
 
 def _tokens_before(tree: Tree, window_size: int, vocab_size: int) -> jax.Array:

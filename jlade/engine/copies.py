@@ -72,7 +72,10 @@ def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, cap
 def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeConfig, capacity: int) -> Prefix:
     def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
         shapes = jax.eval_shape(lambda params: config.decoder.init_cache(params, 1, capacity), params)
-        cache = resize(kept.cache, length[None], shapes)
+        # Tokens past the length may have left NaN, and 0 * NaN is NaN.
+        clear = functools.partial(_clear, length=length)
+        keys, values = jax.tree.map(clear, (kept.cache.keys, kept.cache.values))
+        cache = resize(KVCache(keys, values, kept.cache.length), length[None], shapes)
         copy: Prefix = jax.tree.map(jnp.copy, Prefix(cache, kept.sources))  # programs that read take over its buffers
         return copy
 
@@ -80,6 +83,12 @@ def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeC
     in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec()
     restored: Prefix = mesh_lib.shard(of_device, config.mesh, in_specs, specs)(params, kept, length)
     return restored
+
+
+def _clear(layer: jax.Array, length: jax.Array) -> jax.Array:
+    """Returns a layer [1, KH, S, D] with zeros for the tokens from `length` on."""
+    entry = jax.lax.broadcasted_iota(jnp.int32, layer.shape, 2)
+    return jnp.where(entry < length, layer, 0)
 
 
 def num_bytes(arrays: Any) -> int:

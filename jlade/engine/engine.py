@@ -394,7 +394,7 @@ class Engine:
                     piece = dataclasses.replace(piece, generation=generation)
                 job.request._add(piece)
                 # Texts of a list are seldom continued. An error from here on changes no result.
-                if piece.generation is not None and not job.of_list:
+                if piece.generation is not None and piece.generation.finish_reason != ("error",) and not job.of_list:
                     self._reader.keep_row(state, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)

@@ -86,7 +86,8 @@ class Job:
         )
 
     def _generation(self, row: rows.Shown, logprobs: Any) -> Generation:
-        return results.assemble(row.tokens, np.array([self.length]), row.accepted, logprobs, self._checked)
+        ends = np.array([self.length])
+        return results.assemble(row.tokens, ends, row.num_steps, row.accepted, logprobs, self._checked)
 
     def _find_end(self, new: np.ndarray) -> int | None:
         """Returns the number of new tokens up to the one that completes a stop string; None if none does."""

@@ -59,13 +59,20 @@ def for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
     return dataclasses.replace(state, **jax.tree.map(repeat, fields))
 
 
-def reuse(state: DecodeState, prompts: list[np.ndarray], params: Params, decoder: Decoder, capacity: int) -> KVCache:
+def reuse(
+    state: DecodeState, prompts: list[np.ndarray], params: Params, decoder: Decoder, capacity: int
+) -> KVCache | None:
     """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens.
 
     It is empty for a prompt that leaves the earlier text after a ring has lost tokens: those before the place are gone.
+    There is none after a text without a token: its prompt may have left NaN.
     """
     cache = state.memory.cache
-    tokens, num_tokens = mesh_lib.fetch((state.tokens, state.num_tokens))
+    tokens, num_tokens, prompt_lengths = mesh_lib.fetch(
+        (state.tokens, state.num_tokens, state.constants.prompt_lengths)
+    )
+    if np.any(num_tokens == prompt_lengths):
+        return None
     smallest = min(layer.shape[2] for layer in cache.keys)
     shared = []
     for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):

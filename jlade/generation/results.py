@@ -2,6 +2,7 @@
 
 import dataclasses
 import reprlib
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from jlade.generation.request import Request
 from jlade.generation.text import Detokenizer
 
 SHOWN = 8  # sequences in a `repr`
+NOT_FINITE = "the model's logits are not finite: its weights hold NaN or infinity, or float16 overflowed"
 _shorten = reprlib.Repr()
 _shorten.maxstring = 80  # characters of a text in a `repr`
 
@@ -24,6 +26,9 @@ class Generation:
 
     A stop string is cut off the text but not off the tokens: the last token is the one that completes it.
 
+    The reason "error" means that the model gave logits with NaN or infinity, or of -inf alone, for the next token. The
+    tokens before it, of which there may be none, are those of a sound model.
+
     Results that were not asked for are None. Their types have `Any` in its place, so that a type checker lets those who
     asked for them use them.
     """
@@ -32,7 +37,7 @@ class Generation:
     lengths: np.ndarray  # [B] tokens generated, including an end token
     steps: np.ndarray  # [B] forward passes; prefill is not counted
     accepted: np.ndarray  # [B, max(steps)] tokens accepted in each step, 0 after a sequence's last step
-    finish_reason: tuple[str, ...]  # [B], each "eos", "stop" or "length"
+    finish_reason: tuple[str, ...]  # [B], each "eos", "stop", "length" or "error"
     text: tuple[str, ...] | Any  # [B], without special tokens; None without a tokenizer
     logprobs: np.ndarray | Any  # [B, max_new_tokens] float32 under the model, NaN after the end of a sequence
     processed_logprobs: np.ndarray | Any  # the same after `sampling`'s processing, at temperature 1 where it is 0
@@ -138,10 +143,10 @@ def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
 
 def gather(state: DecodeState, request: Request) -> Generation:
     """Returns the result of a decode that has ended."""
-    tokens, ends, accepted, logprobs = mesh.fetch(
-        (state.tokens, state.num_tokens, state.info.accepted, state.info.logprobs)
+    tokens, ends, num_steps, accepted, logprobs = mesh.fetch(
+        (state.tokens, state.num_tokens, state.num_steps, state.info.accepted, state.info.logprobs)
     )
-    generation = assemble(tokens, ends, accepted, logprobs, request)
+    generation = assemble(tokens, ends, num_steps, accepted, logprobs, request)
     return dataclasses.replace(
         generation,
         statistics=statistics(state, request.config.lookahead) if request.with_statistics else None,
@@ -149,12 +154,20 @@ def gather(state: DecodeState, request: Request) -> Generation:
     )
 
 
-def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprobs: Any, request: Request) -> Generation:
+def assemble(
+    tokens: np.ndarray,
+    ends: np.ndarray,
+    num_steps: np.ndarray,
+    accepted: np.ndarray,
+    logprobs: Any,
+    request: Request,
+) -> Generation:
     """Returns the result of sequences that ended, given fields of `DecodeState` in NumPy.
 
     Args:
       tokens: [B, C], with the prompts; they may go on after the end.
       ends: [B] tokens up to the end.
+      num_steps: [B], those after the end included.
       accepted: [B, C].
       logprobs: those of `Info`.
       request: the arguments of the sequences.
@@ -162,7 +175,6 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
     prompt_lengths = request.inputs.lengths
     lengths = ends - prompt_lengths
     accepted = cut(accepted, lengths)
-    steps = np.count_nonzero(accepted, axis=1)
     offset = np.arange(max(request.inputs.stopping.max_new_tokens))[None, :]
     is_generated = offset < lengths[:, None]
     place = np.minimum(prompt_lengths[:, None] + offset, tokens.shape[1] - 1)
@@ -177,7 +189,10 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
 
     new = generated(tokens, -1)
     has_top = request.config.top_logprobs > 0
-    endings = [_ending(i, new[i], lengths[i], request) for i in range(len(new))]
+    endings = [_ending(i, new[i, :length].tolist(), request) for i, length in enumerate(lengths)]
+    # The last step of a text that ends with an error may have accepted no token.
+    has_failed = [reason == "error" for reason, _ in endings]
+    steps = np.where(has_failed, num_steps, np.count_nonzero(accepted, axis=1))
     return Generation(
         tokens=new,
         lengths=lengths,
@@ -192,6 +207,13 @@ def assemble(tokens: np.ndarray, ends: np.ndarray, accepted: np.ndarray, logprob
         statistics=None,
         state=None,
     )
+
+
+def warn_of_errors(generation: Generation) -> None:
+    """Warns of texts that ended with an error, for results that have no place for the reason."""
+    failed = [index for index, reason in enumerate(generation.finish_reason) if reason == "error"]
+    if failed:
+        warnings.warn(f"{NOT_FINITE}; sequences that ended early: {', '.join(map(str, failed))}", stacklevel=3)
 
 
 def of_piece(logprobs: Any, new: slice) -> dict[str, Any]:
@@ -220,11 +242,14 @@ def cut(accepted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.diff(kept, axis=1, prepend=0).astype(np.int32)
 
 
-def _ending(index: int, tokens: np.ndarray, length: int, request: Request) -> tuple[str, str | None]:
+def _ending(index: int, tokens: list[int], request: Request) -> tuple[str, str | None]:
     """Returns the reason for which a sequence ended and, when there is a tokenizer, its text."""
-    reason = "eos" if tokens[length - 1] in request.inputs.stopping.eos_ids[index] else "length"
+    stopping = request.inputs.stopping
+    reason = "length" if len(tokens) == stopping.max_new_tokens[index] else "error"
+    if tokens and tokens[-1] in stopping.eos_ids[index]:
+        reason = "eos"
     if request.tokenizer is None:
         return reason, None
     detokenizer = Detokenizer(request.tokenizer, request.stop[index])
-    text = detokenizer.feed(tokens[:length].tolist(), last=True)
+    text = detokenizer.feed(tokens, last=True)
     return "stop" if detokenizer.stopped else reason, text

@@ -21,7 +21,7 @@ from jlade.generation.generate import Streamer, pieces, run
 from jlade.generation.options import Options
 from jlade.generation.prompts import Prompts
 from jlade.generation.request import Request
-from jlade.generation.results import Generation
+from jlade.generation.results import Generation, warn_of_errors
 from jlade.generation.text import Tokenizer
 from jlade.models.llama import LlamaParams
 
@@ -155,6 +155,7 @@ class Lookahead:
         )
         request = _stop_from_prompt(request_lib.check(self.params, ids, options), ids, mask)
         generation = self._generate(request, input_ids)
+        warn_of_errors(generation)
         new = generation.tokens[:, : generation.lengths.max()].astype(np.int64)
         new[new < 0] = -1 if pad is None else int(pad)
         sequences: Any = torch.cat([input_ids, torch.from_numpy(new).to(input_ids)], dim=-1)

@@ -41,9 +41,11 @@ def quantize_matrix(matrix: jax.Array) -> Int8Matrix:
     Of experts [N, in, out], each column of an expert is rounded.
 
     No element changes by more than half the row's scale. A row of zeros has the scale 1. A row with NaN or infinite
-    elements has a NaN or infinite scale, so that products with it are not finite either.
+    elements has an infinite scale, so that products with it are not finite either.
     """
-    scale = jnp.max(jnp.abs(matrix), axis=1).astype(jnp.float32) / 127
+    magnitudes = jnp.abs(matrix)
+    magnitudes = jnp.where(magnitudes < jnp.inf, magnitudes, jnp.inf)  # XLA's maximum for CPUs drops NaN
+    scale = jnp.max(magnitudes, axis=1).astype(jnp.float32) / 127
     scale = jnp.where(scale < np.finfo(np.float32).tiny, 1.0, scale)  # processors flush smaller scales to 0
     rounded = jnp.round(matrix.astype(jnp.float32) / jnp.expand_dims(scale, 1))
     return Int8Matrix(rounded.astype(jnp.int8), scale)

@@ -1,6 +1,8 @@
 """The choices of a response: the requests of an engine that one body asks for."""
 
 import asyncio
+import dataclasses
+import logging
 import queue
 import secrets
 from collections.abc import AsyncGenerator
@@ -9,11 +11,12 @@ import jax
 
 from jlade.engine.engine import Engine
 from jlade.engine.request import Request
-from jlade.generation.results import Generation, Piece
+from jlade.generation.results import NOT_FINITE, Generation, Piece
 from jlade.server.fields import RequestError
 from jlade.server.metrics import Metrics
 from jlade.server.protocol import Asked
 
+log = logging.getLogger(__name__)
 Arrived = asyncio.Queue[tuple[int, Piece] | Exception | None]
 
 
@@ -76,7 +79,7 @@ class Choices:
         All are cancelled when one fails, or when the iteration is left.
 
         Raises:
-          RequestError: they were cancelled, or the time is over.
+          RequestError: they were cancelled, the time is over, or the model's logits are not finite.
           Exception: the error that ended one of them.
         """
         arrived: Arrived = asyncio.Queue()
@@ -112,6 +115,10 @@ class Choices:
             with self._metrics.watch(self._asked, prompt, request) as watch:
                 async for piece in request:
                     watch.add(piece)
+                    if piece.generation is not None and piece.generation.finish_reason[0] == "error":
+                        arrived.put_nowait((index, dataclasses.replace(piece, generation=None)))
+                        log.error("a request failed: %s", NOT_FINITE)
+                        raise RequestError(NOT_FINITE, status=500)
                     arrived.put_nowait((index, piece))
                 if not watch.ended:
                     raise RequestError("the request was cancelled: the server is shutting down", status=503)

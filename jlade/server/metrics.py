@@ -163,7 +163,7 @@ class Watch:
         started, first, last = self._request.started, self._first, self._last
         assert started is not None
         assert first is not None
-        self._metrics.end("length" if reason == "length" else "stop")
+        self._metrics.end(reason if reason in ("length", "error") else "stop")
         values: dict[str, float] = {
             "vllm:e2e_request_latency_seconds": last - self._arrival,
             "vllm:request_queue_time_seconds": max(0.0, started - self._arrival),

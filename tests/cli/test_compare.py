@@ -9,6 +9,7 @@ import jlade
 from jlade import cli
 from jlade.cli import compare, options
 from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.generation.results import NOT_FINITE
 from tests.tiny import piece
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
@@ -35,6 +36,19 @@ def test_json_has_the_measurements(capsys):
     assert result["plain"]["steps"] == result["plain"]["tokens"] == result["tokens"] == 12
     assert result["compression"] == result["tokens"] / result["steps"]
     assert result["tokens_per_second"] == pytest.approx(result["tokens"] / result["seconds"])
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
+def test_logits_that_are_not_finite_are_an_error(more, demo, monkeypatch, capsys):
+    params, tokenizer = demo
+    broken = params.replace(norm=params.norm.at[3].set(float("nan")))
+    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (broken, tokenizer))
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main([*SHORT, *more])
+    assert exit_info.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ("" if more else f"{SHORT[0]}\n\n")
+    assert printed.err == f"jlade complete: error: {NOT_FINITE}\n"
 
 
 def test_no_lookahead_is_plain_decoding_alone(capsys):

@@ -2,6 +2,7 @@ import io
 import itertools
 import json
 import os
+import pathlib
 import sys
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 import jlade
 from jlade import cli
 from jlade.config import SMALL_BLOCK
+from jlade.generation.results import NOT_FINITE
 from tests.cli.own_terminal import Terminal
 
 PROMPTS = ("import os\n", "def read_config(path):")
@@ -85,6 +87,27 @@ def test_json_has_the_figures_of_each_prompt(files, expected, capsys):
             "steps": expected.steps[i],
             "compression": expected.compression[i],
         }
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--batch-size", "2"]], ids=["text", "json", "rows"])
+def test_logits_that_are_not_finite_are_an_error_at_the_end(more, demo, files, monkeypatch, capsys):
+    params, tokenizer = demo
+    broken = params.replace(norm=params.norm.at[3].set(float("nan")))
+    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (broken, tokenizer))
+    (pathlib.Path.cwd() / "c.jsonl").write_text(
+        json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": PROMPTS[0]}})
+    )
+    names = ["c.jsonl"] if more == ["--json"] else files
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["generate", *names, *LIMIT, *more])
+    assert exit_info.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.err == f"jlade generate: error: {len(names)} of {len(names)} texts ended early: {NOT_FINITE}\n"
+    if more == ["--json"]:
+        response = json.loads(printed.out)["response"]
+        assert (response["status_code"], response["body"]["error"]["message"]) == (500, NOT_FINITE)
+    else:
+        assert printed.out == "\n\n"
 
 
 def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):

@@ -239,8 +239,11 @@ def test_values_that_are_not_finite_are_named(kind, tmp_path):
     array = np.ones((64, 96), np.float32 if kind == "F32" else np.float16)
     array[3, 5] = np.nan
     file = write(tmp_path / "model.gguf", tensors={"blk.1.ffn_down.weight": array})
-    with pytest.warns(UserWarning, match=r"model\.gguf: NaN or infinite values in model\.layers\.1\.mlp\.down_proj"):
+    message = r"NaN or infinite values in model\.layers\.1\.mlp\.down_proj\.weight \(1 of 64 rows: 3\)$"
+    with pytest.warns(UserWarning, match=rf"model\.gguf: {message}"):
         load_gguf(file)
+    with pytest.raises(ValueError, match=rf"model\.gguf: strict=True refuses {message}"):
+        jlade.load(file, strict=True)
 
 
 def test_a_file_that_is_not_there_or_not_of_the_format(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+import jlade
 from jlade import conversion
 from jlade.conversion import huggingface, load_hf, save_hf
+from jlade.conversion.json_files import read_json
+from jlade.conversion.memory import load_held
 from jlade.conversion.weight_files import StoredTensor
 from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
@@ -180,12 +184,48 @@ def test_checkpoints_are_restored_on_eight_devices(tmp_path):
     assert done.stdout == "restored on 8 devices\n", done.stderr
 
 
-def test_weights_that_are_not_finite_raise_a_warning(tmp_path):
-    tensors = {"model.norm.weight": np.array([1, 1, np.nan, 1, 1, 1, 1, 1], np.float32)}
-    directory = write_checkpoint(tmp_path)
-    save_file(load_file(directory / "model.safetensors") | tensors, directory / "model.safetensors")
-    with pytest.warns(UserWarning, match=r"model\.safetensors: NaN or infinite values in model\.norm\.weight"):
-        load_hf(directory)
+def broken_params():
+    """Returns parameters with NaN or infinity in six rows of a matrix and in one element of a norm."""
+    params = random_params({}, jnp.float32)
+    values = jnp.array([jnp.nan, jnp.inf, -jnp.inf] * 2)
+    embedding = params.embedding.at[jnp.array([11, 2, 3, 5, 7, 8]), jnp.array([0, 7, 3, 3, 1, 2])].set(values)
+    return params.replace(embedding=embedding, norm=params.norm.at[2].set(jnp.nan))
+
+
+BROKEN = (
+    "NaN or infinite values in model.embed_tokens.weight (6 of 12 rows: 2, 3, 5, 7, 8, ...), "
+    "model.norm.weight (1 of 8 rows: 2)"
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["hf", "own", "held"])
+def test_rows_that_are_not_finite_are_named_and_strict_refuses_them(kind, dtype, tmp_path):
+    params = broken_params()
+    path = tmp_path / "checkpoint"
+    save_hf(params, path)
+    source = path / "model.safetensors"
+    if kind == "own":
+        source = path = tmp_path / "own"
+        conversion.save(params, path)
+    if kind == "held":
+        config, tensors = read_json(path / "config.json"), load_file(source)
+        source = "model.state_dict()"
+        with pytest.warns(UserWarning, match=f"^{re.escape(f'{source}: {BROKEN}')}$"):
+            load_held(config, tensors, lambda tensor: tensor, dtype=dtype)
+        return
+    with pytest.warns(UserWarning, match=f"^{re.escape(f'{source}: {BROKEN}')}$"):
+        jlade.load(path, dtype)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{source}: strict=True refuses {BROKEN}')}$"):
+        jlade.load(path, dtype, strict=True)
+
+
+def test_values_that_a_narrower_type_lacks_are_named(tmp_path):
+    params = random_params({}, jnp.float32)
+    save_hf(params.replace(norm=params.norm.at[6].set(1e6)), tmp_path / "checkpoint")
+    load_hf(tmp_path / "checkpoint", strict=True)
+    with pytest.warns(UserWarning, match=r"NaN or infinite values in model\.norm\.weight \(1 of 8 rows: 6\)$"):
+        load_hf(tmp_path / "checkpoint", "float16")
 
 
 @pytest.mark.parametrize("kind", ["written to", "cut short", "removed"])

@@ -62,6 +62,8 @@ def test_no_element_moves_by_more_than_half_a_step(seed, magnitudes, columns, dt
 def test_rows_that_are_not_finite_stay_so():
     matrix = jnp.array([[1.0, jnp.nan], [1.0, jnp.inf], [1.0, 2.0]])
     assert np.isfinite(quantize_matrix(matrix)[jnp.arange(3)]).all(axis=1).tolist() == [False, False, True]
+    matrix = jnp.where(jnp.eye(64, dtype=bool), jnp.nan, jnp.ones((64, 64), jnp.float32))
+    assert not np.isfinite(quantize_matrix(matrix).scale).any()
 
 
 @pytest.mark.parametrize("rows", [3, 100, 256, 700])  # one chunk, several chunks, several that overlap

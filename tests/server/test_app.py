@@ -1,6 +1,7 @@
 """The server over HTTP: requests as clients send them, limits, faults, and clients that go away."""
 
 import concurrent.futures
+import dataclasses
 import json
 import time
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import strategies
 
 import jlade
+from jlade import LookaheadConfig
 from jlade.engine import rows
+from jlade.generation.results import NOT_FINITE
 from jlade.server import guard
 from tests.server.conftest import fill, running, wait_until
-from tests.server.tiny_chat import alone
+from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -188,6 +191,26 @@ def test_a_fault_ends_its_request_alone(served, monkeypatch):
     assert streamed.status_code == 200
     assert events(streamed)[-1]["error"]["type"] == "server_error"
     assert ask(3).json()["choices"][0]["text"] == expected
+
+
+def test_logits_that_are_not_finite_are_a_fault_after_the_text(engine):
+    prompt = [3, 1, 2]
+    token = alone(prompt, max_new_tokens=9).tokens[0, 4]
+    params = dataclasses.replace(PARAMS, embedding=PARAMS.embedding.at[token].set(float("nan")))
+    options = {"max_sequences": 3, "max_prediction": 16, "max_top_logprobs": 3, "lookahead": LookaheadConfig.tree(7)}
+    before = jlade.generate(params, prompt, max_new_tokens=9, tokenizer=TOKENIZER, eos_ids=(12,), lookahead=None)
+    assert before.finish_reason == ("error",)
+    assert before.text[0] != ""
+    with jlade.Engine(params, TOKENIZER, **options) as broken, running(broken) as served:
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 9}
+        error = error_of(served.client.post(COMPLETIONS, json=body), 500)
+        assert (error["type"], error["message"]) == ("server_error", NOT_FINITE)
+        *chunks, last = events(served.client.post(COMPLETIONS, json=body | {"stream": True}))
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == before.text[0]
+        assert {chunk["choices"][0]["finish_reason"] for chunk in chunks} == {None}
+        assert last["error"] == error
+        ended = 'vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"} 2.0'
+        assert ended in served.client.get("/metrics").text
 
 
 def test_a_response_takes_no_longer_than_allowed(engine, rounds):

@@ -22,7 +22,7 @@ from jlade.drafts.suffix import LONGEST
 from jlade.generation import request as request_lib
 from jlade.generation.generate import finish
 from jlade.generation.options import Options
-from jlade.generation.results import Generation
+from jlade.generation.results import Generation, warn_of_errors
 from jlade.integrations.tunix import models, parameters
 from jlade.models.base import Decoder, Params
 from jlade.models.llama import Llama
@@ -141,6 +141,7 @@ class LookaheadSampler(sampler.Sampler):
             key=seed if isinstance(seed, jax.Array) else jax.random.key(0 if seed is None else seed),
             logprobs=return_logprobs and not has_filter,
         )
+        warn_of_errors(out)
         ends = [int(n) - (reason == "eos") for n, reason in zip(out.lengths, out.finish_reason, strict=True)]
         texts: Any = [row[:end] for row, end in zip(out.tokens, ends, strict=True)]
         logprobs = None

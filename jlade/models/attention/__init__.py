@@ -46,7 +46,12 @@ def attend(
     if window is not None and operands.positions is None:
         raise ValueError(f"attention with a window ({window}) needs Operands.positions [B, T]; got None")
     mask = jnp.asarray(operands.block_mask)
-    operands = operands._replace(block_mask=mask if mask.ndim == 3 else mask[None])  # [1 or B, T, T]
+    mask = mask if mask.ndim == 3 else mask[None]  # [1 or B, T, T]
+    # A mask hides scores, not values: 0 * NaN is NaN. A value that is not finite makes its key NaN instead, so that it
+    # reaches the tokens that see it and no others; x - x is 0 or NaN.
+    keys = operands.keys + (operands.values - operands.values)
+    values = jnp.where(jnp.isfinite(operands.values), operands.values, 0)
+    operands = operands._replace(keys=keys, values=values, block_mask=mask)
     if implementation in ("auto", "plain"):
         return plain.attend(operands, window, scale, cap)
     # Imported on demand, as some builds of JAX lack parts of Pallas.
