@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.filesize import decimal
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.numpy import save as serialized
 from tokenizers import Tokenizer
 
 from jlade import conversion
@@ -123,7 +124,7 @@ def save_pool(pool: NGramPool, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
     with written_whole(path, replace=True) as file:
         ngrams = np.ascontiguousarray(mesh_lib.fetch(pool.ngrams))
-        save_file({NGRAMS: ngrams, VOCAB_SIZE: np.array(pool.vocab_size, np.int32)}, file)
+        file.write_bytes(serialized({NGRAMS: ngrams, VOCAB_SIZE: np.array(pool.vocab_size, np.int32)}))
 
 
 def save_corpus(corpus: Corpus, path: str | os.PathLike[str]) -> None:

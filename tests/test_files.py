@@ -2,10 +2,12 @@
 
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
-from jlade.files import written_whole
+from jlade.files import append_line, written_whole
 
 
 def write_file(path):
@@ -107,3 +109,82 @@ def test_concurrent_writers_never_meet(tmp_path):
         write_both()
     assert target.read_text() == "second"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_what_a_killed_writer_left_is_removed(is_in_use, tmp_path):
+    """A writer that still runs keeps its directory, as does a directory of the user's own."""
+    target, mine = tmp_path / "target", tmp_path / ".target.mine"
+    mine.mkdir()
+    script = (
+        "import sys\nfrom jlade.files import written_whole\nwith written_whole(sys.argv[1]) as path:\n"
+        "    path.write_text('half')\n    print(flush=True)\n    sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(target)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        try:
+            writer.stdout.readline()
+            if not is_in_use:
+                writer.kill()
+                writer.wait()
+            (left,) = tmp_path.glob(".target.jlade-*")
+            with written_whole(target) as path:
+                path.write_text("new")
+            assert left.exists() == is_in_use
+        finally:
+            writer.kill()
+    assert target.read_text() == "new"
+    assert mine.exists()
+
+
+def test_writers_at_once_neither_lose_nor_tear_a_file(tmp_path):
+    """Each of them also looks for what killed ones have left, and must not take the others' files for that."""
+    target, size = tmp_path / "target", 50_000
+    script = (
+        "import sys\nfrom jlade.files import written_whole\nfor _ in range(150):\n"
+        "    with written_whole(sys.argv[1], replace=True, sync=False) as path:\n"
+        f"        path.write_text(sys.argv[2] * {size})"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", script, str(target), letter]) for letter in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        if target.exists():
+            assert target.read_text() in ("a" * size, "b" * size)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.fixture
+def small_files():
+    """Makes the system refuse to write beyond 1000 bytes of a file, as a full disk would."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limits")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_an_error_of_the_system_names_the_target(tmp_path):
+    target = tmp_path / "target"
+
+    def write(file):
+        with written_whole(target) as path:
+            path.mkdir()
+            (path / file).write_text("x" * 2000)
+
+    with pytest.raises(OSError, match=rf"File too large: '{target}'"):
+        write("part")
+    with pytest.raises(FileNotFoundError, match="'/no/where'"):
+        write("/no/where")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "lines"
+    for line in ("é" * 400, "second"):
+        append_line(file, line)
+    with pytest.raises(OSError, match=rf"File too large: '{file}'"):
+        append_line(file, "x" * 500)
+    append_line(file, "third")
+    assert file.read_text(encoding="utf-8").split("\n") == ["é" * 400, "second", "third", ""]

@@ -42,6 +42,7 @@ def test_the_core_needs_few_packages():
     needed = [each for each in importlib.metadata.requires("jlade") or [] if "extra ==" not in each]
     names = {re.split(r"[^\w-]", each)[0] for each in needed}
     core = {
+        "filelock",
         "flax",
         "huggingface_hub",
         "jax",

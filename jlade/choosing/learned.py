@@ -175,7 +175,7 @@ class Learned:
     def _write(self) -> None:
         sums = {name: getattr(self._times, name).tolist() for name in ("precision", "moment", "counts")}
         try:
-            with files.written_whole(self._path, replace=True) as file:
+            with files.written_whole(self._path, replace=True, sync=False) as file:
                 file.write_text(json.dumps({"format": FORMAT, "scale": self._times.scale, **sums}), encoding="utf-8")
         except OSError:  # such as a full disk: this process goes on with what it knows
             pass

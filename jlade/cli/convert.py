@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import jax
 import rich.progress
 from rich.filesize import decimal
-from safetensors import SafetensorError
 
 from jlade import conversion
 from jlade.cli import interrupts, progress
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
         params = load(source, dtype, place, advance, options.int8, options.strict)
         try:
             _write(params, source, target, options.to, bar("writing", num_bytes))
-        except (OSError, ValueError, SafetensorError) as error:
+        except ValueError as error:
             raise ValueError(f"{target} was not written: {error}") from error
     kinds = f"int8 and {dtype}" if int8 else dtype
     print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {kinds}")

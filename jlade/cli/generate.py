@@ -8,7 +8,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
 from jlade.cli.records import Record
 from jlade.config import check_int
+from jlade.files import append_line
 from jlade.generation import text
 from jlade.generation.options import Keywords
 from jlade.generation.prompts import round_up
@@ -79,14 +80,14 @@ class _Item(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """The prompts to complete, the arguments for each call, and the place of the results."""
+    """The prompts to complete, the arguments for each call, and the file of the results."""
 
     items: list[_Item]
     params: LlamaParams
     request: Keywords
     batch_size: int
     given: Line  # the options in the lines of --output
-    file: TextIO
+    output: pathlib.Path | None  # standard output if None
 
 
 def run(options: argparse.Namespace) -> None:
@@ -102,11 +103,11 @@ def run(options: argparse.Namespace) -> None:
         with status.show("loading") if distributed.is_first() else contextlib.nullcontext():
             params, tokenizer = options_lib.load(options)
         with distributed.agreed():
-            job, num_done = _prepare(params, request | {"tokenizer": tokenizer}, prompts, options, stack)
+            job, num_done = _prepare(params, request | {"tokenizer": tokenizer}, prompts, options)
         same = vars(options) | {"distributed": None}
         distributed.check_equal("prompts or options", (same, [item.prompt for item in job.items]))
         num_done = distributed.of_first(num_done)
-        hidden = job.file.isatty()  # the completions are there to see
+        hidden = job.output is None and sys.stdout.isatty()  # the completions are there to see
         advance = stack.enter_context(progress.bar(len(job.items), num_done, "prompts", hidden))
         num_failed = 0
         try:
@@ -142,7 +143,6 @@ def _prepare(
     request: Keywords,
     prompts: list[Prompt | Record],
     options: argparse.Namespace,
-    stack: contextlib.ExitStack,
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
     reader = records.Reader(params, request, options.model)
@@ -152,8 +152,9 @@ def _prepare(
     groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
     batch_size = min(options.batch_size, -(-len(items) // groups) * groups)
     given = _given(options)
-    file, num_done = stack.enter_context(_opened(options.output, items, given))
-    return _Job(items, params, request, batch_size, given, file), num_done
+    output = pathlib.Path(options.output) if options.output and distributed.is_first() else None
+    num_done = 0 if output is None else _num_done(output, items, given)
+    return _Job(items, params, request, batch_size, given, output), num_done
 
 
 def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator[list[str | None]]:
@@ -169,9 +170,9 @@ def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator
     for results in _work(job, num_done):
         for item, out in results:
             if as_lines:
-                print(json.dumps(_line(job, item, out, options)), file=job.file, flush=True)
+                _write(job, json.dumps(_line(job, item, out, options)))
             elif out is not None:
-                print(out.text[0], file=job.file, flush=True)
+                print(out.text[0], flush=True)
         yield [None if out is None else out.finish_reason[0] for _, out in results]
 
 
@@ -227,12 +228,12 @@ def _stream(job: _Job, item: _Item) -> str | None:
     """Prints the completion of a prompt as it is generated, and returns why it ended."""
     if item.error is not None:
         return None
-    with status.show("compiling and reading") if job.file.isatty() else contextlib.nullcontext():
+    with status.show("compiling and reading") if sys.stdout.isatty() else contextlib.nullcontext():
         pieces = jlade.stream(job.params, item.ids, **(job.request | item.options))
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
-        print(piece.text, end="", file=job.file, flush=True)
-    print(file=job.file, flush=True)
+        print(piece.text, end="", flush=True)
+    print(flush=True)
     reason: str = piece.generation.finish_reason[0]
     return reason
 
@@ -304,29 +305,28 @@ def _completion(out: jlade.Generation) -> Line:
     return completion if out.logprobs is None else completion | {"logprobs": out.logprobs[0, :length].tolist()}
 
 
-@contextlib.contextmanager
-def _opened(output: str | None, job: list[_Item], given: Line) -> Iterator[tuple[TextIO, int]]:
-    """Yields the file to write to, standard output by default, and the number of prompts that it has already.
+def _write(job: _Job, line: str) -> None:
+    if job.output is None:
+        print(line, flush=True)
+    else:
+        append_line(job.output, line)
 
-    Process 0 alone writes to the file of --output.
-    """
-    if output is None or not distributed.is_first():
-        yield sys.stdout, 0
-        return
-    path = pathlib.Path(output)
+
+def _num_done(path: pathlib.Path, job: list[_Item], given: Line) -> int:
+    """Returns the number of prompts that the file of --output has. Cuts off the part of a line after them."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"--output must be a file, got {output}")
+        raise ValueError(f"--output must be a file, got {path}")
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]  # an interruption may leave a part of a line
+    whole = [line for line in lines if line.endswith(b"\n")]
     for number, line in enumerate(whole, start=1):
         if number > len(job) or not _is_line_of(job[number - 1].prompt, given, line):
             raise ValueError(
                 f"{path}:{number} is not the record of this job's prompt {number} with these options; name another "
                 "file, or remove this one"
             )
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file:  # also shows whether it can be written
         file.truncate(sum(map(len, whole)))
-        yield file, len(whole)
+    return len(whole)
 
 
 def _is_line_of(prompt: Prompt | Record, given: Line, line: bytes) -> bool:

@@ -1,7 +1,10 @@
 """JAX's persistent compilation cache: the command keeps its compiled programs from one run to the next."""
 
+import contextlib
 import hashlib
+import pathlib
 
+import filelock
 import jax
 
 from jlade import files
@@ -24,6 +27,23 @@ def enable() -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
+    _remove_torn(directory)
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def _remove_torn(directory: pathlib.Path) -> None:
+    """Removes programs that a killed process left half-written, as JAX would warn of them in every later run.
+
+    JAX writes a program, then the time of its last use beside it, while it holds a lock.
+    """
+
+    def torn() -> list[pathlib.Path]:
+        programs = directory.glob("*-cache")
+        return [each for each in programs if not each.with_name(each.name.removesuffix("cache") + "atime").exists()]
+
+    if torn():
+        with contextlib.suppress(OSError), filelock.FileLock(directory / ".lockfile", timeout=10):
+            for program in torn():
+                program.unlink()

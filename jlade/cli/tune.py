@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 from rich.console import Console
 
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
         prog="jlade tune",
         description="Find the setting that decodes prompts like these fastest on this device. First, steps of "
         "several block sizes are timed. Then the settings that can still win are tried, plain decoding included. The "
-        'other commands and lookahead="auto" use the result.',
+        'other commands and lookahead="auto" use the result; the exit status is 1 if it cannot be stored.',
     )
     result.add_argument(
         "files",
@@ -104,3 +105,5 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(tuning.figures()))
     else:
         Console(highlight=False, soft_wrap=True).print(tuning)
+    if tuning.path is None and not options.no_store:
+        sys.exit(1)  # a warning has said why it is not stored

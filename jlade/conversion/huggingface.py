@@ -1,13 +1,16 @@
 """Hugging Face directories, read and written without torch."""
 
+import errno
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jlade.conversion import gguf_weights, hf_experts
@@ -168,7 +171,11 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
             write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
         for name, part in zip(names, parts, strict=True):
             arrays = {tensor: np.ascontiguousarray(jax.device_get(array)) for tensor, array in part.items()}
-            save_file(arrays, directory / name, metadata={"format": "pt"})
+            try:
+                save_file(arrays, directory / name, metadata={"format": "pt"})
+            except SafetensorError as error:  # such as for a full disk
+                raise OSError(errno.EIO, str(error)) from error
+            shutil.copymode(directory / "config.json", directory / name)  # safetensors lets the owner alone read it
             if progress is not None:
                 for array in arrays.values():
                     progress(array.nbytes)

@@ -18,6 +18,7 @@ from jlade.evaluation import infilling, quality
 from jlade.evaluation.answers import Answer, Model
 from jlade.evaluation.datasets import Question
 from jlade.evaluation.methods import Method, parse
+from jlade.files import append_line, written_whole
 from jlade.generation import difference, text
 from jlade.generation.difference import Difference
 
@@ -148,14 +149,13 @@ def execute(
     done = _prepare(path, about)
     counts = collections.Counter(result.method for result in done.values())
     runner = _Runner(model, encode, _Pools(path.with_suffix(".pools"), counts), jax.random.key(seed), run_code, done)
-    with path.open("a", encoding="utf-8") as stream:
-        for cell in cells:
-            if cell.key not in done:
-                result = runner.answer(cell)
-                print(json.dumps(dataclasses.asdict(result)), file=stream, flush=True)
-                done[cell.key] = result
-                runner.pools.written(cell.method)
-                yield result
+    for cell in cells:
+        if cell.key not in done:
+            result = runner.answer(cell)
+            append_line(path, json.dumps(dataclasses.asdict(result)))
+            done[cell.key] = result
+            runner.pools.written(cell.method)
+            yield result
 
 
 def done_cells(file: str | os.PathLike[str], cells: Sequence[Cell]) -> int:
@@ -170,7 +170,8 @@ def _prepare(path: pathlib.Path, about: Mapping[str, Any]) -> dict[tuple[str, st
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = _whole_lines(path) if path.exists() else []
     if not lines:
-        path.write_text(json.dumps({"run": dict(about)}) + "\n", encoding="utf-8")
+        with written_whole(path, replace=True) as file:
+            file.write_text(json.dumps({"run": dict(about)}) + "\n", encoding="utf-8")
         return {}
     run = read(path)
     for name in sorted(about.keys() | run.about.keys()):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jlade.config import LookaheadConfig
+from jlade.files import written_whole
 from jlade.lookahead.names import label
 
 if TYPE_CHECKING:
@@ -185,4 +186,5 @@ def _plot(tuning: Tuning, file: str | pathlib.Path) -> None:
         axes.set(xlabel="block size, tokens", xlim=(0.8, 2 * axes.dataLim.x1), ylim=(0, 1.2 * axes.dataLim.y1))
         axes.grid(color="0.9")
         axes.set_axisbelow(True)
-    figure.savefig(file)
+    with written_whole(file, replace=True) as partial:
+        figure.savefig(partial)

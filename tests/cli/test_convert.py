@@ -70,6 +70,7 @@ def test_a_round_trip_keeps_every_byte(run, tmp_path):
     configs = {"config.json", "generation_config.json"}
     assert {path.name for path in own.iterdir()} == {"params", *texts, *configs}
     assert {path.name for path in back.iterdir()} == {"model.safetensors", *texts, *configs}
+    assert len({path.stat().st_mode for path in back.iterdir()}) == 1, "who may read the configuration may read all"
     for name in texts:
         assert (back / name).read_bytes() == (own / name).read_bytes() == (DEMO / name).read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"own", "back"}
@@ -238,7 +239,7 @@ def test_a_full_disk_during_the_last_file_leaves_nothing(name, to, refused, monk
 
     monkeypatch.setattr(shutil, "copyfile", fails)
     message = refused(DEMO, tmp_path / "new", "--to", to)
-    assert message == f"{tmp_path / 'new'} was not written: [Errno 28] No space left on device\n"
+    assert message == f"[Errno 28] No space left on device: '{tmp_path / 'new'}'\n"
     assert "config.json" in seen, "the weights had been written"
     assert list(tmp_path.iterdir()) == []
 
@@ -250,7 +251,7 @@ def test_a_full_disk_during_the_weights_leaves_nothing(error, refused, monkeypat
         raise error
 
     monkeypatch.setattr(huggingface, "save_file", fails)
-    assert re.search("/new was not written: .*No space left", refused(DEMO, tmp_path / "new", "--to", "hf"))
+    assert re.search(r"No space left .*: '.*/new'\n", refused(DEMO, tmp_path / "new", "--to", "hf"))
     assert list(tmp_path.iterdir()) == []
 
 

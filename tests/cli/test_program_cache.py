@@ -30,6 +30,18 @@ def test_programs_are_kept_from_one_run_to_the_next(cache_directory):
     assert files_below(cache_directory / "jlade" / "compiled") == kept
 
 
+def test_programs_that_a_killed_process_has_half_written_are_compiled_anew(cache_directory):
+    """JAX writes the time of the last use after the program, and warns of torn programs; `run_command` forbids that."""
+    text = run_command()
+    compiled = cache_directory / "jlade" / "compiled"
+    program = min(compiled.rglob("*-cache"))
+    content = program.read_bytes()
+    program.write_bytes(content[:1000])
+    program.with_name(program.name.removesuffix("cache") + "atime").unlink()
+    assert run_command() == text
+    assert program.stat().st_size > 1000
+
+
 def test_the_users_own_directory_is_used(cache_directory, tmp_path):
     run_command(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "elsewhere"))
     assert files_below(tmp_path / "elsewhere")

@@ -1,6 +1,9 @@
+import dataclasses
 import json
+import pathlib
 import re
 import signal
+import warnings
 
 import pytest
 from rich.progress import TimeRemainingColumn
@@ -23,7 +26,7 @@ def asked(monkeypatch):
     def tune(params, prompts, **arguments):
         calls.append({"prompts": prompts, **arguments})
         one = jlade.Trial(SMALL_BLOCK, 2.0, 0.5, 4.0, 1.5, 1.2)
-        return jlade.Tuning(one, (one,), (), {1: 0.5}, "here", 1)
+        return jlade.Tuning(one, (one,), (), {1: 0.5}, "here", 1, path=pathlib.Path("here"))
 
     monkeypatch.setattr(jlade, "tune", tune)
     return calls
@@ -116,6 +119,23 @@ def test_ctrl_c_prints_what_was_measured_and_stores_nothing(number, demo, monkey
     assert choice.load(choice.key(params, params.decoder, 1)) is None
     assert cli.main(["tune", *SHORT, "--json"]) == 130
     assert capsys.readouterr().out == "", "half a result is no JSON"
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_result_that_cannot_be_stored_is_shown_with_the_reason(asked, monkeypatch, capsys):
+    tune = jlade.tune
+
+    def unstored(*arguments, **options):
+        warnings.warn("the result is not stored: the disk is full", stacklevel=1)
+        return dataclasses.replace(tune(*arguments, **options), path=None)
+
+    monkeypatch.setattr(jlade, "tune", unstored)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(["tune"])
+    printed = capsys.readouterr()
+    assert "tree of 7" in printed.out
+    assert printed.err == "jlade: warning: the result is not stored: the disk is full\n"
+    assert cli.main(["tune", "--no-store"]) == 0
 
 
 def test_the_tuned_setting_is_the_default_of_the_commands(demo, capsys):
