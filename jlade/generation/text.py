@@ -1,12 +1,13 @@
 """Text to tokens and tokens to text, byte by byte, so that streamed text is never taken back."""
 
 import codecs
+import contextlib
 import copy
 import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tokenizers
@@ -34,9 +35,18 @@ def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
     file = pathlib.Path(path) / "tokenizer.json"
     if not file.exists():
         return None
-    try:
+    with errors_of(file):
         return tokenizers.Tokenizer.from_file(os.fspath(file))
-    except Exception as error:  # the library raises nothing more specific
+
+
+@contextlib.contextmanager
+def errors_of(file: pathlib.Path) -> Iterator[None]:
+    """Makes errors in the block, which reads a tokenizer from `file`, a ValueError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing more specific, and where it panics no Exception
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
 
 
