@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, cast
 
+from jlade.conversion.json_files import is_file_name, read_json, shown
 from jlade.generation import text
 
 SECONDS = 5  # of a conversation; templates take milliseconds
@@ -30,14 +31,17 @@ def encode(tokenizer: Any, messages: Sequence[Message], template: str | None = N
     Raises:
       ValueError: when the template raises an error, or takes too long or too much memory.
     """
+    with text.errors_of("the chat template cannot be chosen"):
+        chosen = tokenizer.get_chat_template(template)
     rendered = _renderer.render(
         conversations=[[dict(message) for message in messages]],
-        chat_template=tokenizer.get_chat_template(template),
+        chat_template=chosen,
         add_generation_prompt=True,
         **tokenizer.special_tokens_map,
     )
     text.check_utf8("the chat template must make", rendered)
-    ids: list[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    with text.errors_of("tokenizer cannot encode the conversation"):
+        ids: list[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
     return ids
 
 
@@ -53,8 +57,21 @@ def load_tokenizer(directory: pathlib.Path) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ValueError('the chat templates need transformers: pip install "jlade[chat]"') from error
-    with text.errors_of(directory):
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        _check_names(directory / name)
+    with text.errors_of(f"{directory} has no tokenizer that transformers can read"):
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def _check_names(file: pathlib.Path) -> None:
+    """Raises a ValueError if settings name a file outside their directory: versions of transformers would read it."""
+    for key, value in (read_json(file) if file.exists() else {}).items():
+        if key.endswith(("_file", "_files")) and key != "special_tokens_map_file":  # which nothing reads
+            names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+            if outside := [name for name in names if not is_file_name(name) and (file.parent / name).exists()]:
+                raise ValueError(f"{file}: {key} names {outside[0]!r}; accepted are files in the same directory")
+        if key == "init_inputs" and value:
+            raise ValueError(f"{file}: init_inputs must be empty, got {shown(value)}")
 
 
 class _Renderer:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import tokenizers
 
+MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
+
 
 class Tokenizer(Protocol):
     """A `tokenizers.Tokenizer`, or a tokenizer of transformers that is built on one."""
@@ -35,19 +37,35 @@ def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
     file = pathlib.Path(path) / "tokenizer.json"
     if not file.exists():
         return None
-    with errors_of(file):
-        return tokenizers.Tokenizer.from_file(os.fspath(file))
+    with errors_of(f"{file} is not a tokenizer"):
+        tokenizer = tokenizers.Tokenizer.from_file(os.fspath(file))
+        _check_growth(tokenizer.normalizer)
+        tokenizer.no_truncation()  # a prompt is never cut, nor padded to a length that the file gives
+        if tokenizer.padding is not None:
+            tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
+    return tokenizer
 
 
 @contextlib.contextmanager
-def errors_of(file: pathlib.Path) -> Iterator[None]:
-    """Makes errors in the block, which reads a tokenizer from `file`, a ValueError."""
+def errors_of(message: str) -> Iterator[None]:
+    """Makes errors in the block, which calls tokenizers or transformers, a ValueError whose text begins so."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, TimeoutError):
         raise
     except BaseException as error:  # the library raises nothing more specific, and where it panics no Exception
-        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+        raise ValueError(f"{message}: {error}") from error
+
+
+def _check_growth(normalizer: Any) -> None:
+    """Raises if replacements, one after the other, can make a text so much longer that it fills the memory."""
+    growth, left = 1, [] if normalizer is None else [json.loads(normalizer.__getstate__())]
+    while left:
+        state = left.pop()
+        left += state.get("normalizers", [])
+        growth *= max(1, len(state.get("content", "")))  # of Replace
+        if growth > MOST_GROWTH:
+            raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
 
 
 def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[int]:
@@ -59,7 +77,8 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[
       ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
     """
     check_utf8("prompt must be", text)
-    encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
+    with errors_of("tokenizer cannot encode the text"):
+        encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
     if isinstance(encoded, tokenizers.Encoding):
         return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]
     return list(encoded)
@@ -136,6 +155,7 @@ class TokenBytes:
         self._decoders = state.get("decoders", [state])
         for decoder in self._decoders:
             is_space = decoder.get("content") == " " and not decoder.get("stop")
+            is_space &= decoder["type"] != "Replace" or "String" in decoder["pattern"]
             if decoder["type"] not in _DECODERS or (decoder["type"] in ("Replace", "Strip") and not is_space):
                 raise ValueError(f"tokenizer decodes by {decoder}; accepted are {', '.join(_DECODERS)} of spaces")
 
