@@ -78,7 +78,7 @@ def outcome(form: Format, directory: pathlib.Path, expected: Any, file: str, con
         if str(directory) not in str(error) and not str(error).startswith(("the chat template", "tokenizer ")):
             raise FaultError(f"no file in {type(error).__name__}: {error}") from error
         return "refused"
-    except (KeyboardInterrupt, TimeoutError):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise FaultError(f"{type(error).__name__}: {error}") from error

@@ -16,8 +16,8 @@ from jlade.generation import chat_template, text
 from tests import hostile
 from tests.conversion.test_huggingface import write_checkpoint
 
-# Changed files of each format; `benchmarks/fuzz.py` reads thousands. Those of Orbax leave errors that raise later, so they
-# are read in a process of their own in `tests/conversion/test_corruption.py`.
+# Changed files of each format; `benchmarks/fuzz.py` reads thousands. Those of Orbax leave errors that raise later, so
+# `tests/conversion/test_corruption.py` reads some in a process of their own.
 EXAMPLES = {
     "safetensors": 100,
     "index": 60,

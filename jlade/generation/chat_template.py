@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 from jlade.conversion.json_files import is_file_name, read_json, shown
 from jlade.generation import text
 
-SECONDS = 5  # of a conversation; templates take milliseconds
+SECONDS = 4  # of a conversation; templates take milliseconds
 WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 
 Message = Mapping[str, str]  # with the keys "role" and "content"

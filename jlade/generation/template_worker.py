@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 MEMORY = 2**29  # bytes more than the process has when it is ready
-LONGEST = 2**24  # characters of a text, several times what the longest contexts hold
+LONGEST = 2**23  # characters of a text, several times what the longest contexts hold
 
 
 def main(seconds: float) -> None:

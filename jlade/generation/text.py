@@ -51,7 +51,7 @@ def errors_of(message: str) -> Iterator[None]:
     """Makes errors in the block, which calls tokenizers or transformers, a ValueError whose text begins so."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, TimeoutError):
+    except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing more specific, and where it panics no Exception
         raise ValueError(f"{message}: {error}") from error
