@@ -16,6 +16,7 @@ SOURCES: tuple[Source, ...] = ("pool", "suffix", "recycled")  # of a tree by def
 REACH: dict[Source, int] = {"prediction": 60, "suffix": 24, "recycled": 6}
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
+MAX_NUMBER: Any = 3e38  # float32 has none above
 
 
 def check_int(name: str, value: Any, least: int) -> int:
@@ -302,7 +303,7 @@ class SamplingConfig:
 def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[Any], bool]) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be {accepted}, got {value!r}")
-    if not math.isfinite(value) or not is_accepted(value):
+    if not -MAX_NUMBER <= value <= MAX_NUMBER or not is_accepted(value):
         raise ValueError(f"{name} must be {accepted}, got {value}")
 
 

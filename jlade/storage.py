@@ -145,15 +145,20 @@ def load_corpus(path: str | os.PathLike[str]) -> Corpus:
     """Returns a corpus that `save_corpus` wrote. Its arrays are mapped into memory and read where they are needed.
 
     Raises:
-      ValueError: if there is no corpus.
+      ValueError: if there is no corpus, or its arrays do not belong together.
     """
     try:
         arrays = [np.load(pathlib.Path(path) / f"{name}.npy", mmap_mode="r") for name in CORPUS]
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # NumPy raises those of Python's parser, too
         raise ValueError(
             f"path must be a directory written by jlade.save_corpus, got {os.fspath(path)!r}: {error}"
         ) from error
-    return Corpus.of(TextIndex(*arrays[:-2]), (arrays[-2], arrays[-1]))
+    corpus = Corpus.of(TextIndex(*arrays[:-2]), (arrays[-2], arrays[-1]))
+    try:
+        corpus.check()
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} holds no corpus: {error}") from error
+    return corpus
 
 
 def load_pool(path: str | os.PathLike[str]) -> NGramPool:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import pathlib
 import re
@@ -94,13 +95,22 @@ class Stored:
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']!r}, not {FORMAT}")
         return cls(
-            key=Key(**{field.name: facts[field.name] for field in dataclasses.fields(Key)}),
+            key=Key(str(facts["device"]), str(facts["model"]), int(facts["batch_size"])),
             lookahead=LookaheadConfig(**facts["lookahead"]),
             date=str(facts.get("date", "")),
             **{name: int(facts.get(name, 0)) for name in ("prompts", "tokens", "repeat")},
-            speeds={LookaheadConfig(**trial["lookahead"]): trial["speed"] for trial in facts.get("trials", ())},
-            step_times={int(size): seconds for size, seconds in facts.get("step_times", {}).items()},
+            speeds={
+                LookaheadConfig(**trial["lookahead"]): positive(trial["speed"]) for trial in facts.get("trials", ())
+            },
+            step_times={int(size): positive(seconds) for size, seconds in facts.get("step_times", {}).items()},
         )
+
+
+def positive(value: Any) -> float:
+    """Returns a positive, finite number from a file, and raises a ValueError for another value."""
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"a number must be positive, got {value!r}")
+    return float(value)
 
 
 def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:
@@ -237,6 +247,6 @@ def _load(path: pathlib.Path) -> Stored | None:
         return Stored.read(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # a broken file can raise any
         warnings.warn(f"{path} is ignored; `jlade tune` writes it anew: {error!r}", stacklevel=2)
         return None

@@ -34,6 +34,7 @@ DOUBT = 0.2  # standard deviation of the prior's time of each step, relative to 
 OVERHEAD = 1.0  # standard deviation of the time of drafting, which all steps that draft share, in plain steps
 DISTURBED = 3 * NOISE  # a call whose time differs by more than this counts for less
 CALL = 5.0  # standard deviation of the time of a call itself, in plain steps
+MOST = 1e30  # of a number in the file; the square of a larger one is none
 LEAST = 0.3  # of the prior's time: no step is taken to be faster
 
 
@@ -163,12 +164,15 @@ class Learned:
         try:
             facts = json.loads(self._path.read_text(encoding="utf-8"))
             if facts["format"] == FORMAT and np.shape(facts["moment"]) == self._times.moment.shape:
-                self._times.scale = float(facts["scale"])
+                self._times.scale = choice.positive(facts["scale"])
                 for name in ("precision", "moment", "counts"):
                     setattr(self._times, name, np.array(facts[name], float).reshape(getattr(self._times, name).shape))
+                    choice.positive(MOST - np.max(np.abs(getattr(self._times, name))))
+                choice.positive(MOST - 1 / self._times.scale)
+            choice.positive(self._times.costs(self._num_levels).min())
         except (FileNotFoundError, NotADirectoryError):
             return
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # a broken file can raise any
             self._times.forget()
             warnings.warn(f"{self._path} is ignored; later calls write it anew: {error!r}", stacklevel=2)
 

@@ -176,7 +176,7 @@ def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
             sizes[stored[name]] += array.size * np.dtype(stored[name]).itemsize
         files = {file for file in (directory / checkpoint.ARRAYS).rglob("*") if file.is_file()}
     else:
-        kind, is_int8 = "gguf" if (directory / gguf_weights.INDEX).exists() else "huggingface", False
+        kind, is_int8 = "gguf" if directory in gguf_weights.unfolded else "huggingface", False
         found = tensors_of(directory, config)
         tensors = [found[name] for name in expected_tensors(config)]
         dtypes, files = {tensor.value_dtype for tensor in tensors}, {tensor.file for tensor in found.values()}

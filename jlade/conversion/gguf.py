@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jlade.conversion.gguf_architectures import architecture_of
 from jlade.conversion.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, read_config, unknown_keys
 from jlade.conversion.gguf_tokenizer import BOS, read_tokenizer, tokenizer_config
-from jlade.conversion.gguf_weights import GGUFTensor, check_tensors, write_index
+from jlade.conversion.gguf_weights import GGUFTensor, check_tensors, unfolded, write_index
 from jlade.conversion.hf_config import to_hf
 from jlade.conversion.huggingface import load_hf
 from jlade.conversion.json_files import Values, write_json
@@ -26,7 +26,7 @@ from jlade.conversion.weight_files import stamp_of
 from jlade.files import cache_directory, written_whole
 from jlade.models.llama import LlamaParams
 
-MOST_ELEMENTS = 2**21  # of an array in the metadata: each becomes an object, so a broken length takes all memory
+MOST_OBJECTS = 3 * 2**19  # keys, tensors, elements of arrays: a string of no bytes takes hundreds of bytes of memory
 FORMAT = 1  # of the directories; another one makes them again
 
 
@@ -68,7 +68,9 @@ def unfold(path: str | os.PathLike[str]) -> pathlib.Path:
     file = pathlib.Path(os.path.abspath(path))
     if not file.is_file():
         raise ValueError(f"path must be a GGUF file, and there is no file {os.fspath(path)!r}")
-    return _unfold(file, stamp_of(file), cache_directory() / "gguf")
+    directory = _unfold(file, stamp_of(file), cache_directory() / "gguf")
+    unfolded.add(directory)
+    return directory
 
 
 @functools.cache
@@ -124,6 +126,8 @@ def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], d
     class Reader(gguf.GGUFReader):
         """Refuses to read beyond the end of the file. Views of a plain array take a third of a memmap's time."""
 
+        num_objects = 0
+
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
             content = np.asarray(self.data)
             end = offset + np.dtype(dtype).itemsize * int(count)
@@ -133,9 +137,28 @@ def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], d
             return array.view(array.dtype.newbyteorder(override_order or self.byte_order))
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type == gguf.GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > MOST_ELEMENTS:
-                raise ValueError(f"it has an array of more than {MOST_ELEMENTS} elements")
-            return super()._get_field_parts(orig_offs, raw_type)
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, length = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            self._count(length[0])
+            if (scalar := self.gguf_scalar_to_np.get(kind[0])) is None:
+                return super()._get_field_parts(orig_offs, raw_type)
+            values = self._get(orig_offs + 12, scalar, length[0])  # the library has a view for each
+            types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind[0])]
+            return 12 + values.nbytes, [kind, length, values], [2], types
+
+        def _build_fields(self, offs: int, count: int) -> int:
+            self._count(count)
+            return super()._build_fields(offs, count)
+
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            self._count(count)
+            return super()._build_tensor_info(offs, count)
+
+        def _count(self, number: int) -> None:
+            self.num_objects += int(number)
+            if self.num_objects > MOST_OBJECTS:
+                raise ValueError(f"it has more than {MOST_OBJECTS} keys, tensors and elements of arrays")
 
     try:
         reader = Reader(file)

@@ -10,6 +10,7 @@ from jlade.conversion.json_files import Values
 KEYS = "tokenizer.ggml."
 BOS, EOS = f"{KEYS}bos_token_id", f"{KEYS}eos_token_id"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
+LONGEST = 1024  # characters of a token, several times those of any; SentencePiece's are divided at every one
 SPACE = "▁"  # in the vocabularies of SentencePiece
 
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -65,6 +66,8 @@ def read_tokenizer(values: Values, vocab_size: int) -> Tokenizer | None:
             f"{values.file}: {KEYS}tokens must be up to {vocab_size} different strings, got {len(tokens)}, "
             f"{len(set(tokens))} of them different"
         )
+    if any(len(token) > LONGEST for token in tokens):
+        raise ValueError(f"{values.file}: {KEYS}tokens must be strings of up to {LONGEST} characters")
     types = _array(values, "token_type", int, [NORMAL] * len(tokens))
     try:
         tokenizer, adds_bos = readers[kind](values, tokens, types)

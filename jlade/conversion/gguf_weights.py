@@ -18,6 +18,7 @@ from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
 from jlade.models.llama import LlamaConfig
 
 INDEX = "model.gguf.index.json"  # in an unfolded directory
+unfolded: set[pathlib.Path] = set()  # by `gguf.unfold`; in other directories nothing names a file elsewhere
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 FLOATING = TYPES[:3]  # those of vectors
 

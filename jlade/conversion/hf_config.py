@@ -18,6 +18,7 @@ from jlade.models.llama import LlamaConfig
 
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
+MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
 _KEYS = {"rms_norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 
 
@@ -116,6 +117,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     keys = {*SIZES, *family.reads}
     values = Values(file, family.reads | {key: value for key, value in raw.items() if key in keys})
     num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
+    if num_layers > MOST_LAYERS:
+        raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")
     num_kv_heads = values.size("num_key_value_heads", num_heads)
     head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
     if num_heads % num_kv_heads:
@@ -134,6 +137,10 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         raise ValueError(
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "
             f"{fields['experts_per_token']}"
+        )
+    if num_layers * fields.get("num_experts", 0) > MOST_EXPERTS:
+        raise ValueError(
+            f"{file}: {num_layers} layers of {fields['num_experts']} experts are more than {MOST_EXPERTS} experts"
         )
     if fields.get("attention_scale") == head_dim**-0.5:
         fields["attention_scale"] = None

@@ -138,7 +138,7 @@ def tensors_of(directory: pathlib.Path, config: LlamaConfig) -> Mapping[str, Ten
     Raises:
       ValueError: see `load_hf`.
     """
-    if (directory / gguf_weights.INDEX).exists():
+    if directory in gguf_weights.unfolded:
         return gguf_weights.stored_tensors(directory)
     return model_tensors(stored_tensors(directory), config, directory)
 

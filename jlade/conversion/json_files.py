@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+
+LARGEST_SIZE = 2**31 - 1  # positions, tokens and places in arrays are 32-bit numbers
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)  # numbers of the computation
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
@@ -47,22 +51,39 @@ class Values:
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer."""
+        """Returns a positive integer of up to 31 bits."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{self.file}: {key} must be a positive integer, got {value!r}")
+            raise ValueError(f"{self.file}: {key} must be a positive integer, got {shown(value)}")
+        if value > LARGEST_SIZE:
+            raise ValueError(f"{self.file}: {key} must be up to {LARGEST_SIZE}, got {shown(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns a positive, finite number."""
+        """Returns a positive number that float32 holds."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"{self.file}: {key} must be a positive number, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{self.file}: {key} must be a positive number, got {shown(value)}")
+        if not SMALLEST <= value <= LARGEST:
+            raise ValueError(
+                f"{self.file}: {key} must be a number of float32, {SMALLEST:.2g} to {LARGEST:.2g}, got {shown(value)}"
+            )
         return float(value)
 
     def boolean(self, key: str, default: bool = False) -> bool:
         """Returns true or false."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise ValueError(f"{self.file}: {key} must be true or false, got {value!r}")
+            raise ValueError(f"{self.file}: {key} must be true or false, got {shown(value)}")
         return value
+
+
+def shown(value: Any) -> str:
+    """Returns the beginning of a value's representation."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def is_file_name(name: Any) -> bool:
+    """Whether a value from a file names a file in the same directory: it has no parts that lead elsewhere."""
+    return isinstance(name, str) and name not in ("", "..") and pathlib.PurePath(name).name == name and "\0" not in name

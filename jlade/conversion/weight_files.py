@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jlade.conversion.json_files import read_json
+from jlade.conversion.json_files import is_file_name, read_json, shown
 from jlade.conversion.parts import Part, Shape, runs
 
 SINGLE_FILE = "model.safetensors"
@@ -179,11 +179,11 @@ def _weight_files(directory: pathlib.Path) -> Mapping[pathlib.Path, set[str] | N
     if index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{index}: weight_map must map tensor names to files, got {weight_map!r}")
+            raise ValueError(f"{index}: weight_map must map tensor names to files, got {shown(weight_map)}")
         files: dict[pathlib.Path, set[str]] = {}
         for tensor, name in sorted(weight_map.items(), key=str):
-            if not isinstance(name, str) or name in ("", "..") or pathlib.PurePath(name).name != name or "\0" in name:
-                raise ValueError(f"{index}: weight_map names {name!r}; accepted are files in the same directory")
+            if not is_file_name(name):
+                raise ValueError(f"{index}: weight_map names {shown(name)}; accepted are files in the same directory")
             files.setdefault(directory / name, set()).add(tensor)
         return files
     if (directory / SINGLE_FILE).exists():

@@ -1,9 +1,21 @@
 """Conversations to tokens, by the chat template of a checkpoint."""
 
+import atexit
+import contextlib
+import json
 import os
 import pathlib
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any, cast
+
+from jlade.conversion.json_files import is_file_name, read_json, shown
+from jlade.generation import text
+
+SECONDS = 4  # of a conversation; templates take milliseconds
+WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 
 Message = Mapping[str, str]  # with the keys "role" and "content"
 
@@ -17,16 +29,19 @@ def encode(tokenizer: Any, messages: Sequence[Message], template: str | None = N
       template: a Jinja template to use instead of the tokenizer's own.
 
     Raises:
-      ValueError: when the template raises an error.
+      ValueError: when the template raises an error, or takes too long or too much memory.
     """
-    import jinja2
-
-    try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except jinja2.TemplateError as error:  # also from raise_exception in the template
-        raise ValueError(f"the chat template refuses the conversation: {error}") from error
+    with text.errors_of("the chat template cannot be chosen"):
+        chosen = tokenizer.get_chat_template(template)
+    rendered = _renderer.render(
+        conversations=[[dict(message) for message in messages]],
+        chat_template=chosen,
+        add_generation_prompt=True,
+        **tokenizer.special_tokens_map,
+    )
+    text.check_utf8("the chat template must make", rendered)
+    with text.errors_of("tokenizer cannot encode the conversation"):
+        ids: list[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
     return ids
 
 
@@ -34,7 +49,7 @@ def load_tokenizer(directory: pathlib.Path) -> Any:
     """Returns the tokenizer of transformers for a checkpoint, with its chat template.
 
     Raises:
-      ValueError: when transformers is missing.
+      ValueError: when transformers is missing, or the files are broken.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing; nothing here needs it
     try:
@@ -42,4 +57,78 @@ def load_tokenizer(directory: pathlib.Path) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ValueError('the chat templates need transformers: pip install "jlade[chat]"') from error
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        _check_names(directory / name)
+    with text.errors_of(f"{directory} has no tokenizer that transformers can read"):
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def _check_names(file: pathlib.Path) -> None:
+    """Raises a ValueError if settings name a file outside their directory: versions of transformers would read it."""
+    for key, value in (read_json(file) if file.exists() else {}).items():
+        if key.endswith(("_file", "_files")) and key != "special_tokens_map_file":  # which nothing reads
+            names = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+            if outside := [name for name in names if not is_file_name(name) and (file.parent / name).exists()]:
+                raise ValueError(f"{file}: {key} names {outside[0]!r}; accepted are files in the same directory")
+        if key == "init_inputs" and value:
+            raise ValueError(f"{file}: init_inputs must be empty, got {shown(value)}")
+
+
+class _Renderer:
+    """The process that renders templates. It starts with the first conversation, and anew after one that ended it.
+
+    Starting takes half a second, a conversation then less than a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        atexit.register(self._end)
+
+    def render(self, **question: Any) -> str:
+        """Returns the text for arguments of `render_jinja_template`. Errors are those of `encode`."""
+        line = json.dumps(question).encode() + b"\n"
+        with self._lock:
+            process = self._start()
+            pipe_in, pipe_out = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe_in.write(line)
+                    pipe_in.flush()
+                answer = pipe_out.readline()
+            except BaseException:  # an interrupt; the answer would be that to the next question
+                self._end()
+                raise
+            if not answer:
+                self._end()
+                raise ValueError(
+                    f"the chat template takes more than {SECONDS} seconds for the conversation, or "
+                    "more memory than it may have"
+                )
+        known: dict[str, str] = json.loads(answer)
+        if "error" in known:
+            raise ValueError(f"the chat template refuses the conversation: {known['error']}")
+        return known["text"]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        # Without -P the directory of the program would hide modules of the standard library.
+        command = [sys.executable, "-P", str(WORKER), str(SECONDS)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        if cast(IO[bytes], self._process.stdout).readline() != b"\n":
+            self._end()
+            raise RuntimeError(f"the process that renders chat templates did not start: {' '.join(command)}")
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # closes the pipes and waits
+                self._process = None
+
+
+_renderer = _Renderer()

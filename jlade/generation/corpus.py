@@ -68,10 +68,26 @@ class Corpus:
         object.__setattr__(self, "index", index)
         object.__setattr__(self, "followers", followers)
 
+    def check(self) -> None:
+        """Raises a ValueError unless the arrays have the shapes and the types of an index.
+
+        Their values need no check: they say where drafts may be, and a wrong draft is not accepted.
+        """
+        tokens, order, keys, latest = jax.tree.leaves(self.index)
+        known, after = self.followers
+        blocks = order.shape[0] if order.ndim else 0
+        shapes = [(blocks * BLOCK,), (blocks, BLOCK), (blocks, LONGEST), (blocks, LONGEST, LATEST)]
+        shapes += [known.shape[:1], (*known.shape[:1], RANKS)]
+        found = [(array.dtype, array.shape) for array in (tokens, order, keys, latest, known, after)]
+        if found != [(np.int32, shape) for shape in shapes] or not blocks:
+            raise ValueError(f"its arrays are {', '.join(f'{dtype}{list(shape)}' for dtype, shape in found)}")
+        if known.size and np.min(known) < 0:
+            raise ValueError(f"it has the token {np.min(known)}")
+
     @functools.cached_property
     def largest_token(self) -> int:
         """-1 for no texts."""
-        return int(max(np.max(self.index.tokens), NONE))
+        return int(max(np.max(array, initial=NONE) for array in (self.index.tokens, *self.followers)))
 
     @functools.cached_property
     def on_device(self) -> TextIndex:

@@ -1,15 +1,18 @@
 """Text to tokens and tokens to text, byte by byte, so that streamed text is never taken back."""
 
 import codecs
+import contextlib
 import copy
 import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tokenizers
+
+MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
 
 
 class Tokenizer(Protocol):
@@ -34,10 +37,35 @@ def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
     file = pathlib.Path(path) / "tokenizer.json"
     if not file.exists():
         return None
+    with errors_of(f"{file} is not a tokenizer"):
+        tokenizer = tokenizers.Tokenizer.from_file(os.fspath(file))
+        _check_growth(tokenizer.normalizer)
+        tokenizer.no_truncation()  # a prompt is never cut, nor padded to a length that the file gives
+        if tokenizer.padding is not None:
+            tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
+    return tokenizer
+
+
+@contextlib.contextmanager
+def errors_of(message: str) -> Iterator[None]:
+    """Makes errors in the block, which calls tokenizers or transformers, a ValueError whose text begins so."""
     try:
-        return tokenizers.Tokenizer.from_file(os.fspath(file))
-    except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing more specific, and where it panics no Exception
+        raise ValueError(f"{message}: {error}") from error
+
+
+def _check_growth(normalizer: Any) -> None:
+    """Raises if replacements, one after the other, can make a text so much longer that it fills the memory."""
+    growth, left = 1, [] if normalizer is None else [json.loads(normalizer.__getstate__())]
+    while left:
+        state = left.pop()
+        left += state.get("normalizers", [])
+        growth *= max(1, len(state.get("content", "")))  # of Replace
+        if growth > MOST_GROWTH:
+            raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
 
 
 def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[int]:
@@ -49,7 +77,8 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[
       ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
     """
     check_utf8("prompt must be", text)
-    encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
+    with errors_of("tokenizer cannot encode the text"):
+        encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
     if isinstance(encoded, tokenizers.Encoding):
         return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]
     return list(encoded)
@@ -126,6 +155,7 @@ class TokenBytes:
         self._decoders = state.get("decoders", [state])
         for decoder in self._decoders:
             is_space = decoder.get("content") == " " and not decoder.get("stop")
+            is_space &= decoder["type"] != "Replace" or "String" in decoder["pattern"]
             if decoder["type"] not in _DECODERS or (decoder["type"] in ("Replace", "Strip") and not is_space):
                 raise ValueError(f"tokenizer decodes by {decoder}; accepted are {', '.join(_DECODERS)} of spaces")
 

@@ -115,7 +115,7 @@ def find(key: Key) -> Verdict | None:
         verdict = Verdict(bool(facts["passed"]), str(facts["reason"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # a broken file can raise any
         warnings.warn(f"{path} is ignored; the kernel is tried anew: {error!r}", stacklevel=2)
         return None
     _known[path] = verdict

@@ -1,0 +1,69 @@
+"""Chat templates give what transformers gives, and hostile ones an error in bounded time and memory."""
+
+import time
+
+import pytest
+
+from jlade.cli.options import DEMO
+from jlade.generation import chat_template
+
+MESSAGES = [{"role": "user", "content": "Hi {{ 1 }}"}, {"role": "assistant", "content": "é"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return chat_template.load_tokenizer(DEMO)
+
+
+@pytest.mark.parametrize(
+    "template", [None, "{% for m in messages %}{{ m.role }}: {{ m['content'] | tojson }}{{ eos_token }}{% endfor %}"]
+)
+def test_equals_transformers(tokenizer, template):
+    expected = tokenizer.apply_chat_template(
+        MESSAGES, chat_template=template, add_generation_prompt=True, return_dict=False
+    )
+    assert chat_template.encode(tokenizer, MESSAGES, template) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "__class__"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "__init__"),
+        ("{{ messages.append(1) }}", "append"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% for i in range(10**9) %}{% endfor %}", "range"),
+        ("{{ 'a' * 10**10 }}", "512 MiB"),
+        ("{{ 'a' | center(10**10) }}", "512 MiB"),
+        ("{{ '%9999999999d' | format(1) }}", "512 MiB"),
+        ("{{ 'a' * (2**23 + 1) }}", "accepted are 8388608"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{" * 5000, "recursion"),
+        ("{{ '\\ud800' }}", "UTF-8"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses the conversation: roles must alternate"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_hostile_templates_are_refused(tokenizer, template, error):
+    with pytest.raises(ValueError, match="the chat template.*" + error):
+        chat_template.encode(tokenizer, MESSAGES, template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(10**5) %}{% for i in range(10**5) %}{% endfor %}{% endfor %}",
+        "{{ 10 ** (10 ** 10) }}",  # one operation, which takes hours and no signal interrupts
+    ],
+)
+def test_endless_templates_are_stopped_and_others_go_on(tokenizer, template, monkeypatch):
+    renderer = chat_template._Renderer()
+    monkeypatch.setattr(chat_template, "_renderer", renderer)
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match=r"takes more than 0\.3 seconds"):
+        chat_template.encode(tokenizer, MESSAGES, template)
+    assert time.monotonic() - begin < 20  # most of it to start, on a busy machine
+    monkeypatch.setattr(chat_template, "SECONDS", 4)
+    assert chat_template.encode(tokenizer, MESSAGES, "a") == tokenizer("a", add_special_tokens=False)["input_ids"]
+    renderer._end()
