@@ -72,6 +72,8 @@ class Job:
         self.length += len(new)
         steps = row.accepted[:, self._num_steps : int(row.num_steps[0])]
         accepted = results.cut(steps, np.array([len(new)]))[0]
+        drafted = row.num_drafted[0, self._num_steps : self._num_steps + len(accepted)]
+        self.request.num_drafted += int(drafted[accepted > 0].sum())
         self._num_steps += len(accepted)
         logprobs = row.logprobs if self.logprobs else None
         if logprobs is not None:

@@ -23,6 +23,7 @@ class Request:
     Attributes:
       started: the `time.monotonic` at which it got its row; None while it waits for one.
       num_cached: tokens of the prompt that were not read, as an earlier text begins with them; 0 until reading begins.
+      num_drafted: tokens that the steps of the pieces so far have verified.
     """
 
     def __init__(self, cancel: Callable[[], None]):
@@ -33,7 +34,7 @@ class Request:
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], object]] = []  # of the event loops that wait for pieces
         self.started: float | None = None
-        self.num_cached = 0
+        self.num_cached = self.num_drafted = 0
 
     @property
     def done(self) -> bool:

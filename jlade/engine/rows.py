@@ -296,6 +296,7 @@ class Shown(NamedTuple):
     num_steps: HostArray  # [B]
     done: HostArray  # [B]
     accepted: HostArray  # [B, C]
+    num_drafted: HostArray  # [B, C]
     logprobs: Any  # fields [B, C, ...], None if they were not asked for
 
     def row(self, index: int) -> "Shown":
@@ -309,7 +310,7 @@ def show(state: DecodeState, logprobs: bool) -> Shown:
     info = state.info
     recorded = info.logprobs if logprobs else None
     shown: Shown = mesh_lib.fetch(
-        Shown(state.tokens, state.num_tokens, state.num_steps, state.done, info.accepted, recorded)
+        Shown(state.tokens, state.num_tokens, state.num_steps, state.done, info.accepted, info.num_drafted, recorded)
     )
     return shown
 

@@ -29,6 +29,7 @@ COUNTERS = {
     "vllm:generation_tokens": "Generated tokens.",
     "vllm:num_preemptions": "Requests that lost their rows to others: none.",
     "vllm:spec_decode_num_drafts": "Steps, each of which verifies a draft.",
+    "vllm:spec_decode_num_draft_tokens": "Drafted tokens, each verified by a step.",
     "vllm:spec_decode_num_accepted_tokens": "Drafted tokens that were accepted: all but one of each step.",
 }
 HISTOGRAMS = {
@@ -128,7 +129,7 @@ class Watch:
         self._arrival = time.monotonic()
         self._first: float | None = None
         self._last = self._arrival
-        self._num_tokens = self._num_first = 0
+        self._num_tokens = self._num_first = self._num_drafted = 0
 
     def __enter__(self) -> Self:
         return self
@@ -155,6 +156,8 @@ class Watch:
         metrics.count("vllm:generation_tokens", number)
         for accepted in piece.accepted.tolist():
             metrics.step(accepted)
+        before, self._num_drafted = self._num_drafted, self._request.num_drafted
+        metrics.count("vllm:spec_decode_num_draft_tokens", self._num_drafted - before)
         if piece.generation is not None:
             self.ended = True
             self._end(piece.generation.finish_reason[0])

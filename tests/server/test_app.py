@@ -117,6 +117,7 @@ def test_metrics_count_requests_and_tokens(served):
     before = [served.metric(name) for name in names]
     drafts = served.metric("vllm:spec_decode_num_drafts_total")
     accepted = served.metric("vllm:spec_decode_num_accepted_tokens_total")
+    drafted = served.metric("vllm:spec_decode_num_draft_tokens_total")
     served.client.post(
         COMPLETIONS, json={"prompt": "ab", "temperature": 0, "max_tokens": 20, "ignore_eos": True, "n": 2}
     )
@@ -124,6 +125,9 @@ def test_metrics_count_requests_and_tokens(served):
     steps = served.metric("vllm:spec_decode_num_drafts_total") - drafts
     assert steps + served.metric("vllm:spec_decode_num_accepted_tokens_total") - accepted == 40
     assert 0 < steps < 40
+    options = {"tokenizer": TOKENIZER, "lookahead": LookaheadConfig.tree(7), "max_new_tokens": 20, "eos_ids": ()}
+    expected = jlade.generate(PARAMS, "ab", with_statistics=True, **options).statistics.num_drafted.sum()
+    assert served.metric("vllm:spec_decode_num_draft_tokens_total") - drafted == 2 * expected > 0
     assert served.metric("jlade:tokens_per_step_count") == drafts + steps
     shown = served.client.get("/metrics").text
     assert 'vllm:num_requests_running{engine="0",model_name="tiny"}' in shown
