@@ -29,7 +29,7 @@ from jlade.drafts.sources import TABLE, Drafts, Sources
 from jlade.drafts.tree import NONE
 from jlade.lookahead import adaptive, window
 from jlade.mesh import DATA
-from jlade.models.base import Decoder, KVCache, Params
+from jlade.models.base import Cache, Decoder, Params
 from jlade.vocabulary import VocabularyShard
 
 ROWS = 64  # tokens of a prompt whose logits are computed at once, for each sequence
@@ -71,7 +71,7 @@ def _read(
     params: Params,
     prompts: jax.Array,
     lengths: jax.Array,
-    cache: KVCache | None,
+    cache: Cache | None,
     states: dict[str, State],
     *,
     decoder: Decoder,
@@ -80,10 +80,10 @@ def _read(
     mesh: Mesh | None,
 ) -> Prefix:
     read = functools.partial(_read_part, decoder=decoder, readers=readers, chunks=chunks, mesh=mesh)
-    cache_specs = sharding.BATCH if cache is None else sharding.CACHE
+    cache_specs = sharding.BATCH if cache is None else sharding.cache_specs(decoder)
     given = {name: readers.specs[name] for name in states}
     specs = sharding.param_specs(params, mesh), sharding.BATCH, sharding.BATCH, cache_specs, given
-    return mesh_lib.shard(read, mesh, specs, sharding.prefix_specs(readers, readers.specs))(
+    return mesh_lib.shard(read, mesh, specs, sharding.prefix_specs(decoder, readers, readers.specs))(
         params, prompts, lengths, cache, states
     )
 
@@ -92,7 +92,7 @@ def _read_part(
     params: Params,
     prompts: jax.Array,
     lengths: jax.Array,
-    cache: KVCache | None,
+    cache: Cache | None,
     states: dict[str, State],
     *,
     decoder: Decoder,
@@ -223,7 +223,7 @@ def _start(
 ) -> DecodeState:
     start = functools.partial(_start_part, config=config)
     specs = (
-        sharding.prefix_specs(config.sources().readers, prefix.sources),
+        sharding.prefix_specs(config.decoder, config.sources().readers, prefix.sources),
         sharding.input_specs(inputs, config),
         *[sharding.BATCH] * 3,
     )

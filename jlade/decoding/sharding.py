@@ -13,16 +13,21 @@ from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.drafts.sources import Drafts, Sources
 from jlade.mesh import DATA, HEADS, Specs
 from jlade.models import sharding as model_sharding
-from jlade.models.base import KVCache, Params
-from jlade.models.llama import LlamaParams
+from jlade.models.base import Cache, Decoder, KVCache, Params
+from jlade.models.llama import Llama, LlamaParams
 
 BATCH = P(DATA)
-CACHE = KVCache(keys=P(DATA, HEADS), values=P(DATA, HEADS), length=BATCH)  # type: ignore[arg-type]  # specs of arrays
 
 
-def prefix_specs(readers: Sources, names: Iterable[str]) -> Prefix:
+def cache_specs(decoder: Decoder) -> Cache:
+    """Returns the specs of a cache; that of a model that is not jlade's is divided along `data` alone."""
+    specs: Any = KVCache
+    return specs(keys=P(DATA, HEADS), values=P(DATA, HEADS), length=BATCH) if isinstance(decoder, Llama) else BATCH
+
+
+def prefix_specs(decoder: Decoder, readers: Sources, names: Iterable[str]) -> Prefix:
     """Returns the specs of a prefix with the states of sources of these names, given those that read prompts."""
-    return Prefix(cache=CACHE, sources={name: readers.specs[name] for name in names})
+    return Prefix(cache=cache_specs(decoder), sources={name: readers.specs[name] for name in names})
 
 
 def param_specs(params: Params, mesh: Mesh | None) -> Specs:
@@ -40,7 +45,7 @@ def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
         key=BATCH if inputs.key.ndim else P(),
         sampling=BATCH,
         costs=P(),
-        cache=P() if inputs.cache is None else CACHE,
+        cache=P() if inputs.cache is None else cache_specs(config.decoder),
         sources={name: config.sources().specs[name] for name in inputs.sources},
         corpus=P(),
     )
@@ -58,7 +63,7 @@ def state_specs(constants: Constants, config: DecodeConfig) -> DecodeState:
         num_steps=BATCH,
         done=BATCH,
         memory=memory(
-            cache=CACHE,
+            cache=cache_specs(config.decoder),
             drafts=drafts(
                 tree=BATCH,
                 proposals=BATCH,

@@ -1,5 +1,7 @@
 """Lookahead parallelism on the device: the share of each block that it computes, and its exchange with the others."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -10,7 +12,6 @@ from jlade.drafts.tree import Form, Shape
 from jlade.lookahead import division
 from jlade.lookahead.division import Share
 from jlade.mesh import LOOKAHEAD
-from jlade.models.base import BlockKV
 
 
 def own(form: Shape | Form, num_tokens: jax.Array, level: LookaheadConfig, mesh: Mesh | None) -> Share | None:
@@ -43,16 +44,27 @@ def of_block(own: jax.Array, share: Share | None, rows: slice | jax.Array = slic
     return own[rows] if share is None else gather(own, share.delivered_outputs[rows])
 
 
-def of_accepted(block_kv: BlockKV, accepted: jax.Array, share: Share | None) -> tuple[BlockKV, jax.Array]:
+def of_accepted(block_kv: Any, accepted: jax.Array, share: Share | None) -> tuple[Any, jax.Array]:
     """Returns the arguments `block_kv` and `indices` of `Decoder.commit`: on each device those of all accepted tokens.
 
     Args:
       block_kv: of the share [B, T', ...], in every array.
       accepted: [B, A] int32, indices in the block.
       share: of each sequence; None for the whole block.
+
+    Raises:
+      ValueError: an array of `block_kv` is no [B, T', ...].
     """
     if share is None:
         return block_kv, accepted
+    shape = share.members.shape
+    other = next((list(kv.shape) for kv in jax.tree.leaves(block_kv) if kv.shape[:2] != shape), None)
+    if other is not None:
+        raise ValueError(
+            "mesh has an axis lookahead, along which keys and values of accepted tokens are exchanged, but forward "
+            f"returns arrays {other} in their place, not [B, T, ...] = [{shape[0]}, {shape[1]}, ...]: use these "
+            "devices for data"
+        )
     place = jnp.take_along_axis(share.delivered_tokens, accepted, axis=1)
     index = jnp.arange(accepted.shape[1], dtype=jnp.int32)
     return jax.tree.map(lambda kv: jax.vmap(gather)(kv, place), block_kv), jnp.broadcast_to(index, accepted.shape)

@@ -15,7 +15,7 @@ from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
 from jlade.lookahead.adaptive import Pace
 from jlade.mesh import COPIES
-from jlade.models.base import Decoder, KVCache
+from jlade.models.base import Cache, Decoder
 from jlade.vocabulary import VocabularyShard
 
 # Tokens of the prompt in one forward pass, as pairs (chunk, least): a chunk is read while more than `least` tokens are
@@ -54,7 +54,7 @@ class Inputs:
     key: jax.Array
     sampling: Sampling = Sampling()
     costs: jax.Array | None = None
-    cache: KVCache | None = None
+    cache: Cache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
     corpus: TextIndex | None = None
 
@@ -63,7 +63,7 @@ class Inputs:
 class Prefix:
     """What `jlade.prefill` knows of the prompts, all but their last tokens."""
 
-    cache: KVCache
+    cache: Cache
     sources: dict[str, State] = flax.struct.field(default_factory=dict)  # [B, ...], of sources that read prompts
 
 
@@ -136,7 +136,7 @@ class Info:
 class Memory:
     """The large part of the state. Programs that make steps in place take over its buffers."""
 
-    cache: KVCache  # for C tokens
+    cache: Cache  # for C tokens
     drafts: Drafts  # for the next step, with the states of their sources
 
 

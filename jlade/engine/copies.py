@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,13 +15,13 @@ from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import rows
 from jlade.mesh import DATA
-from jlade.models.base import KVCache, Params, resize
+from jlade.models.base import Cache, KVCache, Params, resize
 
-LEAST = 128  # entries of a layer of a copy; a power of two times as many if it has more tokens
+LEAST = 128  # tokens that a copy has room for; a power of two times as many if it has more
 
 
 def sizes(capacity: int) -> list[int]:
-    """Returns the entries of a layer that kept prefixes may have: few, as each number has programs of its own."""
+    """Returns the capacities that kept prefixes may have: few, as each has programs of its own."""
     doubled = itertools.takewhile(lambda size: size < capacity, (LEAST << power for power in itertools.count()))
     return [*doubled, capacity]
 
@@ -31,33 +32,31 @@ def prefix_of(state: DecodeState, config: DecodeConfig) -> Prefix:
     return Prefix(state.memory.cache, {name: states[name] for name in config.sources().readers.specs})
 
 
-def keep(prefix: Prefix, index: int, size: int, config: DecodeConfig) -> Prefix:
-    """Returns a copy of the row `index` of a prefix, of its first `size` entries in each layer that has more of them.
+def keep(params: Params, prefix: Prefix, index: int, size: int, config: DecodeConfig) -> Prefix:
+    """Returns a copy of the row `index` of a prefix, with a capacity of `size` tokens, which its text fits in.
 
     All groups of devices along `data` have it, as any of them may read the prompt that takes it over.
     """
-    return _keep(prefix, np.int32(index), size=size, config=config)
+    return _keep(params, prefix, np.int32(index), size=size, config=config)
 
 
 @functools.partial(jax.jit, static_argnames=("size", "config"))
-def _keep(prefix: Prefix, index: jax.Array, *, size: int, config: DecodeConfig) -> Prefix:
+def _keep(params: Params, prefix: Prefix, index: jax.Array, *, size: int, config: DecodeConfig) -> Prefix:
     groups = mesh_lib.size(config.mesh, DATA)
 
-    def of_device(prefix: Prefix, index: jax.Array) -> Prefix:
-        is_here, place = rows.place(index, len(prefix.cache.length), groups)
+    def of_device(params: Params, prefix: Prefix, index: jax.Array) -> Prefix:
+        number = len(prefix.cache.length)
+        is_here, place = rows.place(index, number, groups)
 
         def copy(array: jax.Array) -> jax.Array:
             row = jax.lax.dynamic_slice_in_dim(array, place, 1)
             return row if groups == 1 else jax.lax.psum(jnp.where(is_here, row, jnp.zeros_like(row)), DATA)
 
-        cache = prefix.cache
-        keys, values = jax.tree.map(lambda layer: layer[:, :, :size], (cache.keys, cache.values))
-        kept: Prefix = jax.tree.map(copy, Prefix(KVCache(keys, values, cache.length), prefix.sources))
+        cache = resize(prefix.cache, prefix.cache.length, _shapes(params, config, number, size))
+        kept: Prefix = jax.tree.map(copy, Prefix(cache, prefix.sources))
         return kept
 
-    specs = sharding.prefix_specs(config.sources().readers, prefix.sources)
-    kept: Prefix = mesh_lib.shard(of_device, config.mesh, (specs, PartitionSpec()), specs)(prefix, index)
-    return kept
+    return _shard(of_device, params, prefix, index, config)
 
 
 def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, capacity: int) -> Prefix:
@@ -71,18 +70,33 @@ def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, cap
 @functools.partial(jax.jit, static_argnames=("config", "capacity"))
 def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeConfig, capacity: int) -> Prefix:
     def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
-        shapes = jax.eval_shape(lambda params: config.decoder.init_cache(params, 1, capacity), params)
-        # Tokens past the length may have left NaN, and 0 * NaN is NaN.
-        clear = functools.partial(_clear, length=length)
-        keys, values = jax.tree.map(clear, (kept.cache.keys, kept.cache.values))
-        cache = resize(KVCache(keys, values, kept.cache.length), length[None], shapes)
+        cache = resize(kept.cache, length[None], _shapes(params, config, 1, capacity))
+        if isinstance(cache, KVCache):  # tokens past the length may have left NaN, and 0 * NaN is NaN
+            keys, values = jax.tree.map(functools.partial(_clear, length=length), (cache.keys, cache.values))
+            cache = KVCache(keys, values, cache.length)
         copy: Prefix = jax.tree.map(jnp.copy, Prefix(cache, kept.sources))  # programs that read take over its buffers
         return copy
 
-    specs = sharding.prefix_specs(config.sources().readers, kept.sources)
+    return _shard(of_device, params, kept, length, config)
+
+
+def _shapes(params: Params, config: DecodeConfig, number: int, capacity: int) -> Cache:
+    """Returns the shapes of the cache of a number of rows, on a device with these parameters."""
+    return jax.eval_shape(lambda params: config.decoder.init_cache(params, number, capacity), params)
+
+
+def _shard(
+    of_device: Callable[[Params, Prefix, jax.Array], Prefix],
+    params: Params,
+    prefix: Prefix,
+    number: jax.Array,
+    config: DecodeConfig,
+) -> Prefix:
+    """Returns `of_device(params, prefix, number)`, which each device computes for its parts of prefixes."""
+    specs = sharding.prefix_specs(config.decoder, config.sources().readers, prefix.sources)
     in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec()
-    restored: Prefix = mesh_lib.shard(of_device, config.mesh, in_specs, specs)(params, kept, length)
-    return restored
+    copied: Prefix = mesh_lib.shard(of_device, config.mesh, in_specs, specs)(params, prefix, number)
+    return copied
 
 
 def _clear(layer: jax.Array, length: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import copies, rows
 from jlade.engine.job import Job
 from jlade.engine.prefixes import Prefixes
-from jlade.models.base import Params
+from jlade.models.base import Params, divisible
 
 
 @dataclasses.dataclass
@@ -60,9 +60,9 @@ class Reader:
         else:
             check_int("prefix_memory", memory, 0)
         self._sizes = copies.sizes(capacity) if memory else []
-        # A shorter beginning saves no pass over the weights. A ring that has lost tokens cannot be shortened.
-        smallest = min(layer.shape[2] for layer in row.cache.keys)
-        self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=config.chunks[-1][0], divisible=smallest)
+        # A shorter beginning saves no pass over the weights.
+        least, longest = config.chunks[-1][0], divisible(row.cache)
+        self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=least, divisible=longest)
 
     def read(self, reading: Reading) -> None:
         """Reads a chunk of a prompt."""
@@ -90,7 +90,7 @@ class Reader:
         """Compiles the programs that keep prefixes and take them over."""
         for prefix in (self._unread(), copies.prefix_of(state, self._config)):
             for size in self._sizes:
-                self._restore(copies.keep(prefix, 0, size, self._config), 0)
+                self._restore(copies.keep(self._params, prefix, 0, size, self._config), 0)
 
     def clear(self) -> None:
         """Drops all prefixes."""
@@ -105,5 +105,5 @@ class Reader:
     def _keep(self, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
         if self._prefixes.is_new(tokens):
             size = next(size for size in self._sizes if size >= len(tokens))
-            kept = copies.keep(prefix, index, size, self._config)
+            kept = copies.keep(self._params, prefix, index, size, self._config)
             self._prefixes.add(tokens, kept, copies.num_bytes(kept))

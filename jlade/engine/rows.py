@@ -196,7 +196,7 @@ def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) 
         states = prefill.for_each(readers.empty(), each)
         return Prefix(config.decoder.init_cache(params, each, capacity), states)
 
-    specs = sharding.prefix_specs(readers, readers.specs)
+    specs = sharding.prefix_specs(config.decoder, readers, readers.specs)
     return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)
 
 
@@ -356,9 +356,9 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
         layer.delete()
         return copied
 
-    cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)  # type: ignore[arg-type]
+    cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)
     after = _copy_rest(dataclasses.replace(state, memory=memory), chosen, config=config)
-    cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.CACHE, cache))
+    cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.cache_specs(config.decoder), cache))
     return dataclasses.replace(after, memory=dataclasses.replace(after.memory, cache=cache))
 
 

@@ -11,7 +11,7 @@ from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts import pool as ngram_pool
-from jlade.models.base import Decoder, KVCache, Params, resize
+from jlade.models.base import Cache, Decoder, Params, divisible, resize
 
 
 def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:
@@ -61,11 +61,12 @@ def for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
 
 def reuse(
     state: DecodeState, prompts: list[np.ndarray], params: Params, decoder: Decoder, capacity: int
-) -> KVCache | None:
+) -> Cache | None:
     """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens.
 
-    It is empty for a prompt that leaves the earlier text after a ring has lost tokens: those before the place are gone.
-    There is none after a text without a token: its prompt may have left NaN.
+    It is empty for a prompt that leaves an earlier text that cannot be shortened, as after a ring has lost tokens:
+    those before the place are gone. None if no text can be shortened, and a prompt leaves its own; and after a text
+    without a token, as its prompt may have left NaN.
     """
     cache = state.memory.cache
     tokens, num_tokens, prompt_lengths = mesh_lib.fetch(
@@ -73,16 +74,18 @@ def reuse(
     )
     if np.any(num_tokens == prompt_lengths):
         return None
-    smallest = min(layer.shape[2] for layer in cache.keys)
+    longest = divisible(cache)
     shared = []
     for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
         most = min(length, len(ids)) - 1  # the last token of either is left to the first step
         differs = np.flatnonzero(known[:most] != ids[:most])
         number, cached = differs[0] if len(differs) else most, length - 1
-        shared.append(number if number == cached or cached <= smallest else 0)
+        if number < cached and not longest:
+            return None
+        shared.append(number if number == cached or cached <= longest else 0)
     return resize(cache, np.array(shared, np.int32), _shapes(params, decoder, len(prompts), capacity))
 
 
-def _shapes(params: Params, decoder: Decoder, batch_size: int, capacity: int) -> KVCache:
+def _shapes(params: Params, decoder: Decoder, batch_size: int, capacity: int) -> Cache:
     """Returns the shapes of an empty cache."""
     return jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, capacity), params)

@@ -13,7 +13,7 @@ from jlade import mesh
 from jlade.decoding import prefill, sharding
 from jlade.decoding.state import DecodeConfig
 from jlade.generation.request import prepare
-from jlade.models.base import KVCache, Params
+from jlade.models.base import Cache, Params
 from jlade.vocabulary import VocabularyShard
 
 
@@ -46,14 +46,14 @@ def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Seque
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _largest_two(params: Params, cache: KVCache, token: jax.Array, config: DecodeConfig) -> jax.Array:
+def _largest_two(params: Params, cache: Cache, token: jax.Array, config: DecodeConfig) -> jax.Array:
     """Returns the two largest logits [2] after `token` [1, 1], which follows the tokens of the cache."""
     largest = functools.partial(_largest_two_part, config=config)
-    specs = sharding.param_specs(params, config.mesh), sharding.CACHE, PartitionSpec()
+    specs = sharding.param_specs(params, config.mesh), sharding.cache_specs(config.decoder), PartitionSpec()
     return mesh.shard(largest, config.mesh, specs, PartitionSpec())(params, cache, token)
 
 
-def _largest_two_part(params: Params, cache: KVCache, token: jax.Array, config: DecodeConfig) -> jax.Array:
+def _largest_two_part(params: Params, cache: Cache, token: jax.Array, config: DecodeConfig) -> jax.Array:
     """`_largest_two` for a device."""
     decoder = config.decoder
     hidden, _ = decoder.forward(params, token, cache.length[:, None], cache, np.ones((1, 1), bool))

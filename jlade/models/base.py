@@ -1,5 +1,6 @@
 """The interface of a model that jlade can decode: the `Decoder` protocol and its cache."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 Params = Any  # the model's own pytree of arrays
+Cache = Any  # a `KVCache`, or a pytree of the decoder's own; see `Decoder`
 BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
 Layers = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]  # keys and values, per layer
 
@@ -34,6 +36,11 @@ class KVCache:
     values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]
     length: jax.Array  # [B] int32, tokens before the next block
 
+    @property
+    def divisible(self) -> int:
+        """Tokens of the longest text that can be shortened: a ring that is full has lost the first ones."""
+        return min(layer.shape[2] for layer in self.keys)
+
 
 class Decoder(Protocol):
     """A causal language model that runs on a block of tokens: the interface to implement for a model of your own.
@@ -44,6 +51,18 @@ class Decoder(Protocol):
     program per decoder and setting, so the methods are traced: Python may branch on shapes, not on values.
 
     A batch has B independent sequences of different lengths, which may be 0.
+
+    The cache is a `KVCache`, which the functions of this module commit to, or a dataclass of the decoder's own that is
+    a pytree, such as a `flax.struct.dataclass`. jlade puts sequences into it and takes them out, and changes its
+    capacity; the rest is left to `forward` and `commit`. It has
+
+    - `length`, [B] int32, the tokens before the next block, and any other arrays [B, ...];
+    - arrays that a larger capacity extends with zeros, at the ends of their axes: those of a text of n tokens are the
+      same in all capacities of n or more, but for these zeros;
+    - `divisible`, the number of tokens of the longest text that can be shortened: with a smaller `length`, it is the
+      cache of as many tokens. Without this attribute, as for a recurrent state, no text can. Then a turn of a
+      conversation that does not continue the whole earlier text is read anew, and an engine shares the reading of a
+      whole text alone.
     """
 
     @property
@@ -58,11 +77,10 @@ class Decoder(Protocol):
     def eos_ids(self) -> tuple[int, ...]:
         """Tokens that end a text by default."""
 
-    def init_cache(self, params: Params, batch_size: int, capacity: int) -> KVCache:
+    def init_cache(self, params: Params, batch_size: int, capacity: int) -> Cache:
         """Returns an empty cache for `batch_size` sequences of up to `capacity` tokens.
 
-        It is a `KVCache`: `resize` shortens and extends it between the turns of a conversation. A layer has `capacity`
-        entries; with a sliding window, `num_entries(window, capacity)` suffice.
+        A layer of a `KVCache` has `capacity` entries; with a sliding window, `num_entries(window, capacity)` suffice.
         """
 
     def forward(
@@ -70,9 +88,9 @@ class Decoder(Protocol):
         params: Params,
         tokens: jax.Array,
         positions: jax.Array,
-        cache: KVCache,
+        cache: Cache,
         block_mask: jax.Array | np.ndarray,
-    ) -> tuple[jax.Array, BlockKV]:
+    ) -> tuple[jax.Array, Any]:
         """Runs a block: every token sees the whole cache and the tokens of the block that `block_mask` allows.
 
         A token's result depends on the tokens that it sees and their positions, not on its index in the block: several
@@ -83,22 +101,22 @@ class Decoder(Protocol):
           tokens: [B, T] int32, 0 to V-1.
           positions: [B, T] int32, absolute, in any order. A guess may be at or past `max_positions`. Its result is not
             used, but its keys and values must not be NaN: 0 * NaN is NaN, which would reach the other tokens.
-          cache: the tokens before the block; it is read, not written. Only entries below `cache.length` are seen; the
-            others hold any finite numbers. Entry i of a full ring has the last position p < `cache.length` with
-            p % S = i.
+          cache: the tokens before the block. Only entries below `cache.length` are seen; the others hold any finite
+            numbers. Entry i of a full ring has the last position p < `cache.length` with p % S = i.
           block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. `block_mask[..., q, k]` lets token q see
             token k. Every token sees itself; otherwise any mask is possible.
 
         Returns:
-          The hidden states [B, T, E], floating, and the block's keys and values. Only `commit` reads the latter, so a
-          decoder with its own `commit` may return another pytree. On a mesh with an axis `lookahead` its arrays must
-          be [B, T, ...]: those of the accepted tokens are exchanged.
+          The hidden states [B, T, E], floating, and the block's keys and values, a `BlockKV` for the function
+          `commit`. Only `Decoder.commit` reads the latter, so they may be another pytree: also the arrays of the cache
+          with the block written to spare entries, from which accepted tokens are then moved. On a mesh with an axis
+          `lookahead` its arrays must be [B, T, ...]: those of the accepted tokens are exchanged.
         """
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Returns the float32 logits [B, R, V] of the next tokens from hidden states [B, R, E]."""
 
-    def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
+    def commit(self, cache: Cache, block_kv: Any, indices: jax.Array, num_accepted: jax.Array) -> Cache:
         """Returns the cache with the accepted tokens of each sequence's block appended, in the order of `indices`.
 
         They begin at entry `cache.length`, and the length grows by `num_accepted`. Entries below the length stay, even
@@ -268,18 +286,26 @@ def _write_layers(
     return keys, values
 
 
-def resize(cache: KVCache, lengths: jax.Array | np.ndarray, shapes: KVCache) -> KVCache:
-    """Returns `cache` with the first `lengths` [B] tokens of each sequence, and room for more.
+def divisible(cache: Cache) -> int:
+    """Returns the number of tokens of the longest text that can be shortened; see `Decoder`."""
+    number: int = getattr(cache, "divisible", 0)
+    return number
+
+
+def resize(cache: Cache, lengths: jax.Array | np.ndarray, shapes: Cache) -> Cache:
+    """Returns `cache` with the first `lengths` [B] tokens of each sequence, in the arrays of another capacity.
 
     Args:
-      cache: of texts of `lengths` or more tokens. A ring that is full can be continued or emptied, not shortened.
+      cache: of texts of `lengths` tokens, or of more, up to `divisible(cache)`. A ring that is full can be emptied too.
       lengths: tokens to keep.
-      shapes: of the larger cache, of `Decoder.init_cache`.
+      shapes: of the other cache, of `Decoder.init_cache` for `lengths` or more tokens.
     """
 
-    def pad(layer: jax.Array, wanted: jax.Array) -> jax.Array:
-        missing = wanted.shape[2] - layer.shape[2]
-        return jnp.pad(layer, ((0, 0), (0, 0), (0, missing), (0, 0))) if missing else layer
+    def fit(array: jax.Array, wanted: jax.Array) -> jax.Array:
+        if array.shape == wanted.shape:
+            return array
+        array = array[tuple(map(slice, wanted.shape))]
+        missing = (size - here for size, here in zip(wanted.shape, array.shape, strict=True))
+        return jnp.pad(array, [(0, number) for number in missing])
 
-    keys, values = jax.tree.map(pad, (cache.keys, cache.values), (shapes.keys, shapes.values))
-    return KVCache(keys, values, jnp.asarray(lengths))
+    return dataclasses.replace(jax.tree.map(fit, cache, shapes), length=jnp.asarray(lengths))

@@ -7,20 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jlade.models.base import Decoder, Params
-from jlade.testing import form, positions, results
+from jlade.models.base import Decoder, KVCache, Params
+from jlade.testing import form, own_cache, positions, results
 from jlade.testing.model import Model
 
-# Each may assume that those before it have passed.
-CHECKS = (
-    results.check_params,
-    results.check_commit,
-    results.check_rings,
-    results.check_unused_entries,
+OF_A_BLOCK = (
     results.check_batch,
     results.check_mask,
     results.check_mask_per_sequence,
     positions.check_without_a_cache,
+)
+OF_TEXTS = (
     positions.check_shift_behind_a_cache,
     positions.check_splits,
     positions.check_with_a_cache,
@@ -28,6 +25,24 @@ CHECKS = (
     positions.check_far_positions,
     results.check_without_jit,
     results.check_vmap,
+)
+# Each may assume that those before it have passed.
+OF_A_KV_CACHE = (
+    results.check_params,
+    results.check_commit,
+    results.check_rings,
+    results.check_unused_entries,
+    *OF_A_BLOCK,
+    *OF_TEXTS,
+)
+OF_ANOTHER_CACHE = (
+    results.check_params,
+    *OF_A_BLOCK,
+    own_cache.check_commit,
+    own_cache.check_capacities,
+    own_cache.check_commit_at_the_end,
+    own_cache.check_shortened,
+    *OF_TEXTS,
 )
 
 logger = logging.getLogger("jlade")
@@ -42,6 +57,7 @@ def check_decoder(
 ) -> None:
     """Runs `decoder` on random tokens and checks everything that jlade relies on.
 
+    The entries of a `KVCache` are compared; of another cache, the logits of tokens after it.
     This compiles about a dozen programs for 15 tokens or fewer: seconds for a small model.
 
     Without a reference the results are compared with each other alone. An error that all of them share cannot be seen
@@ -69,7 +85,8 @@ def check_decoder(
         with jax.default_matmul_precision("highest"):
             form.check_shapes(decoder, params)
             model = Model(decoder, params, tolerance)
-            for check in CHECKS:
+            is_kv_cache = isinstance(model.empty_cache(), KVCache)
+            for check in OF_A_KV_CACHE if is_kv_cache else OF_ANOTHER_CACHE:
                 check(model)
             if reference is not None:
                 positions.check_reference(model, reference)

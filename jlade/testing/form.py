@@ -1,6 +1,7 @@
 """The form of a decoder: its attributes, and the types, shapes and dtypes of its results."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import check_int
-from jlade.models.base import Decoder, KVCache, Params
+from jlade.models.base import Decoder, KVCache, Params, divisible
 from jlade.testing.model import BLOCK, CAPACITY, LENGTHS, SIZE
 
 
@@ -45,12 +46,21 @@ def check_shapes(decoder: Decoder, params: Params) -> None:
         return jax.ShapeDtypeStruct(shape, np.int32)
 
     cache = jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, CAPACITY), params)
-    if not isinstance(cache, KVCache):
-        raise TypeError(f"init_cache must return a jlade.models.base.KVCache, got {type(cache).__name__}")
+    if not (dataclasses.is_dataclass(cache) and hasattr(cache, "length")):
+        raise TypeError(
+            "init_cache must return a jlade.models.base.KVCache or another dataclass with the attribute length, got "
+            f"{type(cache).__name__}"
+        )
     _check_array("length of init_cache", cache.length, "[B]", (batch_size,), np.int32)
-    for layer in (*cache.keys, *cache.values):
-        shape = (batch_size, None, CAPACITY, None)
-        _check_array("keys and values of init_cache", layer, "[B, KV heads, S, head_dim]", shape, np.generic)
+    if isinstance(cache, KVCache):
+        for layer in (*cache.keys, *cache.values):
+            shape = (batch_size, None, CAPACITY, None)
+            _check_array("keys and values of init_cache", layer, "[B, KV heads, S, head_dim]", shape, np.generic)
+    else:
+        check_int("divisible of the cache", divisible(cache), 0)
+        for array in jax.tree.leaves(cache):
+            axes = batch_size, *[None] * (len(array.shape) - 1)
+            _check_array("arrays of init_cache", array, "[B, ...]", axes, np.generic)
 
     block = ints(batch_size, SIZE)
     result = jax.eval_shape(decoder.forward, params, block, block, cache, BLOCK.mask)

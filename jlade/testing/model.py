@@ -10,7 +10,7 @@ import numpy as np
 
 from jlade.drafts.tree import Shape
 from jlade.lookahead import block as blocks
-from jlade.models.base import BlockKV, Decoder, KVCache, Params
+from jlade.models.base import Cache, Decoder, Params
 
 BLOCK = blocks.build(3, 4, Shape.chains(2, 3))  # a lookahead block
 SIZE = len(BLOCK.positions)  # T = 15, its tokens
@@ -18,6 +18,8 @@ LENGTHS = np.array([6, 3, 0], np.int32)  # tokens before it, for a batch of thre
 CAPACITY = 16  # tokens; longer than every text here
 IN_ORDER = np.tile(np.arange(SIZE, dtype=np.int32), (3, 1))  # the indices of a block; also the positions of a text
 CAUSAL = np.tri(SIZE, dtype=bool)
+CHOSEN = np.array([[0, 9, 2], [4, 3, 14], [1, 5, 8]], np.int32)  # tokens of a block, of which the first are accepted
+NUM_ACCEPTED = np.array([1, 3, 0], np.int32)
 
 
 class Model:
@@ -26,7 +28,7 @@ class Model:
     def __init__(self, decoder: Decoder, params: Params, tolerance: float | None) -> None:
         self.decoder, self.params = decoder, params
         self.jitted_run = jax.jit(self.run_without_jit)
-        self.commit: Callable[..., KVCache] = jax.jit(decoder.commit)
+        self.commit: Callable[..., Cache] = jax.jit(decoder.commit)
         if tolerance is None:
             dtypes = {x.dtype for x in jax.tree.leaves((params, self.empty_cache()))}
             coarsest = max(jnp.finfo(x).eps for x in dtypes | {np.dtype(np.float32)} if jnp.issubdtype(x, np.floating))
@@ -35,27 +37,27 @@ class Model:
         self.texts, self.tokens = np.random.default_rng(0).integers(0, decoder.vocab_size, (2, 3, SIZE), dtype=np.int32)
         self.positions = LENGTHS[:, None] + BLOCK.positions
 
-    def empty_cache(self) -> KVCache:
+    def empty_cache(self) -> Cache:
         return self.decoder.init_cache(self.params, len(LENGTHS), CAPACITY)
 
     def run_without_jit(
-        self, params: Params, tokens: Any, positions: Any, cache: KVCache, mask: Any
-    ) -> tuple[jax.Array, BlockKV]:
+        self, params: Params, tokens: Any, positions: Any, cache: Cache, mask: Any
+    ) -> tuple[jax.Array, Any]:
         """Returns the logits [B, T, V] of a block, and its keys and values."""
         hidden, block_kv = self.decoder.forward(params, tokens, positions, cache, mask)
         return self.decoder.logits(params, hidden), block_kv
 
-    def run(self, tokens: Any, positions: Any, cache: KVCache, mask: Any = BLOCK.mask) -> tuple[np.ndarray, BlockKV]:
+    def run(self, tokens: Any, positions: Any, cache: Cache, mask: Any = BLOCK.mask) -> tuple[np.ndarray, Any]:
         """Returns `run_without_jit`, compiled, with the logits in NumPy."""
         logits, block_kv = self.jitted_run(self.params, tokens, positions, cache, mask)
         return np.asarray(logits), block_kv
 
-    def read(self, texts: np.ndarray) -> tuple[np.ndarray, BlockKV]:
+    def read(self, texts: np.ndarray) -> tuple[np.ndarray, Any]:
         """Returns `run` of `texts` [3, SIZE] from the beginning, as one causal block."""
         return self.run(texts, IN_ORDER, self.empty_cache(), CAUSAL)
 
     @functools.cached_property
-    def prefix(self) -> KVCache:
+    def prefix(self) -> Cache:
         """The cache of the first `LENGTHS` tokens of `texts`."""
         return self.commit(self.empty_cache(), self.read(self.texts)[1], IN_ORDER, LENGTHS)
 

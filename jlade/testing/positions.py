@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jlade.models.base import KVCache
+from jlade.models.base import Cache
 from jlade.testing.model import BLOCK, CAUSAL, IN_ORDER, LENGTHS, SIZE, Model
 
 
@@ -73,7 +73,7 @@ def check_with_a_cache(model: Model) -> None:
     _check_positions(model, model.prefix, LENGTHS)
 
 
-def _check_positions(model: Model, cache: KVCache, lengths: np.ndarray) -> None:
+def _check_positions(model: Model, cache: Cache, lengths: np.ndarray) -> None:
     """Checks that a token of a lookahead block has the same logits as at the end of its own text, read in order."""
     got, _ = model.run(model.tokens, lengths[:, None] + BLOCK.positions, cache)
     for q, visible in enumerate(BLOCK.mask):

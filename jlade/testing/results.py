@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models.base import KVCache
-from jlade.testing.model import BLOCK, CAPACITY, IN_ORDER, LENGTHS, SIZE, Model
+from jlade.models.base import Cache, KVCache
+from jlade.testing.model import BLOCK, CAPACITY, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, Model
 
 
 def check_params(model: Model) -> None:
@@ -28,17 +28,16 @@ def check_params(model: Model) -> None:
 
 def check_commit(model: Model) -> None:
     """Checks that accepted tokens are appended in order and rejected ones dropped, also at the end of the cache."""
-    indices, num_accepted = np.array([[0, 9, 2], [4, 3, 14], [1, 5, 8]], np.int32), np.array([1, 3, 0], np.int32)
     _, block_kv = model.read(model.texts)
     whole = model.commit(model.empty_cache(), block_kv, IN_ORDER, np.full(3, SIZE, np.int32))
     prefix = model.prefix
     keys, values = jax.tree.map(lambda layer: layer[:, :, : max(LENGTHS) + 1], (prefix.keys, prefix.values))
-    new = model.commit(KVCache(keys=keys, values=values, length=prefix.length), block_kv, indices, num_accepted)
+    new = model.commit(KVCache(keys=keys, values=values, length=prefix.length), block_kv, CHOSEN, NUM_ACCEPTED)
 
     lengths = [cache.length.tolist() for cache in (whole, prefix, new)]
-    if lengths != [[SIZE] * 3, LENGTHS.tolist(), (LENGTHS + num_accepted).tolist()]:
+    if lengths != [[SIZE] * 3, LENGTHS.tolist(), (LENGTHS + NUM_ACCEPTED).tolist()]:
         raise AssertionError(
-            f"commit must add num_accepted {num_accepted.tolist()} to the lengths {LENGTHS.tolist()} of the cache, got "
+            f"commit must add num_accepted {NUM_ACCEPTED.tolist()} to the lengths {LENGTHS.tolist()} of the cache, got "
             f"{lengths[2]}: only the first num_accepted tokens of each sequence are accepted, the others are rejected."
         )
     for written, old, got in zip(*(jax.device_get((*c.keys, *c.values)) for c in (whole, prefix, new)), strict=True):
@@ -48,7 +47,7 @@ def check_commit(model: Model) -> None:
                     "commit must not change entries below cache.length, even where fewer than A entries are free: "
                     "jax.lax.dynamic_update_slice moves an update that does not fit. Use jlade.models.base.commit."
                 )
-            committed = [*range(length), *indices[i, : num_accepted[i]]]
+            committed = [*range(length), *CHOSEN[i, : NUM_ACCEPTED[i]]]
             if not np.array_equal(got[i, :, : len(committed)], written[i][:, committed]):
                 raise AssertionError(
                     "commit must append block_kv of the tokens indices[:, :num_accepted], in this order, from entry "
@@ -156,7 +155,7 @@ def check_without_jit(model: Model) -> None:
     leaves = jax.tree.leaves(cache)
     if any(x.is_deleted() for x in leaves) or not all(map(np.array_equal, leaves, jax.tree.leaves(before))):
         raise AssertionError(
-            "forward must not write the cache or donate it; return keys and values, which commit writes."
+            "forward must not write the cache or donate it; return arrays from which commit makes the new one."
         )
     model.require_equal(
         logits,
@@ -169,7 +168,7 @@ def check_without_jit(model: Model) -> None:
 def check_vmap(model: Model) -> None:
     """Checks that vmap over batches of one gives the results of a batch of three."""
 
-    def run_and_commit(tokens: Any, positions: Any, cache: KVCache, indices: Any, num_accepted: Any) -> Any:
+    def run_and_commit(tokens: Any, positions: Any, cache: Cache, indices: Any, num_accepted: Any) -> Any:
         logits, block_kv = model.run_without_jit(model.params, tokens, positions, cache, BLOCK.mask)
         return logits, model.decoder.commit(cache, block_kv, indices, num_accepted)
 

@@ -73,7 +73,7 @@ WRONG_FORM = {
     "too few positions": ({"max_positions": 8}, ValueError, "max_positions must be at least 16, got 8"),
     "eos_ids in a list": ({"eos_ids": [1]}, TypeError, r"eos_ids must be a tuple of token ids, .* got \[1\]"),
     "eos_ids outside": ({"eos_ids": (1, 13)}, ValueError, "eos_ids holds 13; accepted are 0 to 12"),
-    "cache of another type": ({"init_cache": init_cache(vars)}, TypeError, "must return a jlade.*KVCache, got dict"),
+    "cache of another type": ({"init_cache": init_cache(vars)}, TypeError, "must return a jlade.*KVCache .* got dict"),
     "cache with the entries first": (
         {"init_cache": init_cache(lambda c: c.replace(keys=tuple(jnp.swapaxes(k, 1, 2) for k in c.keys)))},
         ValueError,

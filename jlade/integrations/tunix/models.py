@@ -4,27 +4,39 @@ import dataclasses
 import inspect
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jlade.config import check_int
-from jlade.models import base
-from jlade.models.base import BlockKV, KVCache
 
 State = Any  # an `nnx.State`, the arrays of a model
+Layers = dict[str, dict[str, jax.Array]]  # "k" and "v" of "layer_0", "layer_1", ...
 MAX_POSITIONS = 32768  # by default; the models have no limit, as rotations have none
+ROOM = 64  # slots for a block by default
 ARGUMENTS = ("positions", "cache", "attention_mask")  # after the tokens
+
+
+@flax.struct.dataclass
+class Slots:
+    """The model's own cache: R slots for a block, then those of the text."""
+
+    layers: Layers  # [B, R + C, KV heads, head_dim]
+    length: jax.Array  # [B] int32, tokens before the next block
+
+    @property
+    def divisible(self) -> int:
+        return self.layers["layer_0"]["k"].shape[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelDecoder:
     """The `jlade.models.base.Decoder` that runs a model of tunix; made by `decoder`.
 
-    The model writes a block's keys and values into slots of its cache. They are given slots after those of the text, so
-    that the mask alone decides which tokens see each other; then `commit` moves the accepted ones to jlade's cache.
-    The cache is copied to the model's layout, and the logits of all tokens of the block are computed, in each step.
+    The model writes a block's keys and values into the first slots of its cache, whatever the lengths of the texts, and
+    the mask alone decides which tokens see each other. Then `commit` moves the accepted ones after those of the text.
     """
 
     graphdef: nnx.GraphDef[Any] = dataclasses.field(hash=False)  # compared by value; some have no hash
@@ -32,51 +44,55 @@ class ModelDecoder:
     vocab_size: int
     max_positions: int = MAX_POSITIONS
     eos_ids: tuple[int, ...] = ()
+    room: int = ROOM  # R
 
-    def init_cache(self, params: State, batch_size: int, capacity: int) -> KVCache:
-        keys, values = (
-            tuple(jnp.zeros((batch_size, heads, capacity, dim), dtype) for heads, dim, dtype in self.layers)
-            for _ in range(2)
-        )
-        return KVCache(keys=keys, values=values, length=jnp.zeros(batch_size, jnp.int32))
+    def init_cache(self, params: State, batch_size: int, capacity: int) -> Slots:
+        def zeros(heads: int, head_dim: int, dtype: str) -> jax.Array:
+            return jnp.zeros((batch_size, self.room + capacity, heads, head_dim), dtype)
+
+        layers = {f"layer_{i}": {"k": zeros(*layer), "v": zeros(*layer)} for i, layer in enumerate(self.layers)}
+        return Slots(layers, jnp.zeros(batch_size, jnp.int32))
 
     def forward(
         self,
         params: State,
         tokens: jax.Array,
         positions: jax.Array,
-        cache: KVCache,
+        cache: Slots,
         block_mask: jax.Array | np.ndarray,
-    ) -> tuple[jax.Array, BlockKV]:
-        """Runs a block; the hidden states are the logits [B, T, V]."""
+    ) -> tuple[jax.Array, Layers]:
+        """Runs a block; the hidden states are the logits [B, T, V]. It returns the slots with the block in the first.
+
+        Larger blocks than the room, as of prompts, get a copy of the cache with more slots.
+        """
         batch_size, size = tokens.shape
-        capacity = cache.keys[0].shape[2]
-
-        def with_room(layer: jax.Array) -> jax.Array:  # [B, C + T, KV heads, head_dim]
-            return jnp.pad(jnp.swapaxes(layer, 1, 2), ((0, 0), (0, size), (0, 0), (0, 0)))
-
-        end = jnp.full(batch_size, capacity, jnp.int32)
-        slots = {
-            f"layer_{i}": {"k": with_room(keys), "v": with_room(values), "end_index": end}
-            for i, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True))
-        }
-        is_text = jnp.arange(capacity, dtype=jnp.int32)[None, :] < cache.length[:, None]
-        mask = jnp.concatenate(
-            [
-                jnp.broadcast_to(is_text[:, None], (batch_size, size, capacity)),
-                jnp.broadcast_to(block_mask, (batch_size, size, size)),
-            ],
-            axis=-1,
-        )
+        room = max(self.room, size)
+        layers = cache.layers
+        if room > self.room:
+            layers = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (room - self.room, 0), (0, 0), (0, 0))), layers)
+        slot = jnp.arange(layers["layer_0"]["k"].shape[1], dtype=jnp.int32)
+        is_text = (slot >= room)[None, :] & (slot[None, :] - room < cache.length[:, None])
+        mask = jnp.broadcast_to(is_text[:, None], (batch_size, size, len(slot)))
+        mask = mask.at[:, :, :size].set(block_mask)
+        begin = jnp.zeros(batch_size, jnp.int32)
+        slots = {name: layer | {"end_index": begin} for name, layer in layers.items()}
         logits, written = nnx.merge(self.graphdef, params)(tokens, positions, slots, mask)
-        layers = (written[name] for name in slots)
-        return logits, [(layer["k"][:, capacity:], layer["v"][:, capacity:]) for layer in layers]
+        return logits, {name: {"k": written[name]["k"], "v": written[name]["v"]} for name in layers}
 
     def logits(self, params: State, hidden: jax.Array) -> jax.Array:
         return hidden.astype(jnp.float32)
 
-    def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-        return base.commit(cache, block_kv, indices, num_accepted)
+    def commit(self, cache: Slots, block_kv: Layers, indices: jax.Array, num_accepted: jax.Array) -> Slots:
+        sequence = jnp.arange(len(indices), dtype=jnp.int32)[:, None]
+        offset = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
+
+        def move(written: jax.Array, before: jax.Array) -> jax.Array:
+            size = before.shape[1]
+            place = jnp.where(offset < num_accepted[:, None], self.room + cache.length[:, None] + offset, size + offset)
+            chosen, slots = written[sequence, indices], written[:, written.shape[1] - size :]
+            return slots.at[sequence, place].set(chosen, mode="drop", unique_indices=True)
+
+        return Slots(jax.tree.map(move, block_kv, cache.layers), cache.length + num_accepted)
 
 
 def decoder(
