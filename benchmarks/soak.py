@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import pathlib
 import random
@@ -20,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 # Import from the repository, not from this folder.
@@ -34,7 +35,8 @@ from benchmarks import report
 from jlade import LookaheadConfig, SamplingConfig
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden"
-SETTINGS: list[Any] = ["auto", None, LookaheadConfig.paper(4, 3, 2), LookaheadConfig.tree(7, relative_step_time=1.5)]
+ADAPTIVE = LookaheadConfig.tree(7, relative_step_time=1.5)
+SETTINGS = "auto", None, LookaheadConfig.paper(4, 3, 2), ADAPTIVE
 SAMPLINGS = SamplingConfig(temperature=0.8), SamplingConfig(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
 MOST, FEWEST = 48, 4  # new tokens
 BATCH = 3
@@ -49,12 +51,14 @@ class Soak:
     Attributes:
       golden: prompts, each with its greedy text, in tokens.
       sampled: the texts of plain decoding, by prompt, sampling and seed.
+      settings: of generations.
     """
 
     params: Any
     tokenizer: Any
     golden: list[tuple[list[int], list[int]]]
     sampled: dict[tuple[int, int, int], list[int]]
+    settings: Sequence[Any]
     engine: jlade.Engine
 
     def generate(self, prompt: Any, **options: Any) -> jlade.Generation:
@@ -62,13 +66,13 @@ class Soak:
 
     def single(self, draw: random.Random) -> None:
         (prompt, text), number = draw.choice(self.golden), draw.randint(FEWEST, MOST)
-        out = self.generate(prompt, max_new_tokens=number, lookahead=draw.choice(SETTINGS))
+        out = self.generate(prompt, max_new_tokens=number, lookahead=draw.choice(self.settings))
         check(out.tokens[0], text[:number])
 
     def batch(self, draw: random.Random) -> None:
         chosen, numbers = draw.sample(self.golden, BATCH), [draw.randint(FEWEST, MOST) for _ in range(BATCH)]
         prompts = [prompt for prompt, _ in chosen]
-        out = self.generate(prompts, max_new_tokens=numbers, lookahead=draw.choice(SETTINGS))
+        out = self.generate(prompts, max_new_tokens=numbers, lookahead=draw.choice(self.settings))
         for tokens, (_, text), number in zip(out.tokens, chosen, numbers, strict=True):
             check(tokens[:number], text[:number])
 
@@ -78,7 +82,7 @@ class Soak:
         out = self.generate(
             self.golden[index][0],
             max_new_tokens=number,
-            lookahead=draw.choice(SETTINGS),
+            lookahead=draw.choice(self.settings),
             sampling=SAMPLINGS[sampling],
             key=jax.random.key(seed),
         )
@@ -87,13 +91,13 @@ class Soak:
     def stop(self, draw: random.Random) -> None:
         prompt, text = draw.choice(self.golden)
         whole = self.tokenizer.decode(text[:MOST])
-        begin = draw.randrange(len(whole) - 2)
-        stop = whole[begin : begin + 2]
-        out = self.generate(prompt, max_new_tokens=MOST, lookahead=SETTINGS[0], stop=stop, tokenizer=self.tokenizer)
+        pairs = (whole[begin : begin + 2] for begin in range(len(whole) - 1))
+        stop = draw.choice([pair for pair in pairs if pair.isascii()])
+        out = self.generate(prompt, max_new_tokens=MOST, lookahead=ADAPTIVE, stop=stop, tokenizer=self.tokenizer)
         assert out.text[0] == whole.partition(stop)[0], (out.text[0], whole, stop)
 
     def turns(self, draw: random.Random) -> None:
-        (prompt, text), lookahead = draw.choice(self.golden), draw.choice(SETTINGS)
+        (prompt, text), lookahead = draw.choice(self.golden), draw.choice(self.settings)
         numbers, done, state = [draw.randint(FEWEST, MOST) for _ in range(3)], 0, None
         for number in numbers:
             out = self.generate(
@@ -105,7 +109,7 @@ class Soak:
     def stream(self, draw: random.Random) -> None:
         """Leaves the stream after some pieces."""
         (prompt, text), pieces = draw.choice(self.golden), draw.randint(1, 12)
-        options: Any = {"max_new_tokens": MOST, "lookahead": SETTINGS[3], "eos_ids": (), "learn": False}
+        options: Any = {"max_new_tokens": MOST, "lookahead": ADAPTIVE, "eos_ids": (), "learn": False}
         found: list[int] = []
         for piece in jlade.stream(self.params, prompt, **options):
             found += piece.tokens.tolist()
@@ -117,7 +121,7 @@ class Soak:
     def interrupt(self, draw: random.Random) -> None:
         """Presses Ctrl-C during the stream."""
         (prompt, text), after = draw.choice(self.golden), draw.random() * 0.03
-        options: Any = {"max_new_tokens": MOST, "lookahead": SETTINGS[3], "eos_ids": (), "learn": False}
+        options: Any = {"max_new_tokens": MOST, "lookahead": ADAPTIVE, "eos_ids": (), "learn": False}
         found: list[int] = []
         with interrupted(after):
             for piece in jlade.stream(self.params, prompt, **options):
@@ -173,28 +177,25 @@ def kinds() -> dict[str, tuple[Callable[[Soak, random.Random], None], int]]:
 
 
 @contextlib.contextmanager
-def opened(num_prompts: int = 26) -> Iterator[Soak]:
-    """Yields a soak of the first prompts."""
-    params, tokenizer = jlade.demo()
-    lines = (GOLDEN / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:num_prompts]
+def opened(
+    params: Any, tokenizer: Any, golden: list[tuple[list[int], list[int]]], settings: Sequence[Any], **engine: Any
+) -> Iterator[Soak]:
+    """Yields a soak with an engine of these options."""
+    sampled = {}
+    for index, sampling, seed in itertools.product(range(len(golden)), range(len(SAMPLINGS)), range(SEEDS)):
+        options: Any = {"sampling": SAMPLINGS[sampling], "key": jax.random.key(seed), "eos_ids": ()}
+        out = jlade.generate(params, golden[index][0], max_new_tokens=MOST, lookahead=None, **options)
+        sampled[index, sampling, seed] = out.tokens[0].tolist()
+    with jlade.Engine(params, **engine) as running:
+        yield Soak(params, tokenizer, golden, sampled, settings, running)
+
+
+def demo() -> contextlib.AbstractContextManager[Soak]:
+    """Returns the soak of the demo model, with the texts that transformers wrote."""
+    lines = (GOLDEN / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     greedy = json.loads((GOLDEN / "greedy.json").read_text(encoding="utf-8"))
     golden = [(prompt["ids"], greedy[prompt["id"]]) for prompt in map(json.loads, lines)]
-    sampled = {}
-    for sampling, seed in [(sampling, seed) for sampling in range(len(SAMPLINGS)) for seed in range(SEEDS)]:
-        for index, (prompt, _) in enumerate(golden):
-            out = jlade.generate(
-                params,
-                prompt,
-                max_new_tokens=MOST,
-                lookahead=None,
-                sampling=SAMPLINGS[sampling],
-                key=jax.random.key(seed),
-                eos_ids=(),
-            )
-            sampled[index, sampling, seed] = out.tokens[0].tolist()
-    with jlade.Engine(params, max_sequences=4, capacity=1024, prefix_memory=1 << 25) as engine:
-        engine.warm_up()
-        yield Soak(params, tokenizer, golden, sampled, engine)
+    return opened(*jlade.demo(), golden, SETTINGS, max_sequences=4, capacity=1024, prefix_memory=1 << 25)
 
 
 def run(soak: Soak, number: int, seed: int = 0) -> collections.Counter[str]:
@@ -227,7 +228,8 @@ def main() -> None:
     options = parser.parse_args()
     begin, counts = time.perf_counter(), collections.Counter[str]()
     memory = {}
-    with opened() as soak:
+    with demo() as soak:
+        soak.engine.warm_up()
         ends = np.linspace(options.first, options.number, PARTS + 1).astype(int).tolist()
         for seed, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             counts += run(soak, end - start, seed)
