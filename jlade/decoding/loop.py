@@ -152,12 +152,13 @@ def _adaptive_loop(
         before = carry.state
         assert before.pace is not None
         after = step_lib.step(params, before, config, level)
+        new = (after.num_tokens - before.num_tokens).astype(jnp.float32)
+        accepted = _mean(new, ~before.done, config.mesh)
         if forecasts:
             expected = jax.vmap(functools.partial(adaptive.forecast, levels=levels))(after.memory.drafts.tree)
-            pace = adaptive.choose(before.pace, _mean(expected, ~after.done, config.mesh), costs)
+            pace = adaptive.choose(before.pace, accepted, _mean(expected, ~after.done, config.mesh), costs)
         else:
-            accepted = (after.num_tokens - before.num_tokens).astype(jnp.float32)
-            pace = adaptive.update(before.pace, _mean(accepted, ~before.done, config.mesh), costs)
+            pace = adaptive.update(before.pace, accepted, costs)
         return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
     def is_at(index: int, carry: _Carry) -> jax.Array:

@@ -1,9 +1,11 @@
 """Adaptive width: narrower steps while wide ones do not pay.
 
 A wide step pays when it accepts more tokens than its cost in plain steps. (An addition of jlade's; the paper keeps W, N
-and G fixed.) A tree without a window forecasts the tokens that a step accepts, and each step has the best width. While
-that is the plain one, most steps rest: they make no drafts, so that text without use for them costs what plain decoding
-does. For other settings the width is found by trials of the full one from time to time.
+and G fixed.) A tree without a window forecasts the tokens that a step accepts, and each step has the best width. The
+forecasts are scaled by the share of the tokens that earlier ones promised and steps accepted: sampled text accepts a
+fraction of what greedy text does. While the plain width is best, most steps rest: they make no drafts, so that text
+without use for them costs what plain decoding does. For other settings the width is found by trials of the full one
+from time to time.
 """
 
 import dataclasses
@@ -21,7 +23,9 @@ from jlade.drafts.record import BIT
 from jlade.drafts.tree import Tree
 
 TRIAL = 16  # steps at a level before it is judged
-MEMORY = 32  # steps over which the mean of tokens per step is taken, approximately
+MEMORY = 32  # steps over which means are taken, approximately
+LONG_MEMORY = 512  # forecasts of plain steps after which earlier drafts count little
+TRUSTED = 4.0  # drafted tokens that count as forecast and accepted before the first ones
 NARROW = 7  # tokens of a narrow tree beside a window
 LEAST = 3  # tokens of the least tree: on CPUs a step of 2 tokens takes as long as one of 4
 LONGEST_REST = 16  # plain steps without drafts before the next forecast; doubled after each one that advises another
@@ -37,6 +41,10 @@ class Pace:
     rate: jax.Array  # [] float32, mean tokens per step since then
     wait: jax.Array  # [] int32, narrow steps before the next trial of the full width; by forecasts, steps that rest
     num_steps: jax.Array  # [L] int32, steps made at each level
+    # By forecasts, drafted tokens of the next step, and sums over the steps so far, of which the later ones weigh more:
+    expected: jax.Array  # [] float32, mean number for a sequence that the next step accepts by its forecast
+    promised: jax.Array  # [] float32, forecast
+    kept: jax.Array  # [] float32, accepted
 
 
 def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
@@ -85,9 +93,9 @@ def costs(lookahead: LookaheadConfig, step_times: Mapping[int, float] | None = N
 
 def start(costs: jax.Array) -> Pace:
     """Returns the pace of a decode that begins at full width, given the cost of each level [L]."""
-    return Pace(
-        jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.int32(FIRST_WAIT), jnp.zeros(jnp.shape(costs), jnp.int32)
-    )
+    zero = jnp.float32(0)
+    num_steps = jnp.zeros(jnp.shape(costs), jnp.int32)
+    return Pace(jnp.int32(0), jnp.int32(0), zero, jnp.int32(FIRST_WAIT), num_steps, zero, zero, zero)
 
 
 def forecast(tree: Tree, levels: Sequence[LookaheadConfig]) -> jax.Array:
@@ -97,15 +105,22 @@ def forecast(tree: Tree, levels: Sequence[LookaheadConfig]) -> jax.Array:
     return jnp.stack([1 + jnp.sum(probability[: level.num_drafted]) for level in levels])
 
 
-def choose(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
-    """Chooses the level of the next step by a forecast.
+def choose(pace: Pace, accepted: jax.Array, forecast: jax.Array, costs: jax.Array) -> Pace:
+    """Records a step and chooses the level of the next one by a forecast.
 
     Args:
       pace: before the step.
-      accepted: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence.
+      accepted: [] float32, mean number of tokens that the step accepted for a sequence.
+      forecast: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence.
       costs: [L], cost of a step at each level, in plain steps.
     """
-    level, plain = jnp.argmax(accepted / costs).astype(jnp.int32), len(costs) - 1
+    has_drafts = pace.expected > 0
+    # Without drafts the sums fade slowly, so that drafts are tried again.
+    fading = jnp.where(has_drafts, 1 - 1 / MEMORY, 1 - 1 / LONG_MEMORY)
+    promised = fading * pace.promised + pace.expected
+    kept = fading * pace.kept + jnp.where(has_drafts, accepted - 1, 0)
+    scaled = 1 + (forecast - 1) * (kept + TRUSTED) / (promised + TRUSTED)
+    level, plain = jnp.argmax(scaled / costs).astype(jnp.int32), len(costs) - 1
     stays = (pace.level == plain) & (level == plain)
     return dataclasses.replace(
         pace,
@@ -113,6 +128,9 @@ def choose(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
         age=jnp.int32(0),
         wait=jnp.where(stays, jnp.clip(2 * pace.wait, 1, LONGEST_REST), 0),
         num_steps=pace.num_steps.at[pace.level].add(1),
+        expected=forecast[level] - 1,
+        promised=promised,
+        kept=kept,
     )
 
 
@@ -145,7 +163,8 @@ def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
     tries = ~falls & (pace.level > 0) & (age >= pace.wait)
     wait = jnp.where(tries, jnp.minimum(2 * pace.wait, LONGEST_WAIT), pace.wait)
     wait = jnp.where((pace.level == 0) & (age >= MEMORY) & pays, FIRST_WAIT, wait)
-    return Pace(
+    return dataclasses.replace(
+        pace,
         level=jnp.where(falls, pace.level + 1, jnp.where(tries, 0, pace.level)),
         age=jnp.where(falls | tries, 0, age),
         rate=jnp.where(falls | tries, 0.0, rate),

@@ -73,7 +73,7 @@ def test_a_tree_is_as_wide_as_its_forecast_says():
         )
         expected = adaptive.forecast(tree, levels)
         assert expected.tolist() == pytest.approx([1 + sum(probabilities[:size]) for size in (15, 7, 3, 0)], abs=0.01)
-        pace = adaptive.choose(adaptive.start(costs), expected, costs)
+        pace = adaptive.choose(adaptive.start(costs), jnp.float32(1), expected, costs)
         assert levels[int(pace.level)].tree_size == best
         assert pace.num_steps.tolist() == [1, 0, 0, 0], "the step just made had the full width"
     for size, narrower in ((63, [15, 3, 0]), (119, [15, 3, 0]), (7, [3, 0]), (4, [3, 0]), (3, [0]), (1, [0]), (0, [])):
@@ -99,7 +99,7 @@ def test_plain_steps_rest_for_longer_while_forecasts_advise_them():
     costs = jnp.array([2.0, 1.5, 1.0])
 
     def forecast(pace, best):
-        return adaptive.choose(pace, jnp.where(jnp.arange(3) == best, 9.0, 1.0), costs)
+        return adaptive.choose(pace, 1 + pace.expected, jnp.where(jnp.arange(3) == best, 9.0, 1.0), costs)
 
     pace, rested = adaptive.start(costs), []
     for best in (2, 2, 2, 2, 2, 2, 2, 2, 1, 2, 2, 0):
@@ -110,3 +110,38 @@ def test_plain_steps_rest_for_longer_while_forecasts_advise_them():
             rested[-1] += 1
     assert rested == [0, 1, 2, 4, 8, 16, 16, 16, 0, 0, 1, 0]
     assert pace.num_steps.tolist() == [1, 1, 10 + sum(rested)]
+
+
+def drafting(ratio, forecasts, costs):
+    """The steps with drafts, found without arrays, where `ratio` of the drafted tokens of a forecast are accepted."""
+    expected = promised = kept = 0.0
+    found = []
+    for forecast in forecasts:
+        found.append(expected > 0)
+        fading = 31 / 32 if expected else 511 / 512
+        promised, kept = fading * promised + expected, fading * kept + ratio * expected
+        scale = (kept + 4) / (promised + 4)
+        scores = [(1 + scale * (each - 1)) / cost for each, cost in zip(forecast, costs, strict=True)]
+        expected = forecast[scores.index(max(scores))] - 1
+    return found
+
+
+def test_forecasts_that_promise_too_much_are_scaled_down():
+    costs = jnp.array([1.5, 1.25, 1.0])
+    forecasts = [(1 + wide, 1 + 0.7 * wide, 1.0) for wide in np.random.default_rng(0).exponential(1.2, 4000).tolist()]
+
+    @jax.jit
+    def run(ratio, forecasts):
+        def step(pace, forecast):
+            return adaptive.choose(pace, 1 + ratio * pace.expected, forecast, costs), pace.expected > 0
+
+        return jax.lax.scan(step, adaptive.start(costs), forecasts)[1]
+
+    shares = []
+    for ratio in (0.05, 0.4, 1.0, 1.3):
+        found = np.array(run(jnp.float32(ratio), jnp.array(forecasts, jnp.float32)))
+        assert np.mean(found == drafting(ratio, forecasts, costs.tolist())) > 0.99, "but for rounding"
+        shares.append(found.mean())
+    believed = np.mean([max(each[0] / 1.5, each[1] / 1.25) > 1 for each in forecasts])
+    assert shares[2] == pytest.approx(believed, abs=0.001)
+    assert shares[0] < 0.1 < shares[1] < shares[2] < shares[3]
