@@ -157,6 +157,22 @@ def test_guesses_do_not_end_a_text():
     assert out.statistics.contributed["prediction"][0] > 0
 
 
+def test_a_token_of_the_prompt_may_have_logits_that_are_not_finite():
+    """The MLP overflows for one token, after the last attention: no other token sees it."""
+    params, token = model(), 7
+    layer = params.layers[0]
+    layer = layer.replace(
+        attention_output=layer.attention_output.at[3].set(0),
+        gate=layer.gate.at[:, 3].set(1e25),
+        up=layer.up.at[:, 3].set(1e25),
+    )
+    embedding = params.embedding.at[:, 3].set(0).at[token, 3].set(1)
+    params = params.replace(layers=(layer,), embedding=embedding)
+    prompt = [token, *(PROMPTS[0] * 3)[:20]]
+    assert results(generate(params, [prompt], lookahead=WINDOW)) == [plain(params, prompt)]
+    assert results(generate(params, [[1, token]], lookahead=WINDOW)) == [([], "error")]
+
+
 def test_controls_neither_hide_nor_cause_an_error():
     """The model's own logits decide: a bias or a ban of -inf ends no text, and saves none."""
     everything = dict.fromkeys(range(15), -np.inf)

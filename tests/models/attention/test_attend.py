@@ -13,7 +13,7 @@ import pytest
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.models import trial
-from jlade.models.attention import Operands, attend, plain, resolve
+from jlade.models.attention import Operands, attend, plain, resolve, tpu
 from jlade.models.llama import Llama
 from tests.tiny import tiny_llama
 
@@ -105,6 +105,30 @@ def test_a_ring_has_the_tokens_of_the_window(form, window, size, chunk, monkeypa
     mask, positions = np.tri(5, dtype=bool), length[:, None] + np.array([0, 1, 2, 1, 9], np.int32)
     got = jax.jit(functools.partial(attend, window=window))(Operands(*block, *ring, length, mask, positions))
     np.testing.assert_allclose(got, plain_attention(*block, *whole, length, mask, positions, window), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        functools.partial(plain.attend_in_chunks, unrolled=False),
+        functools.partial(plain.attend_in_chunks, unrolled=True),
+        functools.partial(tpu.attend, interpret=True),
+    ],
+    ids=["loop", "unrolled", "tpu"],
+)
+def test_numbers_that_are_not_finite_reach_the_tokens_that_see_them_alone(run, monkeypatch):
+    monkeypatch.setattr(plain, "attend", lambda operands, window, scale, cap: run(operands, window=window))
+    (queries, keys, values, *cached), length, mask = random_case(2)
+    keys = keys.at[0, 3, 0].set(jnp.nan)
+    values = values.at[1, 2, 1].set(jnp.nan).at[2, 4, 0].set(jnp.inf)
+    arrays = queries, keys, values, *cached
+    got = np.asarray(jax.jit(attend)(Operands(*arrays, length, mask)))
+    with np.errstate(all="ignore"):
+        expected = plain_attention(*map(np.asarray, arrays), length, mask, np.zeros((3, 5)))
+    is_finite = np.isfinite(expected)
+    assert 0.5 < np.mean(is_finite) < 1
+    np.testing.assert_array_equal(np.isfinite(got), is_finite)
+    np.testing.assert_allclose(got[is_finite], expected[is_finite], atol=1e-5)
 
 
 def test_bfloat16_keeps_its_type_and_is_close(form):
