@@ -40,13 +40,13 @@ def test_version_is_the_distributions():
 def test_the_core_needs_few_packages():
     """An extra brings what only some users need."""
     needed = [each for each in importlib.metadata.requires("jlade") or [] if "extra ==" not in each]
-    names = {re.split(r"[^\w-]", each)[0] for each in needed}
+    names = {re.split(r"[^\w-]", each)[0].replace("_", "-") for each in needed}
     core = {
         "filelock",
         "flax",
-        "huggingface_hub",
+        "huggingface-hub",
         "jax",
-        "lazy_loader",
+        "lazy-loader",
         "numpy",
         "orbax-checkpoint",
         "rich",
