@@ -1,6 +1,6 @@
 """Hostile files: thousands of changed files of every format that jlade reads, and what comes of reading them.
 
-    python benchmarks/fuzz.py                                # 10,000 of each format, an hour on two cores
+    python benchmarks/fuzz.py                                # 10,000 of each format, an hour
     python benchmarks/fuzz.py --formats gguf pool --inputs 500
 
 `tests/hostile.py` has the formats, the changes and what counts as a fault. Each format is read in a process of its own,

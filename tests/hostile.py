@@ -520,9 +520,11 @@ def _write_own(directory: pathlib.Path) -> None:
 
 def _own_inputs(directory: pathlib.Path) -> Inputs:
     parts = []
-    for path in sorted((directory / "own" / "params").rglob("*")):
-        if not path.is_file():
-            continue
+    arrays = directory / "own" / "params"  # of its files, those for several processes and marks of success are not read
+    for path in [arrays / name for name in ("_METADATA", "_sharding", "manifest.ocdbt")] + [
+        *(arrays / "array_metadatas").iterdir(),
+        *(arrays / "d").iterdir(),
+    ]:
         file, content = str(path.relative_to(directory)), path.read_bytes()
         try:
             json.loads(content)
@@ -534,8 +536,8 @@ def _own_inputs(directory: pathlib.Path) -> Inputs:
     return st.one_of(parts)
 
 
-def _read_own(directory: pathlib.Path) -> None:
-    conversion.load(directory / "own")
+def _read_own(directory: pathlib.Path) -> Any:
+    return conversion.load(directory / "own")
 
 
 def _write_pool(directory: pathlib.Path) -> None:
@@ -643,7 +645,7 @@ FORMATS: dict[str, Format] = {
     "chat tokenizer": Format(_write_chat, _chat_inputs, _read_chat),
     "chat template": Format(_write_template, _template_inputs, _read_template),
     "gguf": Format(_write_gguf, _gguf_inputs, _read_gguf),
-    "orbax": Format(_write_own, _own_inputs, _read_own),
+    "orbax": Format(_write_own, _own_inputs, _read_own, is_checked=True),
     "pool": Format(_write_pool, _pool_inputs, _read_pool),
     "corpus": Format(_write_corpus, _corpus_inputs, _read_corpus),
     "settings": Format(_write_settings, _settings_inputs, _read_settings, refuses=False),

@@ -23,7 +23,7 @@ EXAMPLES = {
     "index": 60,
     "config": 150,
     "tokenizer": 150,
-    "chat tokenizer": 15,
+    "chat tokenizer": 10,
     "chat template": 50,
     "gguf": 60,
     "pool": 60,

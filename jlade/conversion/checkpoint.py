@@ -152,7 +152,9 @@ def _restore(directory: pathlib.Path, targets: dict[str, jax.ShapeDtypeStruct]) 
         if sum(map(sizes.__getitem__, batches[-1])) + sizes[name] > most:
             batches.append({})
         batches[-1][name] = target
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    # An array is read in its chunks, whose size the files give; its values may be wider than those of the parameters.
+    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=1 + 4 * most // 10**9)
+    with ocp.Checkpointer(handler) as checkpointer:
         for batch in batches:
             how = ocp.checkpoint_utils.construct_restore_args(batch)
             try:

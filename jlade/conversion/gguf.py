@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,8 @@ from jlade.conversion.weight_files import stamp_of
 from jlade.files import cache_directory, written_whole
 from jlade.models.llama import LlamaParams
 
-MOST_OBJECTS = 3 * 2**19  # keys, tensors, elements of arrays: a string of no bytes takes hundreds of bytes of memory
+# More than those of any file; each becomes an object of more than a hundred bytes.
+MOST_ENTRIES, MOST_ELEMENTS = 2**14, 2**21  # keys, and tensors; elements of all arrays
 FORMAT = 1  # of the directories; another one makes them again
 
 
@@ -126,7 +128,7 @@ def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], d
     class Reader(gguf.GGUFReader):
         """Refuses to read beyond the end of the file. Views of a plain array take a third of a memmap's time."""
 
-        num_objects = 0
+        num_elements = 0
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
             content = np.asarray(self.data)
@@ -139,26 +141,37 @@ def _parse(file: pathlib.Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], d
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != gguf.GGUFValueType.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
+            # The library makes several views for each element, which takes 40 times the time.
             kind, length = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
-            self._count(length[0])
-            if (scalar := self.gguf_scalar_to_np.get(kind[0])) is None:
-                return super()._get_field_parts(orig_offs, raw_type)
-            values = self._get(orig_offs + 12, scalar, length[0])  # the library has a view for each
+            self.num_elements += int(length[0])
+            if self.num_elements > MOST_ELEMENTS:
+                raise ValueError(f"its arrays have more than {MOST_ELEMENTS} elements")
             types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind[0])]
+            if types[1] == gguf.GGUFValueType.STRING:
+                end, strings = orig_offs + 12, []
+                content = np.asarray(self.data)
+                for _ in range(length[0]):
+                    begin = end + 8
+                    end = begin + int.from_bytes(content[end:begin].data, sys.byteorder)
+                    if end > content.size:
+                        raise ValueError(f"it has {content.size} bytes, and its header names {end}")
+                    strings.append(content[begin:end])
+                return end - orig_offs, [kind, length, *strings], list(range(2, 2 + len(strings))), types
+            if types[1] not in self.gguf_scalar_to_np:
+                raise ValueError(f"it has an array of {types[1].name}")
+            values = self._get(orig_offs + 12, self.gguf_scalar_to_np[types[1]], length[0])
             return 12 + values.nbytes, [kind, length, values], [2], types
 
         def _build_fields(self, offs: int, count: int) -> int:
-            self._count(count)
-            return super()._build_fields(offs, count)
+            return super()._build_fields(offs, at_most(count, "keys"))
 
         def _build_tensor_info(self, offs: int, count: int) -> Any:
-            self._count(count)
-            return super()._build_tensor_info(offs, count)
+            return super()._build_tensor_info(offs, at_most(count, "tensors"))
 
-        def _count(self, number: int) -> None:
-            self.num_objects += int(number)
-            if self.num_objects > MOST_OBJECTS:
-                raise ValueError(f"it has more than {MOST_OBJECTS} keys, tensors and elements of arrays")
+    def at_most(count: int, name: str) -> int:
+        if count > MOST_ENTRIES:
+            raise ValueError(f"it has more than {MOST_ENTRIES} {name}")
+        return count
 
     try:
         reader = Reader(file)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 LARGEST_SIZE = 2**31 - 1  # positions, tokens and places in arrays are 32-bit numbers
+MOST_BYTES = 2**25  # of a file, several times those of any; its values may take 20 times as much
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)  # numbers of the computation
 
 
@@ -18,6 +19,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     Raises:
       ValueError: names the file that is missing, is not readable or holds another kind of value.
     """
+    check_size(file, MOST_BYTES)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -27,6 +29,14 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
     return content
+
+
+def check_size(file: pathlib.Path, most: int | None = None) -> None:
+    """Raises a ValueError for a pipe or a device, which may have no end, and for more than `most` bytes."""
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise ValueError(f"{file} is neither a file nor a link to one")
+    if most is not None and file.is_file() and file.stat().st_size > most:
+        raise ValueError(f"{file} has {file.stat().st_size} bytes; accepted are {most}")
 
 
 def write_json(file: pathlib.Path, content: Mapping[str, Any]) -> None:

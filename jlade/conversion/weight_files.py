@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jlade.conversion.json_files import is_file_name, read_json, shown
+from jlade.conversion.json_files import MOST_BYTES, check_size, is_file_name, read_json, shown
 from jlade.conversion.parts import Part, Shape, runs
 
 SINGLE_FILE = "model.safetensors"
@@ -142,12 +142,15 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
     """
     tensors: dict[str, StoredTensor] = {}
     for file, expected in _weight_files(directory).items():
+        check_size(file)
         try:
             stamp = stamp_of(file)
             with safe_open(file, framework="numpy"):  # checks the header, but hides the offsets
                 pass
             with open(file, "rb") as stream:
                 begin = 8 + int.from_bytes(stream.read(8), "little")
+                if begin > MOST_BYTES:
+                    raise ValueError(f"{file} has a header of {begin} bytes; accepted are {MOST_BYTES}")
                 header = json.loads(stream.read(begin - 8))
             header.pop("__metadata__", None)
             found = {

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 MEMORY = 2**29  # bytes more than the process has when it is ready
-LONGEST = 2**23  # characters of a text, several times what the longest contexts hold
+LONGEST, GROWTH = 2**18, 8  # characters of a text: so many, and so many times those of template and conversation
 
 
 def main(seconds: float) -> None:
@@ -44,9 +44,10 @@ def main(seconds: float) -> None:
 def _answer(render: Any, line: bytes) -> bytes:
     try:
         (text,), _ = render(**json.loads(line))
-        if len(text) <= LONGEST:
+        longest = LONGEST + GROWTH * len(line)
+        if len(text) <= longest:
             return json.dumps({"text": text}).encode()
-        error = f"its text has {len(text)} characters; accepted are {LONGEST}"
+        error = f"its text has {len(text)} characters; accepted are {longest} for this conversation"
     except MemoryError:
         error = f"it takes more than {MEMORY >> 20} MiB of memory"
     except jinja2.TemplateError as exception:  # also from raise_exception in the template

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from jlade.conversion.json_files import check_size
+
+MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
 MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
 
 
@@ -37,6 +40,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
     file = pathlib.Path(path) / "tokenizer.json"
     if not file.exists():
         return None
+    check_size(file, MOST_BYTES)
     with errors_of(f"{file} is not a tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_file(os.fspath(file))
         _check_growth(tokenizer.normalizer)

@@ -261,7 +261,7 @@ def test_an_array_that_would_take_all_memory_is_refused(tmp_path):
     content = file.read_bytes()
     assert content.count(length) == 1
     file.write_bytes(content.replace(length, (2**40).to_bytes(8, "little") + length[8:]))
-    with pytest.raises(ValueError, match=r"model\.gguf is truncated .*: it has more than 1572864 keys"):
+    with pytest.raises(ValueError, match=r"model\.gguf is truncated .*: its arrays have more than 2097152 elements"):
         jlade.load(file)
 
 
