@@ -96,6 +96,7 @@ def run(options: argparse.Namespace) -> None:
             activity.say("compiling")
             service.warm_up()
         server = lifecycle.Server(service)
+        bound.listen()  # so that whoever reads the address can connect
         print(f"{_name(options)} at {lifecycle.url(bound)}", flush=True)
         server.run(sockets=[bound])
     if server.was_interrupted:

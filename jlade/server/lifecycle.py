@@ -7,13 +7,19 @@ import ipaddress
 import platform
 import signal
 import socket
+import time
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jlade.server.app import Service
 
-IDLE_SECONDS = 30  # after which a connection without a request is closed
+IDLE_SECONDS = 30  # that a connection waits for its client
+MOST_IDLE = 256  # connections that wait for their clients; the oldest ones beyond wait no longer than
+RUSH_SECONDS = 1
 TRIMMED_TICKS = 100  # tenths of a second
 LAST_SECONDS = 10  # for clients to take the texts that have ended, when the server ends
 
@@ -51,8 +57,23 @@ def url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Connection(H11Protocol):
+    """A connection that ends quietly, where uvicorn logs a traceback, if a client breaks HTTP after its headers."""
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # sends no more
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+
 class Server(uvicorn.Server):
     """Serves until a signal. The first one lets the completions that have rows end, the second one ends them.
+
+    A connection is closed if its client neither completes the headers of a request nor takes more of a response within
+    `IDLE_SECONDS`. If more than `MOST_IDLE` connections wait for their clients, the oldest ones are closed earlier.
 
     Attributes:
       signals: those that have come.
@@ -62,8 +83,10 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 service.app,
+                http=_Connection,  # h11 bounds the headers, which httptools does not
+                ws="none",
                 log_config=None,  # uvicorn's closes the handlers of others
-                log_level="warning",
+                log_level="error",  # anyone may cause a warning
                 access_log=False,
                 server_header=False,
                 lifespan="off",
@@ -73,6 +96,7 @@ class Server(uvicorn.Server):
         )
         self.signals: list[int] = []
         self._service = service
+        self._waiting: dict[tuple[Any, ...], float] = {}  # what connections wait for -> since when
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes a signal; `on_tick` acts on it."""
@@ -83,10 +107,27 @@ class Server(uvicorn.Server):
         """Returns whether to stop listening; uvicorn asks every tenth of a second."""
         if counter % TRIMMED_TICKS == 0:
             await asyncio.to_thread(_trim)
+        self._close_slow()
         if self.signals:
             self._service.drain()
             self.should_exit = self.force_exit or self._service.is_idle
         return await super().on_tick(counter)
+
+    def _close_slow(self) -> None:
+        """Closes connections whose clients are too slow."""
+        connections: Any = self.server_state.connections
+        # uvicorn closes those alone that stay silent after a response.
+        now, waiting = time.monotonic(), {}
+        for connection in connections:
+            cycle, unsent = connection.cycle, connection.transport.get_write_buffer_size()
+            if unsent or cycle is None or cycle.response_complete:
+                key = connection, cycle, unsent  # another one as soon as the client makes progress
+                waiting[key] = self._waiting.get(key, now)
+        self._waiting = waiting
+        surplus = len(waiting) - MOST_IDLE
+        for number, (key, since) in enumerate(sorted(waiting.items(), key=lambda item: item[1])):
+            if now - since > (RUSH_SECONDS if number < surplus else IDLE_SECONDS):
+                key[0].transport.abort()
 
     @property
     def was_interrupted(self) -> bool:

@@ -7,6 +7,8 @@ import signal
 import httpx
 import pytest
 
+import jlade
+from benchmarks import server_faults
 from jlade.server import lifecycle
 from tests import processes
 from tests.server.conftest import wait_until
@@ -34,6 +36,20 @@ def begin(url, lines):
 def is_one(client, kind):
     """Returns whether there is one request of a kind."""
     return f'vllm:num_requests_{kind}{{engine="0",model_name="demo"}} 1.0' in client.get("/metrics").text
+
+
+def test_malformed_requests_are_refused(servers, small_demo):
+    """Beside them each text is right, and nothing is logged: the next test looks at the errors of the process."""
+    params, tokenizer = jlade.load(small_demo)
+    prompts, options = ["def f(", "Once"], {"max_new_tokens": server_faults.NUM_TOKENS, "lookahead": None}
+    texts = jlade.generate(params, prompts, tokenizer=tokenizer, **options).text
+    url = servers[0][1]
+    with server_faults.right_requests(url, dict(zip(prompts, texts, strict=True))) as counts:
+        outcomes = server_faults.malformed_requests(url, range(330))
+    assert min(counts) > 0
+    assert sum(outcomes.values()) == 330
+    assert {outcome.split(": ")[1] for outcome in outcomes} >= {"400", "403", "404", "405", "413", "415"}
+    server_faults.wait_for_rows(url)
 
 
 def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
