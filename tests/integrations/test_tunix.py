@@ -18,7 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jlade
+from jlade.decoding import loop
 from jlade.testing import check_decoder
+from tests.decoding.test_programs import copies_in_loops
 
 pytest.importorskip("tunix", reason="google-tunix is not installed: pip install 'jlade[tunix]'")
 
@@ -147,15 +149,40 @@ def test_a_model_as_it_is_passes_the_check(kind):
     check_decoder(*decoder(made, max_positions=CACHE), reference=lambda tokens: run(made, tokens))
 
 
-def test_a_model_as_it_is_generates_its_greedy_text():
+@pytest.mark.parametrize("room", [models.ROOM, 5])
+def test_a_model_as_it_is_generates_its_greedy_text(room):
+    """Also with blocks that are larger than the room, of the prompt and of steps."""
     made = model("qwen2")
     expected, read = np.full(43, 3), nnx.jit(run)
     for i in range(3, 43):
         expected[i] = np.argmax(read(made, expected)[i - 1])
-    found, params = decoder(made, max_positions=CACHE)
+    found, params = decoder(made, max_positions=CACHE, room=room)
     out = jlade.generate(params, expected[:3], decoder=found, max_new_tokens=40, lookahead=TREE)
     assert out.tokens[0].tolist() == expected[3:].tolist()
     assert out.compression[0] > 1
+
+
+def test_steps_of_a_model_as_it_is_copy_what_its_attention_copies():
+    """The operands of its products with the cache, on a CPU: no more than in a loop of the model alone."""
+    capacity, found, params = 1024, *decoder(model("qwen2"), max_positions=1024)
+    inputs, config = jlade.prepare(params, [[3]] * 2, decoder=found, max_new_tokens=1000, lookahead=TREE)
+    cache, size = found.init_cache(params, 2, capacity), TREE.block_size
+    state = jax.eval_shape(lambda: jlade.start(jlade.Prefix(cache), inputs, config))
+    rest = dataclasses.replace(state, memory=None)
+    steps = loop._run.lower(params, rest, state.memory, jnp.int32(9), None, config)
+
+    def alone(params, cache, tokens, mask):
+        def run(carry):
+            tokens, cache = carry
+            hidden, layers = found.forward(params, tokens, tokens, cache, mask)
+            return tokens + jnp.argmax(hidden, -1).astype(jnp.int32), cache.replace(layers=layers)
+
+        return jax.lax.while_loop(lambda carry: carry[0][0, 0] < 99, run, (tokens, cache))
+
+    model_alone = jax.jit(alone).lower(params, cache, np.zeros((2, size), np.int32), np.tri(size, dtype=bool))
+    layers = frozenset({2 * (models.ROOM + capacity) * SHAPE["num_kv_heads"] * SHAPE["head_dim"]})
+    own, of_model = (len(copies_in_loops(each.compile().as_text(), layers)) for each in (steps, model_alone))
+    assert own <= of_model <= 2 * LLAMA["num_layers"]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ class ModelDecoder:
 
 
 def decoder(
-    model: nnx.Module, *, max_positions: int = MAX_POSITIONS, eos_ids: tuple[int, ...] = ()
+    model: nnx.Module, *, max_positions: int = MAX_POSITIONS, eos_ids: tuple[int, ...] = (), room: int = ROOM
 ) -> tuple[ModelDecoder, State]:
     """Returns the decoder of a model and its parameters, the arguments of `jlade.generate`.
 
@@ -108,6 +108,8 @@ def decoder(
         head_dim] and "end_index" [B]; it returns logits [B, T, V] and the cache.
       max_positions: length of the longest text, in tokens.
       eos_ids: tokens that end a text by default.
+      room: slots of the cache that a block is written into, before those of the text. A larger block, as of a prompt,
+        runs on a copy of the cache with more of them.
 
     Raises:
       TypeError: the model is called otherwise.
@@ -133,6 +135,7 @@ def decoder(
         vocab_size=jax.eval_shape(run, params).shape[-1],
         max_positions=check_int("max_positions", max_positions, 1),
         eos_ids=eos_ids,
+        room=check_int("room", room, 1),
     )
     return made, params
 
