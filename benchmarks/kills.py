@@ -1,0 +1,415 @@
+"""Kills jlade at random moments, and fills its disk: whole files are left, and the next run finishes the job.
+
+    python benchmarks/kills.py --moments 50 --json benchmarks/results/kills.json
+    python benchmarks/kills.py tune pool --moments 10
+
+Each job runs once undisturbed. Then it begins as often as `--moments` says, each time in a new directory, and is ended
+by SIGKILL after a random part of the undisturbed time. Every file that is left must be whole, but for the last line of
+a file of lines; then the job runs again, and its results must be those of the undisturbed run. With `--full-disks`,
+which needs the right to mount, the job also runs on disks with random room that is too little: it must fail, name the
+file, and leave whole files, or go on if it can; with more room it must finish.
+
+Jobs are forked from one process that has imported all of jlade, so that no time passes with imports. It never starts
+JAX itself, whose threads a fork would lack.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Import from the repository, not from this folder.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+import jlade
+from benchmarks import report
+from jlade import cli
+from jlade.choosing import choice
+from jlade.choosing.choice import Key
+from jlade.choosing.learned import Learned, Times
+from jlade.cli.options import DEMO
+from jlade.drafts.pool import NGramPool
+from jlade.evaluation import runs
+
+BLOCK = 4096  # bytes of a file system
+DISK = 2**26  # bytes
+BALLAST = "ballast"
+
+
+class Job(NamedTuple):
+    """A job that writes into a directory.
+
+    Attributes:
+      run: does it, and returns the exit status.
+      result: returns what a finished job has written, less what varies from run to run. Raises if it is not whole.
+      target: the file or directory with the result, or "" if it may lack parts until the job is done.
+    """
+
+    run: Callable[[Path], int]
+    result: Callable[[Path], Any]
+    target: str = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)} (default: all)")
+    parser.add_argument("--moments", type=int, default=50, metavar="K", help="runs to kill of each job (default: 50)")
+    parser.add_argument("--full-disks", type=int, default=0, metavar="D", help="disks that are too small, of each job")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
+    options = parser.parse_args()
+    jobs = {name: each for name, each in JOBS.items() if name in options.jobs or not options.jobs}
+    result: dict[str, Any] = {"jobs": {}}
+    if options.json and os.path.exists(options.json):  # of other jobs
+        result["jobs"] = json.loads(Path(options.json).read_text(encoding="utf-8"))["jobs"]
+    with tempfile.TemporaryDirectory() as directory:
+        prepare(Path(directory))
+        for name, job in jobs.items():
+            place = Path(directory) / name
+            place.mkdir()
+            figures = trials(job, place, options.moments, options.full_disks, random.Random(options.seed))
+            result["jobs"][name] = figures
+            print(name, json.dumps(figures), flush=True)
+            if options.json:
+
+                def write(_: Path) -> int:
+                    report.write(options.json, result)
+                    return 0
+
+                assert begun(write, place).wait() == 0  # not here, as it asks JAX for the device
+
+
+def prepare(directory: Path) -> None:
+    """Writes the model and the prompts of the jobs: the demo model's first layer, for short times."""
+    jax.config.update("jax_compilation_cache_dir", str(directory / "programs"))
+    run = begun(lambda place: save_first_layer(place / "model"), directory)  # in a process of its own, as it needs JAX
+    assert run.wait() == 0, run.messages()
+    prompts = [f"import module_{number}" for number in range(16)]
+    (directory / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    records = [
+        json.dumps({"prompt": prompt, "seed": number, "temperature": 1}) for number, prompt in enumerate(prompts)
+    ]
+    (directory / "records.jsonl").write_text("\n".join(records), encoding="utf-8")
+
+
+def save_first_layer(directory: Path) -> int:
+    params, _ = jlade.demo(dtype="bfloat16")
+    config = dataclasses.replace(params.config, num_layers=1)
+    jlade.conversion.save_hf(dataclasses.replace(params, layers=params.layers[:1], config=config), directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(DEMO / name, directory / name)
+    return 0
+
+
+def trials(job: Job, directory: Path, moments: int, full_disks: int, draw: random.Random) -> dict[str, float]:
+    """Returns the counts of a job's runs that were killed, or had too little room; see the head of the file.
+
+    Raises:
+      AssertionError: a file is not whole, or the next run does not finish the job.
+    """
+    finished(job, directory / "first")  # compiles
+    begin = time.perf_counter()
+    begun(job.run, directory / "undisturbed").wait()
+    seconds = time.perf_counter() - begin
+    expected = finished(job, directory / "undisturbed", is_done=True)
+    figures = {"moments": moments, "seconds": round(seconds, 2), "killed": 0, "had_finished": 0, "left_a_part": 0}
+    for moment in range(moments):
+        place = directory / f"killed-{moment}"
+        run = begun(job.run, place)
+        time.sleep(draw.uniform(0, seconds))
+        run.kill()
+        figures["killed" if run.wait() == -signal.SIGKILL else "had_finished"] += 1
+        figures["left_a_part"] += bool(parts(place))
+        check(job, place)
+        assert finished(job, place) == expected, f"moment {moment} gives another result"
+        shutil.rmtree(place)
+    if full_disks:
+        figures |= {"refused": 0, "went_on": 0}
+    room = sum(-(-each.stat().st_size // BLOCK) * BLOCK for each in (directory / "undisturbed").rglob("*"))
+    for disk in range(full_disks):
+        with mounted(directory / f"disk-{disk}", BLOCK * draw.randrange(room // BLOCK)) as place:
+            run = begun(job.run, place)
+            status = run.wait()
+            figures["refused" if status else "went_on"] += 1
+            assert status in (0, 1, 2), run.messages()
+            assert status == 0 or str(place) in run.messages(), run.messages()
+            assert not parts(place), parts(place)
+            check(job, place)
+            (place / BALLAST).unlink()
+            assert finished(job, place) == expected, f"disk {disk} gives another result"
+    return figures
+
+
+class Run:
+    """A function of a directory, in a process of its own."""
+
+    def __init__(self, function: Callable[[Path], int], place: Path):
+        self._messages = place.with_name(f"{place.name}.messages")
+        self._pid = os.fork()
+        if not self._pid:
+            status = 70
+            try:
+                output = os.open(self._messages, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+                os.environ["XDG_CACHE_HOME"] = str(place / "cache")
+                status = function(place)
+            except SystemExit as refused:
+                status = int(refused.code or 0)
+            except BaseException:
+                traceback.print_exc()
+                status = 2
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Returns the exit status, negative after a signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def messages(self) -> str:
+        return self._messages.read_text(encoding="utf-8")
+
+
+def begun(function: Callable[[Path], int], place: Path) -> Run:
+    """Begins a run in a directory, which is made if it is missing."""
+    place.mkdir(exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of JAX, whose threads a fork lacks: this process has not started them
+        return Run(function, place)
+
+
+def finished(job: Job, place: Path, is_done: bool = False) -> str:
+    """Runs a job to its end, unless it is done, and returns its result as JSON."""
+    if not is_done:
+        run = begun(job.run, place)
+        assert run.wait() == 0, run.messages()
+    assert not parts(place), parts(place)
+    file = place.with_name(f"{place.name}.result")
+
+    def write(place: Path) -> int:
+        file.write_text(json.dumps(job.result(place)), encoding="utf-8")
+        return 0
+
+    run = begun(write, place)  # as the result may need JAX
+    assert run.wait() == 0, run.messages()
+    return file.read_text(encoding="utf-8")
+
+
+def check(job: Job, place: Path) -> None:
+    """Raises an AssertionError if a file is not whole."""
+    for file in place.rglob("*"):
+        if file.is_file() and not any(part in file.parents for part in parts(place)):
+            assert is_whole(file), f"{file} is not whole"
+    if job.target and (place / job.target).exists():
+        finished(job, place, is_done=True) if not parts(place) else None
+
+
+def is_whole(file: Path) -> bool:
+    content = file.read_bytes()
+    match file.suffix:
+        case ".json":
+            return bool(json.loads(content))
+        case ".jsonl":  # the next run cuts off a part of a line at the end
+            return all(json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n"))
+        case ".safetensors":
+            return bool(safetensors.deserialize(content))  # type: ignore[no-untyped-call]
+        case ".png":
+            return content.endswith(b"IEND\xaeB`\x82")
+        case ".html":
+            return content.rstrip().endswith(b"</html>")
+    return bool(content)
+
+
+def parts(place: Path) -> list[Path]:
+    """Returns the temporary directories that a writer has left."""
+    return [each for each in place.rglob(".*.jlade-*") if each.is_dir()]
+
+
+@contextlib.contextmanager
+def mounted(place: Path, room: int) -> Iterator[Path]:
+    """Yields a directory that is a disk with this room, and more without its file `BALLAST`."""
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)], check=True)
+    try:
+        (place / BALLAST).write_bytes(b"x" * (DISK - room))
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def command(*words: str) -> Callable[[Path], int]:
+    """Returns a run of a command on a directory, `{}` in its words; the model lies in `{0.parent.parent}`."""
+
+    def run(place: Path) -> int:
+        if words[0] == "convert" and (place / "new").exists():
+            return 0  # the command would say so
+        return cli.main([word.format(place) for word in words])
+
+    return run
+
+
+def digests(directory: Path, pattern: str = "*") -> dict[str, str]:
+    """Returns a digest of each file below a directory."""
+    files = (each for each in sorted(directory.rglob(pattern)) if each.is_file())
+    return {str(each.relative_to(directory)): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+
+
+def converted(place: Path) -> Any:
+    """Returns digests of a checkpoint's arrays and of its other files. Orbax's files hold dates."""
+    params, tokenizer = jlade.load(place / "new", "auto")
+    assert tokenizer is not None
+    arrays = [hashlib.sha256(np.asarray(array).tobytes()).hexdigest() for array in jax.tree.leaves(params)]
+    others = {name: digest for name, digest in digests(place / "new").items() if "params/" not in name}
+    return arrays, others
+
+
+def benched(place: Path) -> Any:
+    """Returns the results of `jlade bench` without times, its pools, and the names of its files."""
+    results = [dataclasses.asdict(result) for result in runs.read(place / "out" / "run.jsonl").results]
+    for result in results:
+        for answer in result["answers"]:
+            answer |= dict.fromkeys(runs.TIMES)
+    return results, digests(place / "out" / "run.pools"), sorted(digests(place / "out"))
+
+
+def tuned(place: Path) -> Any:
+    """Returns whether `jlade tune` has stored a setting and made a plot. Times decide which setting it is."""
+    (file,) = (place / "cache" / "jlade" / "tuned").glob("*.json")
+    stored = choice.Stored.read(file)
+    return bool(stored.speeds), (place / "tune.svg").stat().st_size > 0
+
+
+def save_pools(place: Path) -> int:
+    for number in range(SAVES):
+        jlade.save_pool(NGramPool.of(jnp.full((2000, 4, 5), number, jnp.int32), SAVES), place / "pool.safetensors")
+    return 0
+
+
+def saved_pool(place: Path) -> Any:
+    (number,) = set(np.asarray(jlade.load_pool(place / "pool.safetensors").ngrams).flat)
+    return int(number) if number == SAVES - 1 else "an earlier one"
+
+
+def save_settings(place: Path) -> int:
+    for number in range(SAVES):
+        choice.save(KEY, jlade.LookaheadConfig.tree(number + 1), {"step_times": {"1": 0.5}})
+    return 0
+
+
+def saved_setting(place: Path) -> Any:
+    stored = choice.Stored.read(KEY.path)
+    assert stored.step_times == {1: 0.5}
+    return stored.lookahead.tree_size == SAVES
+
+
+def learned(place: Path) -> Learned:
+    return Learned(3, Times(np.array([1.0, 1.0, 3.0, 2.0, 1.0]), np.eye(5)), place / "costs.json")
+
+
+def learn(place: Path) -> int:
+    costs = learned(place)
+    for number in range(64 * SAVES):
+        costs.learn_round(np.array([number % 3, 1, 2]), 1.0)
+    return 0
+
+
+def learned_costs(place: Path) -> Any:
+    with warnings.catch_warnings(action="error"):
+        return bool((learned(place).costs() != learned(place).costs(learned=False)).any())
+
+
+SAVES = 20
+KEY = Key("1 x made (cpu)", "made", 1)
+SHORT = ("--max-new-tokens", "8", "--lookahead", "tree=7")
+JOBS = {
+    "convert": Job(command("convert", "{0.parent.parent}/model", "{}/new"), converted, "new"),
+    "convert-hf": Job(command("convert", "{0.parent.parent}/model", "{}/new", "--to", "hf"), converted, "new"),
+    "generate": Job(
+        command(
+            "generate",
+            "{0.parent.parent}/prompts.txt",
+            "--lines",
+            *SHORT,
+            "--model",
+            "{0.parent.parent}/model",
+            "--output",
+            "{}/a.jsonl",
+        ),
+        lambda place: digests(place, "a.jsonl"),
+    ),
+    "records": Job(
+        command(
+            "generate",
+            "{0.parent.parent}/records.jsonl",
+            "--batch-size",
+            "2",
+            *SHORT,
+            "--model",
+            "{0.parent.parent}/model",
+            "--output",
+            "{}/a.jsonl",
+        ),
+        lambda place: digests(place, "a.jsonl"),
+    ),
+    "bench": Job(
+        command(
+            "bench",
+            "--methods",
+            "plain",
+            "4,4,3:warm",
+            "--limit",
+            "2",
+            "--max-new-tokens",
+            "6",
+            "--model",
+            "{0.parent.parent}/model",
+            "--output",
+            "{}/out",
+        ),
+        benched,
+    ),
+    "tune": Job(
+        command(
+            "tune",
+            "--settings",
+            "tree=7",
+            "--max-new-tokens",
+            "16",
+            "--model",
+            "{0.parent.parent}/model",
+            "--plot",
+            "{}/tune.svg",
+        ),
+        tuned,
+    ),
+    "pool": Job(save_pools, saved_pool),
+    "settings": Job(save_settings, saved_setting),
+    "costs": Job(learn, learned_costs),
+}
+
+if __name__ == "__main__":
+    main()
