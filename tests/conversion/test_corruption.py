@@ -1,6 +1,7 @@
 """Broken directories give an error that names the file. `tests/test_hostile.py` has the contents of files."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,22 @@ def test_directories_and_dangling_links_in_place_of_files(directory):
     load_hf(directory)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in directories")
+def test_pipes_and_long_files_in_place_of_files(directory):
+    for file in ("config.json", "model.safetensors.index.json", "first.safetensors"):
+        kept = (directory / file).read_bytes()
+        (directory / file).unlink()
+        os.mkfifo(directory / file)  # to open it would wait for a writer
+        with pytest.raises(ValueError, match=f"{file} is neither a file nor a link to one"):
+            load_hf(directory)
+        (directory / file).unlink()
+        (directory / file).write_bytes(kept)
+    with open(directory / "config.json", "r+b") as stream:
+        stream.truncate(2**40)
+    with pytest.raises(ValueError, match=r"config\.json has 1099511627776 bytes; accepted are 33554432"):
+        load_hf(directory)
+
+
 def test_a_tensor_in_two_files_or_in_another_file_is_refused(directory):
     shutil.copy(directory / "first.safetensors", directory / "third.safetensors")
     index = directory / "model.safetensors.index.json"
@@ -53,9 +70,11 @@ def test_a_tensor_in_two_files_or_in_another_file_is_refused(directory):
 
 
 OWN = """
+import json
 import pathlib
 import sys
 import jax
+import tensorstore
 from jlade import conversion
 
 own = pathlib.Path(sys.argv[1])
@@ -72,6 +91,16 @@ for file in sorted(path for path in (own / "params").rglob("*") if path.is_file(
             assert str(own) in str(error)
             refused += 1
     file.write_bytes(original)
+
+store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{own}/params/"}).result()
+name = b"model.norm.weight/.zarray"
+content = json.loads(store.read(name).result().value) | {"chunks": [2**33]}  # 32 GiB for 8 numbers
+store.write(name, json.dumps(content).encode()).result()
+try:
+    conversion.load(own)
+except ValueError as error:
+    assert "Requested more bytes" in str(error), error
+    refused += 1
 print("refused", refused)
 """
 
