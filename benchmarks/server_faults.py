@@ -48,27 +48,18 @@ RUSH = 600  # connections at once that send nothing
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
     parser.add_argument("--count", type=int, default=10_000, metavar="N", help="malformed requests")
     parser.add_argument("--slow", type=int, default=40, metavar="N", help="slow clients of each kind")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    params, tokenizer = jlade.demo()
+    params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model)
     texts = jlade.generate(params, PROMPTS, tokenizer=tokenizer, lookahead=None, max_new_tokens=NUM_TOKENS).text
     expected = dict(zip(PROMPTS, texts, strict=True))
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+", encoding="utf-8") as log:
         pathlib.Path(folder, "keys").write_text(KEY, encoding="ascii")
-        command = [
-            "--port",
-            "0",
-            "--max-sequences",
-            "4",
-            "--capacity",
-            "256",
-            "--max-top-logprobs",
-            "20",
-            "--api-key-file",
-            f"{folder}/keys",
-        ]
+        command = [] if options.model == "demo" else [options.model]
+        command += ["--port", "0", "--max-sequences", "4", "--capacity", "256", "--api-key-file", f"{folder}/keys"]
         with _started(command, log) as (server, url), right_requests(url, expected) as counts:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 slow = pool.submit(slow_clients, url, options.slow)

@@ -122,6 +122,8 @@ class Reader:
         asked = (self._protocol.chat if is_chat else self._protocol.completion)(body)
         if len(asked.prompts) != 1 or asked.n != 1:
             raise RequestError("a record must ask for one text: n must be 1, and prompt one prompt; repeat the record")
+        if asked.options.get("prompt_logprobs"):
+            raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
         if asked.stream:
             raise fields.refused("stream", True, "false: a file gets whole texts")
         ids, options = asked.prompts[0], {name: asked.options[name] for name in OPTIONS}

@@ -154,12 +154,15 @@ class Engine:
             self.submit([0, 0], sampling=sampling, max_new_tokens=1, with_statistics=True).result()
         self._running.least = 1
 
-    def submit(self, prompt: Prompt, *, priority: int = 0, **options: Unpack[RequestOptions]) -> Request:
+    def submit(
+        self, prompt: Prompt, *, priority: int = 0, prompt_logprobs: bool = False, **options: Unpack[RequestOptions]
+    ) -> Request:
         """Adds a request to those that wait, and returns it at once.
 
         Args:
           prompt: a string, or token ids.
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
+          prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
             `prediction`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`.
 
@@ -170,7 +173,7 @@ class Engine:
         """
         checked = self._check(prompt, options)
         request_lib.check_single(checked)
-        return self._add(checked, 0, priority)
+        return self._add(checked, 0, priority, scores=prompt_logprobs)
 
     def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation]:
         """Returns the results of all prompts, in their order.
@@ -249,11 +252,13 @@ class Engine:
         stop = request_lib.check_stop(options.get("stop"), len(checked.stop), given.tokenizer)
         return dataclasses.replace(checked, stop=stop)
 
-    def _add(self, checked: request_lib.Request, index: int, priority: int, of_list: bool = False) -> Request:
+    def _add(
+        self, checked: request_lib.Request, index: int, priority: int, of_list: bool = False, scores: bool = False
+    ) -> Request:
         """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
         request = Request(lambda: self._remove(job))
         job = self._job(checked, index, request)
-        job.of_list = of_list
+        job.of_list, job.scores_prompt = of_list, scores
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not (of_list and self._scheduler.is_full))
             self._check_open()

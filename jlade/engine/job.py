@@ -38,6 +38,7 @@ class Job:
         rows.check(checked.inputs, size, checked.config.top_logprobs)
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
+        self.scores_prompt = False  # whether the log-probabilities of the prompt are asked for
         self.logprobs = checked.config.logprobs
         self.with_statistics = checked.with_statistics
         self.controls = rows.Controls.of(checked.inputs, self.logprobs)
@@ -52,6 +53,11 @@ class Job:
         if checked.tokenizer is not None:
             self._token_bytes = token_bytes(checked.tokenizer)
             self._detokenizer = Detokenizer(checked.tokenizer, checked.stop[0])
+
+    @property
+    def num_alternatives(self) -> int:
+        """Number of the most probable tokens that are asked for."""
+        return self._checked.config.top_logprobs
 
     @functools.cached_property
     def row(self) -> rows.Row:
@@ -77,7 +83,7 @@ class Job:
         self._num_steps += len(accepted)
         logprobs = row.logprobs if self.logprobs else None
         if logprobs is not None:
-            number = self._checked.config.top_logprobs
+            number = self.num_alternatives
             logprobs = logprobs.replace(top=logprobs.top[..., :number], top_tokens=logprobs.top_tokens[..., :number])
         return Piece(
             tokens=new,

@@ -6,10 +6,13 @@ import jax
 import numpy as np
 
 from jlade.config import check_int
+from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
-from jlade.engine import copies, rows
+from jlade.engine import copies, rows, scoring
 from jlade.engine.job import Job
 from jlade.engine.prefixes import Prefixes
+from jlade.engine.scoring import PromptLogProbs
+from jlade.generation.request import HostArray
 from jlade.models.base import Params, divisible
 
 
@@ -21,6 +24,7 @@ class Reading:
     prefix: Prefix | None = None
     num_read: int = 0
     parting: int = 0  # tokens that it shares with another text, whose reading is kept
+    scores: list[LogProbs] = dataclasses.field(default_factory=list)  # of chunks, if the request asks for them
 
     @property
     def tokens(self) -> np.ndarray:
@@ -68,7 +72,8 @@ class Reader:
         """Reads a chunk of a prompt."""
         tokens = reading.tokens
         if reading.prefix is None:
-            kept, reading.num_read = self._prefixes.find(tokens)
+            # Tokens that are not read have no log-probabilities.
+            kept, reading.num_read = (None, 0) if reading.job.scores_prompt else self._prefixes.find(tokens)
             reading.prefix = self._unread() if kept is None else self._restore(kept, reading.num_read)
             reading.parting = self._prefixes.parting(tokens)
             reading.job.request.num_cached = reading.num_read
@@ -76,18 +81,27 @@ class Reader:
             self.num_cached += reading.num_read
         if reading.num_read < len(tokens):
             until = reading.parting if reading.num_read < reading.parting else len(tokens)
+            row = reading.job.row
+            if reading.job.scores_prompt:
+                reading.scores.append(
+                    scoring.score(self._params, reading.prefix.cache, row.prompts, until, self._config)
+                )
             reading.prefix, reading.num_read = rows.read(
-                self._params, reading.prefix, reading.job.row, reading.num_read, until, self._config
+                self._params, reading.prefix, row, reading.num_read, until, self._config
             )
             if reading.num_read == until:
                 self._keep(tokens[:until], reading.prefix, 0)
+            if reading.is_done and reading.scores:
+                reading.job.request.prompt_logprobs = PromptLogProbs.join(reading.scores, reading.job.num_alternatives)
 
     def keep_row(self, state: DecodeState, index: int, text: np.ndarray) -> None:
         """Keeps the text of a row, for a prompt that continues it: all but its last token, which has not been read."""
         self._keep(text[:-1], copies.prefix_of(state, self._config), index)
 
     def warm_up(self, state: DecodeState) -> None:
-        """Compiles the programs that keep prefixes and take them over."""
+        """Compiles the programs that keep prefixes and take them over, and that of log-probabilities of prompts."""
+        prompts: HostArray = np.zeros((1, self._capacity), np.int32)
+        scoring.score(self._params, self._unread().cache, prompts, 0, self._config)
         for prefix in (self._unread(), copies.prefix_of(state, self._config)):
             for size in self._sizes:
                 self._restore(copies.keep(self._params, prefix, 0, size, self._config), 0)

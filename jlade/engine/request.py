@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
+from jlade.engine.scoring import PromptLogProbs
 from jlade.generation.results import Generation, Piece
 
 
@@ -24,6 +25,7 @@ class Request:
       started: the `time.monotonic` at which it got its row; None while it waits for one.
       num_cached: tokens of the prompt that were not read, as an earlier text begins with them; 0 until reading begins.
       num_drafted: tokens that the steps of the pieces so far have verified.
+      prompt_logprobs: of the prompt, once it has been read; None if they were not asked for, or of a prompt of 1 token.
     """
 
     def __init__(self, cancel: Callable[[], None]):
@@ -35,6 +37,7 @@ class Request:
         self._wakers: list[Callable[[], object]] = []  # of the event loops that wait for pieces
         self.started: float | None = None
         self.num_cached = self.num_drafted = 0
+        self.prompt_logprobs: PromptLogProbs | None = None
 
     @property
     def done(self) -> bool:

@@ -107,7 +107,7 @@ class Service:
             return _Events(self._events(choices, writer), functools.partial(self._end, choices))
         try:
             generations = await _unless_gone(request.receive, choices.results())
-            return JSONResponse(writer.whole(generations, choices.num_cached))
+            return JSONResponse(writer.whole(generations, choices.num_cached, choices.prompt_logprobs))
         finally:
             self._end(choices)
 

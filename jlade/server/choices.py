@@ -11,6 +11,7 @@ import jax
 
 from jlade.engine.engine import Engine
 from jlade.engine.request import Request
+from jlade.engine.scoring import PromptLogProbs
 from jlade.generation.results import NOT_FINITE, Generation, Piece
 from jlade.server.fields import RequestError
 from jlade.server.metrics import Metrics
@@ -67,6 +68,11 @@ class Choices:
     def num_cached(self) -> int:
         """Tokens of the prompts that the first choice of each did not read; see `Request`."""
         return sum(request.num_cached for request in self._requests[:: self._asked.n])
+
+    @property
+    def prompt_logprobs(self) -> list[PromptLogProbs | None]:
+        """The log-probabilities of the prompt of each of them, as far as they were asked for."""
+        return [request.prompt_logprobs for request in self._requests]
 
     def cancel(self) -> None:
         """Ends those that have not ended; their rows are free within two steps."""

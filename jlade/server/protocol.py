@@ -164,15 +164,15 @@ class Reader:
         """
         _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (True,)})
         top, is_echoed = self._top(body, "logprobs"), fields.boolean(body, "echo")
-        if is_echoed and top is not None:
-            raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
+        if is_echoed and top is not None and body.get("stream"):
+            raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
         given = _prompts(body.get("prompt"))
         return self._asked(
             body,
             is_chat=False,
             prompts=[self.encode(name, one) for name, one in given.items()],
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
-            logprobs={} if top is None else {"logprobs": True, "top_logprobs": top},
+            logprobs={} if top is None else {"logprobs": True, "top_logprobs": top, "prompt_logprobs": is_echoed},
             echo=[self._text(one) for one in given.values()] if is_echoed else [],
         )
 

@@ -1,5 +1,6 @@
 """Responses of OpenAI's interface: whole ones, and the chunks of a stream."""
 
+import itertools
 import json
 import time
 import uuid
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jlade
+from jlade.engine.scoring import PromptLogProbs
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
@@ -44,18 +46,27 @@ class Writer:
         }
         self._choices = [_Choice(asked, i, tokenizer) for i in range(asked.n * len(asked.prompts))]
 
-    def whole(self, generations: Sequence[Generation], num_cached: int | None = None) -> Body:
+    def whole(
+        self,
+        generations: Sequence[Generation],
+        num_cached: int | None = None,
+        prompt_logprobs: Sequence[PromptLogProbs | None] = (),
+    ) -> Body:
         """Returns the response with all choices.
 
         Args:
           generations: their results.
           num_cached: tokens of the prompts that were not read; None to leave it out.
+          prompt_logprobs: of the choices' prompts; those of an echoed one come before those of the text.
         """
         choices = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
             text = choice.echo + generation.text[0]
             content = {"message": {"role": "assistant", "content": text}} if self._asked.is_chat else {"text": text}
             logprobs = choice.logprobs(_one_piece(generation))
+            if choice.echo and logprobs is not None:
+                of_prompt = choice.prompt_logprobs(prompt_logprobs[index])
+                logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
             choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": _reason(generation)})
         return self._head | {"choices": choices, "usage": self.usage(generations, num_cached)}
 
@@ -117,6 +128,7 @@ class _Choice:
 
     def __init__(self, asked: Asked, index: int, tokenizer: Tokenizer):
         self.echo = asked.echo[index // asked.n] if asked.echo else ""
+        self._prompt = asked.prompts[index // asked.n]
         self._is_chat, self._tokenizer = asked.is_chat, tokenizer
         self._detokenizer = Detokenizer(tokenizer, asked.options["stop"])
         self._offset = len(self.echo)  # of the next token in the text, in characters
@@ -141,15 +153,20 @@ class _Choice:
         for token in piece.tokens[:number].tolist():
             offsets.append(self._offset)
             self._offset += len(self._decoder.feed([token]))
-        return {
-            "tokens": [one["token"] for one in chosen],
-            "token_logprobs": [one["logprob"] for one in chosen],
-            "top_logprobs": [
-                {each["token"]: each["logprob"] for each in (*others, one)}
-                for one, others in zip(chosen, top, strict=True)
-            ],
-            "text_offset": offsets,
-        }
+        return {**_of_completion(chosen, top), "text_offset": offsets}
+
+    def prompt_logprobs(self, scores: PromptLogProbs | None) -> Body:
+        """Returns the log-probabilities of the tokens of the prompt, null for the first; None for no more tokens."""
+        chosen, top = [], []
+        if scores is not None:
+            chosen = [self._named(*each) for each in zip(self._prompt[1:], scores.logprobs, strict=True)]
+            rows = zip(scores.top_tokens, scores.top_logprobs, strict=True)
+            top = [[self._named(*each) for each in zip(*row, strict=True)] for row in rows]
+        of_tokens = {name: [None, *values] for name, values in _of_completion(chosen, top).items()}
+        of_tokens["tokens"][0] = text_lib.token_name(self._tokenizer, self._prompt[0])
+        decoder = Detokenizer(self._tokenizer)
+        lengths = [len(decoder.feed([token])) for token in self._prompt]
+        return of_tokens | {"text_offset": list(itertools.accumulate(lengths[:-1], initial=0))}
 
     def _named(self, token: int, logprob: float) -> Body:
         data = list(text_lib.token_bytes(self._tokenizer)[token])
@@ -169,6 +186,17 @@ class _Choice:
             steps.append({"tokens": number, "text": text})
             begin = end
         return steps
+
+
+def _of_completion(chosen: list[Body], top: list[list[Body]]) -> Body:
+    """Returns the log-probabilities of tokens, with the most probable ones in the place of each."""
+    return {
+        "tokens": [one["token"] for one in chosen],
+        "token_logprobs": [one["logprob"] for one in chosen],
+        "top_logprobs": [
+            {each["token"]: each["logprob"] for each in (*others, one)} for one, others in zip(chosen, top, strict=True)
+        ],
+    }
 
 
 def _one_piece(generation: Generation) -> Piece:

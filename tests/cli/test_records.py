@@ -128,6 +128,7 @@ WRONG = [
     ({"prompt": "a", "messages": HELLO}, "a record must have either prompt or messages"),
     ({"prompt": ["a", "b"]}, "a record must ask for one text"),
     ({"prompt": "a", "n": 2}, "a record must ask for one text"),
+    ({"prompt": "a", "echo": True, "logprobs": 0}, "echo must be false beside logprobs"),
     ({"prompt": "a", "stream": True}, "stream must be false"),
     ({"prompt": "a", "max_new_tokens": 3}, "max_new_tokens is max_tokens in a record"),
     ({"prompt": "a", "max_tokens": "3"}, "max_tokens must be an integer"),

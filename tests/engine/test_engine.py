@@ -18,6 +18,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.choosing import choice
 from jlade.config import PLAIN
 from jlade.engine import rows
+from tests import plain_llama
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 SETTINGS = {
@@ -229,6 +230,21 @@ def compilations():
     return compiled
 
 
+def assert_scores_prompts(running):
+    """Asserts the log-probabilities of a prompt of several chunks, read anew, and of one token."""
+    options = {"max_new_tokens": 2, "prompt_logprobs": True, "logprobs": True, "top_logprobs": 2}
+    *_, request, short = [running.submit(prompt, **options) for prompt in (SHARED, SHARED, [4])]
+    assert short.result(timeout=300).lengths[0] > 0
+    assert short.prompt_logprobs is None
+    assert request.result(timeout=300).lengths[0] > 0
+    assert request.num_cached == 0
+    found, logits = request.prompt_logprobs, plain_llama.logits(PARAMS, SHARED)[:-1]
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(found.logprobs, expected[np.arange(len(logits)), SHARED[1:]], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.top_logprobs, -np.sort(-expected)[:, :2], rtol=1e-4, atol=1e-4)
+    assert found.top_tokens.tolist() == np.argsort(-expected)[:, :2].tolist()
+
+
 def test_after_the_warm_up_nothing_compiles(compilations):
     chance = random.Random(1)
     drawn = [draw(chance) for _ in range(20)]
@@ -240,6 +256,7 @@ def test_after_the_warm_up_nothing_compiles(compilations):
         for number, request in enumerate(requests):
             assert number == 3 or request.result(timeout=300).lengths[0] > 0
         assert any(request.num_cached for request in requests)
+        assert_scores_prompts(running)
         assert compilations == []
         jax.jit(lambda x: x + 41)(1)
         assert compilations, "the search finds compilations"
@@ -254,6 +271,7 @@ def test_meshes(axes, compilations):
         compilations.clear()
         requests = [running.submit(prompt, **options) for prompt, options in drawn]
         results = [request.result(timeout=300) for request in requests]
+        assert_scores_prompts(running)
         assert compilations == []
         assert any(request.num_cached for request in requests)
     for result, (prompt, options) in zip(results, drawn, strict=True):

@@ -7,10 +7,13 @@ import jax
 import numpy as np
 import openai
 import pytest
+import torch
+import transformers
 
 from jlade import SamplingConfig
+from jlade.conversion import save_hf
 from tests.server.conftest import fill
-from tests.server.tiny_chat import alone
+from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
 
 MESSAGES = [{"role": "system", "content": "ab"}, {"role": "user", "content": "ba"}]
 PROMPT = "abbac"  # of the template
@@ -109,6 +112,28 @@ def test_choices_are_interleaved_by_index(client):
     assert texts == expected
     assert order != sorted(order), "the choices run side by side"
     assert [choice.message.content for choice in asked(client, n=3, seed=5, max_tokens=24).choices] == expected
+
+
+def test_log_probabilities_of_prompts(client, tmp_path):
+    """The request of lm-eval's `local-completions`, against transformers."""
+    save_hf(PARAMS, tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="float32")
+    prompts = [[0, 1, 4, 3, 9, 2, 8, 8, 1, 7, 0, 2, 4, 4, 11, 1, 0, 10, 3, 3], [3]]
+    out = client.completions.create(model="tiny", prompt=prompts, echo=True, logprobs=1, max_tokens=1, temperature=0)
+    for prompt, choice in zip(prompts, out.choices, strict=True):
+        given, expected = choice.logprobs, alone(prompt, max_new_tokens=1)
+        assert choice.text == TOKENIZER.decode(prompt) + expected.text[0]
+        assert [
+            choice.text.find(token, at) for token, at in zip(given.tokens, given.text_offset, strict=True)
+        ] == given.text_offset
+        assert (given.token_logprobs[0], given.top_logprobs[0]) == (None, None)
+        tokens = [*prompt, int(expected.tokens[0, 0])]
+        with torch.no_grad():
+            logprobs = model(torch.tensor([tokens])).logits[0].log_softmax(-1)[:-1].numpy()
+        assert len(given.tokens) == len(tokens)
+        np.testing.assert_allclose(given.token_logprobs[1:], logprobs[range(len(tokens) - 1), tokens[1:]], atol=1e-4)
+        best = [max(top.values()) for top in given.top_logprobs[1:]]
+        np.testing.assert_allclose(best, logprobs.max(-1), atol=1e-4)
 
 
 def test_completions_of_several_prompts(client):

@@ -165,7 +165,7 @@ def test_wrong_chats_are_refused(field, message):
         ({"prompt": [-1]}, "token ids from 0 to 12, got -1"),
         ({"prompt": ["a"] * 65, "n": 2}, "at most 128 choices in all, with n=2"),
         ({"logprobs": 4}, "logprobs must be at most 3, the limit of this server, got 4"),
-        ({"logprobs": 0, "echo": True}, "echo must be false beside logprobs"),
+        ({"logprobs": 0, "echo": True, "stream": True}, "stream must be false for the log-probabilities of an echoed"),
     ],
 )
 def test_wrong_completions_are_refused(field, message):

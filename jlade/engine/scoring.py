@@ -1,0 +1,71 @@
+"""Log-probabilities of the tokens of a prompt, of a chunk at a time."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jlade import mesh as mesh_lib
+from jlade.decoding import prefill, sampling, sharding
+from jlade.decoding.sampling import LogProbs
+from jlade.decoding.state import DecodeConfig
+from jlade.models.base import KVCache, Params
+
+
+class PromptLogProbs(NamedTuple):
+    """The log-probabilities of a prompt of T tokens under the model, in NumPy: of all tokens but the first."""
+
+    logprobs: np.ndarray  # [T - 1] float32
+    top_tokens: np.ndarray  # [T - 1, K] int32, the most probable ones in their places, -1 for none
+    top_logprobs: np.ndarray  # [T - 1, K] float32, of these
+
+    @classmethod
+    def join(cls, parts: list[LogProbs], number: int) -> "PromptLogProbs":
+        """Returns those of a prompt from its parts, at least one, with `number` of the most probable tokens."""
+        whole: Any = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+        return cls(whole.model, whole.top_tokens[:, :number], whole.top[:, :number])
+
+
+def score(params: Params, cache: KVCache, prompts: Any, until: int, config: DecodeConfig) -> LogProbs:
+    """Returns the log-probabilities of the tokens that follow those of the next chunk, in NumPy with fields [T, ...].
+
+    It takes a pass of its own, as that which reads the chunk computes no logits.
+
+    Args:
+      params: the model's parameters.
+      cache: of the tokens before.
+      prompts: [1, C] int32.
+      until: the chunk ends before this token, if it does not earlier.
+      config: of the engine; its `top_logprobs` alternatives are found.
+    """
+    num_read, scores = mesh_lib.fetch((cache.length, _score(params, cache, prompts, config=config)))
+    of_chunk: LogProbs = jax.tree.map(lambda array: array[: until - num_read[0]], scores)
+    return of_chunk
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _score(params: Params, cache: KVCache, prompts: jax.Array, *, config: DecodeConfig) -> LogProbs:
+    decoder, vocabulary = config.decoder, config.vocabulary
+    chunk = prefill.fitting(config.chunks, prompts.shape[1])[0][0]
+    together = math.gcd(chunk, prefill.ROWS)  # tokens whose logits are held at once
+
+    def of_device(params: Params, cache: KVCache, prompts: jax.Array) -> LogProbs:
+        positions = cache.length + jnp.arange(chunk, dtype=jnp.int32)
+        tokens, following = (prompts[0].at[places].get(mode="clip") for places in (positions, positions + 1))
+        hidden, _ = decoder.forward(params, tokens[None], positions[None], cache, np.tri(chunk, dtype=bool))
+
+        def of_rows(rows: tuple[jax.Array, jax.Array]) -> LogProbs:
+            logits = vocabulary.whole(decoder.logits(params, rows[0][None])[0])
+            return sampling.logprobs(logits, logits, rows[1], config.top_logprobs)
+
+        rows = hidden.reshape(chunk // together, together, -1), following.reshape(-1, together)
+        scores: LogProbs = jax.tree.map(lambda x: x.reshape(chunk, *x.shape[2:]), jax.lax.map(of_rows, rows))
+        return scores
+
+    specs = sharding.param_specs(params, config.mesh), sharding.CACHE, PartitionSpec()
+    scores: LogProbs = mesh_lib.shard(of_device, config.mesh, specs, PartitionSpec())(params, cache, prompts)
+    return scores
