@@ -6,8 +6,6 @@ Each engine makes the same run with tunix's own learner: the demo model, in tuni
 for indented lines. An epoch takes each prompt once, and every update is a batch of groups. The engines are tunix's
 vanilla one, and ours: with plain decoding, with the setting "auto", and with a tree, without and with drafts from the
 rollouts of earlier epochs. The programs of rollouts are compiled before the run, by rollouts of other prompts.
-
-At the end a text is decoded with the converted model and with the model as it is, for the time of a step of each.
 """
 
 import argparse
@@ -42,7 +40,7 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rl_cluster import ClusterConfig, RLCluster, RLTrainingConfig, Role
 from tunix.rl.rollout.base_rollout import RolloutConfig, RolloutOutput
 
-from jlade.integrations.tunix import LookaheadRollout, decoder
+from jlade.integrations.tunix import LookaheadRollout
 
 PROMPTS = (
     "def read_config(path):",
@@ -98,11 +96,9 @@ def main() -> None:
             speed = epoch["tokens"] / epoch["seconds"]
             table.add_row(str(number), name, str(epoch["tokens"]), steps, f"{speed:.0f}", f"{epoch['reward']:.3f}")
     Console().print(table)
-    of_a_step = step_milliseconds(setting)
-    Console().print(f"milliseconds of a step for one text of up to 1024 tokens: {of_a_step}")
     if options.json:
         versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax", "optax")}
-        result = {"settings": vars(options), "engines": figures, "step_milliseconds": of_a_step}
+        result = {"settings": vars(options), "engines": figures}
         report.write(options.json, versions | result)
 
 
@@ -176,21 +172,6 @@ def train(engine: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
     )
     learner.train(batches(options))
     return recorded
-
-
-def step_milliseconds(lookahead: jlade.LookaheadConfig | None) -> dict[str, float]:
-    """Returns the time of a step of the demo model, converted and as it is."""
-    params, demo = jlade.demo(dtype="float32")
-    as_it_is, state = decoder(demo_model(params), max_positions=1024)
-    prompt = Tokenizer(demo).encode(PROMPTS[0])
-    found: dict[str, float] = {}
-    forms: dict[str, tuple[Any, Any]] = {"converted": (params.decoder, params), "as it is": (as_it_is, state)}
-    for name, (own, weights) in forms.items():
-        for _ in range(2):  # the first compiles
-            begin = time.perf_counter()
-            out = jlade.generate(weights, prompt, decoder=own, lookahead=lookahead, max_new_tokens=256, eos_ids=())
-            found[name] = 1000 * (time.perf_counter() - begin) / int(out.steps[0])
-    return found
 
 
 def batches(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -60,9 +60,9 @@ class Decoder(Protocol):
     - arrays that a larger capacity extends with zeros, at the ends of their axes: those of a text of n tokens are the
       same in all capacities of n or more, but for these zeros;
     - `divisible`, the number of tokens of the longest text that can be shortened: with a smaller `length`, it is the
-      cache of as many tokens. Without this attribute, as for a recurrent state, no text can. Then a turn of a
-      conversation that does not continue the whole earlier text is read anew, and an engine shares the reading of a
-      whole text alone.
+      cache of as many tokens. Without this attribute, as for a recurrent state, no text can. Then the turns of a
+      batch are read anew unless each continues its whole earlier text, and an engine shares the reading of whole texts
+      alone.
     """
 
     @property
