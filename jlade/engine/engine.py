@@ -257,19 +257,17 @@ class Engine:
     ) -> Request:
         """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
         request = Request(lambda: self._remove(job))
-        job = self._job(checked, index, request)
+        place = 0 if checked.inputs.key.ndim else index
+        job = Job(job_lib.split(checked, index), place, request, self._size)
         job.of_list, job.scores_prompt = of_list, scores
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not (of_list and self._scheduler.is_full))
-            self._check_open()
+            if self._closed:
+                raise RuntimeError("the engine is closed; it accepts no requests")
             self._scheduler.add(job, priority)
             self._start()
             self._changed.notify_all()
         return request
-
-    def _job(self, checked: request_lib.Request, index: int, request: Request) -> Job:
-        place = 0 if checked.inputs.key.ndim else index
-        return Job(job_lib.split(checked, index), place, request, self._size)
 
     def _remove(self, job: Job) -> None:
         """Removes a request that waits. One with a row loses it at the end of the round."""
@@ -277,10 +275,6 @@ class Engine:
             if job not in self._scheduler.rows:
                 self._scheduler.remove(job)
             self._changed.notify_all()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the engine is closed; it accepts no requests")
 
     def _start(self) -> None:
         """Starts the thread if it does not run."""

@@ -13,7 +13,7 @@ from jlade import mesh as mesh_lib
 from jlade.decoding import prefill, sampling, sharding
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig
-from jlade.models.base import KVCache, Params
+from jlade.models.base import Cache, Params
 
 
 class PromptLogProbs(NamedTuple):
@@ -30,7 +30,7 @@ class PromptLogProbs(NamedTuple):
         return cls(whole.model, whole.top_tokens[:, :number], whole.top[:, :number])
 
 
-def score(params: Params, cache: KVCache, prompts: Any, until: int, config: DecodeConfig) -> LogProbs:
+def score(params: Params, cache: Cache, prompts: Any, until: int, config: DecodeConfig) -> LogProbs:
     """Returns the log-probabilities of the tokens that follow those of the next chunk, in NumPy with fields [T, ...].
 
     It takes a pass of its own, as that which reads the chunk computes no logits.
@@ -48,12 +48,12 @@ def score(params: Params, cache: KVCache, prompts: Any, until: int, config: Deco
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _score(params: Params, cache: KVCache, prompts: jax.Array, *, config: DecodeConfig) -> LogProbs:
+def _score(params: Params, cache: Cache, prompts: jax.Array, *, config: DecodeConfig) -> LogProbs:
     decoder, vocabulary = config.decoder, config.vocabulary
     chunk = prefill.fitting(config.chunks, prompts.shape[1])[0][0]
     together = math.gcd(chunk, prefill.ROWS)  # tokens whose logits are held at once
 
-    def of_device(params: Params, cache: KVCache, prompts: jax.Array) -> LogProbs:
+    def of_device(params: Params, cache: Cache, prompts: jax.Array) -> LogProbs:
         positions = cache.length + jnp.arange(chunk, dtype=jnp.int32)
         tokens, following = (prompts[0].at[places].get(mode="clip") for places in (positions, positions + 1))
         hidden, _ = decoder.forward(params, tokens[None], positions[None], cache, np.tri(chunk, dtype=bool))
@@ -66,6 +66,6 @@ def _score(params: Params, cache: KVCache, prompts: jax.Array, *, config: Decode
         scores: LogProbs = jax.tree.map(lambda x: x.reshape(chunk, *x.shape[2:]), jax.lax.map(of_rows, rows))
         return scores
 
-    specs = sharding.param_specs(params, config.mesh), sharding.CACHE, PartitionSpec()
+    specs = sharding.param_specs(params, config.mesh), sharding.cache_specs(config.decoder), PartitionSpec()
     scores: LogProbs = mesh_lib.shard(of_device, config.mesh, specs, PartitionSpec())(params, cache, prompts)
     return scores
