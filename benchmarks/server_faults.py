@@ -68,6 +68,7 @@ def main() -> None:
                     numbers = range(part * options.count // 4, (part + 1) * options.count // 4)
                     outcomes += malformed_requests(url, numbers)
                     megabytes.append(_megabytes(server))
+                    print(f"{numbers.stop} requests after {time.perf_counter() - begin:.0f} s", file=sys.stderr)
                 seconds = time.perf_counter() - begin
             kept = rush(url, RUSH, 3)
             assert kept <= MOST_IDLE, kept
