@@ -48,7 +48,7 @@ RUSH = 600  # connections at once that send nothing
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo", help="the recorded run had the first layer of the demo model")
     parser.add_argument("--count", type=int, default=10_000, metavar="N", help="malformed requests")
     parser.add_argument("--slow", type=int, default=40, metavar="N", help="slow clients of each kind")
     parser.add_argument("--json", metavar="FILE")
