@@ -48,7 +48,7 @@ RUSH = 600  # connections at once that send nothing
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo", help="the recorded run had the first layer of the demo model")
     parser.add_argument("--count", type=int, default=10_000, metavar="N", help="malformed requests")
     parser.add_argument("--slow", type=int, default=40, metavar="N", help="slow clients of each kind")
     parser.add_argument("--json", metavar="FILE")
@@ -68,6 +68,7 @@ def main() -> None:
                     numbers = range(part * options.count // 4, (part + 1) * options.count // 4)
                     outcomes += malformed_requests(url, numbers)
                     megabytes.append(_megabytes(server))
+                    print(f"{numbers.stop} requests after {time.perf_counter() - begin:.0f} s", file=sys.stderr)
                 seconds = time.perf_counter() - begin
             kept = rush(url, RUSH, 3)
             assert kept <= MOST_IDLE, kept
