@@ -154,13 +154,20 @@ class Soak:
 
 @contextlib.contextmanager
 def interrupted(seconds: float) -> Iterator[None]:
-    """Raises a KeyboardInterrupt in the block after some time, as Ctrl-C does, and suppresses it."""
+    """Raises a KeyboardInterrupt in the block after some time, as Ctrl-C does, and suppresses it.
+
+    JAX turns one that meets a comparison of its own into a ValueError.
+    """
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-4))
-            yield
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-4))
+        yield
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        pass
+    except ValueError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
     finally:
         signal.signal(signal.SIGALRM, before)
 

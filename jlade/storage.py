@@ -68,7 +68,7 @@ def load(
     """
     directory = location.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
-    device = default_device() if mesh is None else mesh.devices.flat[0]
+    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
     with memory.explained(device, functools.partial(_explain, directory)):
         return read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh), load_tokenizer(directory)
 

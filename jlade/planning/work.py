@@ -233,6 +233,7 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
     if layout.lookahead > 1:
         accepted = setting.max_accepted * shard.kv_heads * c.head_dim * shard.item
         arrays = [4 * sequences * whole, 2 * c.num_layers * sequences * accepted]  # predictions; keys and values
+        arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if recycles else []
         found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
     if layout.data > 1:

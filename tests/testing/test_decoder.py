@@ -136,9 +136,10 @@ def keys_of_other_scale(self, *args):
 
 
 def nan_past_the_end(self, params, tokens, positions, *args):
-    embedding = jnp.pad(params.embedding, ((0, 1), (0, 0)), constant_values=jnp.nan)
-    tokens = jnp.where(positions < self.max_positions, tokens, self.vocab_size)
-    return Llama.forward(self, dataclasses.replace(params, embedding=embedding), tokens, positions, *args)
+    hidden, block_kv = Llama.forward(self, params, tokens, positions, *args)
+    # As if attention multiplied the values of all tokens, those that the mask hides by 0.
+    reaches_all = jnp.any(positions >= self.max_positions, axis=1)[:, None, None]
+    return jnp.where(reaches_all, jnp.nan, hidden), block_kv
 
 
 def delete_cache(self, params, tokens, positions, cache, block_mask):
