@@ -74,9 +74,9 @@ class VocabularyShard(NamedTuple):
     def top(self, logits: jax.Array, number: int) -> jax.Array:
         """Returns the indices of the highest of logits [..., V], given this device's slice, as int32 [..., number].
 
-        -1 stands for those that a small vocabulary lacks.
+        -1 stands for those that a small vocabulary lacks. If there is NaN, they are any indices.
         """
-        kept, logits = min(number, logits.shape[-1]), _without_nan(logits)
+        kept = min(number, logits.shape[-1])
         values, places = jax.lax.platform_dependent(
             logits,
             cpu=lambda logits: _highest(*_highest_parts_on_cpu(logits, kept), kept),
