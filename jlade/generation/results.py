@@ -143,10 +143,10 @@ def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
 
 def gather(state: DecodeState, request: Request) -> Generation:
     """Returns the result of a decode that has ended."""
-    tokens, ends, num_steps, accepted, logprobs = mesh.fetch(
-        (state.tokens, state.num_tokens, state.num_steps, state.info.accepted, state.info.logprobs)
+    tokens, ends, num_steps, stop_state, accepted, logprobs = mesh.fetch(
+        (state.tokens, state.num_tokens, state.num_steps, state.stop_state, state.info.accepted, state.info.logprobs)
     )
-    generation = assemble(tokens, ends, num_steps, accepted, logprobs, request)
+    generation = assemble(tokens, ends, num_steps, accepted, logprobs, request, stop_state)
     return dataclasses.replace(
         generation,
         statistics=statistics(state, request.config.lookahead) if request.with_statistics else None,
@@ -161,6 +161,7 @@ def assemble(
     accepted: np.ndarray,
     logprobs: Any,
     request: Request,
+    stop_state: np.ndarray | None = None,
 ) -> Generation:
     """Returns the result of sequences that ended, given fields of `DecodeState` in NumPy.
 
@@ -171,6 +172,7 @@ def assemble(
       accepted: [B, C].
       logprobs: those of `Info`.
       request: the arguments of the sequences.
+      stop_state: [B], negative where a stop string is complete; None where the device looks for none.
     """
     prompt_lengths = request.inputs.lengths
     lengths = ends - prompt_lengths
@@ -189,7 +191,8 @@ def assemble(
 
     new = generated(tokens, -1)
     has_top = request.config.top_logprobs > 0
-    endings = [_ending(i, new[i, :length].tolist(), request) for i, length in enumerate(lengths)]
+    stopped = [False] * len(new) if stop_state is None else (stop_state < 0).tolist()
+    endings = [_ending(i, new[i, :length].tolist(), stopped[i], request) for i, length in enumerate(lengths)]
     # The last step of a text that ends with an error may have accepted no token.
     has_failed = [reason == "error" for reason, _ in endings]
     steps = np.where(has_failed, num_steps, np.count_nonzero(accepted, axis=1))
@@ -242,10 +245,13 @@ def cut(accepted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.diff(kept, axis=1, prepend=0).astype(np.int32)
 
 
-def _ending(index: int, tokens: list[int], request: Request) -> tuple[str, str | None]:
-    """Returns the reason for which a sequence ended and, when there is a tokenizer, its text."""
+def _ending(index: int, tokens: list[int], stopped: bool, request: Request) -> tuple[str, str | None]:
+    """Returns the reason for which a sequence ended and, when there is a tokenizer, its text.
+
+    The stop string of a text that has `stopped` on the device may have begun in the prompt.
+    """
     stopping = request.inputs.stopping
-    reason = "length" if len(tokens) == stopping.max_new_tokens[index] else "error"
+    reason = "stop" if stopped else "length" if len(tokens) == stopping.max_new_tokens[index] else "error"
     if tokens and tokens[-1] in stopping.eos_ids[index]:
         reason = "eos"
     if request.tokenizer is None:

@@ -155,8 +155,7 @@ class Lookahead:
         )
         request = _stop_from_prompt(request_lib.check(self.params, ids, options), ids, mask)
         generation = self._generate(request, input_ids)
-        if not stopping["stop"]:  # one that begins in the prompt ends a text as unaccountably
-            warn_of_errors(generation)
+        warn_of_errors(generation)
         new = generation.tokens[:, : generation.lengths.max()].astype(np.int64)
         new[new < 0] = -1 if pad is None else int(pad)
         sequences: Any = torch.cat([input_ids, torch.from_numpy(new).to(input_ids)], dim=-1)
