@@ -8,7 +8,6 @@ import math
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
+from jlade import mesh
 from jlade.choosing import choice, estimate
 from jlade.cli import options as options_lib
 from jlade.cli import programs
@@ -33,7 +33,8 @@ from jlade.inspection.sequences import Sequences
 from jlade.lookahead import names
 from jlade.lookahead.names import label
 from jlade.mesh import default_device
-from jlade.models.llama import LlamaConfig, LlamaParams
+from jlade.models.base import cache_shapes
+from jlade.models.llama import LlamaConfig
 
 FORMATS = {"huggingface": "in Hugging Face's format", "jlade": "in jlade's format", "gguf": "a GGUF file"}
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     dtype = check_dtype(options.dtype, headers.dtypes, directory, device)
     weights_bytes = headers.bytes_in_memory(dtype)
     shapes = param_shapes(config, dtype, headers.is_int8)
-    cache_bytes = _cache_bytes(shapes, batch_size, length)
+    cache_bytes = mesh.num_bytes(cache_shapes(shapes.decoder, shapes, batch_size, length))
     lookahead = choice.choose(shapes, shapes.decoder, batch_size)
     rates = estimate.rates(device.platform, device.device_kind)
     rows = Programs(shapes, shapes.decoder, device, batch_size, length, rates)
@@ -185,12 +186,6 @@ def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
     family = read_json(directory / "config.json")["model_type"]
     num_bytes = sum(file.stat().st_size for file in files)
     return Headers(config, family, kind, dtypes, is_int8, dict(sizes), len(files), num_bytes)
-
-
-def _cache_bytes(params: LlamaParams, batch_size: int, length: int) -> int:
-    """Returns the bytes of the model's KV cache, without allocating it."""
-    cache = jax.eval_shape(lambda params: params.decoder.init_cache(params, batch_size, length), params)
-    return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(cache))
 
 
 def _config_facts(config: LlamaConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import rows
 from jlade.mesh import DATA
-from jlade.models.base import Cache, KVCache, Params, resize
+from jlade.models.base import KVCache, Params, cache_shapes, resize
 
 LEAST = 128  # tokens that a copy has room for; a power of two times as many if it has more
 
@@ -52,7 +52,7 @@ def _keep(params: Params, prefix: Prefix, index: jax.Array, *, size: int, config
             row = jax.lax.dynamic_slice_in_dim(array, place, 1)
             return row if groups == 1 else jax.lax.psum(jnp.where(is_here, row, jnp.zeros_like(row)), DATA)
 
-        cache = resize(prefix.cache, prefix.cache.length, _shapes(params, config, number, size))
+        cache = resize(prefix.cache, prefix.cache.length, cache_shapes(config.decoder, params, number, size))
         kept: Prefix = jax.tree.map(copy, Prefix(cache, prefix.sources))
         return kept
 
@@ -70,7 +70,7 @@ def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, cap
 @functools.partial(jax.jit, static_argnames=("config", "capacity"))
 def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeConfig, capacity: int) -> Prefix:
     def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
-        cache = resize(kept.cache, length[None], _shapes(params, config, 1, capacity))
+        cache = resize(kept.cache, length[None], cache_shapes(config.decoder, params, 1, capacity))
         if isinstance(cache, KVCache):  # tokens past the length may have left NaN, and 0 * NaN is NaN
             keys, values = jax.tree.map(functools.partial(_clear, length=length), (cache.keys, cache.values))
             cache = KVCache(keys, values, cache.length)
@@ -78,11 +78,6 @@ def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeC
         return copy
 
     return _shard(of_device, params, kept, length, config)
-
-
-def _shapes(params: Params, config: DecodeConfig, number: int, capacity: int) -> Cache:
-    """Returns the shapes of the cache of a number of rows, on a device with these parameters."""
-    return jax.eval_shape(lambda params: config.decoder.init_cache(params, number, capacity), params)
 
 
 def _shard(

@@ -11,7 +11,7 @@ from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts import pool as ngram_pool
-from jlade.models.base import Cache, Decoder, Params, divisible, resize
+from jlade.models.base import Cache, Decoder, Params, cache_shapes, divisible, resize
 
 
 def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:
@@ -25,7 +25,7 @@ def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahe
         raise ValueError(
             f"state has {num_sequences} sequences; accepted are one for each of {batch_size} prompts, or one for all"
         )
-    expected = _shapes(params, decoder, num_sequences, capacity)
+    expected = cache_shapes(decoder, params, num_sequences, capacity)
     of_state, of_model = (
         [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)]
         for cache in (state.memory.cache, expected)
@@ -83,9 +83,4 @@ def reuse(
         if number < cached and not longest:
             return None
         shared.append(number if number == cached or cached <= longest else 0)
-    return resize(cache, np.array(shared, np.int32), _shapes(params, decoder, len(prompts), capacity))
-
-
-def _shapes(params: Params, decoder: Decoder, batch_size: int, capacity: int) -> Cache:
-    """Returns the shapes of an empty cache."""
-    return jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, capacity), params)
+    return resize(cache, np.array(shared, np.int32), cache_shapes(decoder, params, len(prompts), capacity))

@@ -286,6 +286,12 @@ def _write_layers(
     return keys, values
 
 
+def cache_shapes(decoder: Decoder, params: Params, batch_size: int, capacity: int) -> Cache:
+    """Returns the shapes of `Decoder.init_cache`, without allocating it."""
+    shapes: Cache = jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, capacity), params)
+    return shapes
+
+
 def divisible(cache: Cache) -> int:
     """Returns the number of tokens of the longest text that can be shortened; see `Decoder`."""
     number: int = getattr(cache, "divisible", 0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import check_int
-from jlade.models.base import Decoder, KVCache, Params, divisible
+from jlade.models.base import Decoder, KVCache, Params, cache_shapes, divisible
 from jlade.testing.model import BLOCK, CAPACITY, LENGTHS, SIZE
 
 
@@ -45,7 +45,7 @@ def check_shapes(decoder: Decoder, params: Params) -> None:
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, np.int32)
 
-    cache = jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, CAPACITY), params)
+    cache = cache_shapes(decoder, params, batch_size, CAPACITY)
     if not (dataclasses.is_dataclass(cache) and hasattr(cache, "length")):
         raise TypeError(
             "init_cache must return a jlade.models.base.KVCache or another dataclass with the attribute length, got "

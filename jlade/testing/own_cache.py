@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 
-from jlade.models.base import Cache, divisible, resize
+from jlade.models.base import Cache, cache_shapes, divisible, resize
 from jlade.testing.model import CAPACITY, CAUSAL, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, Model
 
 SMALL = int(max(LENGTHS)) + 1  # tokens of a cache that has no room for all of a block
@@ -77,7 +76,7 @@ def _check_commit(model: Model, cache: Cache) -> None:
 
 def _resized(model: Model, capacity: int) -> Cache:
     """Returns the cache of the first `LENGTHS` tokens of the texts, which was made for `CAPACITY`, for `capacity`."""
-    shapes = jax.eval_shape(lambda params: model.decoder.init_cache(params, len(LENGTHS), capacity), model.params)
+    shapes = cache_shapes(model.decoder, model.params, len(LENGTHS), capacity)
     return resize(model.prefix, LENGTHS, shapes)
 
 

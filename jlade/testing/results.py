@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models.base import Cache, KVCache
+from jlade.models.base import Cache, KVCache, cache_shapes
 from jlade.testing.model import BLOCK, CAPACITY, CHOSEN, IN_ORDER, LENGTHS, NUM_ACCEPTED, SIZE, Model
 
 
@@ -59,7 +59,7 @@ def check_rings(model: Model) -> None:
     """Checks that layers with fewer entries than a long text has tokens keep the last ones, as rings of 7 entries."""
     size, num_accepted = max(LENGTHS) + 1, np.array([9, 2, 15], np.int32)
     longest = model.decoder.max_positions
-    long = jax.eval_shape(lambda params: model.decoder.init_cache(params, 1, longest), model.params)
+    long = cache_shapes(model.decoder, model.params, 1, longest)
     is_ring = [layer.shape[2] < longest for layer in long.keys]
     _, block_kv = model.read(model.texts)
     whole = model.commit(model.empty_cache(), block_kv, IN_ORDER, np.full(3, SIZE, np.int32))
