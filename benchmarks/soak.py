@@ -11,13 +11,11 @@ of plain decoding with their keys.
 import argparse
 import collections
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import itertools
 import json
 import pathlib
-import platform
 import random
 import signal
 import sys
@@ -35,6 +33,7 @@ import numpy as np
 import jlade
 from benchmarks import report
 from jlade import LookaheadConfig, SamplingConfig
+from jlade.generation import memory
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden"
 ADAPTIVE = LookaheadConfig.tree(7, relative_step_time=1.5)
@@ -224,8 +223,7 @@ def held() -> dict[str, int]:
     Free memory that glibc keeps is given back first.
     """
     gc.collect()
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
+    memory.trim()
     status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     return {
         "resident": int(status.partition("VmRSS:")[2].split()[0]) * 1024,
@@ -241,17 +239,17 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     begin, counts = time.perf_counter(), collections.Counter[str]()
-    memory = {}
+    measured = {}
     with demo() as soak:
         soak.engine.warm_up()
         ends = np.linspace(options.first, options.number, PARTS + 1).astype(int).tolist()
         for seed, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             counts += run(soak, end - start, seed)
-            memory[end] = held()
-            print(f"{end} generations, {memory[end]}", flush=True)
+            measured[end] = held()
+            print(f"{end} generations, {measured[end]}", flush=True)
             if options.json:  # of those so far
                 seconds = time.perf_counter() - begin
-                report.write(options.json, {"number": end, "seconds": seconds, "kinds": counts, "memory": memory})
+                report.write(options.json, {"number": end, "seconds": seconds, "kinds": counts, "memory": measured})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-import ctypes
 import json
 import os
 import pathlib
-import platform
 
 import hypothesis
 import jax
@@ -10,6 +8,7 @@ import pytest
 from jax._src import compiler
 
 import jlade
+from jlade.generation import memory
 from jlade.models import base
 from tests.evaluation import browser
 from tests.tiny import save_small_demo
@@ -66,8 +65,7 @@ def optimizations(request):
         yield
     # The programs of all modules together, and the fragments that they leave, take more memory than a machine has.
     jax.clear_caches()
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
+    memory.trim()
 
 
 get_compile_options = compiler.get_compile_options

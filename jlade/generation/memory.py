@@ -1,7 +1,9 @@
-"""Out of memory: one error for every allocation, which says what was asked for, what would fit and what to lower."""
+"""Memory: an error that says what was asked for, what would fit and what to lower; giving free memory back."""
 
 import contextlib
+import ctypes
 import pathlib
+import platform
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +16,8 @@ from jlade.decoding import prefill, sharding
 from jlade.generation.request import SMALLEST_CAPACITY, Request
 from jlade.models.base import Params
 
-SIGNS = "resource_exhausted", "out of memory"  # in XLA's messages, which have no type of their own
+ERRORS = jax.errors.JaxRuntimeError, ValueError  # JAX raises the latter where a program is dispatched at once
+SIGNS = "resource_exhausted", "out of memory"  # in the messages of these, which have no type of their own
 
 
 @contextlib.contextmanager
@@ -29,9 +32,9 @@ def explained(device: jax.Device, explain: Callable[[int], str]) -> Iterator[Non
     """
     try:
         yield
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+    except (MemoryError, *ERRORS) as error:
         message = str(error)
-        if isinstance(error, jax.errors.JaxRuntimeError) and not any(sign in message.lower() for sign in SIGNS):
+        if not isinstance(error, MemoryError) and not any(sign in message.lower() for sign in SIGNS):
             raise
         traceback.clear_frames(error.__traceback__)
         free, first_line = free_bytes(device), message.partition("\n")[0]
@@ -105,3 +108,9 @@ def state_bytes(params: Params, request: Request) -> int:
     if config.mesh is not None:
         state = mesh_lib.shapes(state, config.mesh, sharding.state_specs(state.constants, config))
     return mesh_lib.num_bytes(state)
+
+
+def trim() -> None:
+    """Gives free memory back to the system. glibc keeps the fragments that arrays on a CPU leave, ever more of them."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

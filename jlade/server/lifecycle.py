@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import ctypes
 import ipaddress
-import platform
 import signal
 import socket
 import time
@@ -15,6 +13,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from jlade.generation import memory
 from jlade.server.app import Service
 
 IDLE_SECONDS = 30  # that a connection waits for its client
@@ -106,7 +105,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Returns whether to stop listening; uvicorn asks every tenth of a second."""
         if counter % TRIMMED_TICKS == 0:
-            await asyncio.to_thread(_trim)
+            await asyncio.to_thread(memory.trim)
         self._close_slow()
         if self.signals:
             self._service.drain()
@@ -133,9 +132,3 @@ class Server(uvicorn.Server):
     def was_interrupted(self) -> bool:
         """Whether Ctrl-C ended it."""
         return signal.SIGINT in self.signals
-
-
-def _trim() -> None:
-    """Gives free memory back to the system. glibc keeps the fragments that arrays on a CPU leave, ever more of them."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)

@@ -385,6 +385,18 @@ def test_after_a_fault_of_the_device_the_engine_goes_on(shared, monkeypatch):
     assert_equal(shared.submit([1], max_new_tokens=3).result(timeout=300), alone([1], {"max_new_tokens": 3}))
 
 
+def test_an_engine_without_memory_says_what_would_fit_and_goes_on(shared, monkeypatch):
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 100663296 bytes.")
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "run", lambda *_: (_ for _ in ()).throw(error))
+        message = (
+            r"cpu:0 is out of memory, with .* free: (\d+) rows of \d+ tokens take .*; \1 rows would fit\. Lower max_s"
+        )
+        with pytest.raises(MemoryError, match=message):
+            shared.submit([1], max_new_tokens=3).result(timeout=300)
+    assert_equal(shared.submit([1], max_new_tokens=3).result(timeout=300), alone([1], {"max_new_tokens": 3}))
+
+
 def test_a_full_queue_refuses_requests(monkeypatch):
     begun, goes_on = threading.Event(), threading.Event()
     run = rows.run

@@ -39,19 +39,19 @@ def error_of(call):
 def generate(number, new):
     return jlade.generate(params, [[5, 1]] * number, max_new_tokens=new, eos_ids=range(13), lookahead=None)
 
+# Each call fails at its first large array. LLVM, which can only abort, then has memory to compile the next one.
 # A batch, and the number that would fit.
 batch = 256
 error = error_of(lambda: generate(batch, 60_000))
 fitting = int(re.search(r"and (\\d+) would fit", str(error))[1])
 assert 1 <= fitting < batch
-assert (generate(max(1, fitting // 2), 60_000).lengths == 1).all()
+assert (generate(max(1, fitting // 4), 60_000).lengths == 1).all()
 
-# A stream, and an engine; both go on with less.
-error_of(lambda: list(jlade.stream(tiny_llama(max_positions=1 << 23), [5, 1], max_new_tokens=1 << 22, lookahead=None)))
-with jlade.Engine(params, max_sequences=64, capacity=1 << 17, lookahead=None) as engine:
-    error = error_of(lambda: engine.generate([[5, 1]] * 64, max_new_tokens=3))
-    assert "max_sequences" in str(error)
-    assert (engine.submit([5, 1], max_new_tokens=3).result().tokens == expected).all()
+# A stream, and an engine that reads a prompt.
+long = tiny_llama(max_positions=1 << 24)
+error_of(lambda: list(jlade.stream(long, [5, 1], max_new_tokens=(1 << 23) + 1, lookahead=None)))
+with jlade.Engine(long, max_sequences=1, capacity=1 << 24, lookahead=None) as engine:
+    error_of(lambda: engine.generate([[5, 1]], max_new_tokens=3))
 assert (jlade.generate(params, [5, 1], **short).tokens == expected).all()
 print("went on")
 """
@@ -65,8 +65,8 @@ def test_a_process_goes_on_with_less():
     batch, stream, engine, end = output.splitlines()
     free = r"cpu:0 is out of memory, with [\d.]+ [kM]B free: "
     assert re.match(free + r"a batch of 256 with room for 65536 tokens of prompt and text takes [\d.]+ GB, and", batch)
-    assert re.match(free + r"a prompt with room for 8388608 tokens .*, and prompt and text of \d+ tokens", stream)
-    assert re.match(free + r"64 rows of 131072 tokens take [\d.]+ GB, .*; \d+ rows would fit", engine)
+    assert re.match(free + r"a prompt with room for 16777216 tokens .*, and prompt and text of \d+ tokens", stream)
+    assert re.match(free + r"to read a prompt takes a row's memory, in addition", engine)
     assert end == "went on"
 
 
@@ -79,9 +79,10 @@ def fail(error):
 seen: list = []
 
 
-def test_arrays_of_the_failed_call_are_freed_first():
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_arrays_of_the_failed_call_are_freed_first(kind):
     device, free = jax.local_devices()[0], []
-    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory\nin memory space hbm")
+    error = kind("RESOURCE_EXHAUSTED: Ran out of memory\nin memory space hbm")
 
     def explain(number):
         free.append((number, seen[-1]()))
@@ -96,9 +97,9 @@ def test_arrays_of_the_failed_call_are_freed_first():
     assert raised.value.__cause__ is error
 
 
-def test_other_errors_are_left_alone():
-    error = jax.errors.JaxRuntimeError("INTERNAL: a fault")
-    with pytest.raises(jax.errors.JaxRuntimeError) as raised, memory.explained(jax.local_devices()[0], str):
+@pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: a fault"), ValueError("no such token")])
+def test_other_errors_are_left_alone(error):
+    with pytest.raises(type(error)) as raised, memory.explained(jax.local_devices()[0], str):
         fail(error)
     assert raised.value is error
 
