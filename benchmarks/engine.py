@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--spread", choices=["even", "geometric"], default="even")
     parser.add_argument("--load", action="store_true")
     parser.add_argument("--seconds", type=float, default=10, help="of each number of clients, with --load")
+    parser.add_argument("--temperature", type=float, default=0, help="of their texts, with --load (default: 0)")
     parser.add_argument("--repeats", type=int, default=3, metavar="R")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
@@ -136,21 +137,23 @@ def _load(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
             rates[number] = {name: [] for name in engines}
             for _ in range(options.repeats):
                 for name, engine in engines.items():
-                    rates[number][name].append(_rate(engine, prompts, number, options.longest, options.seconds))
+                    rates[number][name].append(_rate(engine, prompts, number, options))
             medians = {name: float(np.median(each)) for name, each in rates[number].items()}
             shown = ", ".join(f"{name}: {rate:.0f} tokens/s" for name, rate in medians.items())
             print(f"{number} clients: {shown}, ratio: {medians['engine'] / medians['plain']:.2f}", flush=True)
     return {"tokens_per_second": rates}
 
 
-def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, length: int, seconds: float) -> float:
+def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, options: argparse.Namespace) -> float:
     """Returns the tokens per second of a number of clients."""
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + options.seconds
+    same: Any = {"max_new_tokens": options.longest, "eos_ids": ()}
+    same["sampling"] = jlade.SamplingConfig(temperature=options.temperature)
 
     def client(first: int) -> int:
         num_tokens = 0
         for index in itertools.count(first, number):
-            request = engine.submit(prompts[index % len(prompts)], max_new_tokens=length, eos_ids=())
+            request = engine.submit(prompts[index % len(prompts)], key=jax.random.key(index), **same)
             for piece in request:
                 if time.perf_counter() > end:
                     request.cancel()
@@ -159,7 +162,7 @@ def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, length: i
         raise AssertionError("the count has no end")
 
     with concurrent.futures.ThreadPoolExecutor(number) as pool:
-        return sum(pool.map(client, range(number))) / seconds
+        return sum(pool.map(client, range(number))) / options.seconds
 
 
 if __name__ == "__main__":

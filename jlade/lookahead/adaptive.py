@@ -111,24 +111,25 @@ def choose(pace: Pace, accepted: jax.Array, forecast: jax.Array, costs: jax.Arra
     Args:
       pace: before the step.
       accepted: [] float32, mean number of tokens that the step accepted for a sequence.
-      forecast: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence.
+      forecast: [L] float32, mean number of tokens that a step at each level is expected to accept for a sequence; 0
+        where all have ended. The next step is then the first one of other sequences.
       costs: [L], cost of a step at each level, in plain steps.
     """
-    has_drafts = pace.expected > 0
+    has_drafts, goes_on, drafted = pace.expected > 0, forecast[-1] > 0, jnp.maximum(forecast - 1, 0)
     # Without drafts the sums fade slowly, so that drafts are tried again.
     fading = jnp.where(has_drafts, 1 - 1 / MEMORY, 1 - 1 / LONG_MEMORY)
     promised = fading * pace.promised + pace.expected
     kept = fading * pace.kept + jnp.where(has_drafts, accepted - 1, 0)
-    scaled = 1 + (forecast - 1) * (kept + TRUSTED) / (promised + TRUSTED)
+    scaled = 1 + drafted * (kept + TRUSTED) / (promised + TRUSTED)
     level, plain = jnp.argmax(scaled / costs).astype(jnp.int32), len(costs) - 1
-    stays = (pace.level == plain) & (level == plain)
+    stays = (pace.level == plain) & (level == plain) & goes_on
     return dataclasses.replace(
         pace,
         level=level,
         age=jnp.int32(0),
         wait=jnp.where(stays, jnp.clip(2 * pace.wait, 1, LONGEST_REST), 0),
         num_steps=pace.num_steps.at[pace.level].add(1),
-        expected=forecast[level] - 1,
+        expected=drafted[level],
         promised=promised,
         kept=kept,
     )

@@ -112,6 +112,19 @@ def test_plain_steps_rest_for_longer_while_forecasts_advise_them():
     assert pace.num_steps.tolist() == [1, 1, 10 + sum(rested)]
 
 
+def test_the_end_of_all_sequences_promises_nothing():
+    costs, nothing = jnp.array([2.0, 1.5, 1.0]), jnp.zeros(3)
+    pace = adaptive.choose(adaptive.start(costs), jnp.float32(3), jnp.array([4.0, 2.5, 1.0]), costs)
+    assert (int(pace.level), float(pace.expected)) == (0, 3)
+    ended = adaptive.choose(pace, jnp.float32(3), nothing, costs)
+    assert (float(ended.expected), float(ended.promised), float(ended.kept)) == (0, 3, 2)
+    for _ in range(5):
+        assert int(ended.level) == 2, "nothing is known of the drafts of the next sequences"
+        assert not adaptive.rests(ended), "so that they are looked for"
+        ended = adaptive.choose(ended, jnp.float32(1), nothing, costs)
+    assert 2.9 < float(ended.promised) < 3
+
+
 def drafting(ratio, forecasts, costs):
     """The steps with drafts, found without arrays, where `ratio` of the drafted tokens of a forecast are accepted."""
     expected = promised = kept = 0.0
