@@ -101,6 +101,7 @@ def main() -> None:
 def prepare(directory: Path) -> None:
     """Writes the model and the prompts of the jobs: the demo model's first layer, for short times."""
     jax.config.update("jax_compilation_cache_dir", str(directory / "programs"))
+    os.environ["MPLCONFIGDIR"] = str(directory / "matplotlib")  # its list of fonts, which it makes anew if it is broken
     run = begun(lambda place: save_first_layer(place / "model"), directory)  # in a process of its own, as it needs JAX
     assert run.wait() == 0, run.messages()
     prompts = [f"import module_{number}" for number in range(16)]
