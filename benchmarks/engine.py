@@ -1,7 +1,7 @@
 """Throughput of an engine beside static batches: prompts whose texts differ in length, on the same rows.
 
     python benchmarks/engine.py --json results.json
-    python benchmarks/engine.py --load --json results.json
+    python benchmarks/engine.py --load --temperature 2 --json results.json
 
 The limits of the texts are spread between --shortest and --longest, evenly or, with --spread geometric, by equal
 factors, in random order; end tokens are ignored. Both ways run once to compile and are then timed in turns. The texts
@@ -147,13 +147,13 @@ def _load(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
 def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, options: argparse.Namespace) -> float:
     """Returns the tokens per second of a number of clients."""
     end = time.perf_counter() + options.seconds
-    same: Any = {"max_new_tokens": options.longest, "eos_ids": ()}
-    same["sampling"] = jlade.SamplingConfig(temperature=options.temperature)
+    sampling = jlade.SamplingConfig(temperature=options.temperature)
 
     def client(first: int) -> int:
         num_tokens = 0
         for index in itertools.count(first, number):
-            request = engine.submit(prompts[index % len(prompts)], key=jax.random.key(index), **same)
+            prompt, key = prompts[index % len(prompts)], jax.random.key(index)
+            request = engine.submit(prompt, max_new_tokens=options.longest, eos_ids=(), sampling=sampling, key=key)
             for piece in request:
                 if time.perf_counter() > end:
                     request.cancel()
