@@ -1,6 +1,7 @@
 """Checkpoints, n-gram pools and corpora on disk."""
 
 import functools
+import math
 import os
 import pathlib
 
@@ -17,8 +18,7 @@ from tokenizers import Tokenizer
 from jlade import conversion
 from jlade import mesh as mesh_lib
 from jlade.config import SamplingConfig
-from jlade.conversion import checkpoint, location
-from jlade.conversion.json_files import Values, read_json
+from jlade.conversion import checkpoint, generation_settings, location
 from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
@@ -82,19 +82,20 @@ def _explain(path: pathlib.Path, free: int) -> str:
 def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) -> SamplingConfig:
     """Returns the sampling that a checkpoint recommends in its generation_config.json, for `jlade.generate`.
 
-    The keys are do_sample, temperature, top_k, top_p, min_p and repetition_penalty. Missing ones have the defaults of
-    transformers, such as 50 for top_k. Without do_sample, or without the file, the text is greedy: only the penalty
-    applies.
+    The keys are do_sample, temperature, top_k, top_p, min_p, repetition_penalty, and suppress_tokens, which get a bias
+    of -inf. Missing ones have the defaults of transformers, such as 50 for top_k. Without do_sample the text is greedy:
+    only penalty and bias apply. Where the file is missing, the keys are read in config.json.
 
     Args:
       path, revision: see `load`.
 
     Raises:
-      ValueError: names the file, and the key that is out of range.
+      ValueError: names the file, and the key that is out of range or asks for beam search.
     """
-    file = location.find(path, revision) / "generation_config.json"
-    values = Values(file, read_json(file) if file.exists() else {})
-    controls = {"repetition_penalty": values.get("repetition_penalty")}
+    values = generation_settings.read(location.find(path, revision))
+    generation_settings.refuse_beams(values)
+    bans = dict.fromkeys(generation_settings.suppressed_tokens(values), -math.inf)
+    controls = {"repetition_penalty": values.get("repetition_penalty"), "logit_bias": bans or None}
     if values.boolean("do_sample"):
         controls |= {"temperature": values.get("temperature", 1.0), "top_k": values.get("top_k", 50)}
         controls |= {name: values.get(name) for name in ("top_p", "min_p")}
@@ -104,7 +105,7 @@ def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) 
     try:
         return SamplingConfig(**used)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from error
+        raise ValueError(f"{values.file}: {error}") from error
 
 
 def demo(dtype: jax.typing.DTypeLike | None = None, *, mesh: Mesh | None = None) -> tuple[LlamaParams, Tokenizer]:

@@ -221,7 +221,8 @@ def _own(params: LlamaParams, ids: list[int], request: Keywords) -> Keywords:
     """Returns the options of a prompt that has none of its own, as a record has them."""
     limit = request["max_new_tokens"] or min(MOST_NEW_TOKENS, params.decoder.max_positions - len(ids))
     own = {name: request[name] for name in ("sampling", "min_new_tokens")}
-    return own | {"max_new_tokens": limit, "stop": request["stop"] or (), "eos_ids": params.decoder.eos_ids}
+    stop = request["stop"] or params.decoder.stop_strings
+    return own | {"max_new_tokens": limit, "stop": stop, "eos_ids": params.decoder.eos_ids}
 
 
 def _stream(job: _Job, item: _Item) -> str | None:

@@ -150,7 +150,7 @@ def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
     jlade.SamplingConfig(**given)  # checks the arguments before a checkpoint is looked for
     recommended = _recommended(options.model or DEMO)
     if given.get("temperature") == 0:  # filters take time, and leave greedy text as it is
-        recommended = jlade.SamplingConfig(repetition_penalty=recommended.repetition_penalty)
+        recommended = dataclasses.replace(recommended, top_k=None, top_p=None, min_p=None)
     return dataclasses.replace(recommended, **given)
 
 

@@ -94,6 +94,7 @@ class Reader:
             encode_chat=self._encode_chat,
             vocab_size=params.decoder.vocab_size,
             eos_ids=params.decoder.eos_ids,
+            stop=params.decoder.stop_strings,
             sampling=request["sampling"],
             predicts=False,
         )

@@ -145,6 +145,7 @@ def _reader(params: LlamaParams, tokenizer: Tokenizer, template: str | None, opt
         encode_chat=functools.partial(chat_template.encode, of_chat, template=template) if has_template else None,
         vocab_size=params.decoder.vocab_size,
         eos_ids=params.decoder.eos_ids,
+        stop=params.decoder.stop_strings,
         sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
         predicts=_max_prediction(options) > 0,
         max_top_logprobs=options.max_top_logprobs,

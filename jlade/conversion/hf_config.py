@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion import families
+from jlade.conversion import families, generation_settings
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
@@ -23,23 +23,31 @@ _KEYS = {"rms_norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"
 
 
 def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
-    """Returns the configuration in config.json, with the end tokens of generation_config.json if it exists.
+    """Returns the configuration in config.json, with the end tokens and stop strings of generation_config.json.
 
     Args:
       directory: the checkpoint.
-      strict: whether to refuse keys that jlade does not know, rather than to ignore them with a warning.
+      strict: whether to refuse keys that jlade does not know, and settings of generation that it does not support,
+        rather than to ignore them with a warning.
 
     Raises:
       ValueError: names the file, the key and the supported values. A key that is known to change the model's output is
         never ignored.
 
     Warns:
-      UserWarning: names the unknown keys, or the parts of the model that are left out.
+      UserWarning: names the unknown keys, the settings of generation that are ignored, or the parts of the model that
+        are left out.
     """
     file = directory / "config.json"
     raw = read_json(file)
     config = check(file, raw, strict)
-    return dataclasses.replace(config, eos_ids=_read_eos_ids(directory, raw, config.vocab_size))
+    settings = generation_settings.read(directory)
+    generation_settings.check(settings, strict)
+    return dataclasses.replace(
+        config,
+        eos_ids=_read_eos_ids(directory, raw, config.vocab_size),
+        stop_strings=generation_settings.stop_strings(settings),
+    )
 
 
 def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> LlamaConfig:
@@ -68,7 +76,8 @@ def write_configs(config: LlamaConfig, dtype: str, directory: pathlib.Path) -> N
     """Writes config.json and generation_config.json."""
     content = to_hf(config, dtype)
     write_json(directory / "config.json", content)
-    write_json(directory / "generation_config.json", {"eos_token_id": content["eos_token_id"]})
+    stop_strings = {"stop_strings": list(config.stop_strings)} if config.stop_strings else {}
+    write_json(directory / "generation_config.json", {"eos_token_id": content["eos_token_id"]} | stop_strings)
 
 
 def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
@@ -190,13 +199,13 @@ def _written(key: str, field: str, config: LlamaConfig) -> Any:
 
 
 def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
-    """Whether two configurations are equal but for end tokens, rounding, and positions, which scaling may add to."""
+    """Whether two configurations are equal but for ends of texts, rounding, and positions, which scaling may add to."""
     return all(
         math.isclose(value, getattr(other, name), rel_tol=1e-9)
         if isinstance(value, float) and isinstance(getattr(other, name), float)
         else value == getattr(other, name)
         for name, value in vars(config).items()
-        if name not in ("eos_ids", "max_positions")
+        if name not in ("eos_ids", "stop_strings", "max_positions")
     )
 
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from jlade.conversion import generation_settings
 from jlade.conversion.family import SIZES, Family
 
 # Keys that change the output of models that read them, here or in other families, with the one value besides null that
@@ -113,7 +114,7 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     for key, values in accepted.items():
         if raw.get(key) not in (None, *values) and not (takes_mxfp4 and _is_mxfp4(key, raw[key])):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
-    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *WITHOUT_EFFECT}
+    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *WITHOUT_EFFECT, *generation_settings.KEYS}
     if unknown := ", ".join(key for key in raw if key not in known and not key.startswith("_")):
         if strict:
             raise ValueError(f"{file}: strict=True refuses unknown keys: {unknown}")

@@ -23,7 +23,7 @@ from jlade.engine.request import Request
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
-from jlade.generation import memory, results
+from jlade.generation import memory, results, stop_strings
 from jlade.generation import request as request_lib
 from jlade.generation.options import Options
 from jlade.generation.prompts import Prompt, Prompts
@@ -105,6 +105,7 @@ class Engine:
             prediction=prompts if check_int("max_prediction", max_prediction, 0) else None,
             logprobs=True,
             top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
+            stop=(),
             decoder=decoder,
             mesh=mesh,
         )
@@ -247,9 +248,9 @@ class Engine:
         if predicts and not self._size.prediction:  # the setting for this device has no use for it
             options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
-        given = dataclasses.replace(self._options, **(options | {"stop": None}))
+        given = dataclasses.replace(self._options, **(options | {"stop": ()}))
         checked = request_lib.check(self._params, prompts, given, self.max_sequences)
-        stop = request_lib.check_stop(options.get("stop"), len(checked.stop), given.tokenizer)
+        stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 
     def _add(

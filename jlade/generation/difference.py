@@ -38,7 +38,7 @@ def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Seque
     differs = np.flatnonzero(np.asarray(one[:shorter]) != np.asarray(other[:shorter]))
     position = int(differs[0]) if len(differs) else shorter
     text = [*prompt, *one[:position]]
-    inputs, config = prepare(params, text, max_new_tokens=1, lookahead=None)
+    inputs, config = prepare(params, text, max_new_tokens=1, stop=(), lookahead=None)
     cache = prefill.prefill(params, inputs, config).cache
     token = np.array([text[-1:]], np.int32)
     first, second = mesh.fetch(_largest_two(params, cache, token, config))

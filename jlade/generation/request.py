@@ -1,7 +1,6 @@
 """The arguments of `generate` and `stream`: checked, and in the form that `jlade.decoding` takes."""
 
 import dataclasses
-import itertools
 import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -218,7 +217,7 @@ def _check_stopping(
     for most, least in zip(limits, fewest, strict=True):
         if least > most:
             raise ValueError(f"min_new_tokens must be at most max_new_tokens={most}, got {least}")
-    stop = check_stop(options.stop, len(prompts), options.tokenizer)
+    stop = stop_strings.check(options.stop, len(prompts), options.tokenizer, decoder)
     eos_ids = decoder.eos_ids if options.eos_ids is None else options.eos_ids
     stopping = Stopping(
         max_new_tokens=limits,
@@ -337,27 +336,6 @@ def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
     for padded_ids, ids in zip(padded, sets, strict=True):
         padded_ids[: len(ids)] = ids
     return padded
-
-
-def check_stop(stop: Any, batch_size: int, tokenizer: Tokenizer | None) -> tuple[tuple[str, ...], ...]:
-    """Returns the stop strings of each sequence, given those of all or of each."""
-    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, Sequence):
-        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
-    sets = [strings] * batch_size if all(isinstance(string, str) for string in strings) else strings
-    if any(isinstance(strings, str) or not isinstance(strings, Sequence) for strings in sets):
-        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
-    if len(sets) != batch_size:
-        raise ValueError(f"stop must be strings for all prompts or {batch_size} sequences of them, got {len(sets)}")
-    for string in itertools.chain.from_iterable(sets):
-        if not isinstance(string, str):
-            raise TypeError(f"stop must hold strings, got {string!r}")
-        if not string:
-            raise ValueError("stop must hold strings of at least one character, got ''")
-        text.check_utf8("stop must hold", string)
-    if any(sets) and tokenizer is None:
-        raise TypeError(f"stop={stop!r} needs the tokenizer: pass tokenizer= with it")
-    return tuple(tuple(strings) for strings in sets)
 
 
 def _check_key(key: Any, batch_size: int) -> jax.Array:

@@ -1,16 +1,46 @@
 """Stop strings as an automaton over tokens (Aho and Corasick, 1975), built from their bytes."""
 
 import functools
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jlade.decoding.stopping import StopStrings
-from jlade.generation.text import Tokenizer, token_bytes
+from jlade.generation.text import Tokenizer, check_utf8, token_bytes
+from jlade.models.base import Decoder
 
 FEWEST_STATES = 128  # stop strings of up to 128 bytes in all share one program, of up to 256 bytes the next, and so on
 MOST_STATES = 1024
+
+
+def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Decoder) -> tuple[tuple[str, ...], ...]:
+    """Returns the stop strings of each sequence, given those of all or of each; by default those of the decoder."""
+    if stop is None:
+        stop = getattr(decoder, "stop_strings", ())  # which a decoder of one's own may lack
+        if stop and tokenizer is None:
+            raise TypeError(
+                f"the checkpoint's stop strings {stop!r} need the tokenizer: pass tokenizer=, or stop=() for none"
+            )
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence):
+        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+    sets = [strings] * batch_size if all(isinstance(string, str) for string in strings) else strings
+    if any(isinstance(strings, str) or not isinstance(strings, Sequence) for strings in sets):
+        raise TypeError(f"stop must be a string, a sequence of them, or one for each prompt, got {stop!r}")
+    if len(sets) != batch_size:
+        raise ValueError(f"stop must be strings for all prompts or {batch_size} sequences of them, got {len(sets)}")
+    for string in itertools.chain.from_iterable(sets):
+        if not isinstance(string, str):
+            raise TypeError(f"stop must hold strings, got {string!r}")
+        if not string:
+            raise ValueError("stop must hold strings of at least one character, got ''")
+        check_utf8("stop must hold", string)
+    if any(sets) and tokenizer is None:
+        raise TypeError(f"stop={stop!r} needs the tokenizer: pass tokenizer= with it")
+    return tuple(tuple(strings) for strings in sets)
 
 
 @functools.lru_cache(maxsize=8)

@@ -40,6 +40,7 @@ class LlamaConfig:
     # Mistral, Qwen2: number of tokens that a token of each layer sees, itself included, None for all; () for no windows
     sliding_windows: tuple[int | None, ...] = ()
     eos_ids: tuple[int, ...] = ()  # tokens that end a text
+    stop_strings: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # that end a text; they cost no time
     model_type: str | None = None  # of transformers; None for LLaMA, Mistral, Qwen2 and Qwen3: see `family`
 
     norm: str = "rms"  # one of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma)

@@ -172,6 +172,10 @@ class Llama:
     def eos_ids(self) -> tuple[int, ...]:
         return self.config.eos_ids
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return self.config.stop_strings
+
     def init_cache(self, params: LlamaParams, batch_size: int, capacity: int) -> KVCache:
         c = self.config
         key = params.layers[0].key
@@ -191,8 +195,7 @@ class Llama:
         cache: KVCache,
         block_mask: jax.Array | np.ndarray,
     ) -> tuple[jax.Array, BlockKV]:
-        c = self.config
-        block_size = tokens.shape[1]
+        c, block_size = self.config, tokens.shape[1]
         if self.pads:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
         # Gemma's multiplier is rounded to the dtype of the model.
@@ -256,8 +259,7 @@ def _layer(
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
     queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
     operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
-    mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap)
-    mixed = mixed.reshape(*hidden.shape[:2], -1)
+    mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap).reshape(*hidden.shape[:2], -1)
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:

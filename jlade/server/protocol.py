@@ -120,7 +120,8 @@ class Reader:
       encode_chat: returns the token ids of a conversation, as `chat_template.encode`; None without a chat template.
       vocab_size: token ids are below it.
       eos_ids: tokens that end a text.
-      sampling: for the controls that a body does not give.
+      sampling: for the controls that a body does not give. Its bias comes on top of that of a body.
+      stop: strings that end a text, unless a body gives others.
       predicts: whether predictions give drafts; they change no text.
       max_top_logprobs: most alternatives of a token.
       max_choices: most choices of a body, no more than may wait.
@@ -131,6 +132,7 @@ class Reader:
     vocab_size: int
     eos_ids: Sequence[int]
     sampling: SamplingConfig
+    stop: Sequence[str] = ()
     predicts: bool = True
     max_top_logprobs: int = 0
     max_choices: int = MOST_CHOICES
@@ -223,7 +225,7 @@ class Reader:
         options: dict[str, Any] = {
             "sampling": self._sampling(body),
             "eos_ids": self._eos_ids(body),
-            "stop": _stop(body.get("stop")),
+            "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
             **logprobs,
         }
@@ -274,7 +276,7 @@ class Reader:
                 fields.check_number(name, value, least, most)
                 given[name] = None if value in NEUTRAL.get(name, ()) else value
         if body.get("logit_bias"):
-            given["logit_bias"] = self._bias(body["logit_bias"])
+            given["logit_bias"] = self._bias(body["logit_bias"]) | dict(self.sampling.logit_bias or ())
         try:
             sampling = dataclasses.replace(self.sampling, **given)
         except (TypeError, ValueError) as error:
@@ -335,7 +337,7 @@ def _messages(messages: Any) -> list[Message]:
 
 
 def _stop(stop: Any) -> list[str]:
-    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    strings = [stop] if isinstance(stop, str) else stop
     accepted = f"a string or a list of at most {MOST_STOP_STRINGS}, each of 1 to {LONGEST_STOP_STRING} characters"
     if not isinstance(strings, list) or len(strings) > MOST_STOP_STRINGS:
         raise fields.refused("stop", stop, accepted)

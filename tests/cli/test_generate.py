@@ -3,6 +3,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import sys
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import jlade
 from jlade import cli
+from jlade.cli import options
 from jlade.config import SMALL_BLOCK
 from jlade.generation.results import NOT_FINITE
 from tests.cli.own_terminal import Terminal
@@ -136,6 +138,9 @@ def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_ke
     assert expected.finish_reason == ("stop", "length")
     printed = run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "  1, 1", "--stop", "never")
     assert printed == f"{expected.text[0]}\n{expected.text[1]}\n"
+    shutil.copytree(options.DEMO, "stops")
+    pathlib.Path("stops", "generation_config.json").write_text(json.dumps({"stop_strings": controls["stop"]}))
+    assert run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--model", "stops") == printed
     alone = jlade.generate(params, PROMPTS[0], tokenizer=tokenizer, key=key, **controls)
     assert alone.text[0] == expected.text[0]
 

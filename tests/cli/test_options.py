@@ -1,6 +1,7 @@
 """The sampling of the commands: that of the checkpoint, unless an option says otherwise."""
 
 import json
+import math
 
 import pytest
 
@@ -32,10 +33,10 @@ def test_without_do_sample_the_text_is_greedy(do_sample, tmp_path):
     assert sampling_of(generate, "--model", tmp_path) == SamplingConfig(repetition_penalty=1.05)
 
 
-def test_a_temperature_of_0_drops_the_filters_of_the_checkpoint(tmp_path):
-    (tmp_path / "generation_config.json").write_text(json.dumps(SAMPLED))
+def test_a_temperature_of_0_drops_the_filters_of_the_checkpoint_and_keeps_its_bans(tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(SAMPLED | {"suppress_tokens": [5]}))
     greedy = sampling_of(generate, "--model", tmp_path, "--temperature", 0, "--repetition-penalty", 1)
-    assert greedy == SamplingConfig(repetition_penalty=1.0)
+    assert greedy == SamplingConfig(repetition_penalty=1.0, logit_bias={5: -math.inf})
 
 
 def test_a_chat_returns_to_the_sampling_of_the_checkpoint(tmp_path):

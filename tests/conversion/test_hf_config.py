@@ -70,12 +70,8 @@ EXPECTED = {
 UNKNOWN = {  # the keys that are neither read nor known to have no effect
     "unsloth-qwen3-0.6b-transformers-5": "model_name",
     "peft-merged-llama-2-7b": "model_max_length tokenizer_model_max_length tokenizer_padding_side",
-    "mlx-community-mistral-7b-instruct-v0.2": "add_cross_attention bad_words_ids begin_suppress_tokens "
-    "cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping "
-    "encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id "
-    "forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
-    "num_return_sequences output_scores prefix remove_invalid_values repetition_penalty return_dict_in_generate "
-    "sep_token_id suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p typical_p use_bfloat16",
+    "mlx-community-mistral-7b-instruct-v0.2": "add_cross_attention cross_attention_hidden_size finetuning_task prefix "
+    "sep_token_id tf_legacy_loss tie_encoder_decoder use_bfloat16",
 }
 
 

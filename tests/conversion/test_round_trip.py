@@ -29,7 +29,7 @@ VARIANTS = {
     "llama, tied, llama3": {"tie_embeddings": True, "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 16)},
     "llama, biases": {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True, "eos_ids": ()},
     "llama, linear": {"rope_scaling": LinearScaling(2.0), "rope_theta": 500.0},
-    "mistral": {"sliding_windows": (5, 5), "eos_ids": (1,)},
+    "mistral": {"sliding_windows": (5, 5), "eos_ids": (1,), "stop_strings": ("ab", "é")},
     "qwen2": {"qkv_bias": True, "sliding_windows": (None, 7)},
     "qwen3": {"qk_norm": True, "rope_scaling": YarnScaling(4.0, 32.0, 1.0, 1.2, 16, truncate=False)},
     "qwen3, biases": {"qk_norm": True, "qkv_bias": True, "attention_output_bias": True},

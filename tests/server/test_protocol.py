@@ -1,5 +1,8 @@
 """Bodies as clients send them, and wrong ones."""
 
+import dataclasses
+import math
+
 import pytest
 
 from jlade import SamplingConfig
@@ -25,6 +28,16 @@ def chat(**body):
 
 def completion(**body):
     return READER.completion({"prompt": "ab"} | body)
+
+
+def test_the_ends_and_bans_of_the_checkpoint_are_kept():
+    banned = SamplingConfig(temperature=1.0, logit_bias={4: -math.inf})
+    reader = dataclasses.replace(READER, sampling=banned, stop=("ca", "bb"))
+    for given, stop in ((None, ["ca", "bb"]), ([], []), ("a", ["a"])):
+        asked = reader.completion({"prompt": "ab", "stop": given, "logit_bias": {"4": 50, "5": 1}})
+        assert asked.options["stop"] == stop
+        assert asked.options["sampling"].logit_bias == ((4, -math.inf), (5, 1.0))
+    assert reader.completion({"prompt": "ab"}).options["sampling"] == banned
 
 
 def test_the_defaults_are_those_of_openai():

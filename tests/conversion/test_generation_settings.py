@@ -1,0 +1,172 @@
+"""generation_config.json: what is honoured, as transformers does, what is named, and what is refused."""
+
+import json
+import math
+import warnings
+
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.conversion import generation_settings, save_hf
+from jlade.conversion.hf_config import read_config
+from jlade.conversion.json_files import Values
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A checkpoint without generation_config.json."""
+    directory = tmp_path_factory.mktemp("written")
+    save_hf(tiny_llama(3), directory / "hf")
+    tiny_tokenizer().save(str(directory / "hf" / "tokenizer.json"))
+    (directory / "hf" / "generation_config.json").unlink()
+    return directory / "hf"
+
+
+@pytest.fixture
+def checkpoint(written, tmp_path):
+    """A function that makes a checkpoint with settings of generation, or keys of config.json: its directory."""
+
+    def make(settings=None, **keys):
+        for file in written.iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        if settings is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        if keys:
+            (tmp_path / "config.json").unlink()
+            (tmp_path / "config.json").write_text(json.dumps(json.loads((written / "config.json").read_text()) | keys))
+        return tmp_path
+
+    return make
+
+
+def test_the_table_has_every_setting_of_transformers():
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    config = transformers.GenerationConfig()
+    assert {key for key in vars(config) if not key.startswith("_")} <= generation_settings.KEYS
+    defaults = Values("", vars(config) | config._get_default_generation_params())
+    assert generation_settings.changing(defaults, generation_settings.NOT_SUPPORTED) == []
+
+
+@pytest.mark.parametrize(
+    "settings", [{"suppress_tokens": [4, 11]}, {"stop_strings": ["ca", "bb"]}, {"stop_strings": "a"}], ids=str
+)
+def test_the_text_is_that_of_transformers(settings, checkpoint):
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    transformers = pytest.importorskip("transformers")
+    prompt = [1, 2, 3]
+    directory = checkpoint(settings)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    other = transformers.PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer())
+    with torch.no_grad():
+        found = model.generate(torch.tensor([prompt]), tokenizer=other, max_new_tokens=20, do_sample=False)
+    expected = found[0, len(prompt) :].tolist()
+    params, tokenizer = jlade.load(directory, "float32")
+    options = {"tokenizer": tokenizer, "max_new_tokens": 20, "lookahead": LookaheadConfig.tree(7)}
+    out = jlade.generate(params, prompt, sampling=jlade.load_sampling(directory), **options)
+    assert out.tokens[0, : out.lengths[0]].tolist() == expected
+    unsettled = jlade.generate(params, prompt, stop=(), **options)
+    assert unsettled.tokens[0, : unsettled.lengths[0]].tolist() != expected
+    with jlade.Engine(params, tokenizer, max_sequences=2, lookahead=LookaheadConfig.tree(7)) as engine:
+        (answer,) = engine.generate([prompt], max_new_tokens=20, sampling=jlade.load_sampling(directory))
+    assert answer.tokens[0, : answer.lengths[0]].tolist() == expected
+
+
+def test_stop_strings_of_a_checkpoint_need_the_tokenizer(checkpoint):
+    params, _ = jlade.load(checkpoint({"stop_strings": ["ca"]}), "float32")
+    with pytest.raises(TypeError, match=r"the checkpoint's stop strings \('ca',\) need the tokenizer: .* stop=\(\)"):
+        jlade.generate(params, [1, 2, 3], max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size"),
+        ({"num_beams": 4, "early_stopping": True, "length_penalty": 2.0}, "num_beams"),
+        ({"top_h": 0.4, "typical_p": 0.9, "colour": "red"}, "top_h, typical_p, colour"),
+        (
+            {"bad_words_ids": [[3]], "forced_eos_token_id": 2, "min_length": 4},
+            "bad_words_ids, forced_eos_token_id, min_length",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_that_change_texts_are_named_once_and_strict_refuses_them(settings, named, checkpoint):
+    directory = checkpoint(settings)
+    message = rf"generation_config\.json: ignored settings of generation, which strict=True refuses: {named}$"
+    with pytest.warns(UserWarning, match=message) as caught:
+        read_config(directory)
+    assert len(caught) == 1
+    with pytest.raises(ValueError, match=rf"strict=True refuses settings of generation: {named}$"):
+        read_config(directory, strict=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "bad_words_ids": None, "guidance_scale": 1},
+        {"max_new_tokens": 2048, "max_length": 4096, "cache_implementation": "hybrid", "_from_model_config": True},
+        {"bos_token_id": 1, "pad_token_id": 0, "prompt_lookup_num_tokens": 10, "transformers_version": "5.24.0"},
+    ],
+    ids=str,
+)
+def test_settings_without_effect_are_silent(settings, checkpoint):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_config(checkpoint(settings), strict=True)
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 4}, {"num_beam_groups": 2}, {"force_words_ids": [[3]]}], ids=str)
+def test_beams_are_no_sampling(settings, checkpoint):
+    (key,) = settings
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {key} is .*; beam search is not supported"):
+        jlade.load_sampling(checkpoint(settings))
+
+
+@pytest.mark.parametrize("settings", [None, {"top_k": 7}], ids=["alone", "beside generation_config.json"])
+def test_settings_in_config_json_count_where_there_are_no_others(settings, checkpoint):
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    keys = {"do_sample": True, "temperature": 0.5, "suppress_tokens": [3], "stop_strings": ["b"]}
+    directory = checkpoint(settings, **keys)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(directory).generation_config
+    sampling = jlade.load_sampling(directory)
+    assert read_config(directory).stop_strings == tuple(expected.stop_strings or ())
+    assert bool(sampling.temperature) == bool(expected.do_sample)
+    assert sampling.temperature == (expected.temperature or 0.0)
+    assert sampling.logit_bias == (None if settings else ((3, -math.inf),))
+
+
+def test_named_settings_of_config_json(checkpoint):
+    with pytest.warns(UserWarning, match=r"config\.json: ignored settings of generation, .*: no_repeat_ngram_size$"):
+        read_config(checkpoint(no_repeat_ngram_size=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"suppress_tokens": 5}, "suppress_tokens must be a list of token ids, got 5"),
+        ({"suppress_tokens": [-1]}, r"suppress_tokens must be a list of token ids, got \[-1\]"),
+        ({"stop_strings": [""]}, r"stop_strings must be a string or a list of them, got \[''\]"),
+        ({"stop_strings": 5}, "stop_strings must be a string or a list of them, got 5"),
+    ],
+    ids=str,
+)
+def test_broken_settings_are_refused(settings, message, checkpoint):
+    read = jlade.load_sampling if "suppress_tokens" in settings else read_config
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {message}"):
+        read(checkpoint(settings))
+
+
+def test_sampled_texts_hold_no_suppressed_token(checkpoint):
+    directory = checkpoint({"do_sample": True, "temperature": 2.0, "top_k": 0, "suppress_tokens": [4, 11]})
+    params, tokenizer = jlade.load(directory, "float32")
+    options = {"max_new_tokens": 40, "sampling": jlade.load_sampling(directory), "tokenizer": tokenizer}
+    texts = [
+        jlade.generate(params, [[1, 2, 3]], eos_ids=(), lookahead=lookahead, **options).tokens[0].tolist()
+        for lookahead in (None, LookaheadConfig.tree(7))
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 40
+    assert not {4, 11} & set(texts[0])
+    assert SamplingConfig(temperature=2.0, logit_bias={4: -math.inf, 11: -math.inf}) == options["sampling"]
