@@ -99,6 +99,7 @@ DENSE: dict[str, Family] = {
             "sliding_window": None,
             "partial_rotary_factor": 1.0,
         },
+        rotary="phi",
         fused=_FUSED_ATTENTION | _FUSED_MLP,
     ),
     "olmo2": Family(

@@ -3,12 +3,11 @@
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import Read, read_rotary, write_scaling
+from jlade.conversion.hf_rotary import FULL, ORIGINAL, SLIDING, Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 Windows = tuple[int | None, ...]
 Rotations = tuple[Rotary | None, ...]
 QueryScalings = tuple[QueryScaling | None, ...]
@@ -50,14 +49,19 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys for windows and rotations that the family reads."""
     reads, windows = family.reads, config.windows_by_layer
     window = max((size for size in windows if size is not None), default=None)
-    result: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_scaling": write_scaling(config.rope_scaling)}
+    # Null would be the scaling of the family, where it has one.
+    unscaled = {"rope_type": "default"} if reads["rope_scaling"] else None
+    result: dict[str, Any] = {
+        "rope_theta": config.rope_theta,
+        "rope_scaling": write_scaling(config.rope_scaling) or unscaled,
+    }
     if "partial_rotary_factor" in reads:
         result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
-    if "original_max_position_embeddings" in reads:
-        result["original_max_position_embeddings"] = config.max_positions
+    if family.rotary in ("phi", "mscale"):
+        result[ORIGINAL] = config.max_positions
     if family.rotary == "mscale" and isinstance(config.rope_scaling, LongRopeScaling):
         scales = dict.fromkeys(("short_mscale", "long_mscale"), config.rope_scaling.attention_factor)
-        result["rope_scaling"] |= {"original_max_position_embeddings": config.max_positions} | scales
+        result["rope_scaling"] |= {ORIGINAL: config.max_positions} | scales
     if family.rotary == "beta" and config.query_scalings and result["rope_scaling"]:
         result["rope_scaling"]["llama_4_scaling_beta"] = next(filter(None, config.query_scalings)).rate
     if "attn_temperature_tuning" in reads:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jlade.conversion import gguf_weights, hf_experts
-from jlade.conversion.hf_config import read_config, write_configs
+from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.json_files import write_json
 from jlade.conversion.parts import Part, Shape, place, quantize
@@ -84,8 +84,9 @@ def load_hf(
     directory = pathlib.Path(path)
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
-    config = read_config(directory, strict)
-    return read_params(tensors_of(directory, config), config, directory, dtype, sharding, progress, int8, strict, mesh)
+    config, tensors = headers_of(directory, strict)
+    dtype = auto_dtype(dtype, directory)
+    return read_params(tensors, config, directory, dtype, sharding, progress, int8, strict, mesh)
 
 
 def read_params(
@@ -108,8 +109,7 @@ def read_params(
     """
     sharding = sharding_for(config, sharding, mesh)
     shapes = expected_tensors(config)
-    dtypes = {tensors[name].value_dtype for name in shapes}
-    target = check_dtype(dtype, dtypes, source, device_of(sharding, config))
+    target = check_dtype(dtype, first_dtype(tensors), source, device_of(sharding, config))
     broken: dict[str, set[int]] = {}
 
     def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:
@@ -132,15 +132,23 @@ def read_params(
     return params
 
 
-def tensors_of(directory: pathlib.Path, config: LlamaConfig) -> Mapping[str, Tensor]:
-    """Returns the tensors of a directory by name, all checked. Its weights may be in a GGUF file.
+def headers_of(directory: pathlib.Path, strict: bool = False) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
+    """Returns the configuration of a directory and its tensors by name, all checked.
+
+    Its weights may be in a GGUF file. An output matrix that is not the embedding is read to find that out.
 
     Raises:
-      ValueError: see `load_hf`.
+      ValueError, warns: see `load_hf`.
     """
+    config = read_config(directory, strict)
     if directory in gguf_weights.unfolded:
-        return gguf_weights.stored_tensors(directory)
-    return model_tensors(stored_tensors(directory), config, directory)
+        return config, gguf_weights.stored_tensors(directory)
+    return model_tensors(stored_tensors(directory, strict), config, directory, strict)
+
+
+def first_dtype(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the dtype of the first tensor of the first file, which transformers takes for that of the model."""
+    return min(tensors.items(), key=lambda item: (item[1].file, item[0]))[1].value_dtype
 
 
 def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
