@@ -53,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--strict",
         action="store_true",
-        help="refuse keys of config.json that jlade does not know, and NaN or infinite weights (default: warn)",
+        help="refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN or "
+        "infinite weights (default: warn)",
     )
     return result
 

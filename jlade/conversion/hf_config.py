@@ -30,7 +30,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
 
     Args:
       directory: the checkpoint.
-      strict: whether to refuse keys that jlade does not know, rather than to ignore them with a warning.
+      strict: whether to refuse what is otherwise ignored with a warning.
 
     Raises:
       ValueError: names the file, the key and the supported values. A key that is known to change the model's output is
@@ -78,7 +78,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
       ValueError, warns: as `read_config` does.
     """
     if raw.get("model_type") in list(WITH_TEXT):
-        raw = _text_part(file, raw)
+        raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"{file}: model_type is {name!r}; supported are {', '.join([*FAMILIES, *WITH_TEXT])}")
@@ -228,7 +228,7 @@ def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
     )
 
 
-def _text_part(file: pathlib.Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """Returns the configuration of the text part of a model with other parts.
 
     Warns:
@@ -244,6 +244,8 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     shared = {key: raw[key] for key in ("eos_token_id", "quantization_config", "tie_word_embeddings") if key in raw}
     parts = [key for key in raw if key.endswith("_config") and key not in ("text_config", *shared)]
     if left_out := ", ".join(key for key in parts if raw[key]):
+        if strict:
+            raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
         warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
     return {"model_type": kind.model_type} | {key: text[key] for key in text if key != "architectures"} | shared
 

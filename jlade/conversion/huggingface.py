@@ -61,16 +61,15 @@ def load_hf(
     Args:
       path: a directory with config.json and either model.safetensors, or model.safetensors.index.json and the files it
         names. The end tokens come from generation_config.json if it names any.
-      dtype: floating type of the parameters, and so of the computation; "auto" for the checkpoint's. The default is
-        float32 if the parameters go to CPUs, else bfloat16.
+      dtype: floating type of the parameters, and so of the computation; "auto" for the one in config.json, else that of
+        the first tensor. The default is float32 if the parameters go to CPUs, else bfloat16.
       sharding: the sharding of all tensors, or a function from a tensor's name in the checkpoint and its shape to a
         sharding. The default is the default device.
       progress: called after each tensor with its bytes in the file.
       int8: whether to quantize the matrices (`jlade.models.llama.quantize`), each when it is on its device, so only one
         is held in floating point.
-      strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, and NaN or
-        infinite values. Keys that are known to change the model's output in a way that is not supported are always
-        refused.
+      strict: whether to refuse what otherwise gives a warning. Keys that are known to change the model's output in a
+        way that is not supported are always refused.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
         placed as `jlade.models.sharding.put` places them.
 
@@ -79,7 +78,9 @@ def load_hf(
         cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
-      UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values, and their rows.
+      UserWarning: names what is ignored: unknown keys of config.json, parts of the model besides text, end tokens
+        outside the vocabulary, layers beyond the last, an index of files that are not there; names the tensors with NaN
+        or infinite values, and their rows.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():

@@ -227,6 +227,8 @@ def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
     model, directory = with_vision
     with pytest.warns(UserWarning, match="only the text part of the model is read; left out are vision_config"):
         params = load_hf(directory, "float32")
+    with pytest.raises(ValueError, match="strict=True refuses models of more than text: vision_config"):
+        load_hf(directory, strict=True)
     tokens = np.random.default_rng(0).integers(4, 50, (1, 24), dtype=np.int32)
     alone = getattr(model, "language_model", model)  # Llama 4's whole model needs an image in transformers 5.24
     with torch.no_grad():
