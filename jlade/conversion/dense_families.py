@@ -114,7 +114,6 @@ DENSE: dict[str, Family] = {
         | {
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
-            "rope_local_base_freq": None,
             "attention_bias": False,
             "sliding_window_pattern": 4,
         },

@@ -139,11 +139,11 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     """
     family = FAMILIES[name]
     keys = {*SIZES, *family.reads}
-    if raw.get("rope_scaling") or raw.get("rope_parameters") is not None:
-        raw = {"rope_scaling": None} | raw
-    else:  # the family's own, also in the place of null
-        raw = raw | {"rope_scaling": family.reads["rope_scaling"]}
-    values = Values(file, family.reads | {key: value for key, value in raw.items() if key in keys})
+    given = {key: value for key, value in raw.items() if key in keys}
+    if not raw.get("rope_scaling"):  # null is the scaling of the family, unless there are rope_parameters
+        is_default = raw.get("rope_parameters") is None
+        given["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
+    values = Values(file, family.reads | given)
     num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
     if num_layers > MOST_LAYERS:
         raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")

@@ -21,6 +21,7 @@ ONLY_VALUES: dict[str, Any] = {
     "final_logit_softcapping": None,  # Gemma
     "hidden_act": "silu",
     "hidden_activation": "silu",  # Gemma
+    "is_causal": True,
     "layer_types": None,
     "logit_scale": 1.0,  # Cohere
     "logits_scaling": 1.0,  # Granite
@@ -60,6 +61,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "bos_token_id",
     "cache_implementation",
     "chunk_size_feed_forward",
+    "cls_token_id",
     "dtype",
     "embd_pdrop",
     "embedding_dropout",
@@ -76,6 +78,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "is_encoder_decoder",
     "is_llama_config",
     "label2id",
+    "mask_token_id",
     "model_type",
     "name_or_path",
     "output_attentions",
@@ -89,6 +92,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "return_dict",
     "router_aux_loss_coef",
     "router_jitter_noise",
+    "sep_token_id",
     "task_specific_params",
     "tokenizer_class",
     "torch_dtype",

@@ -34,7 +34,10 @@ def read_layers(
     windows = _read_windows(values, num_layers, turned)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
-        local = read_rotary(values, head_dim, family.rotary, SLIDING).kind
+        # transformers 5 takes the rope_theta of OLMo 3 for the layers without a window alone.
+        theta = values.get("rope_local_base_freq", family.reads["rope_theta"])
+        of_windows = Values(values.file, dict(values.values) | {"rope_theta": theta})
+        local = read_rotary(of_windows, head_dim, family.rotary, SLIDING).kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
     if family.rotary == "windows" and values.get("sliding_window") is not None:
         layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
@@ -81,9 +84,9 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
         local = next((k.theta for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
-        if base := reads["rope_local_base_freq"]:
+        if base := reads.get("rope_local_base_freq"):
             result["rope_local_base_freq"] = local or base
-        else:  # OLMo 3, whose base transformers 5 otherwise reads for the layers without a window alone
+        else:  # OLMo 3
             full = {"rope_type": "default", "rope_theta": config.rope_theta}
             scaled = full | (write_scaling(config.rope_scaling) or {})
             result["rope_parameters"] = {FULL: scaled, SLIDING: full | {"rope_theta": local or config.rope_theta}}

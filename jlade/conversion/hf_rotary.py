@@ -144,8 +144,6 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
 def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
     """Returns the rotary settings as one object, as in transformers 5; transformers 4 keeps the base outside of it."""
     theta = values.get("rope_theta", DEFAULT_THETA)
-    if layer_type == SLIDING:
-        theta = values.get("rope_local_base_freq", theta)
     found: dict[str, dict[str, Any]] = {}
     for key in SETTINGS:
         settings = values.get(key, {})

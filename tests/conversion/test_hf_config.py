@@ -75,7 +75,7 @@ UNKNOWN = {  # the keys that are neither read nor known to have no effect
     "encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id "
     "forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
     "num_return_sequences output_scores prefix remove_invalid_values repetition_penalty return_dict_in_generate "
-    "sep_token_id suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p typical_p use_bfloat16",
+    "suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p typical_p use_bfloat16",
 }
 
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from jlade.cli import main
 from jlade.conversion import load, load_hf
 from jlade.conversion.hf_config import read_config, to_hf
+from jlade.conversion.memory import load_held
 from jlade.conversion.tensors import named_arrays
 from jlade.models.rotary import LongRopeScaling, YarnScaling, inverse_frequencies
 from tests.models.test_families import SIZES
@@ -142,6 +143,13 @@ def test_a_head_of_its_own_stays_through_every_format(tmp_path):
     assert_same(params, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf"))
 
 
+def test_a_head_of_its_own_is_taken_from_a_model_in_memory(tmp_path):
+    save(tmp_path, changes=TIED)
+    rewrite(tmp_path, other_head)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_same(load_held(model.config.to_dict(), model.state_dict(), lambda tensor: tensor.numpy()), model)
+
+
 @pytest.mark.parametrize("indexed", ["a.safetensors", "both"])
 def test_two_checkpoints_in_a_directory_are_refused(indexed, tmp_path):
     save(tmp_path)
@@ -270,6 +278,7 @@ def test_longrope_of_a_llama_has_the_logits_of_transformers(tmp_path):
         ("qwen3", {"rope_parameters": {"full_attention": YARN}}, "rope_parameters must be one object for all layers"),
         ("gemma3_text", {"rope_parameters": YARN}, "rope_parameters must be an object for each type of layers, got"),
         ("gemma3_text", {"rope_scaling": {"full_attention": YARN}}, "rope_scaling must be one object for all layers"),
+        ("llama", {"is_causal": False}, "is_causal is False; supported is True"),
         ("llama", {"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'; supp"),
     ],
     ids=str,
@@ -278,6 +287,15 @@ def test_settings_that_contradict_are_refused(family, changes, message, tmp_path
     (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": family} | changes))
     with pytest.raises(ValueError, match=rf"config\.json: {message}"):
         read_config(tmp_path)
+
+
+def test_the_base_of_olmo_3_is_that_of_layers_without_a_window(tmp_path):
+    sizes = SIZES | {"model_type": "olmo3", "layer_types": ["sliding_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"rope_theta": 77.0}))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    ours = [rotary.theta for rotary in read_config(tmp_path, strict=True).layer_rotary]
+    assert ours == [theirs[kind]["rope_theta"] for kind in sizes["layer_types"]]
+    assert ours[1] == 77.0
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "ministral3"])
