@@ -54,9 +54,9 @@ def load(
       revision: branch, tag or commit of a Hub id.
       int8: whether to hold the matrices in int8, which halves memory and reads per step relative to bfloat16. `dtype`
         then applies to the other arrays and to the computation. See `jlade.models.quantization`.
-      strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, and NaN or
-        infinite values. Keys that are known to change the model's output in a way that is not supported are always
-        refused.
+      strict: whether to refuse what otherwise gives a warning, such as keys of config.json that jlade does not know,
+        and NaN or infinite values. Keys that are known to change the model's output in a way that is not supported are
+        always refused.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model

@@ -16,6 +16,7 @@ from jlade.cli import interrupts, progress
 from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import location
+from jlade.conversion.hf_config import auto_dtype
 from jlade.conversion.metadata import copy_metadata
 from jlade.conversion.tensors import check_dtype
 from jlade.files import written_whole
@@ -38,7 +39,8 @@ def parser() -> argparse.ArgumentParser:
         "--dtype",
         choices=DTYPE_CHOICES,
         default="auto",
-        help="dtype of the new weights (default: auto, unchanged, or float32 for a GGUF file)",
+        help="dtype of the new weights (default: auto, as in config.json, else that of the files; float32 for a GGUF "
+        "file)",
     )
     result.add_argument("--int8", action="store_true", help="store the matrices in int8 (jlade's own format only)")
     result.add_argument(
@@ -51,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--strict",
         action="store_true",
-        help="refuse keys of config.json that jlade does not know, and NaN or infinite weights (default: warn)",
+        help="refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN or "
+        "infinite weights (default: warn)",
     )
     return result
 
@@ -64,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     source = location.find(options.source, options.revision)
     headers = read_headers(source, options.strict)
     cpu = jax.devices("cpu")[0]
-    dtype = check_dtype(options.dtype, headers.dtypes, source, cpu)
+    dtype = check_dtype(auto_dtype(options.dtype, source), headers.dtype, source, cpu)
     int8 = options.int8 or headers.is_int8
     if int8 and options.to == "hf":
         raise ValueError(f"--to hf writes floating point alone, and {'--int8' if options.int8 else source} is int8")

@@ -20,10 +20,9 @@ from jlade.choosing import choice, estimate
 from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
-from jlade.conversion import checkpoint, gguf_weights, location
-from jlade.conversion.checkpoint import floating_dtypes
-from jlade.conversion.hf_config import read_config
-from jlade.conversion.huggingface import tensors_of
+from jlade.conversion import checkpoint, gguf_weights, huggingface, location
+from jlade.conversion.checkpoint import floating_dtype
+from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
 from jlade.generation import text
@@ -61,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--dtype",
         choices=DTYPE_CHOICES,
-        help="dtype of weights and cache in memory; auto: that of the files (default: float32 on CPUs, else bfloat16)",
+        help="dtype of weights and cache in memory; auto: as in config.json, else that of the files (default: "
+        "float32 on CPUs, else bfloat16)",
     )
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     programs.add_arguments(result)
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     if length > config.max_positions:
         raise ValueError(f"--length must be at most {config.max_positions}, the model's maximum, got {length}")
     device = default_device()
-    dtype = check_dtype(options.dtype, headers.dtypes, directory, device)
+    dtype = check_dtype(auto_dtype(options.dtype, directory), headers.dtype, directory, device)
     weights_bytes = headers.bytes_in_memory(dtype)
     shapes = param_shapes(config, dtype, headers.is_int8)
     cache_bytes = mesh.num_bytes(cache_shapes(shapes.decoder, shapes, batch_size, length))
@@ -137,7 +137,7 @@ class Headers:
 
     Attributes:
       format: "huggingface", "gguf", or "jlade" for jlade's own.
-      dtypes: of the values in floating point.
+      dtype: of the first values in floating point.
       is_int8: whether the matrices are stored in int8.
       bytes_by_dtype: bytes of the model's tensors by their stored type, in the spelling of the format for GGUF.
       num_files, file_bytes: number of weight files and their total size on disk.
@@ -146,7 +146,7 @@ class Headers:
     config: LlamaConfig
     family: str
     format: str
-    dtypes: set[str]
+    dtype: str
     is_int8: bool
     bytes_by_dtype: dict[str, int]
     num_files: int
@@ -168,24 +168,24 @@ def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
     Raises:
       ValueError: if loading the checkpoint with `strict` would raise one.
     """
-    config = read_config(directory, strict)
     sizes: collections.Counter[str] = collections.Counter()
     if checkpoint.is_checkpoint(directory):
+        config = read_config(directory, strict)
         kind, stored = "jlade", checkpoint.stored_dtypes(directory, config)
-        dtypes, is_int8 = floating_dtypes(stored), "int8" in stored.values()
+        dtype, is_int8 = floating_dtype(stored), "int8" in stored.values()
         for name, array in array_shapes(config, np.dtype("float32"), is_int8).items():
             sizes[stored[name]] += array.size * np.dtype(stored[name]).itemsize
         files = {file for file in (directory / checkpoint.ARRAYS).rglob("*") if file.is_file()}
     else:
         kind, is_int8 = "gguf" if directory in gguf_weights.unfolded else "huggingface", False
-        found = tensors_of(directory, config)
+        config, found = huggingface.headers_of(directory, strict)
         tensors = [found[name] for name in expected_tensors(config)]
-        dtypes, files = {tensor.value_dtype for tensor in tensors}, {tensor.file for tensor in found.values()}
+        dtype, files = huggingface.first_dtype(found), {tensor.file for tensor in tensors}
         for tensor in tensors:
             sizes[tensor.dtype if kind == "gguf" else tensor.value_dtype] += tensor.num_bytes
     family = read_json(directory / "config.json")["model_type"]
     num_bytes = sum(file.stat().st_size for file in files)
-    return Headers(config, family, kind, dtypes, is_int8, dict(sizes), len(files), num_bytes)
+    return Headers(config, family, kind, dtype, is_int8, dict(sizes), len(files), num_bytes)
 
 
 def _config_facts(config: LlamaConfig) -> dict[str, Any]:

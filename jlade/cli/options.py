@@ -74,7 +74,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="refuse a model with unknown keys in config.json or with NaN or infinite weights (default: warn)",
+        help="refuse a model of which something would be ignored, such as unknown keys in config.json, or with NaN or "
+        "infinite weights (default: warn)",
     )
     parser.add_argument(
         "--mesh",

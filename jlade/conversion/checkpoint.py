@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.conversion.hf_config import read_config, write_configs
+from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.parts import Shape, quantize
 from jlade.conversion.tensors import (
     SCALE,
@@ -103,7 +103,7 @@ def load(
     config = read_config(directory, strict)
     sharding = sharding_for(config, sharding, mesh)
     dtypes = stored_dtypes(directory, config)
-    target = check_dtype(dtype, floating_dtypes(dtypes), directory, device_of(sharding, config))
+    target = check_dtype(auto_dtype(dtype, directory), floating_dtype(dtypes), directory, device_of(sharding, config))
     default = jax.sharding.SingleDeviceSharding(default_device())
     targets = {
         name: array.update(sharding=place_of(sharding, name, array.shape) or default)
@@ -174,9 +174,9 @@ def chunk_bytes(shape: Shape) -> int | None:
     return CHUNK_BYTES if len(shape) > 1 and not any(size % 64 for size in shape[-2:]) else None
 
 
-def floating_dtypes(dtypes: Mapping[str, str]) -> set[str]:
-    """Returns the dtypes of the arrays that are neither in int8 nor its scales, given the dtype of each array."""
-    return {dtype for name, dtype in dtypes.items() if dtype != "int8" and not name.endswith(SCALE)}
+def floating_dtype(dtypes: Mapping[str, str]) -> str:
+    """Returns the dtype of the arrays that are neither in int8 nor its scales, given the dtype of each array."""
+    return next(dtype for name, dtype in dtypes.items() if dtype != "int8" and not name.endswith(SCALE))
 
 
 def stored_dtypes(directory: pathlib.Path, config: LlamaConfig) -> dict[str, str]:

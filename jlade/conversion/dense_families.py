@@ -99,6 +99,7 @@ DENSE: dict[str, Family] = {
             "sliding_window": None,
             "partial_rotary_factor": 1.0,
         },
+        rotary="phi",
         fused=_FUSED_ATTENTION | _FUSED_MLP,
     ),
     "olmo2": Family(
@@ -113,7 +114,6 @@ DENSE: dict[str, Family] = {
         | {
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
-            "rope_local_base_freq": None,
             "attention_bias": False,
             "sliding_window_pattern": 4,
         },

@@ -19,6 +19,10 @@ _NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
     "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
     "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
 }
+_JOINED: dict[str, tuple[str, ...]] = {
+    "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
+    "mlp.experts.down_proj": ("expert_down",),
+}
 _EXPERTS_ALONE = {"intermediate_size": 0}
 _ALL_SPARSE: dict[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 _LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -42,6 +46,11 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE,
         tensors={"router": "block_sparse_moe.router.layer.weight"},
         experts=_JOINED_EXPERTS,
+        joined_experts={
+            "block_sparse_moe.experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "block_sparse_moe.experts.down_proj": ("expert_down",),
+        },
+        renamed={"block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight"},
     ),
     "mixtral": Family(
         "MixtralForCausalLM",
@@ -57,6 +66,8 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE,
         tensors={"router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
+        joined_experts=_JOINED,
+        renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
     ),
     "phimoe": Family(
         "PhimoeForCausalLM",
@@ -67,7 +78,6 @@ MIXTURES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
             "max_position_embeddings": 131072,
-            "original_max_position_embeddings": None,
             "sliding_window": None,
             "attention_bias": False,
             "lm_head_bias": False,
@@ -78,6 +88,8 @@ MIXTURES: dict[str, Family] = {
         rotary="mscale",
         tensors={"router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
+        joined_experts=_JOINED,
+        renamed={"mlp.router.weight": "block_sparse_moe.gate.weight"},
     ),
     "qwen2_moe": Family(
         "Qwen2MoeForCausalLM",
@@ -96,6 +108,7 @@ MIXTURES: dict[str, Family] = {
         only=_ALL_SPARSE,
         tensors={field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")},
         experts=_EXPERTS,
+        joined_experts=_JOINED,
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
@@ -112,6 +125,7 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE | {"qk_norm": True},
         only=_ALL_SPARSE,
         experts=_EXPERTS,
+        joined_experts=_JOINED,
     ),
     "olmoe": Family(
         "OlmoeForCausalLM",
@@ -126,6 +140,7 @@ MIXTURES: dict[str, Family] = {
         keys=_QWEN_EXPERTS | ATTENTION_BIAS | {"expert_size": "intermediate_size"},
         fixed=_EXPERTS_ALONE | {"qk_norm": True, "qk_norm_kind": "whole"},
         experts=_EXPERTS,
+        joined_experts=_JOINED,
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",

@@ -13,6 +13,7 @@ SHARED = {
     "rope_scaling": None,
     "rope_parameters": None,
     "max_position_embeddings": 2048,
+    "original_max_position_embeddings": None,
     "tie_word_embeddings": False,
     "eos_token_id": None,
 }
@@ -36,11 +37,13 @@ class Family:
       only: keys, and the values of them that the family takes; the first is written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
         layers with a window alone, "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's,
-        "beta" for one with a scaling of queries (Ministral 3).
+        "phi" for one with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       experts: the fields of experts that a tensor in the file has, by its name within a layer. A name with "{}" for an
         expert's number is the tensor [out, in] of that expert, and others are [N, out, in].
+      joined_experts: the same in files that transformers writes with `save_original_format=False`, if they differ.
+      renamed: other names within a layer in such files, with those of `tensors`.
       expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
         (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS).
     """
@@ -54,6 +57,8 @@ class Family:
     tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     expert_layout: str = "rows"
 
     @property

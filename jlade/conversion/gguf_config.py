@@ -10,8 +10,7 @@ import numpy as np
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.gguf_architectures import architecture_of
 from jlade.conversion.hf_config import parse
-from jlade.conversion.hf_layers import FULL, SLIDING
-from jlade.conversion.hf_rotary import DEFAULT_THETA, write_scaling
+from jlade.conversion.hf_rotary import DEFAULT_THETA, FULL, SLIDING, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.conversion.parts import Shape
 from jlade.models.llama import LlamaConfig
@@ -101,7 +100,7 @@ def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[st
         "max_position_embeddings": values.size(f"{prefix}context_length"),
         "rms_norm_eps": values.number(f"{prefix}attention.layer_norm_rms_epsilon"),
         "rope_theta": theta,
-        "rope_scaling": _read_scaling(values, prefix, factors, heads["head_dim"], theta),
+        "rope_scaling": _read_scaling(values, prefix, factors, heads["head_dim"], theta) or {"rope_type": "default"},
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from jlade.conversion import families, generation_settings
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
@@ -19,6 +21,7 @@ from jlade.models.llama import LlamaConfig
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
 MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
+DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = {"rms_norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 
 
@@ -27,16 +30,15 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
 
     Args:
       directory: the checkpoint.
-      strict: whether to refuse keys that jlade does not know, and settings of generation that it does not support,
-        rather than to ignore them with a warning.
+      strict: whether to refuse what is otherwise ignored with a warning.
 
     Raises:
       ValueError: names the file, the key and the supported values. A key that is known to change the model's output is
         never ignored.
 
     Warns:
-      UserWarning: names the unknown keys, the settings of generation that are ignored, or the parts of the model that
-        are left out.
+      UserWarning: names the unknown keys, the settings of generation that are ignored, the parts of the model that are
+        left out, or the end tokens outside the vocabulary.
     """
     file = directory / "config.json"
     raw = read_json(file)
@@ -45,9 +47,29 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     generation_settings.check(settings, strict)
     return dataclasses.replace(
         config,
-        eos_ids=_read_eos_ids(directory, raw, config.vocab_size),
+        eos_ids=_read_eos_ids(directory, raw, config.vocab_size, strict),
         stop_strings=generation_settings.stop_strings(settings),
     )
+
+
+def auto_dtype(dtype: jax.typing.DTypeLike | None, directory: pathlib.Path) -> jax.typing.DTypeLike | None:
+    """Returns `dtype`, or the one in config.json in the place of "auto" if there is one, as transformers does.
+
+    Raises:
+      ValueError: if config.json has one that is not supported.
+    """
+    if not (isinstance(dtype, str) and dtype == "auto"):
+        return dtype
+    raw = read_json(directory / "config.json")
+    for key in ("dtype", "torch_dtype"):
+        if raw.get(key) is not None:
+            if raw[key] not in DTYPES:
+                raise ValueError(
+                    f"{directory / 'config.json'}: {key} is {raw[key]!r}; supported are {', '.join(DTYPES)}: name one "
+                    f"in the place of dtype='auto'"
+                )
+            return str(raw[key])
+    return dtype
 
 
 def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> LlamaConfig:
@@ -62,7 +84,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
       ValueError, warns: as `read_config` does.
     """
     if raw.get("model_type") in list(WITH_TEXT):
-        raw = _text_part(file, raw)
+        raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"{file}: model_type is {name!r}; supported are {', '.join([*FAMILIES, *WITH_TEXT])}")
@@ -124,7 +146,11 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     """
     family = FAMILIES[name]
     keys = {*SIZES, *family.reads}
-    values = Values(file, family.reads | {key: value for key, value in raw.items() if key in keys})
+    given = {key: value for key, value in raw.items() if key in keys}
+    if not raw.get("rope_scaling"):  # null is the scaling of the family, unless there are rope_parameters
+        is_default = raw.get("rope_parameters") is None
+        given["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
+    values = Values(file, family.reads | given)
     num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
     if num_layers > MOST_LAYERS:
         raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")
@@ -209,7 +235,7 @@ def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
     )
 
 
-def _text_part(file: pathlib.Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict[str, Any]:
     """Returns the configuration of the text part of a model with other parts.
 
     Warns:
@@ -225,24 +251,33 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     shared = {key: raw[key] for key in ("eos_token_id", "quantization_config", "tie_word_embeddings") if key in raw}
     parts = [key for key in raw if key.endswith("_config") and key not in ("text_config", *shared)]
     if left_out := ", ".join(key for key in parts if raw[key]):
+        if strict:
+            raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
         warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
     return {"model_type": kind.model_type} | {key: text[key] for key in text if key != "architectures"} | shared
 
 
-def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Returns the end tokens of generation_config.json if it names any, else those of config.json."""
+def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any], vocab_size: int, strict: bool) -> tuple[int, ...]:
+    """Returns the end tokens of generation_config.json if it names any, else those of config.json.
+
+    Warns:
+      UserWarning: names those that are not in the vocabulary, and are left out: no text has them.
+    """
     file = directory / "generation_config.json"
     generation: Mapping[str, Any] = read_json(file) if file.exists() else {}
     if generation.get("eos_token_id") is None:
         file, generation = directory / "config.json", raw
     value = generation.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
-    outside = [i for i in ids if i >= vocab_size]
-    if outside:
-        raise ValueError(f"{file}: eos_token_id must be below vocab_size, {vocab_size}, got {outside[0]}")
-    return tuple(ids)
+    inside = tuple(i for i in ids if 0 <= i < vocab_size)
+    if len(inside) < len(ids):
+        said = f"eos_token_id is {value!r}, and the vocabulary ends with {vocab_size - 1}"
+        if strict:
+            raise ValueError(f"{file}: strict=True refuses end tokens that no text has: {said}")
+        warnings.warn(f"{file}: ignored end tokens that no text has: {said}", stacklevel=2)
+    return inside
 
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:

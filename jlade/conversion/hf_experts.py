@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -139,13 +139,14 @@ class ExpertTensor:
         return arrays, broken
 
 
-def files(config: LlamaConfig) -> dict[str, File]:
-    """Returns the tensors of files that hold experts, by name."""
+def files(config: LlamaConfig, stored: Container[str] = ()) -> dict[str, File]:
+    """Returns the tensors of files that hold experts, by name, in the family's own format or in that of `stored`."""
     family, tensors = FAMILIES[config.family], layer_tensors(config)
     found: dict[str, File] = {}
     for i in range(config.num_layers):
         prefix = f"model.layers.{i}."
-        for file_name, fields in family.experts.items():
+        are_joined = any(prefix + name in stored for name in family.joined_experts)
+        for file_name, fields in (family.joined_experts if are_joined else family.experts).items():
             held = [tensors[field] for field in fields]
             number, *inputs, outputs = held[0][1]
             outputs *= len(held)
@@ -161,7 +162,7 @@ def files(config: LlamaConfig) -> dict[str, File]:
 def shapes(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, Shape]:
     """Returns the shapes of the tensors of `files` by their names in `stored`, where MXFP4 makes one two."""
     expected: dict[str, Shape] = {}
-    for name, file in files(config).items():
+    for name, file in files(config, stored).items():
         if name + BLOCKS in stored:
             number, inputs, outputs = file.shape
             expected[name + BLOCKS] = (number, outputs, inputs // GROUP, GROUP // 2)
@@ -177,7 +178,7 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
     array_shapes = dict(layer_tensors(config).values())
     experts: dict[str, list[ExpertMatrix]] = {}
     tensors: dict[str, ExpertTensor] = {}
-    for file_name, file in files(config).items():
+    for file_name, file in files(config, stored).items():
         is_packed = file_name + BLOCKS in stored
         held: Iterable[ExpertMatrix]
         if is_packed:

@@ -7,9 +7,10 @@ from typing import Any
 
 from jlade.conversion import generation_settings
 from jlade.conversion.family import SIZES, Family
+from jlade.conversion.hf_rotary import unread_keys
 
-# Keys that change the output of models that read them, here or in other families, with the one value besides null that
-# does not. The keys of the family itself are exempt.
+# Keys that change the output of models that read them, here or in other families, with the one value besides null and
+# {} that does not. The keys of the family itself are exempt.
 ONLY_VALUES: dict[str, Any] = {
     "attention_bias": False,
     "attention_chunk_size": None,  # Llama 4
@@ -21,6 +22,7 @@ ONLY_VALUES: dict[str, Any] = {
     "final_logit_softcapping": None,  # Gemma
     "hidden_act": "silu",
     "hidden_activation": "silu",  # Gemma
+    "is_causal": True,
     "layer_types": None,
     "logit_scale": 1.0,  # Cohere
     "logits_scaling": 1.0,  # Granite
@@ -34,7 +36,7 @@ ONLY_VALUES: dict[str, Any] = {
     "num_local_experts": None,  # Mixtral
     "partial_rotary_factor": 1.0,
     "per_layer_config": None,  # transformers 5
-    "pruned_heads": {},  # transformers 4
+    "pruned_heads": None,  # transformers 4
     "qk_layernorm": False,  # Phi
     "qk_norm": False,
     "quantization": None,  # MLX
@@ -46,6 +48,7 @@ ONLY_VALUES: dict[str, Any] = {
     "scale_depth": None,  # MiniCPM
     "scale_emb": 1.0,  # MiniCPM
     "sliding_window": None,
+    "transformers_weights": None,  # other files
     "use_bidirectional_attention": False,  # Gemma
     "use_mrope": False,
     "use_parallel_residual": False,  # StableLM
@@ -59,6 +62,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "bos_token_id",
     "cache_implementation",
     "chunk_size_feed_forward",
+    "cls_token_id",
     "dtype",
     "embd_pdrop",
     "embedding_dropout",
@@ -75,6 +79,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "is_encoder_decoder",
     "is_llama_config",
     "label2id",
+    "mask_token_id",
     "model_type",
     "name_or_path",
     "output_attentions",
@@ -88,6 +93,7 @@ WITHOUT_EFFECT = {  # on the output of the model
     "return_dict",
     "router_aux_loss_coef",
     "router_jitter_noise",
+    "sep_token_id",
     "task_specific_params",
     "tokenizer_class",
     "torch_dtype",
@@ -112,14 +118,15 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
     takes_mxfp4 = family.expert_layout == "interleaved"
     for key, values in accepted.items():
-        if raw.get(key) not in (None, *values) and not (takes_mxfp4 and _is_mxfp4(key, raw[key])):
+        if raw.get(key) not in (None, {}, *values) and not (takes_mxfp4 and _is_mxfp4(key, raw[key])):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
     known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *WITHOUT_EFFECT, *generation_settings.KEYS}
-    if unknown := ", ".join(key for key in raw if key not in known and not key.startswith("_")):
+    unknown = [key for key in raw if key not in known and not key.startswith("_")]
+    if named := ", ".join(unknown + unread_keys(raw, family.rotary)):
         if strict:
-            raise ValueError(f"{file}: strict=True refuses unknown keys: {unknown}")
+            raise ValueError(f"{file}: strict=True refuses unknown keys: {named}")
         # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
-        warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {unknown}", stacklevel=2)
+        warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {named}", stacklevel=2)
 
 
 def _is_mxfp4(key: str, value: Any) -> bool:

@@ -3,12 +3,11 @@
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import Read, read_rotary, write_scaling
+from jlade.conversion.hf_rotary import FULL, ORIGINAL, SLIDING, Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 Windows = tuple[int | None, ...]
 Rotations = tuple[Rotary | None, ...]
 QueryScalings = tuple[QueryScaling | None, ...]
@@ -35,7 +34,10 @@ def read_layers(
     windows = _read_windows(values, num_layers, turned)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
-        local = read_rotary(values, head_dim, family.rotary, SLIDING).kind
+        # transformers 5 takes the rope_theta of OLMo 3 for the layers without a window alone.
+        theta = values.get("rope_local_base_freq", family.reads["rope_theta"])
+        of_windows = Values(values.file, dict(values.values) | {"rope_theta": theta})
+        local = read_rotary(of_windows, head_dim, family.rotary, SLIDING).kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
     if family.rotary == "windows" and values.get("sliding_window") is not None:
         layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
@@ -50,14 +52,19 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys for windows and rotations that the family reads."""
     reads, windows = family.reads, config.windows_by_layer
     window = max((size for size in windows if size is not None), default=None)
-    result: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_scaling": write_scaling(config.rope_scaling)}
+    # Null would be the scaling of the family, where it has one.
+    unscaled = {"rope_type": "default"} if reads["rope_scaling"] else None
+    result: dict[str, Any] = {
+        "rope_theta": config.rope_theta,
+        "rope_scaling": write_scaling(config.rope_scaling) or unscaled,
+    }
     if "partial_rotary_factor" in reads:
         result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
-    if "original_max_position_embeddings" in reads:
-        result["original_max_position_embeddings"] = config.max_positions
+    if family.rotary in ("phi", "mscale"):
+        result[ORIGINAL] = config.max_positions
     if family.rotary == "mscale" and isinstance(config.rope_scaling, LongRopeScaling):
         scales = dict.fromkeys(("short_mscale", "long_mscale"), config.rope_scaling.attention_factor)
-        result["rope_scaling"] |= {"original_max_position_embeddings": config.max_positions} | scales
+        result["rope_scaling"] |= {ORIGINAL: config.max_positions} | scales
     if family.rotary == "beta" and config.query_scalings and result["rope_scaling"]:
         result["rope_scaling"]["llama_4_scaling_beta"] = next(filter(None, config.query_scalings)).rate
     if "attn_temperature_tuning" in reads:
@@ -77,9 +84,9 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
         local = next((k.theta for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
-        if base := reads["rope_local_base_freq"]:
+        if base := reads.get("rope_local_base_freq"):
             result["rope_local_base_freq"] = local or base
-        else:  # OLMo 3, whose base transformers 5 otherwise reads for the layers without a window alone
+        else:  # OLMo 3
             full = {"rope_type": "default", "rope_theta": config.rope_theta}
             scaled = full | (write_scaling(config.rope_scaling) or {})
             result["rope_parameters"] = {FULL: scaled, SLIDING: full | {"rope_theta": local or config.rope_theta}}

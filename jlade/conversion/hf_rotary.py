@@ -1,6 +1,7 @@
 """Rotary settings of Hugging Face configurations, and `jlade.models.rotary.Scaling`."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jlade.conversion.json_files import Values
@@ -16,14 +17,17 @@ from jlade.models.rotary import (
 
 DEFAULT_THETA = 10000.0
 MAX_ALPHA = 1e9  # far above that of any model; its power must be a float
-_KEYS: dict[str, set[str]] = {  # of each kind, besides rope_type, type and rope_theta
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
+SETTINGS = ("rope_scaling", "rope_parameters")  # transformers takes the first that is not empty
+ORIGINAL = "original_max_position_embeddings"
+_KEYS: dict[str, set[str]] = {  # of each kind
     "default": set(),
     "linear": {"factor"},
-    "dynamic": {"factor", "original_max_position_embeddings"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "dynamic": {"factor", ORIGINAL},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", ORIGINAL},
     "yarn": {
         "factor",
-        "original_max_position_embeddings",
+        ORIGINAL,
         "attention_factor",
         "beta_fast",
         "beta_slow",
@@ -31,13 +35,13 @@ _KEYS: dict[str, set[str]] = {  # of each kind, besides rope_type, type and rope
         "mscale_all_dim",
         "truncate",
     },
-    "longrope": {
-        "short_factor",
-        "long_factor",
-        "factor",
-        "attention_factor",
-        "original_max_position_embeddings",
-    },
+    "longrope": {"short_factor", "long_factor", "factor", "attention_factor", ORIGINAL},
+}
+_KEYS_OF_ALL = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_KEYS_OF_FAMILIES = {
+    "alpha": {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},  # all but the first do nothing
+    "beta": {"llama_4_scaling_beta", "max_position_embeddings"},
+    "mscale": {"short_mscale", "long_mscale"},
 }
 
 
@@ -50,7 +54,7 @@ class Read(NamedTuple):
     query_scaling: QueryScaling | None = None  # of all layers
 
 
-def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: str = "full_attention") -> Read:
+def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: str = FULL) -> Read:
     """Returns the rotations of the layers, or of those with a `layer_type` where types have their own (Gemma 3).
 
     Args:
@@ -62,28 +66,45 @@ def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    parameters = _parameters(values, layer_type)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    parameters = _parameters(values, family, layer_type)
+    kind = parameters["rope_type"]
     if family == "alpha" and parameters.get("alpha") and kind == "dynamic":
         theta, alpha = (Values(values.file, parameters).number(key) for key in ("rope_theta", "alpha"))
         if head_dim == 2 or alpha > MAX_ALPHA:
             raise ValueError(f"{values.file}: alpha must be up to {MAX_ALPHA:g}, for heads above 2, got {alpha}")
-        parameters = {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
+        parameters = {"rope_type": "default", "rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
     if family == "mscale" and kind != "default":
-        scale = Values(values.file, parameters).number("short_mscale")
-        others = {key: parameters[key] for key in parameters if key not in ("short_mscale", "long_mscale")}
-        parameters = others | {"attention_factor": scale}
-    query_scaling = None
-    if family == "beta":
-        query_scaling = _read_query_scaling(Values(values.file, parameters))
-        unread = ("llama_4_scaling_beta", "max_position_embeddings")
-        parameters = {key: parameters[key] for key in parameters if key not in unread}
+        parameters["attention_factor"] = Values(values.file, parameters).number("short_mscale")
+    if family != "type" and values.get(ORIGINAL) is not None:  # transformers prefers the outer one
+        parameters[ORIGINAL] = values.get(ORIGINAL)
     rotary = Values(values.file, parameters)
+    query_scaling = _read_query_scaling(rotary) if family == "beta" else None
     scaling, max_positions = _read_scaling(rotary, values)
     dim = _read_dim(rotary, values, head_dim)
     if isinstance(scaling, LongRopeScaling) and len(scaling.factors) != dim // 2:
         raise ValueError(f"{rotary.file}: short_factor must have {dim // 2} numbers, got {len(scaling.factors)}")
     return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions, query_scaling)
+
+
+def unread_keys(raw: Mapping[str, Any], family: str) -> list[str]:
+    """Returns the rotary settings in config.json that have no effect, as in transformers, such as "rope_scaling.beta".
+
+    Args:
+      raw: the content. `read_rotary` refuses settings that are no objects, and those of unknown kinds.
+      family: see `read_rotary`.
+    """
+    found: list[str] = []
+    for key in SETTINGS:
+        settings = raw.get(key)
+        if not isinstance(settings, dict):
+            continue
+        of_layers = {
+            f"{key}.{name}": settings[name] for name in (FULL, SLIDING) if isinstance(settings.get(name), dict)
+        }
+        for place, one in (of_layers or {key: settings}).items():
+            read = _KEYS_OF_ALL | _KEYS.get(str(_kind(one, family)), set(one)) | _KEYS_OF_FAMILIES.get(family, set())
+            found += [f"{place}.{name}" for name in one if name not in read]
+    return found
 
 
 def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
@@ -99,7 +120,7 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
                 "factor": scaling.factor,
                 "low_freq_factor": scaling.low_freq_factor,
                 "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_positions,
+                ORIGINAL: scaling.original_max_positions,
             }
         case YarnScaling():
             return {
@@ -108,7 +129,7 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
                 "beta_fast": scaling.beta_fast,
                 "beta_slow": scaling.beta_slow,
                 "attention_factor": scaling.attention_factor,
-                "original_max_position_embeddings": scaling.original_max_positions,
+                ORIGINAL: scaling.original_max_positions,
                 "truncate": scaling.truncate,
             }
         case LongRopeScaling():
@@ -120,29 +141,45 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
             }
 
 
-def _parameters(values: Values, layer_type: str) -> dict[str, Any]:
+def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
     """Returns the rotary settings as one object, as in transformers 5; transformers 4 keeps the base outside of it."""
-    key = "rope_scaling" if values.get("rope_parameters") is None else "rope_parameters"
-    parameters = values.get(key, {})
     theta = values.get("rope_theta", DEFAULT_THETA)
-    is_local = layer_type == "sliding_attention"
-    if is_local:
-        theta = values.get("rope_local_base_freq", theta)
-    if not isinstance(parameters, dict):
-        raise ValueError(f"{values.file}: {key} must be an object, got {parameters!r}")
-    if "rope_local_base_freq" in values.values and set(parameters) & {"full_attention", "sliding_attention"}:
-        parameters = parameters.get(layer_type) or {}
-    elif is_local:
-        parameters = {}  # transformers 4 scales the layers without a window alone
-    if not isinstance(parameters, dict):
-        raise ValueError(f"{values.file}: {layer_type} of {key} must be an object, got {parameters!r}")
-    return {"rope_theta": theta} | parameters
+    found: dict[str, dict[str, Any]] = {}
+    for key in SETTINGS:
+        settings = values.get(key, {})
+        if not isinstance(settings, dict):
+            raise ValueError(f"{values.file}: {key} must be an object, got {settings!r}")
+        by_layers = family == "type" and key == "rope_parameters"
+        if settings and by_layers != (not {FULL, SLIDING}.isdisjoint(settings)):
+            accepted = "an object for each type of layers" if by_layers else "one object for all layers"
+            raise ValueError(f"{values.file}: {key} must be {accepted}, got {settings!r}")
+        if by_layers:
+            settings = settings.get(layer_type) or {}
+        elif layer_type == SLIDING:
+            settings = {}  # transformers 4 scales the layers without a window alone
+        if not isinstance(settings, dict):
+            raise ValueError(f"{values.file}: {layer_type} of {key} must be an object, got {settings!r}")
+        if settings:
+            found[key] = {"rope_theta": theta} | settings | {"rope_type": _kind(settings, family)}
+            found[key].pop("type", None)
+    if len(found) == 2 and found[SETTINGS[0]] != found[SETTINGS[1]]:
+        raise ValueError(
+            f"{values.file}: rope_scaling is {values.get(SETTINGS[0])!r} and rope_parameters is "
+            f"{values.get(SETTINGS[1])!r}: remove one of them, or make them equal"
+        )
+    return next(iter(found.values()), {"rope_theta": theta, "rope_type": "default"})
+
+
+def _kind(settings: Mapping[str, Any], family: str) -> Any:
+    """Returns the kind of scaling."""
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    return "longrope" if family == "phi" and kind in ("su", "yarn") else kind  # its names in early files of Phi-3
 
 
 def _read_query_scaling(rotary: Values) -> QueryScaling | None:
     if not rotary.get("llama_4_scaling_beta"):
         return None
-    return QueryScaling(rotary.number("llama_4_scaling_beta"), rotary.size("original_max_position_embeddings"))
+    return QueryScaling(rotary.number("llama_4_scaling_beta"), rotary.size(ORIGINAL))
 
 
 def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:
@@ -162,9 +199,10 @@ def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:
 
 def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
     """Returns the scaling and the number of positions."""
-    kind = _check_keys(rotary, is_phi="original_max_position_embeddings" in values.values)
     max_positions = values.size("max_position_embeddings")
-    match kind:
+    match rotary.get("rope_type"):
+        case "default":
+            return None, max_positions
         case "linear":
             # Some files store the length before scaling here, and the length after it as max_sequence_length.
             return LinearScaling(rotary.number("factor")), max(max_positions, values.size("max_sequence_length", 1))
@@ -173,7 +211,7 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
                 factor=rotary.number("factor"),
                 low_freq_factor=rotary.number("low_freq_factor"),
                 high_freq_factor=rotary.number("high_freq_factor"),
-                original_max_positions=rotary.size("original_max_position_embeddings"),
+                original_max_positions=rotary.size(ORIGINAL, max_positions),
             )
             if llama3.high_freq_factor < llama3.low_freq_factor:
                 raise ValueError(
@@ -182,7 +220,7 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
                 )
             return llama3, max_positions
         case "yarn":
-            original = rotary.size("original_max_position_embeddings", max_positions)
+            original = rotary.size(ORIGINAL, max_positions)
             factor = rotary.number("factor", max_positions / original)
             yarn = YarnScaling(
                 factor=factor,
@@ -196,34 +234,17 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
         case "dynamic":
             # Up to this length dynamic scaling changes nothing. Beyond it a cached key depends on when it was computed,
             # so no two ways of decoding agree.
-            return None, min(max_positions, rotary.size("original_max_position_embeddings", max_positions))
+            return None, min(max_positions, rotary.size(ORIGINAL, max_positions))
         case "longrope":
-            key = "original_max_position_embeddings"
-            original = values.size(key, rotary.get(key))
+            original = rotary.size(ORIGINAL, max_positions)
             if original < 2:
-                raise ValueError(f"{values.file}: {key} must be at least 2, got {original}")
+                raise ValueError(f"{values.file}: {ORIGINAL} must be at least 2, got {original}")
             factor = rotary.number("factor", max_positions / original)
             root = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             scaling = LongRopeScaling(_read_factors(rotary), rotary.number("attention_factor", root))
             return scaling, min(max_positions, original)
-    return None, max_positions
-
-
-def _check_keys(rotary: Values, is_phi: bool) -> str:
-    """Returns the kind of scaling, and raises if a key or a value is not supported with it. Phi has one more kind."""
-    kind = rotary.values.get("rope_type") or rotary.values.get("type") or "default"
-    if is_phi and kind in ("su", "yarn"):
-        kind = "longrope"  # its names in early files of Phi-3
-    supported_kinds = [name for name in _KEYS if name != "longrope" or is_phi]
-    if not isinstance(kind, str) or kind not in supported_kinds:
-        raise ValueError(f"{rotary.file}: rope_type is {kind!r}; supported are {', '.join(supported_kinds)}")
-    supported = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_KEYS[kind]}
-    if unknown := [key for key in rotary.values if key not in supported]:
-        raise ValueError(
-            f"{rotary.file}: {unknown[0]} is not supported in {kind!r} rotary settings; supported are "
-            f"{', '.join(sorted(supported))}"
-        )
-    return kind
+        case kind:
+            raise ValueError(f"{rotary.file}: rope_type is {kind!r}; supported are {', '.join(_KEYS)}")
 
 
 def _read_factors(rotary: Values) -> tuple[float, ...]:

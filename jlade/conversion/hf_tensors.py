@@ -1,14 +1,18 @@
 """The tensors of a model in files of Hugging Face's format, some of which hold several of its arrays."""
 
+import dataclasses
 import pathlib
+import warnings
 from collections.abc import Mapping
 
 from jlade.conversion import hf_experts
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
-from jlade.conversion.tensors import expected_tensors, first_few, layer_tensors
-from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor
+from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, first_few, layer_tensors
+from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal
 from jlade.models.llama import LlamaConfig
+
+INNER = ("embed_tokens.", "layers.", "norm.")  # of the model without its output matrix
 
 
 def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
@@ -42,34 +46,81 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
     return renamed if any(name.startswith("model.") for name in renamed) else tensors
 
 
+def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[str, StoredTensor]:
+    """Returns the tensors by the names that jlade writes, of those that transformers reads."""
+    others = FAMILIES[config.family].renamed
+
+    def own_name(name: str) -> str:
+        inner = name.removeprefix("model.")  # transformers adds and removes it
+        own = f"model.{inner}" if inner.startswith(INNER) else inner if inner.startswith("lm_head.") else name
+        prefix, layers, rest = own.partition("layers.")
+        number, dot, within = rest.partition(".")
+        own = f"{prefix}{layers}{number}{dot}{others.get(within, within)}"
+        return name if own in tensors else own  # two of one name: the second is not of this model
+
+    return {own_name(name): tensor for name, tensor in tensors.items()}
+
+
+def untied(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> LlamaConfig:
+    """Returns the configuration with an output matrix of its own if the files have one that is not the embedding.
+
+    transformers compares the two as well.
+    """
+    names = (EMBEDDING, OUTPUT)
+    if config.tie_embeddings and all(name in tensors for name in names):
+        return dataclasses.replace(config, tie_embeddings=are_equal(*(tensors[name] for name in names)))
+    return config
+
+
 def model_tensors(
-    tensors: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path
-) -> dict[str, Tensor]:
-    """Returns the tensors of a model by name, of which those of some families are rows of larger ones in the files.
+    tensors: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path, strict: bool = False
+) -> tuple[LlamaConfig, dict[str, Tensor]]:
+    """Returns the configuration of a model, see `untied`, and its tensors by name.
+
+    The tensors of some families are rows of larger ones in the files.
 
     Raises:
       ValueError: the files do not hold exactly the tensors of `config`, with accepted shapes and dtypes.
+
+    Warns:
+      UserWarning: names tensors of layers that the model does not have, which `strict` refuses.
     """
-    tensors = text_part(tensors)
+    tensors = own_names(text_part(tensors), config)
+    if config.tie_embeddings and EMBEDDING not in tensors and OUTPUT in tensors:
+        tensors[EMBEDDING] = tensors.pop(OUTPUT)
+    config = untied(config, tensors)
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
     expected = {name: stacked(parts) for name, parts in in_files.items()} | hf_experts.shapes(config, tensors)
-    check_tensors(tensors, expected, config, directory)
+    check_tensors(tensors, expected, config, directory, strict)
     for name, parts in in_files.items():
         found |= zip(parts, tensors[name].divide(parts.values()), strict=True)
-    return found | hf_experts.read(config, tensors)
+    return config, found | hf_experts.read(config, tensors)
 
 
 def check_tensors(
-    tensors: Mapping[str, StoredTensor], expected: Mapping[str, Shape], config: LlamaConfig, directory: pathlib.Path
+    tensors: Mapping[str, StoredTensor],
+    expected: Mapping[str, Shape],
+    config: LlamaConfig,
+    directory: pathlib.Path,
+    strict: bool,
 ) -> None:
-    """Raises a ValueError unless the files hold exactly the `expected` tensors, with accepted dtypes."""
+    """Raises a ValueError unless the files hold exactly the `expected` tensors, with accepted dtypes.
+
+    Those of layers beyond the last give a warning, or with `strict` an error.
+    """
     missing = sorted(expected.keys() - tensors.keys())
     if missing:
         raise ValueError(f"{directory}: {len(missing)} tensors are missing: {first_few(missing)}")
     unexpected = sorted(name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config))
-    if unexpected:
+    beyond = [name for name in unexpected if _is_beyond(name, config)]
+    if len(beyond) < len(unexpected):
         raise ValueError(f"{directory}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
+    if beyond:
+        said = f"{len(beyond)} tensors of more layers than num_hidden_layers, {config.num_layers}: {first_few(beyond)}"
+        if strict:
+            raise ValueError(f"{directory}: strict=True refuses {said}")
+        warnings.warn(f"{directory}: ignored {said}", stacklevel=2)
     for name, shape in expected.items():
         stored = tensors[name]
         if stored.shape != shape:
@@ -85,6 +136,12 @@ def stacked(parts: Mapping[str, Shape]) -> Shape:
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
+def _is_beyond(name: str, config: LlamaConfig) -> bool:
+    """Whether a tensor is of a layer that the model does not have."""
+    number = name.removeprefix("model.layers.").partition(".")[0]
+    return name.startswith("model.layers.") and number.isdecimal() and int(number) >= config.num_layers
+
+
 def _is_redundant(name: str, config: LlamaConfig) -> bool:
     """Whether a tensor repeats other data: old files store rotary tables and tied output matrices."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
+    return name.endswith("rotary_emb.inv_freq") or (name == OUTPUT and config.tie_embeddings)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jlade.conversion import gguf_weights, hf_experts
-from jlade.conversion.hf_config import read_config, write_configs
+from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.json_files import write_json
 from jlade.conversion.parts import Part, Shape, place, quantize
@@ -61,16 +61,15 @@ def load_hf(
     Args:
       path: a directory with config.json and either model.safetensors, or model.safetensors.index.json and the files it
         names. The end tokens come from generation_config.json if it names any.
-      dtype: floating type of the parameters, and so of the computation; "auto" for the checkpoint's. The default is
-        float32 if the parameters go to CPUs, else bfloat16.
+      dtype: floating type of the parameters, and so of the computation; "auto" for the one in config.json, else that of
+        the first tensor. The default is float32 if the parameters go to CPUs, else bfloat16.
       sharding: the sharding of all tensors, or a function from a tensor's name in the checkpoint and its shape to a
         sharding. The default is the default device.
       progress: called after each tensor with its bytes in the file.
       int8: whether to quantize the matrices (`jlade.models.llama.quantize`), each when it is on its device, so only one
         is held in floating point.
-      strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, and NaN or
-        infinite values. Keys that are known to change the model's output in a way that is not supported are always
-        refused.
+      strict: whether to refuse what otherwise gives a warning. Keys that are known to change the model's output in a
+        way that is not supported are always refused.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
         placed as `jlade.models.sharding.put` places them.
 
@@ -79,13 +78,16 @@ def load_hf(
         cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
 
     Warns:
-      UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values, and their rows.
+      UserWarning: names what is ignored: unknown keys of config.json, parts of the model besides text, end tokens
+        outside the vocabulary, layers beyond the last, an index of files that are not there; names the tensors with NaN
+        or infinite values, and their rows.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
-    config = read_config(directory, strict)
-    return read_params(tensors_of(directory, config), config, directory, dtype, sharding, progress, int8, strict, mesh)
+    config, tensors = headers_of(directory, strict)
+    dtype = auto_dtype(dtype, directory)
+    return read_params(tensors, config, directory, dtype, sharding, progress, int8, strict, mesh)
 
 
 def read_params(
@@ -108,8 +110,7 @@ def read_params(
     """
     sharding = sharding_for(config, sharding, mesh)
     shapes = expected_tensors(config)
-    dtypes = {tensors[name].value_dtype for name in shapes}
-    target = check_dtype(dtype, dtypes, source, device_of(sharding, config))
+    target = check_dtype(dtype, first_dtype(tensors), source, device_of(sharding, config))
     broken: dict[str, set[int]] = {}
 
     def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:
@@ -132,15 +133,23 @@ def read_params(
     return params
 
 
-def tensors_of(directory: pathlib.Path, config: LlamaConfig) -> Mapping[str, Tensor]:
-    """Returns the tensors of a directory by name, all checked. Its weights may be in a GGUF file.
+def headers_of(directory: pathlib.Path, strict: bool = False) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
+    """Returns the configuration of a directory and its tensors by name, all checked.
+
+    Its weights may be in a GGUF file. An output matrix that is not the embedding is read to find that out.
 
     Raises:
-      ValueError: see `load_hf`.
+      ValueError, warns: see `load_hf`.
     """
+    config = read_config(directory, strict)
     if directory in gguf_weights.unfolded:
-        return gguf_weights.stored_tensors(directory)
-    return model_tensors(stored_tensors(directory), config, directory)
+        return config, gguf_weights.stored_tensors(directory)
+    return model_tensors(stored_tensors(directory, strict), config, directory, strict)
+
+
+def first_dtype(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the dtype of the first tensor of the first file, which transformers takes for that of the model."""
+    return min(tensors.items(), key=lambda item: (item[1].file, item[0]))[1].value_dtype
 
 
 def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:

@@ -90,4 +90,5 @@ def load_held(
     for name, tensor in tensors.items():
         kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
         held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
-    return read_params(model_tensors(held, architecture, source), architecture, source, dtype, int8=int8, mesh=mesh)
+    architecture, tensors_of_model = model_tensors(held, architecture, source)
+    return read_params(tensors_of_model, architecture, source, dtype, int8=int8, mesh=mesh)

@@ -141,27 +141,27 @@ def device_of(sharding: Sharding | None, config: LlamaConfig) -> jax.Device:
 
 
 def check_dtype(
-    dtype: jax.typing.DTypeLike | None, stored: set[str], path: str | os.PathLike[str], device: jax.Device
+    dtype: jax.typing.DTypeLike | None, stored: str, path: str | os.PathLike[str], device: jax.Device
 ) -> np.dtype:
     """Returns the dtype of the parameters.
 
     Args:
       dtype: float32, bfloat16, float16, "auto" for the stored dtype, or None for the default of `device`: float32 on
         CPUs, bfloat16 elsewhere.
-      stored: the dtypes in the checkpoint.
+      stored: the dtype of the checkpoint.
       path: the checkpoint, for messages.
       device: a device that will hold the parameters.
 
     Raises:
       TypeError: if `dtype` is no dtype.
-      ValueError: if `dtype` is not supported, or "auto" is ambiguous.
+      ValueError: if `dtype` is not supported.
     """
     if dtype is None:
         return np.dtype("float32" if device.platform == "cpu" else "bfloat16")
     if isinstance(dtype, str) and dtype == "auto":
-        if len(stored) > 1 or "float64" in stored:
-            raise ValueError(f"{path} holds {' and '.join(sorted(stored))}: dtype cannot be 'auto', name one")
-        return np.dtype(next(iter(stored)))
+        if stored == "float64":
+            raise ValueError(f"{path} holds float64: dtype cannot be 'auto', name float32, bfloat16 or float16")
+        return np.dtype(stored)
     try:
         checked: np.dtype = np.dtype(dtype)
     except TypeError as error:

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import pathlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from jlade.conversion.json_files import MOST_BYTES, check_size, is_file_name, read_json, shown
 from jlade.conversion.parts import Part, Shape, runs
+from jlade.conversion.tensors import first_few
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -134,14 +136,18 @@ class StoredTensor:
         return broken
 
 
-def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
+def stored_tensors(directory: pathlib.Path, strict: bool = False) -> dict[str, StoredTensor]:
     """Returns the tensors of the weight files by name. Only headers are read.
 
     Raises:
-      ValueError: names the file that is missing or broken, or the tensor that is missing or stored twice.
+      ValueError: names the file that is missing or broken, or the tensor that is stored twice; there are two
+        checkpoints, or with `strict` an index of files that are not there.
+
+    Warns:
+      UserWarning: names the index of files that are not there.
     """
     tensors: dict[str, StoredTensor] = {}
-    for file, expected in _weight_files(directory).items():
+    for file in _weight_files(directory, strict):
         check_size(file)
         try:
             stamp = stamp_of(file)
@@ -161,12 +167,23 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{file} is missing, though {INDEX_FILE} names it") from error
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} is truncated or not a safetensors file: {error}") from error
-        if expected is not None and (absent := sorted(expected - found.keys())):
-            raise ValueError(f"{file} has no tensor {absent[0]}, though {INDEX_FILE} names it")
         if twice := sorted(found.keys() & tensors.keys()):
             raise ValueError(f"{file} and {tensors[twice[0]].file} both have the tensor {twice[0]}")
         tensors |= found
     return tensors
+
+
+def are_equal(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two tensors with rows are equal, bit for bit. They are read in chunks, until a chunk differs."""
+    if (first.shape, first.dtype) != (second.shape, second.dtype) or first.dtype not in DTYPES:
+        return False
+    rows, *inner = first.shape
+    height = max(1, CHUNK // math.prod(inner))
+    chunks = [(min(height, rows - begin), *inner) for begin in range(0, rows, height)]
+    return all(
+        a.read_bytes("").tobytes() == b.read_bytes("").tobytes()
+        for a, b in zip(first.divide(chunks), second.divide(chunks), strict=True)
+    )
 
 
 def check_unchanged(tensors: Iterable[Tensor]) -> None:
@@ -176,21 +193,26 @@ def check_unchanged(tensors: Iterable[Tensor]) -> None:
             raise ValueError(f"{file} changed while it was read")
 
 
-def _weight_files(directory: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
-    """Returns the names of the tensors in each weight file according to the index, None without an index."""
-    index = directory / INDEX_FILE
+def _weight_files(directory: pathlib.Path, strict: bool) -> list[pathlib.Path]:
+    """Returns the weight files: as in transformers `SINGLE_FILE` if there is one, else those that the index names."""
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{index}: weight_map must map tensor names to files, got {shown(weight_map)}")
-        files: dict[pathlib.Path, set[str]] = {}
-        for tensor, name in sorted(weight_map.items(), key=str):
-            if not is_file_name(name):
-                raise ValueError(f"{index}: weight_map names {shown(name)}; accepted are files in the same directory")
-            files.setdefault(directory / name, set()).add(tensor)
-        return files
-    if (directory / SINGLE_FILE).exists():
-        return {directory / SINGLE_FILE: None}
+        files = _files_of(index)
+        if not single.exists():
+            return files
+        others = [file.name for file in files if file != single]
+        if present := [name for name in others if (directory / name).exists()]:
+            raise ValueError(
+                f"{directory} has two checkpoints, {SINGLE_FILE} and that of {INDEX_FILE}, with {first_few(present)}: "
+                f"remove one of them"
+            )
+        if others:
+            said = f"{INDEX_FILE}, whose files are not there: {first_few(others)}"
+            if strict:
+                raise ValueError(f"{directory}: strict=True refuses {said}")
+            warnings.warn(f"{directory}: {SINGLE_FILE} is read; ignored is {said}", stacklevel=2)
+    if single.exists():
+        return [single]
     if pickled := [file.name for file in directory.glob("*.bin")]:
         raise ValueError(
             f"{directory} has weights only in {pickled[0]}, a format that can run code when read. Only safetensors "
@@ -202,6 +224,17 @@ def _weight_files(directory: pathlib.Path) -> Mapping[pathlib.Path, set[str] | N
         f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}. Only safetensors files are read; "
         f"transformers' `save_pretrained` writes them"
     )
+
+
+def _files_of(index: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that an index names. The names of their tensors are those in the files."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: weight_map must map tensor names to files, got {shown(weight_map)}")
+    for name in weight_map.values():
+        if not is_file_name(name):
+            raise ValueError(f"{index}: weight_map names {shown(name)}; accepted are files in the same directory")
+    return [index.parent / name for name in sorted(set(weight_map.values()))]
 
 
 def stamp_of(file: pathlib.Path) -> tuple[int, ...]:

@@ -212,7 +212,7 @@ def inspect(
     target = devices[0]
     divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
     if directory is not None:
-        params = param_shapes(config, check_dtype(dtype, set(), directory, target), int8)
+        params = param_shapes(config, check_dtype(dtype, "float32", directory, target), int8)
     else:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
     if is_attached:

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade import conversion
+from jlade.cli import main
 from jlade.conversion import huggingface, load_hf, save_hf
 from jlade.conversion.families import FAMILIES
 from jlade.models.llama import LlamaConfig, init_params, quantize
@@ -46,7 +47,7 @@ def pack(directory):
     return packed
 
 
-def test_mxfp4_is_read_as_by_transformers(gpt_oss, tmp_path, capsys):
+def test_mxfp4_is_read_as_by_transformers(gpt_oss, tmp_path):
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
     save_hf(gpt_oss, tmp_path / "model")
@@ -63,6 +64,20 @@ def test_mxfp4_is_read_as_by_transformers(gpt_oss, tmp_path, capsys):
         np.testing.assert_array_equal(layer.expert_up, gate_up[..., 1::2])
         np.testing.assert_array_equal(layer.expert_down, down)
         np.testing.assert_array_equal(layer.expert_up_bias, gpt_oss.layers[i].expert_up_bias)
+
+
+@pytest.mark.parametrize("kind", ["hf", "jlade"])
+def test_converted_mxfp4_is_no_longer_quantized(kind, gpt_oss, tmp_path):
+    save_hf(gpt_oss, tmp_path / "model")
+    pack(tmp_path / "model")
+    expected = load_hf(tmp_path / "model", "bfloat16", strict=True)
+    assert main(["convert", str(tmp_path / "model"), str(tmp_path / kind), "--dtype", "bfloat16", "--to", kind]) == 0
+    config = json.loads((tmp_path / kind / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert config["torch_dtype"] == "bfloat16"
+    params, _ = jlade.load(tmp_path / kind, "auto", strict=True)
+    for array, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(array, wanted)
 
 
 @pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.experts])

@@ -71,7 +71,7 @@ UNKNOWN = {  # the keys that are neither read nor known to have no effect
     "unsloth-qwen3-0.6b-transformers-5": "model_name",
     "peft-merged-llama-2-7b": "model_max_length tokenizer_model_max_length tokenizer_padding_side",
     "mlx-community-mistral-7b-instruct-v0.2": "add_cross_attention cross_attention_hidden_size finetuning_task prefix "
-    "sep_token_id tf_legacy_loss tie_encoder_decoder use_bfloat16",
+    "tf_legacy_loss tie_encoder_decoder use_bfloat16",
 }
 
 
@@ -142,7 +142,7 @@ def test_unknown_keys_are_ignored(tmp_path):
         ("per_layer_config", {"0": {"head_dim": 4}}, None),
         ("pruned_heads", {"0": [1]}, {}),
         ("quantization", {"group_size": 64, "bits": 4}, None),
-        ("quantization_config", {"quant_method": "gptq"}, None),
+        ("quantization_config", {"quant_method": "gptq"}, {}),
         ("rope_traditional", True, False),
         ("sliding_window", 4, None),
         ("layer_types", ["sliding_attention"] * 2, None),

@@ -91,6 +91,7 @@ def test_several_files(tmp_path):
 
 def test_tied_and_redundant_tensors(tmp_path):
     tensors = random_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(1, np.float32)}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
     params = load_hf(write_checkpoint(tmp_path, tensors, tie_word_embeddings=True), "float32")
     assert params.output is None
     del tensors["lm_head.weight"]
@@ -176,14 +177,10 @@ def test_defaults_of_old_configs(tmp_path):
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
         ({"rope_theta": "big"}, "rope_theta must be a positive number, got 'big'"),
         (
-            {"rope_scaling": {"type": "longrope"}},
-            "rope_type is 'longrope'; supported are default, linear, dynamic, llama3",
+            {"rope_scaling": {"type": "proportional"}},
+            "rope_type is 'proportional'; supported are default, linear, dynamic, llama3, yarn, longrope",
         ),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number, got None"),
-        (
-            {"rope_scaling": {"type": "yarn", "beta_medium": 1}},
-            "beta_medium is not supported in 'yarn' rotary settings",
-        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1.0, got 0.5"),
         ({"model_type": "mistral", "sliding_window": -1}, "sliding_window must be a positive integer, got -1"),
         (
@@ -193,7 +190,6 @@ def test_defaults_of_old_configs(tmp_path):
         ({"rope_scaling": 2.0}, "rope_scaling must be an object, got 2.0"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor must be a positive number, got None"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them, got '</s>'"),
-        ({"eos_token_id": 12}, "eos_token_id must be below vocab_size, 12, got 12"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
     ],
     ids=str,

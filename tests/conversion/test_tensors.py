@@ -45,8 +45,8 @@ def test_the_device_of_a_sharding_is_that_of_the_embedding():
 @pytest.mark.parametrize("platform", DTYPES)
 def test_the_default_dtype_is_that_of_the_device(platform, tmp_path):
     (device,) = fake_sharding(platform).device_set
-    assert check_dtype(None, {"float16"}, tmp_path, device) == DTYPES[platform]
-    assert check_dtype("auto", {"float16"}, tmp_path, device) == jnp.float16
+    assert check_dtype(None, "float16", tmp_path, device) == DTYPES[platform]
+    assert check_dtype("auto", "float16", tmp_path, device) == jnp.float16
 
 
 @pytest.mark.parametrize("platform", DTYPES)

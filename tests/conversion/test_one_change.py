@@ -1,0 +1,336 @@
+"""Checkpoints of transformers with one thing changed: the model is the one that transformers reads, or refused."""
+
+import json
+import warnings
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jlade.cli import main
+from jlade.conversion import load, load_hf
+from jlade.conversion.hf_config import read_config, to_hf
+from jlade.conversion.memory import load_held
+from jlade.conversion.tensors import named_arrays
+from jlade.models.rotary import LongRopeScaling, YarnScaling, inverse_frequencies
+from tests.models.test_families import SIZES
+from tests.models.test_llama import run_blocks
+from tests.models.test_more_families import CASES
+
+torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+transformers = pytest.importorskip("transformers")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WITHOUT_TOKENS = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
+
+
+def save(directory, family="Llama", changes=(), **arguments):
+    """Saves a tiny random model of transformers."""
+    torch.manual_seed(0)
+    shape = SIZES | WITHOUT_TOKENS | {"max_position_embeddings": 128, "initializer_range": 0.3}
+    config = getattr(transformers, f"{family}Config")(**shape | dict(changes))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory, **arguments)
+
+
+def change(directory, **keys):
+    """Sets keys of config.json, or removes those that are None."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text()) | keys
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def divide(directory, names=(), extra=()):
+    """Puts some tensors into a second file; the index also names `extra` tensors there."""
+    tensors = load_file(directory / SINGLE)
+    (directory / SINGLE).unlink()
+    files = {"a.safetensors": tensors.keys() - names, "b.safetensors": set(names)}
+    for file, held in files.items():
+        save_file({name: tensors[name] for name in held}, directory / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, held in files.items() for name in held} | dict.fromkeys(extra, "b.safetensors")
+    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def rewrite(directory, function):
+    """Puts `function` of the tensors by name in their place."""
+    save_file(function(load_file(directory / SINGLE)), directory / SINGLE, metadata={"format": "pt"})
+
+
+def assert_same(params, model):
+    """Asserts that all arrays are those of a model of transformers."""
+    theirs = model.state_dict()
+    for name, array in named_arrays(params).items():
+        np.testing.assert_array_equal(np.asarray(array, np.float32), theirs[name].float().numpy(), err_msg=name)
+    assert (params.output is None) == (model.lm_head.weight is model.model.embed_tokens.weight)
+
+
+def other_head(tensors):
+    return tensors | {HEAD: tensors[EMBEDDING][::-1].copy()}
+
+
+def same_head(tensors):
+    return tensors | {HEAD: tensors[EMBEDDING].copy()}
+
+
+def head_alone(tensors):
+    return {HEAD if name == EMBEDDING else name: array for name, array in tensors.items()}
+
+
+def without_prefix(tensors):
+    return {name.removeprefix("model."): array for name, array in tensors.items()}
+
+
+def with_prefix(tensors):
+    return {f"model.{name}" if name == HEAD else name: array for name, array in tensors.items()}
+
+
+def another_layer(tensors):
+    return tensors | {"model.layers.2.mlp.up_proj.weight": np.ones((48, 32), np.float32)}
+
+
+def index_of_missing_files(directory):
+    weight_map = dict.fromkeys(load_file(directory / SINGLE), "model-00001-of-00002.safetensors")
+    (directory / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def index_of_the_file(directory):
+    (directory / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(directory / SINGLE), SINGLE)}))
+
+
+TIED = {"tie_word_embeddings": True}
+READ = {  # configuration, change of the directory, what is said
+    "tied, another head": (TIED, lambda path: rewrite(path, other_head), None),
+    "tied, a second copy": (TIED, lambda path: rewrite(path, same_head), None),
+    "tied, the head alone": (TIED, lambda path: rewrite(path, head_alone), None),
+    "tied, an index with an absent head": (TIED, lambda path: divide(path, {EMBEDDING}, {HEAD}), None),
+    "tied, files without prefix": (TIED, lambda path: rewrite(path, without_prefix), None),
+    "no prefix": ({}, lambda path: rewrite(path, without_prefix), None),
+    "a prefix of the head": ({}, lambda path: rewrite(path, with_prefix), None),
+    "an index of the file itself": ({}, index_of_the_file, None),
+    "an index of missing files": ({}, index_of_missing_files, "ignored is .*, whose files are not there: model-00001"),
+    "a layer too many": ({}, lambda path: rewrite(path, another_layer), "ignored 1 tensors of more layers than .*, 2:"),
+    "an end token beyond": ({}, lambda path: change(path, eos_token_id=[3, 50]), "ignored end tokens that no text has"),
+    "a negative end token": ({}, lambda path: change(path, eos_token_id=-1), r"eos_token_id is -1, and the vocabulary"),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_weights_are_those_that_transformers_reads(case, tmp_path):
+    config, changed, said = READ[case]
+    save(tmp_path, changes=config)
+    changed(tmp_path)
+    if said is None:
+        params = load_hf(tmp_path, "float32", strict=True)
+    else:
+        with pytest.warns(UserWarning, match=said):
+            params = load_hf(tmp_path, "float32")
+        with pytest.raises(ValueError, match="strict=True refuses"):
+            load_hf(tmp_path, "float32", strict=True)
+    assert_same(params, transformers.AutoModelForCausalLM.from_pretrained(tmp_path))
+    assert all(0 <= token < 50 for token in params.config.eos_ids)
+
+
+def test_a_head_of_its_own_stays_through_every_format(tmp_path):
+    save(tmp_path / "model", changes=TIED)
+    rewrite(tmp_path / "model", other_head)
+    expected = load_file(tmp_path / "model" / SINGLE)[HEAD]
+    for kind in ("jlade", "hf"):
+        assert main(["convert", str(tmp_path / "model"), str(tmp_path / kind), "--to", kind]) == 0
+        assert json.loads((tmp_path / kind / "config.json").read_text())["tie_word_embeddings"] is False
+    params = load(tmp_path / "jlade", "float32", strict=True)
+    np.testing.assert_array_equal(params.output, expected)
+    assert_same(params, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf"))
+
+
+def test_a_head_of_its_own_is_taken_from_a_model_in_memory(tmp_path):
+    save(tmp_path, changes=TIED)
+    rewrite(tmp_path, other_head)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_same(load_held(model.config.to_dict(), model.state_dict(), lambda tensor: tensor.numpy()), model)
+
+
+@pytest.mark.parametrize("indexed", ["a.safetensors", "both"])
+def test_two_checkpoints_in_a_directory_are_refused(indexed, tmp_path):
+    save(tmp_path)
+    tensors = load_file(tmp_path / SINGLE)
+    divide(tmp_path)
+    (tmp_path / "b.safetensors").unlink()
+    if indexed == "both":
+        weight_map = {name: SINGLE if name == HEAD else "a.safetensors" for name in tensors}
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    save_file(tensors, tmp_path / SINGLE)
+    message = rf"two checkpoints, {SINGLE} and that of {INDEX}, with a\.safetensors: remove one of them"
+    with pytest.raises(ValueError, match=message):
+        load_hf(tmp_path)
+
+
+MIXTURES = [name for name in CASES if "num_experts_per_tok" in CASES[name][1] or "num_local_experts" in CASES[name][1]]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_that_transformers_saves_as_it_holds_them(name, tmp_path):
+    """The test of families compares the texts of the other format with those of transformers."""
+    family, changes = CASES[name]
+    for kind in (True, False):
+        save(tmp_path / str(kind), family, changes, save_original_format=kind)
+    params, expected = (load_hf(tmp_path / str(kind), "float32", strict=True) for kind in (False, True))
+    assert params.config == expected.config
+    expected_arrays = named_arrays(expected)
+    for array_name, array in named_arrays(params).items():
+        np.testing.assert_array_equal(array, expected_arrays[array_name], err_msg=array_name)
+
+
+@pytest.mark.parametrize("written", ["float16", None])
+def test_auto_is_the_dtype_of_transformers(written, tmp_path):
+    """That of config.json, or of the first tensor, which is a bfloat16 matrix before the norms in float32."""
+    save(tmp_path)
+
+    def half(tensors):
+        return {name: array if "norm" in name else array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
+
+    rewrite(tmp_path, half)
+    change(tmp_path, dtype=written)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    params = load_hf(tmp_path, "auto", strict=True)
+    assert f"torch.{params.norm.dtype}" == f"torch.{params.embedding.dtype}" == str(model.dtype)
+    assert params.norm.dtype == jnp.dtype(written or "bfloat16")
+    assert_same(params, model)
+    change(tmp_path, dtype="float8_e4m3fn")
+    with pytest.raises(ValueError, match=r"config\.json: dtype is 'float8_e4m3fn'; supported are float32, bfloat16,"):
+        load_hf(tmp_path, "auto")
+
+
+LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [9.0] * 4}
+ROTATIONS = {  # keys of config.json, the keys that are ignored
+    "llama3 of all positions": ({"rope_scaling": LLAMA_3, "rope_theta": 5e3}, ()),
+    "llama3, the outer length": ({"rope_scaling": LLAMA_3, "original_max_position_embeddings": 16}, ()),
+    "yarn, both lengths": ({"rope_scaling": YARN, "original_max_position_embeddings": 16}, ()),
+    "yarn": ({"rope_scaling": YARN | {"attn_factor": 2.0, "finetuned": True}}, ("attn_factor", "finetuned")),
+    "default": ({"rope_scaling": {"rope_type": "default", "factor": 8.0}}, ("factor",)),
+    "linear": ({"rope_scaling": {"type": "linear", "factor": 8.0, "beta_slow": 1}}, ("beta_slow",)),
+    "longrope": ({"rope_scaling": LONG, "original_max_position_embeddings": 32}, ()),
+    "longrope, factor": ({"rope_scaling": LONG | {"factor": 3.0, "original_max_position_embeddings": 64}}, ()),
+    "both, equal": (
+        {"rope_parameters": YARN | {"rope_theta": 5e3}, "rope_scaling": {**YARN, "type": "yarn"}, "rope_theta": 5e3},
+        (),
+    ),
+    "both, one empty": ({"rope_parameters": YARN, "rope_scaling": {}}, ()),
+}
+
+
+def assert_same_rotation(directory, config):
+    """Asserts that frequencies and scale are those of transformers; no model is made."""
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(
+        transformers.AutoConfig.from_pretrained(directory)
+    )
+    ours = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=1e-6)
+    is_scaled = isinstance(config.rope_scaling, YarnScaling | LongRopeScaling)
+    scale = config.rope_scaling.attention_factor if is_scaled else 1.0
+    np.testing.assert_allclose(scale, theirs.attention_scaling, rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", ROTATIONS)
+def test_rotations_are_those_of_transformers(case, tmp_path):
+    keys, ignored = ROTATIONS[case]
+    sizes = SIZES | {"model_type": "llama", "max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | keys))
+    if ignored:
+        named = ", ".join(f"rope_scaling.{key}" for key in ignored)
+        with pytest.warns(UserWarning, match=f"ignored unknown keys, which strict=True refuses: {named}$"):
+            config = read_config(tmp_path)
+        with pytest.raises(ValueError, match=f"strict=True refuses unknown keys: {named}$"):
+            read_config(tmp_path, strict=True)
+    else:
+        config = read_config(tmp_path, strict=True)
+    assert_same_rotation(tmp_path, config)
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
+    assert_same_rotation(tmp_path, config)
+
+
+def test_longrope_of_a_llama_has_the_logits_of_transformers(tmp_path):
+    save(tmp_path, changes={"rope_parameters": LONG | {"rope_theta": 500.0, "original_max_position_embeddings": 32}})
+    tokens = np.random.default_rng(0).integers(0, 50, (1, 32), dtype=np.int32)
+    params = load_hf(tmp_path, "float32", strict=True)
+    assert params.config.max_positions == 32
+    with torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    np.testing.assert_allclose(run_blocks(params, tokens, [32]), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        (
+            "llama",
+            {"rope_parameters": YARN, "rope_scaling": LLAMA_3},
+            "rope_scaling is .* and rope_parameters is",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": YARN},
+            "rope_scaling is .* and rope_parameters is .*: remove one of them, or make them equal",
+        ),
+        ("qwen3", {"rope_parameters": {"full_attention": YARN}}, "rope_parameters must be one object for all layers"),
+        ("gemma3_text", {"rope_parameters": YARN}, "rope_parameters must be an object for each type of layers, got"),
+        ("gemma3_text", {"rope_scaling": {"full_attention": YARN}}, "rope_scaling must be one object for all layers"),
+        ("llama", {"is_causal": False}, "is_causal is False; supported is True"),
+        ("llama", {"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'; supp"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_are_refused(family, changes, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": family} | changes))
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        read_config(tmp_path)
+
+
+def test_the_base_of_olmo_3_is_that_of_layers_without_a_window(tmp_path):
+    sizes = SIZES | {"model_type": "olmo3", "layer_types": ["sliding_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"rope_theta": 77.0}))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    ours = [rotary.theta for rotary in read_config(tmp_path, strict=True).layer_rotary]
+    assert ours == [theirs[kind]["rope_theta"] for kind in sizes["layer_types"]]
+    assert ours[1] == 77.0
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "ministral3"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"rope_scaling": None}, {"rope_scaling": {}}, {"rope_parameters": None}], ids=str
+)
+def test_null_is_the_scaling_of_the_family(family, changes, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": family} | changes))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    scaling = read_config(tmp_path, strict=True).rope_scaling
+    assert (theirs["rope_type"], theirs["factor"]) == ("yarn", scaling.factor)
+
+
+def test_no_scaling_is_written_as_none(tmp_path):
+    """Where the family has one by default, which null would stand for."""
+    unscaled = {"model_type": "gpt_oss", "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | unscaled))
+    config = read_config(tmp_path, strict=True)
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
+    assert transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters["rope_type"] == "default"
+    assert read_config(tmp_path, strict=True).rope_scaling is None
+
+
+def test_the_first_wrong_bit_of_a_large_head_unties(tmp_path):
+    """Whatever chunk it is in; the last row of a vocabulary that no chunk divides."""
+    save(tmp_path, changes=TIED | {"vocab_size": 53})
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("error")
+        patch.setattr("jlade.conversion.weight_files.CHUNK", 4 * 32)
+        rewrite(tmp_path, same_head)
+        assert load_hf(tmp_path, "float32").output is None
+
+        def last_bit(tensors):
+            tensors[HEAD].view(np.uint32)[-1, -1] ^= 1
+            return tensors
+
+        rewrite(tmp_path, last_bit)
+        assert load_hf(tmp_path, "float32").output is not None
