@@ -243,9 +243,9 @@ DENSE: dict[str, Family] = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
             "rope_scaling": {
                 "rope_type": "yarn",
+                "rope_theta": 1e6,
                 "factor": 16.0,
                 "original_max_position_embeddings": 16384,
                 "beta_fast": 32.0,

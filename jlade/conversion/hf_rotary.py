@@ -153,6 +153,8 @@ def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
         if settings and by_layers != (not {FULL, SLIDING}.isdisjoint(settings)):
             accepted = "an object for each type of layers" if by_layers else "one object for all layers"
             raise ValueError(f"{values.file}: {key} must be {accepted}, got {settings!r}")
+        if family == "type" and "type" in settings and "rope_type" not in settings:  # transformers 5 does not read it
+            raise ValueError(f"{values.file}: {key} must have rope_type in the place of type, got {settings!r}")
         if by_layers:
             settings = settings.get(layer_type) or {}
         elif layer_type == SLIDING:

@@ -37,7 +37,7 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
             continue
         config = transformers.AutoConfig.for_model(name)
         theirs = config.to_dict() | (config.rope_parameters or {})
-        for key, value in family.reads.items():
+        for key, value in (family.reads | (family.reads["rope_scaling"] or {})).items():
             if key == "sliding_window" and theirs.get("use_sliding_window") is False:
                 continue  # transformers replaces it
             if value is not None and theirs.get(key) is not None and key != "head_dim":

@@ -278,6 +278,11 @@ def test_longrope_of_a_llama_has_the_logits_of_transformers(tmp_path):
         ("qwen3", {"rope_parameters": {"full_attention": YARN}}, "rope_parameters must be one object for all layers"),
         ("gemma3_text", {"rope_parameters": YARN}, "rope_parameters must be an object for each type of layers, got"),
         ("gemma3_text", {"rope_scaling": {"full_attention": YARN}}, "rope_scaling must be one object for all layers"),
+        (
+            "olmo3",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling must have rope_type in the place of",
+        ),
         ("llama", {"is_causal": False}, "is_causal is False; supported is True"),
         ("llama", {"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'; supp"),
     ],
@@ -296,6 +301,13 @@ def test_the_base_of_olmo_3_is_that_of_layers_without_a_window(tmp_path):
     ours = [rotary.theta for rotary in read_config(tmp_path, strict=True).layer_rotary]
     assert ours == [theirs[kind]["rope_theta"] for kind in sizes["layer_types"]]
     assert ours[1] == 77.0
+
+
+def test_the_base_of_ministral_3_belongs_to_the_scaling_of_the_family(tmp_path):
+    for changes in ({}, {"rope_scaling": YARN}):
+        (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": "ministral3"} | changes))
+        theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+        assert read_config(tmp_path, strict=True).rope_theta == theirs["rope_theta"] == (1e4 if changes else 1e6)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "ministral3"])
