@@ -78,11 +78,6 @@ def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[st
       ValueError: names the file, the key and the supported values.
     """
     architecture = architecture_of(values)
-    if values.get("split.count", 1) not in (0, 1):
-        raise ValueError(
-            f"{values.file}: split.count is {values.get('split.count')}; files are read whole: join the parts with "
-            f"`llama-gguf-split --merge`"
-        )
     prefix = f"{values.get('general.architecture')}."
     for key, supported in _ONLY_VALUES.items():
         if key not in architecture.keys and (value := values.get(prefix + key, supported)) != supported:
