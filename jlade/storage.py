@@ -66,7 +66,7 @@ def load(
     Warns:
       UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values, and their rows.
     """
-    directory = location.find(path, revision)
+    directory = location.find(path, revision, weights=True)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
     with memory.explained(device, functools.partial(_explain, directory)):

