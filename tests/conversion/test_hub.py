@@ -83,7 +83,7 @@ def hub(tmp_path, monkeypatch):
             if self.command == "GET":
                 self.wfile.write(content)
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815, which http.server looks for
 
         def log_message(self, *args):
             pass
