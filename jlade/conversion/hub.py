@@ -20,6 +20,7 @@ CONFIG = "config.json"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 METADATA = ("*.json", "*.jinja", "*.txt", "*.model")  # settings, tokenizers and templates
 COPIES = ("*/*.json", "*/*.txt", "*/*.model")  # settings of other programs, such as those in original/
+_BY_HAND = "a GGUF file can be fetched by `hf download {} FILE`, which prints its path"
 
 
 def download(name: str, revision: str | None = None, *, weights: bool = False) -> pathlib.Path:
@@ -34,8 +35,8 @@ def download(name: str, revision: str | None = None, *, weights: bool = False) -
       weights: whether to fetch the weights. A GGUF file comes with them in any case.
 
     Raises:
-      ValueError: if there is no repository of that name, the Hub cannot be reached, the model is not supported, or the
-        repository holds several GGUF models.
+      ValueError: if there is no repository of that name, the Hub cannot be reached, the model is not supported, or its
+        weights are in no format that is read, or in several GGUF files.
     """
     neither = (
         "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub like 'owner/name', "
@@ -80,19 +81,28 @@ def _fetch(name: str, revision: str | None, *patterns: str) -> pathlib.Path:
 
 
 def _fetch_weights(name: str, directory: pathlib.Path) -> None:
-    """Fetches the weights of the model or the adapter whose metadata are in the directory."""
+    """Fetches the weights of the model or the adapter whose metadata are in the directory.
+
+    Raises:
+      ValueError: there are none in safetensors files.
+    """
     from huggingface_hub import errors, hf_hub_download
 
     index = directory / INDEX_FILE
     if not index.exists():
-        _fetch(name, directory.name, SINGLE_FILE if (directory / CONFIG).exists() else ADAPTER)
+        single = SINGLE_FILE if (directory / CONFIG).exists() else ADAPTER
+        if not (_fetch(name, directory.name, single) / single).exists():
+            raise ValueError(
+                f"{name} on the Hub has neither {single} nor {INDEX_FILE}. transformers' `save_pretrained` writes them "
+                f"from weights in another format; {_BY_HAND.format(name)}"
+            )
         return
-    with contextlib.suppress(errors.EntryNotFoundError):  # transformers, too, reads the index without this file alone
+    with contextlib.suppress(errors.EntryNotFoundError):  # transformers prefers this file to the index
         hf_hub_download(name, SINGLE_FILE, revision=directory.name)
         return
     weight_map = read_json(index).get("weight_map")
-    files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    _fetch(name, directory.name, *map(glob.escape, filter(is_file_name, files)))
+    files = weight_map.values() if isinstance(weight_map, dict) else ()  # reading the checkpoint checks all of it
+    _fetch(name, directory.name, *{glob.escape(file) for file in files if is_file_name(file)})
 
 
 def _fetch_gguf(name: str, directory: pathlib.Path) -> pathlib.Path:
@@ -115,8 +125,7 @@ def _fetch_gguf(name: str, directory: pathlib.Path) -> pathlib.Path:
         found = f"{len(models)} GGUF models: {first_few([parts[0] for parts in models.values()])}"
         raise ValueError(
             f"{name} on the Hub has no {CONFIG} and {found if models else 'no GGUF file'}. Accepted are repositories "
-            f"with a model in Hugging Face's format or with one GGUF model. A file of another one can be fetched by "
-            f"`hf download {name} FILE`, which prints its path"
+            f"with a model in Hugging Face's format or with one GGUF model; {_BY_HAND.format(name)}"
         )
     ((model, parts),) = models.items()
     if "architecture" in facts:

@@ -10,6 +10,7 @@ import jlade
 from jlade.conversion import load_gguf, location
 from jlade.conversion.gguf import unfold
 from tests.conversion.gguf_files import write
+from tests.conversion.test_huggingface import write_checkpoint
 from tests.conversion.test_sharded import assert_placed
 
 IN_PARTS = {"split_max_tensors": 8}  # the 21 tensors of a model make 3 files
@@ -134,5 +135,11 @@ def test_a_directory_that_holds_several_models_is_refused(whole, tmp_path):
         match=r"no config\.json and 2 GGUF models; name one of them: model-00001-of-00003\.gguf, whole\.gguf$",
     ):
         jlade.load(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    assert location.find(tmp_path) == tmp_path
+
+
+def test_a_directory_with_config_json_is_not_read_as_a_gguf_model(whole, tmp_path):
+    write_checkpoint(tmp_path)
+    assert jlade.load(tmp_path)[0].config != whole.config
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has weights only in whole\.gguf; give the path of the file"):
+        jlade.load(tmp_path)

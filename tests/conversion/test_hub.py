@@ -153,7 +153,7 @@ def test_a_whole_file_beside_an_index_is_fetched_alone(hub):
     assert_fetched(hub, ["config.json"], ["model.safetensors.index.json"], ["model.safetensors"])
 
 
-@pytest.mark.parametrize("weight_map", [{"a": "../config.json", "b": 1, "c": "*"}, [], None])
+@pytest.mark.parametrize("weight_map", [{"a": "../config.json", "b": [], "c": "*"}, [], None])
 def test_an_index_names_files_alone(hub, weight_map):
     add_demo(hub)
     (hub.directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -182,6 +182,16 @@ def test_a_model_that_is_not_supported_is_refused_before_anything_else_is_fetche
     with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
         jlade.load(NAME)
     assert_fetched(hub, ["config.json"])
+
+
+def test_weights_in_other_formats_are_refused(hub):
+    add_demo(hub, *SETTINGS)
+    message = (
+        r"someone/model on the Hub has neither model\.safetensors nor .*index\.json\. transformers' `save_pretrained`"
+    )
+    with pytest.raises(ValueError, match=rf"{message} .*`hf download someone/model FILE`, which prints its path"):
+        jlade.load(NAME)
+    assert_fetched(hub, ["config.json"], SETTINGS)
 
 
 def test_unknown_keys_are_named_once(hub):
