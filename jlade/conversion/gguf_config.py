@@ -77,6 +77,8 @@ def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[st
     Raises:
       ValueError: names the file, the key and the supported values.
     """
+    if (kind := values.get("general.type", "model")) != "model":  # an adapter, the part of a model that reads images
+        raise ValueError(f"{values.file}: general.type is {kind!r}; supported is 'model'")
     architecture = architecture_of(values)
     prefix = f"{values.get('general.architecture')}."
     for key, supported in _ONLY_VALUES.items():
