@@ -94,7 +94,9 @@ def hub(tmp_path, monkeypatch):
     endpoint = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
     template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    for module in ("constants", "file_download"):  # older versions have a copy in the latter
+        name = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
+        monkeypatch.setattr(name, template, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     yield hub
