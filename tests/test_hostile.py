@@ -25,7 +25,7 @@ EXAMPLES = {
     "tokenizer": 150,
     "chat tokenizer": 10,
     "chat template": 50,
-    "gguf": 60,
+    "gguf": 90,
     "pool": 60,
     "corpus": 100,
     "settings": 150,
@@ -160,7 +160,7 @@ def test_names_that_lead_out_of_a_checkpoint_are_refused(tmp_path):
         chat_template.load_tokenizer(directory)
     # Only directories that jlade made of a GGUF file name a file elsewhere.
     write_checkpoint(directory)
-    own = {"file": str(tmp_path / "secret.json"), "stamp": [], "tensors": {}}
+    own = {"stamps": {str(tmp_path / "secret.json"): []}, "tensors": {}}
     (directory / "model.gguf.index.json").write_text(json.dumps(own))
     load_hf(directory)
     (directory / "model.safetensors").unlink()

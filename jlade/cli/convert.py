@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
     target = pathlib.Path(options.target)
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
-    source = location.find(options.source, options.revision)
+    source = location.find(options.source, options.revision, weights=True)
     headers = read_headers(source, options.strict)
     cpu = jax.devices("cpu")[0]
     dtype = check_dtype(auto_dtype(options.dtype, source), headers.dtype, source, cpu)

@@ -76,12 +76,9 @@ def read_config(values: Values, shapes: Mapping[str, Shape], factors: Mapping[st
     Raises:
       ValueError: names the file, the key and the supported values.
     """
+    if (kind := values.get("general.type", "model")) != "model":  # an adapter, the part of a model that reads images
+        raise ValueError(f"{values.file}: general.type is {kind!r}; supported is 'model'")
     architecture = architecture_of(values)
-    if values.get("split.count", 1) not in (0, 1):
-        raise ValueError(
-            f"{values.file}: split.count is {values.get('split.count')}; files are read whole: join the parts with "
-            f"`llama-gguf-split --merge`"
-        )
     prefix = f"{values.get('general.architecture')}."
     for key, supported in _ONLY_VALUES.items():
         if key not in architecture.keys and (value := values.get(prefix + key, supported)) != supported:

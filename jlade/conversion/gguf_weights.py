@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jlade.conversion.gguf_architectures import Architecture
+from jlade.conversion.gguf_architectures import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import file_tensors, stacked
-from jlade.conversion.json_files import read_json, write_json
+from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.parts import Part, Shape, runs
 from jlade.conversion.tensors import expected_tensors, first_few
 from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
@@ -19,8 +19,15 @@ from jlade.models.llama import LlamaConfig
 
 INDEX = "model.gguf.index.json"  # in an unfolded directory
 unfolded: set[pathlib.Path] = set()  # by `gguf.unfold`; in other directories nothing names a file elsewhere
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-FLOATING = TYPES[:3]  # those of vectors
+FLOATING = ("F32", "F16", "BF16")  # the types of vectors
+TYPES = (
+    *FLOATING,
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    *("TQ1_0", "TQ2_0"),
+    *("MXFP4", "NVFP4"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,26 +119,22 @@ class GGUFTensor:
         return head * self.head_dim + 2 * pair + half
 
 
-def check_tensors(
-    tensors: Mapping[str, GGUFTensor], config: LlamaConfig, name: str, architecture: Architecture
-) -> dict[str, GGUFTensor]:
+def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metadata: Values) -> dict[str, GGUFTensor]:
     """Returns the tensors of a model by their names in Hugging Face's format.
 
     Args:
       tensors: by their names in the file.
       config: of the model.
-      name: of the architecture in the file.
-      architecture: its description.
+      metadata: of the file.
 
     Raises:
       ValueError: names the file, and the tensor that is missing, not of the model, or of another shape or type.
     """
     import gguf
 
-    file = next(iter(tensors.values())).file
-    names = gguf.get_tensor_name_map(
-        {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[name], config.num_layers
-    )
+    file, architecture = metadata.file, architecture_of(metadata)
+    keys = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(keys[metadata.get("general.architecture")], config.num_layers)
     in_files = file_tensors(config)
     arrays = expected_tensors(config)
     for name, shape in arrays.items():
@@ -147,9 +150,11 @@ def check_tensors(
         tensor, shape = tensors[stored[in_file]], stacked(parts)
         accepted = TYPES if len(shape) > 1 else FLOATING
         if tensor.shape != shape:
-            raise ValueError(f"{file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
+            raise ValueError(f"{tensor.file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
         if tensor.dtype not in accepted:
-            raise ValueError(f"{file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}")
+            raise ValueError(
+                f"{tensor.file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}"
+            )
         for part, rows in zip(parts, tensor.divide(parts.values()), strict=True):
             is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
             found[part] = dataclasses.replace(
@@ -162,19 +167,22 @@ def check_tensors(
 
 def write_index(tensors: Mapping[str, GGUFTensor], directory: pathlib.Path) -> None:
     """Writes the file that names the tensors of an unfolded directory."""
-    first = next(iter(tensors.values()))
-    shared = {"file": str(first.file), "stamp": first.stamp}
-    own = [{**dataclasses.asdict(tensor), **dict.fromkeys(shared)} for tensor in tensors.values()]
-    write_json(directory / INDEX, shared | {"tensors": dict(zip(tensors, own, strict=True))})
+    stamps = {str(tensor.file): tensor.stamp for tensor in tensors.values()}
+    own = {
+        name: {**dataclasses.asdict(tensor), "file": str(tensor.file), "stamp": None}
+        for name, tensor in tensors.items()
+    }
+    write_json(directory / INDEX, {"stamps": stamps, "tensors": own})
 
 
 def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
     """Returns the tensors of an unfolded directory by name."""
     index: dict[str, Any] = read_json(directory / INDEX)
-    file, stamp = pathlib.Path(index["file"]), tuple(index["stamp"])
+    stamps = {name: tuple(stamp) for name, stamp in index["stamps"].items()}
     found: dict[str, Tensor] = {}
     for name, fields in index["tensors"].items():
-        tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": tuple(fields["shape"])})
+        file, stamp, shape = pathlib.Path(fields["file"]), stamps[fields["file"]], tuple(fields["shape"])
+        tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": shape})
         found[name] = tensor
         if len(tensor.shape) == 3:
             number, outputs, inputs = tensor.shape

@@ -220,6 +220,8 @@ def _weight_files(directory: pathlib.Path, strict: bool) -> list[pathlib.Path]:
             f'python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{directory}', dtype='auto').save_pretrained('NEW_DIR')\""
         )
+    if in_gguf := sorted(file.name for file in directory.glob("*.gguf")):
+        raise ValueError(f"{directory} has weights only in {in_gguf[0]}: give the path of that file")
     raise ValueError(
         f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}. Only safetensors files are read; "
         f"transformers' `save_pretrained` writes them"

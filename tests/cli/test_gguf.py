@@ -94,6 +94,23 @@ def test_a_converted_file_keeps_weights_tokenizer_and_template(to, file, run, tm
     assert (other.bos_token, other.eos_token) == ("<begin>", "<end>")
 
 
+def test_a_model_in_several_files_is_inspected_and_converted(file, run, tmp_path):
+    expected, tokenizer = jlade.load(file)
+    (tmp_path / "parts").mkdir()
+    write_chat(tmp_path / "parts" / "model.gguf", split={"split_max_tensors": 8})
+    parts = sorted((tmp_path / "parts").iterdir())
+    for source in (parts[1], tmp_path / "parts"):
+        facts = json.loads(run("inspect", source, "--json"))
+        assert (facts["path"], facts["format"], facts["tokenizer"]) == (str(source), "gguf", True)
+        assert facts["files"]["count"] == len(parts) == 3
+        assert facts["files"]["bytes"] == sum(part.stat().st_size for part in parts)
+    run("convert", parts[1], tmp_path / "new")
+    params, converted = jlade.load(tmp_path / "new")
+    for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert converted.to_str() == tokenizer.to_str()
+
+
 def test_a_broken_file_is_one_line(file, refused):
     file.write_bytes(file.read_bytes()[:1000])
     assert "model.gguf is truncated or not a GGUF file" in refused(["x", "--model", str(file)])

@@ -67,16 +67,16 @@ def stored(shape, kind, seed=0):
     values = rng.normal(size=shape).astype(np.float32) / np.sqrt(shape[-1], dtype=np.float32)
     if len(shape) == 1:
         values = 1 + values  # norms
-    if not kind.name.endswith("_K"):
+    try:
         return quants.quantize(values, kind)
-    block, size = GGML_QUANT_SIZES[kind]
-    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), np.uint8)
-    scales = rng.uniform(1e-4, 1e-3, (*blocks.shape[:-1], 2)).astype(np.float16)  # finite ones
-    if kind.name == "Q6_K":
-        blocks[..., -2:] = scales[..., :1].view(np.uint8)
-    else:
-        blocks[..., :4] = scales.view(np.uint8)
-    return blocks.reshape(*shape[:-1], -1)
+    except NotImplementedError:  # random blocks, of numbers that are neither NaN nor very large
+        block, size = GGML_QUANT_SIZES[kind]
+        blocks, wrong = np.empty((values.size // block, size), np.uint8), np.full(values.size // block, True)
+        while wrong.any():
+            blocks[wrong] = rng.integers(0, 256, (np.count_nonzero(wrong), size), np.uint8)
+            with np.errstate(all="ignore"):
+                wrong = ~(np.abs(quants.dequantize(blocks, kind)) < 1e3).all(axis=1)
+        return blocks.reshape(*shape[:-1], -1)
 
 
 NAMES = {  # in a layer of the file, by that in a layer of transformers
@@ -162,8 +162,8 @@ def convert(model, file, arch, changed=(), tensors=(), kind="F32"):
     return file
 
 
-def write(file, arch="llama", *, kind="F32", kinds=(), changed=(), tensors=(), tied=False, **sizes):
-    """Writes a file and returns its path.
+def write(file, arch="llama", *, kind="F32", kinds=(), changed=(), tensors=(), tied=False, split=None, **sizes):
+    """Writes a file, or those of a split model, and returns its path.
 
     Args:
       file: the path.
@@ -172,6 +172,7 @@ def write(file, arch="llama", *, kind="F32", kinds=(), changed=(), tensors=(), t
       changed: metadata to add or replace; None removes a key.
       tensors: arrays in float32 to add or replace by name; None removes a tensor.
       tied: whether there is no output matrix.
+      split: arguments of gguf's writer that divide the tensors among several files.
       sizes: replace some of `SHAPE`.
     """
     quantized = {}
@@ -179,13 +180,13 @@ def write(file, arch="llama", *, kind="F32", kinds=(), changed=(), tensors=(), t
         own = dict(kinds).get(name, kind if len(shape) == 2 else "F32")
         if name not in dict(tensors):
             quantized[name] = stored(shape, own, seed), GGMLQuantizationType[own]
-    _write(file, arch, metadata(arch, **sizes) | dict(changed), dict(tensors), quantized)
+    _write(file, arch, metadata(arch, **sizes) | dict(changed), dict(tensors), quantized, split)
     return file
 
 
-def _write(file, arch, keys, tensors, quantized):
+def _write(file, arch, keys, tensors, quantized, split=None):
     """Writes a file with metadata, arrays, and arrays with their types; None is left out."""
-    writer = gguf.GGUFWriter(file, arch)
+    writer = gguf.GGUFWriter(file, arch, **(split or {}))
     for key, value in keys.items():
         if value is None:
             continue

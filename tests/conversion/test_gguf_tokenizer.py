@@ -66,7 +66,7 @@ def write_with_tokenizer(file, arch="llama", **changed):
     return write(file, arch, changed=keys, vocab=max(len(tokens), len(keys["tokenizer.ggml.tokens"])))
 
 
-def write_chat(file):
+def write_chat(file, **options):
     """Writes a model that chats: quantized, with a tokenizer, a chat template and room for long conversations."""
     template = "{% for m in messages %}{{ '<user>' + m['content'] + '<end>\n' }}{% endfor %}"
     tokens, types, merges = byte_level()
@@ -74,7 +74,7 @@ def write_chat(file):
     changed = {f"tokenizer.ggml.{name}": value for name, value in changed.items()}
     changed |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
     changed |= {"tokenizer.chat_template": template, "llama.context_length": 2048}
-    return write(file, kind="Q8_0", changed=changed, vocab=len(tokens))
+    return write(file, kind="Q8_0", changed=changed, vocab=len(tokens), **options)
 
 
 def tokenizer_of(tmp_path, arch="llama", **changed):
