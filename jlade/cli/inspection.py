@@ -20,6 +20,7 @@ from jlade.choosing import choice, estimate
 from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
+from jlade.conversion import adapter as adapters
 from jlade.conversion import checkpoint, gguf_weights, location
 from jlade.conversion.checkpoint import floating_dtypes
 from jlade.conversion.hf_config import read_config
@@ -162,8 +163,8 @@ class Headers:
         return sum(array.size * array.dtype.itemsize for array in arrays.values())
 
 
-def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
-    """Returns the facts about a checkpoint in either format.
+def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | None = None) -> Headers:
+    """Returns the facts about a checkpoint in either format, with an adapter if there is one.
 
     Raises:
       ValueError: if loading the checkpoint with `strict` would raise one.
@@ -179,6 +180,8 @@ def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
     else:
         kind, is_int8 = "gguf" if directory in gguf_weights.unfolded else "huggingface", False
         found = tensors_of(directory, config)
+        if adapter is not None:
+            found, config = adapters.merge(found, config, adapter, strict)
         tensors = [found[name] for name in expected_tensors(config)]
         dtypes, files = {tensor.value_dtype for tensor in tensors}, {tensor.file for tensor in found.values()}
         for tensor in tensors:

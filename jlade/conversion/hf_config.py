@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jlade.conversion import families
+from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
@@ -37,6 +38,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
       UserWarning: names the unknown keys, or the parts of the model that are left out.
     """
     file = directory / "config.json"
+    refuse_as_model(directory)
     raw = read_json(file)
     config = check(file, raw, strict)
     return dataclasses.replace(config, eos_ids=_read_eos_ids(directory, raw, config.vocab_size))
@@ -57,7 +59,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
         raw = _text_part(file, raw)
     name = raw.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"{file}: model_type is {name!r}; supported are {', '.join([*FAMILIES, *WITH_TEXT])}")
+        raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *WITH_TEXT])}")
     reads = FAMILIES[name].reads
     raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
     check_keys(file, raw, FAMILIES[name], strict)

@@ -1,14 +1,16 @@
 """The tensors of a model in files of Hugging Face's format, some of which hold several of its arrays."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jlade.conversion import hf_experts
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
-from jlade.conversion.tensors import expected_tensors, first_few, layer_tensors
+from jlade.conversion.tensors import OUTPUT, expected_tensors, first_few, layer_tensors
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor
 from jlade.models.llama import LlamaConfig
+
+QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
 def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
@@ -64,12 +66,8 @@ def check_tensors(
     tensors: Mapping[str, StoredTensor], expected: Mapping[str, Shape], config: LlamaConfig, directory: pathlib.Path
 ) -> None:
     """Raises a ValueError unless the files hold exactly the `expected` tensors, with accepted dtypes."""
-    missing = sorted(expected.keys() - tensors.keys())
-    if missing:
-        raise ValueError(f"{directory}: {len(missing)} tensors are missing: {first_few(missing)}")
-    unexpected = sorted(name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config))
-    if unexpected:
-        raise ValueError(f"{directory}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
+    unexpected = [name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config)]
+    check_names(directory, expected.keys() - tensors.keys(), unexpected)
     for name, shape in expected.items():
         stored = tensors[name]
         if stored.shape != shape:
@@ -77,6 +75,39 @@ def check_tensors(
         accepted = ("U8",) if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)) else FLOATS
         if stored.dtype not in accepted:
             raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
+
+
+def check_names(
+    source: pathlib.Path, missing: Collection[str], unexpected: Collection[str], reason: str = "not of this model"
+) -> None:
+    """Raises a ValueError that names the tensors of both kinds, and the likely cause where the names show one.
+
+    Args:
+      source: of the tensors.
+      missing, unexpected: names of tensors.
+      reason: why tensors are unexpected.
+    """
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} tensors are missing: {first_few(sorted(missing))}")
+    if unexpected:
+        problems.append(f"{len(unexpected)} tensors are {reason}: {first_few(sorted(unexpected))}")
+    if problems:
+        raise ValueError(f"{source}: {'; '.join(problems)}{_cause(missing, unexpected)}")
+
+
+def _cause(missing: Collection[str], unexpected: Collection[str]) -> str:
+    """Returns the likely cause of unfit names, in parentheses, or nothing."""
+    prefixes = {name[: -len(end)] for end in sorted(missing)[:1] for name in unexpected if name.endswith(f".{end}")}
+    causes = {
+        f"the files' names begin with {' or '.join(sorted(prefixes))}": prefixes,
+        "these are of an adapter, which belongs into adapter=": any(".lora_" in name for name in unexpected),
+        "these are of quantized weights": any(name.endswith(QUANTIZED) for name in unexpected),
+        "config.json has no tie_word_embeddings, without which lm_head must be stored": list(missing) == [OUTPUT],
+        "config.json has no biases for these": unexpected and all(name.endswith(".bias") for name in unexpected),
+        "config.json has biases for these": missing and all(name.endswith(".bias") for name in missing),
+    }
+    return next((f" ({cause})" for cause, holds in causes.items() if holds), "")
 
 
 def stacked(parts: Mapping[str, Shape]) -> Shape:

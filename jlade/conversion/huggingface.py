@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from jlade.conversion import adapter as adapters
 from jlade.conversion import gguf_weights, hf_experts
 from jlade.conversion.hf_config import read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
@@ -52,6 +53,7 @@ def load_hf(
     int8: bool = False,
     strict: bool = False,
     mesh: Mesh | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> LlamaParams:
     """Returns the parameters of a checkpoint in Hugging Face format.
 
@@ -73,6 +75,8 @@ def load_hf(
         refused.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
         placed as `jlade.models.sharding.put` places them.
+      adapter: a directory with a LoRA adapter of PEFT, which is merged into each tensor when it is read: the result is
+        that of PEFT's `merge_and_unload` for the model in `dtype`.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
@@ -85,7 +89,10 @@ def load_hf(
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
     config = read_config(directory, strict)
-    return read_params(tensors_of(directory, config), config, directory, dtype, sharding, progress, int8, strict, mesh)
+    tensors = tensors_of(directory, config)
+    if adapter is not None:
+        tensors, config = adapters.merge(tensors, config, adapter, strict)
+    return read_params(tensors, config, directory, dtype, sharding, progress, int8, strict, mesh)
 
 
 def read_params(

@@ -3,13 +3,15 @@
 import pathlib
 import shutil
 
+from jlade.conversion.families import family_of
 from jlade.conversion.json_files import read_json, write_json
 
+TIED = "tie_word_embeddings"
 FILES = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.model")  # of tokenizers: the last two
 
 
 def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a converted checkpoint the metadata of the original, unchanged except for the dtype in config.json.
+    """Gives a converted checkpoint the metadata of the original, unchanged but for dtype and tie in config.json.
 
     Args:
       source: the original checkpoint, in either format.
@@ -19,7 +21,10 @@ def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
     if "text_config" in original:  # the copy has the text part alone
         original = written
     dtype_keys = [key for key in ("dtype", "torch_dtype") if key in original] or ["torch_dtype"]
-    write_json(target / "config.json", original | dict.fromkeys(dtype_keys, written["torch_dtype"]))
+    changed = dict.fromkeys(dtype_keys, written["torch_dtype"])
+    if original.get(TIED, family_of(original["model_type"]).reads[TIED]) != written[TIED]:
+        changed[TIED] = written[TIED]  # an adapter may have separated the two
+    write_json(target / "config.json", original | changed)
     (target / "generation_config.json").unlink()  # the original may have none
     for pattern in FILES:
         for file in source.glob(pattern):
