@@ -248,8 +248,10 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     """Loads the model's parameters, onto the devices of `--mesh` if it is given, and its tokenizer.
 
     Raises:
-      ValueError: when there is no such model, it has no tokenizer, or `make_mesh` refuses `--mesh`.
+      ValueError: when there is no such model or adapter, it has no tokenizer, or `make_mesh` refuses `--mesh`.
     """
+    if options.adapter is not None and options.model is None:
+        raise ValueError(f"--adapter {options.adapter} needs --model, the model that it was trained on")
     mesh = make_mesh(options)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
     params, tokenizer = jlade.load(

@@ -55,7 +55,9 @@ class Change(NamedTuple):
         """Returns the changes of the parts of a tensor that have these shapes, one below the other."""
         if len(shapes) == 1:
             return [self]
-        saved = [None] * len(shapes) if self.saved is None else self.saved.divide(shapes)
+        saved: Sequence[StoredTensor | None] = [None] * len(shapes)
+        if self.saved is not None:
+            saved = self.saved.divide(shapes)
         products: Sequence[Product | None] = [None] * len(shapes)
         if self.product is not None:
             rank = self.product.a.shape[0]
@@ -247,4 +249,7 @@ def _stored(directory: pathlib.Path) -> dict[str, StoredTensor]:
             + (f", and {PICKLED} is in a format that can run code when read" if (directory / PICKLED).exists() else "")
             + ": PEFT's `save_pretrained` writes it"
         )
-    return {name.removeprefix(PREFIX): tensor for name, tensor in read_header(file).items()}
+    tensors = read_header(file)
+    if other := [name for name in tensors if not name.startswith(PREFIX)]:
+        raise ValueError(f"{file}: names must begin with {PREFIX}, as those that PEFT writes, got {first_few(other)}")
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}

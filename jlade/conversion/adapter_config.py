@@ -131,7 +131,7 @@ class AdapterConfig:
     def _is_named(self, key: str, names: str | list[str], module: str) -> bool:
         """Whether a regular expression fits the whole name of a module, or one of several names its end."""
         if isinstance(names, str):
-            return self._match(key, rf"(?:{names})$", module)
+            return self._match(key, rf"(?:{names})$", module) is not None
         return any(module == name or module.endswith(f".{name}") for name in names)
 
     def _is_of_layers(self, module: str) -> bool:
@@ -140,14 +140,14 @@ class AdapterConfig:
         layers = [layers] if isinstance(layers, int) else layers
         patterns = self._names("layers_pattern") or [r"[^.]*"]
         numbers = [
-            re.match(rf"(?:.*?\.)?{pattern}\.(\d+)\.", module)
+            self._match("layers_pattern", rf"(?:.*?\.)?{pattern}\.(?P<number>\d+)\.", module)
             for pattern in ([patterns] if isinstance(patterns, str) else patterns)
         ]
-        return not layers or any(found is not None and int(found[1]) in layers for found in numbers)
+        return not layers or any(found is not None and int(found["number"]) in layers for found in numbers)
 
-    def _match(self, key: str, pattern: str, module: str) -> bool:
+    def _match(self, key: str, pattern: str, module: str) -> re.Match[str] | None:
         try:
-            return re.match(pattern, module) is not None
+            return re.match(pattern, module)
         except re.error as error:
             raise ValueError(
                 f"{self.values.file}: {key} has a broken regular expression, {pattern}: {error}"

@@ -262,6 +262,9 @@ def test_files_that_are_no_adapter(base, tmp_path):
     with pytest.raises(ValueError, match=r"base/adapter_config\.json is missing"):
         load_hf(directory, adapter=directory)
     write_adapter(tmp_path / "adapter", shapes_of(directory))
+    shutil.copy(directory / "model.safetensors", tmp_path / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"names must begin with base_model\.model\., .* got lm_head\.weight, model\."):
+        load_hf(directory, adapter=tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
     with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors, and adapter_model\.bin is in a format"):
         load_hf(directory, adapter=tmp_path / "adapter")
