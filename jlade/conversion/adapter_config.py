@@ -89,7 +89,7 @@ class AdapterConfig:
         if any(self._match("modules_to_save", rf"(.*\.)?{name}(\..*)?$", module) for name in self.saved):
             return False
         if self.is_all_linear:
-            return True
+            return not module.endswith(("embed_tokens", "lm_head"))
         if isinstance(targeted, str) or module in targeted:
             return self._is_named("target_modules", targeted, module)
         return self._is_named("target_modules", targeted, module) and self._is_of_layers(module)
@@ -102,7 +102,8 @@ class AdapterConfig:
     @property
     def saved(self) -> list[str]:
         """The ends of the names of modules that are saved whole."""
-        return list(self._names("modules_to_save"))
+        names = self._names("modules_to_save")
+        return [names] if isinstance(names, str) else names
 
     def saves(self, module: str) -> bool:
         """Whether a module, or one that it is in, is saved whole."""

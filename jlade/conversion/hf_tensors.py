@@ -103,9 +103,9 @@ def _cause(missing: Collection[str], unexpected: Collection[str]) -> str:
         f"the files' names begin with {' or '.join(sorted(prefixes))}": prefixes,
         "these are of an adapter, which belongs into adapter=": any(".lora_" in name for name in unexpected),
         "these are of quantized weights": any(name.endswith(QUANTIZED) for name in unexpected),
-        "config.json has no tie_word_embeddings, without which lm_head must be stored": list(missing) == [OUTPUT],
-        "config.json has no biases for these": unexpected and all(name.endswith(".bias") for name in unexpected),
-        "config.json has biases for these": missing and all(name.endswith(".bias") for name in missing),
+        "lm_head must be stored unless tie_word_embeddings is true": list(missing) == [OUTPUT],
+        "the configuration has no biases for these": unexpected and all(name.endswith(".bias") for name in unexpected),
+        "the configuration has biases for these": missing and all(name.endswith(".bias") for name in missing),
     }
     return next((f" ({cause})" for cause, holds in causes.items() if holds), "")
 

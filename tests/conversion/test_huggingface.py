@@ -307,9 +307,9 @@ FIRST, QUERY = "model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.
         ({f"{QUERY}.weight": f"{QUERY}.lora_A.weight"}, r"\(these are of an adapter, which belongs into adapter=\)"),
         (
             {"lm_head.weight": None},
-            r"\(config\.json has no tie_word_embeddings, without which lm_head must be stored\)",
+            r"\(lm_head must be stored unless tie_word_embeddings is true\)",
         ),
-        ({None: f"{QUERY}.bias"}, r"1 tensors are not of this model: .* \(config\.json has no biases for these\)"),
+        ({None: f"{QUERY}.bias"}, r"1 tensors are not of this model: .* \(the configuration has no biases for these\)"),
     ],
     ids=["both", "prefix", "quantized", "adapter", "tied", "biases"],
 )
