@@ -42,6 +42,7 @@ def load(
     revision: str | None = None,
     int8: bool = False,
     strict: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> tuple[LlamaParams, Tokenizer | None]:
     """Returns the parameters of a checkpoint and its tokenizer, None if it has no tokenizer.
 
@@ -58,6 +59,7 @@ def load(
       strict: whether to refuse what otherwise gives a warning, such as keys of config.json that jlade does not know,
         and NaN or infinite values. Keys that are known to change the model's output in a way that is not supported are
         always refused.
+      adapter: a directory with a LoRA adapter of PEFT, to merge into the model; see `jlade.conversion.load_hf`.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
@@ -70,8 +72,10 @@ def load(
     directory = location.find(path, revision, weights=True)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
+    tokenizer = load_tokenizer(directory, strict)
     with memory.explained(device, functools.partial(_explain, directory)):
-        return read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh), load_tokenizer(directory)
+        params = read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh, adapter=adapter)
+    return params, tokenizer
 
 
 def _explain(path: pathlib.Path, free: int) -> str:

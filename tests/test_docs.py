@@ -19,6 +19,7 @@ from jlade import cli
 from jlade.cli import generate, inspection, options, serve
 from jlade.conversion import location
 from jlade.evaluation.experiments import EXPERIMENTS
+from tests.conversion.test_adapter import shapes_of, write_adapter
 from tests.conversion.test_gguf_tokenizer import write_chat
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -69,6 +70,7 @@ def workplace(tmp_path, monkeypatch, small_demo):
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)  # one process runs the examples
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "hf-llama").symlink_to(small_demo)
+    write_adapter(tmp_path / "path" / "to" / "adapter", shapes_of(small_demo))
     write_chat(tmp_path / "path" / "to" / "model.gguf")
     (tmp_path / "prompts.txt").write_text("def f(\n\nThe library\n", encoding="utf-8")
     records = next(block.text for block in read_blocks(ROOT / "docs" / "usage.md")[0] if block.text.startswith("{"))

@@ -37,6 +37,18 @@ def test_strict_refuses_unknown_keys(to, tmp_path):
         jlade.load(tmp_path / to, strict=True)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_a_tokenizer_in_another_format_is_said(name, small_demo, tmp_path):
+    shutil.copytree(small_demo, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "model" / name)
+    with pytest.warns(
+        UserWarning, match=rf"the tokenizer is None, as there is a tokenizer in {name} without tokenizer"
+    ):
+        assert jlade.load(tmp_path / "model")[1] is None
+    with pytest.raises(ValueError, match=rf"strict=True refuses a tokenizer in {name} .*T\.from_pretrained\("):
+        jlade.load(tmp_path / "model", strict=True)
+
+
 def test_a_loaded_directory_generates(tmp_path, demo):
     shutil.copytree(DEMO, tmp_path / "copy")
     params, tokenizer = jlade.load(tmp_path / "copy", "float32")

@@ -187,6 +187,7 @@ def _run(
     model = Model(load, dtype, tokenizer, options.max_new_tokens)
     about = provenance.provenance() | {
         "model": options.model or "demo",
+        "adapter": options.adapter,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "dtype": dtype,
         "mesh": options.mesh,

@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
         "source", metavar="SRC", help="Hugging Face directory, id of the Hub, GGUF file, or jlade's own checkpoint"
     )
     result.add_argument("target", metavar="DST", help="the new directory")
+    result.add_argument("--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model: a directory")
     result.add_argument(
         "--dtype",
         choices=DTYPE_CHOICES,
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
     source = location.find(options.source, options.revision, weights=True)
-    headers = read_headers(source, options.strict)
+    headers = read_headers(source, options.strict, options.adapter)
     cpu = jax.devices("cpu")[0]
     dtype = check_dtype(auto_dtype(options.dtype, source), headers.dtype, source, cpu)
     int8 = options.int8 or headers.is_int8
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
     place = jax.sharding.SingleDeviceSharding(cpu)
     with _bars() as bar:
         advance = bar("reading", sum(headers.bytes_by_dtype.values()))
-        params = load(source, dtype, place, advance, options.int8, options.strict)
+        params = load(source, dtype, place, advance, options.int8, options.strict, adapter=options.adapter)
         try:
             _write(params, source, target, options.to, bar("writing", num_bytes))
         except ValueError as error:

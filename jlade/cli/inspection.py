@@ -162,8 +162,8 @@ class Headers:
         return sum(array.size * array.dtype.itemsize for array in arrays.values())
 
 
-def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
-    """Returns the facts about a checkpoint in either format.
+def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | None = None) -> Headers:
+    """Returns the facts about a checkpoint in either format, with an adapter if there is one.
 
     Raises:
       ValueError: if loading the checkpoint with `strict` would raise one.
@@ -178,7 +178,7 @@ def read_headers(directory: pathlib.Path, strict: bool = False) -> Headers:
         files = {file for file in (directory / checkpoint.ARRAYS).rglob("*") if file.is_file()}
     else:
         kind, is_int8 = "gguf" if directory in gguf_weights.unfolded else "huggingface", False
-        config, found = huggingface.headers_of(directory, strict)
+        config, found = huggingface.headers_of(directory, strict, adapter)
         tensors = [found[name] for name in expected_tensors(config)]
         dtype, files = huggingface.first_dtype(found), {tensor.file for tensor in tensors}
         for tensor in tensors:

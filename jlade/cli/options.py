@@ -64,6 +64,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="directory of a LLaMA model, GGUF file, smollm2, or id of the Hugging Face Hub (default: the demo model)",
     )
     parser.add_argument(
+        "--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model: a directory (default: none)"
+    )
+    parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
@@ -246,11 +249,15 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     """Loads the model's parameters, onto the devices of `--mesh` if it is given, and its tokenizer.
 
     Raises:
-      ValueError: when there is no such model, it has no tokenizer, or `make_mesh` refuses `--mesh`.
+      ValueError: when there is no such model or adapter, it has no tokenizer, or `make_mesh` refuses `--mesh`.
     """
+    if options.adapter is not None and options.model is None:
+        raise ValueError(f"--adapter {options.adapter} needs --model, the model that it was trained on")
     mesh = make_mesh(options)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
-    params, tokenizer = jlade.load(options.model or DEMO, dtype, int8=options.int8, strict=options.strict, mesh=mesh)
+    params, tokenizer = jlade.load(
+        options.model or DEMO, dtype, int8=options.int8, strict=options.strict, mesh=mesh, adapter=options.adapter
+    )
     if tokenizer is None:
         raise ValueError(f"--model {options.model} has no tokenizer, which prompts need")
     return params, tokenizer

@@ -81,6 +81,7 @@ def load(
     int8: bool = False,
     strict: bool = False,
     mesh: Mesh | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> LlamaParams:
     """Returns the parameters of a checkpoint that `save` wrote.
 
@@ -89,6 +90,7 @@ def load(
 
     * A function `sharding` is also called for the scales of int8 matrices, whose names end with "_scale".
     * A checkpoint in int8 stays in int8 without `int8`.
+    * An adapter is refused.
 
     Raises:
       ValueError: names the directory, and the config key or the array, that is missing, broken or not supported; the
@@ -100,6 +102,11 @@ def load(
     directory = pathlib.Path(path)
     if not is_checkpoint(directory):
         raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
+    if adapter is not None:
+        raise ValueError(
+            f"adapter must be None for {directory}, a checkpoint of jlade: merge it into the original, "
+            f"`jlade convert ORIGINAL NEW_DIR --adapter {os.fspath(adapter)}`"
+        )
     config = read_config(directory, strict)
     sharding = sharding_for(config, sharding, mesh)
     dtypes = stored_dtypes(directory, config)

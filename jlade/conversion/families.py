@@ -4,6 +4,10 @@ A family is one entry of `DENSE` or `MIXTURES`: the keys that it reads, and what
 The text of docs/models.md, "Adding a family", shows one.
 """
 
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 from jlade.conversion.dense_families import DENSE
 from jlade.conversion.expert_families import MIXTURES
 from jlade.conversion.family import Family, WithText
@@ -23,5 +27,16 @@ def family_of(model_type: str) -> Family:
       ValueError: there is none; the message names those that there are.
     """
     if model_type not in FAMILIES:
-        raise ValueError(f"model_type is {model_type!r}; supported are {', '.join(FAMILIES)}")
+        raise ValueError(unknown(model_type, FAMILIES))
     return FAMILIES[model_type]
+
+
+def unknown(model_type: Any, known: Iterable[str]) -> str:
+    """Returns the message for a `model_type` that is not `known`, with the nearest of those if one is near."""
+    known = list(known)
+    nearest = difflib.get_close_matches(str(model_type), known, n=1, cutoff=0.75)
+    return (
+        f"model_type is {model_type!r}; supported are {', '.join(known)}"
+        + "".join(f", of which {name} has the nearest name" for name in nearest)
+        + ". Another causal model runs with a decoder of your own, see docs/own_model.md"
+    )

@@ -35,6 +35,7 @@ def load_gguf(
     int8: bool = False,
     strict: bool = False,
     mesh: Mesh | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> LlamaParams:
     """Returns the parameters of a GGUF file, whose tensors are dequantized one at a time.
 
@@ -50,7 +51,7 @@ def load_gguf(
     Warns:
       UserWarning: names the unknown keys; names the tensors with NaN or infinite values, and their rows.
     """
-    return load_hf(unfold(path), dtype, sharding, progress, int8, strict, mesh)
+    return load_hf(unfold(path), dtype, sharding, progress, int8, strict, mesh, adapter)
 
 
 def unfold(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -10,10 +10,10 @@ import numpy as np
 
 from jlade.conversion.gguf_architectures import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import file_tensors, stacked
+from jlade.conversion.hf_tensors import check_names, file_tensors, stacked
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.parts import Part, Shape, runs
-from jlade.conversion.tensors import expected_tensors, first_few
+from jlade.conversion.tensors import expected_tensors
 from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
 from jlade.models.llama import LlamaConfig
 
@@ -141,10 +141,7 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
         if len(shape) == 3:  # experts, [out, in] in the file
             in_files[name] = {name: (shape[0], shape[2], shape[1])}
     stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
-    if missing := sorted(set(stored.values()) - tensors.keys()):
-        raise ValueError(f"{file}: {len(missing)} tensors are missing: {first_few(missing)}")
-    if unexpected := sorted(tensors.keys() - set(stored.values())):
-        raise ValueError(f"{file}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
+    check_names(file, set(stored.values()) - tensors.keys(), tensors.keys() - set(stored.values()))
     found = {}
     for in_file, parts in in_files.items():
         tensor, shape = tensors[stored[in_file]], stacked(parts)

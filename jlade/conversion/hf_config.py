@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jlade.conversion import families, generation_settings
+from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
@@ -41,6 +42,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
         left out, or the end tokens outside the vocabulary.
     """
     file = directory / "config.json"
+    refuse_as_model(directory)
     raw = read_json(file)
     config = check(file, raw, strict)
     settings = generation_settings.read(directory)
@@ -87,7 +89,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
         raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"{file}: model_type is {name!r}; supported are {', '.join([*FAMILIES, *WITH_TEXT])}")
+        raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *WITH_TEXT])}")
     reads = FAMILIES[name].reads
     raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
     check_keys(file, raw, FAMILIES[name], strict)

@@ -39,8 +39,6 @@ ONLY_VALUES: dict[str, Any] = {
     "pruned_heads": None,  # transformers 4
     "qk_layernorm": False,  # Phi
     "qk_norm": False,
-    "quantization": None,  # MLX
-    "quantization_config": None,
     "query_pre_attn_scalar": None,  # Gemma
     "residual_multiplier": 1.0,  # Granite
     "rope_interleaved": False,
@@ -55,6 +53,7 @@ ONLY_VALUES: dict[str, Any] = {
     "use_qk_norm": False,  # Llama 4
     "use_sliding_window": False,
 }
+QUANTIZATION = "quantization_config", "compression_config", "quantization"  # the last in files of MLX
 WITHOUT_EFFECT = {  # on the output of the model
     "architectures",
     "attention_dropout",
@@ -116,12 +115,12 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     if family.architecture.lower() not in lower:
         raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
     accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
-    takes_mxfp4 = family.expert_layout == "interleaved"
+    _check_quantization(file, raw, family)
     for key, values in accepted.items():
-        if raw.get(key) not in (None, {}, *values) and not (takes_mxfp4 and _is_mxfp4(key, raw[key])):
+        if raw.get(key) not in (None, {}, *values):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
-    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *WITHOUT_EFFECT, *generation_settings.KEYS}
-    unknown = [key for key in raw if key not in known and not key.startswith("_")]
+    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *QUANTIZATION, *WITHOUT_EFFECT}
+    unknown = [key for key in raw if key not in known | generation_settings.KEYS and not key.startswith("_")]
     if named := ", ".join(unknown + unread_keys(raw, family.rotary)):
         if strict:
             raise ValueError(f"{file}: strict=True refuses unknown keys: {named}")
@@ -129,5 +128,21 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
         warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {named}", stacklevel=2)
 
 
-def _is_mxfp4(key: str, value: Any) -> bool:
-    return key == "quantization_config" and isinstance(value, dict) and value.get("quant_method") == "mxfp4"
+def _check_quantization(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> None:
+    """Raises a ValueError that says how the weights are quantized, unless they are not, or in a way that is read."""
+    key = next((key for key in QUANTIZATION if raw.get(key)), None)
+    if key is None:
+        return
+    settings = raw[key] if isinstance(raw[key], dict) else {}
+    method = settings.get("quant_method", "mlx" if key == "quantization" else None)
+    if method == "mxfp4" and family.expert_layout == "interleaved":
+        return
+    bits = next(
+        (n for n, flag in ((4, "load_in_4bit"), (8, "load_in_8bit")) if settings.get(flag)), settings.get("bits")
+    )
+    raise ValueError(
+        f"{file}: the weights are quantized with {method or 'a method that is not named'}"
+        + (f" in {bits} bits" if bits else "")
+        + f" ({key}), which is not read. Load the model in floating point that they were made from, with int8=True to "
+        "halve its memory, or a GGUF file of it"
+    )

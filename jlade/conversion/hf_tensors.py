@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jlade.conversion import hf_experts
 from jlade.conversion.families import FAMILIES
@@ -13,6 +13,7 @@ from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equa
 from jlade.models.llama import LlamaConfig
 
 INNER = ("embed_tokens.", "layers.", "norm.")  # of the model without its output matrix
+QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
 def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
@@ -109,13 +110,9 @@ def check_tensors(
 
     Those of layers beyond the last give a warning, or with `strict` an error.
     """
-    missing = sorted(expected.keys() - tensors.keys())
-    if missing:
-        raise ValueError(f"{directory}: {len(missing)} tensors are missing: {first_few(missing)}")
-    unexpected = sorted(name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config))
-    beyond = [name for name in unexpected if _is_beyond(name, config)]
-    if len(beyond) < len(unexpected):
-        raise ValueError(f"{directory}: {len(unexpected)} tensors are not of this model: {first_few(unexpected)}")
+    others = [name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config)]
+    beyond = sorted(name for name in others if _is_beyond(name, config))
+    check_names(directory, expected.keys() - tensors.keys(), set(others) - set(beyond))
     if beyond:
         said = f"{len(beyond)} tensors of more layers than num_hidden_layers, {config.num_layers}: {first_few(beyond)}"
         if strict:
@@ -128,6 +125,39 @@ def check_tensors(
         accepted = ("U8",) if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)) else FLOATS
         if stored.dtype not in accepted:
             raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
+
+
+def check_names(
+    source: pathlib.Path, missing: Collection[str], unexpected: Collection[str], reason: str = "not of this model"
+) -> None:
+    """Raises a ValueError that names the tensors of both kinds, and the likely cause where the names show one.
+
+    Args:
+      source: of the tensors.
+      missing, unexpected: names of tensors.
+      reason: why tensors are unexpected.
+    """
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} tensors are missing: {first_few(sorted(missing))}")
+    if unexpected:
+        problems.append(f"{len(unexpected)} tensors are {reason}: {first_few(sorted(unexpected))}")
+    if problems:
+        raise ValueError(f"{source}: {'; '.join(problems)}{_cause(missing, unexpected)}")
+
+
+def _cause(missing: Collection[str], unexpected: Collection[str]) -> str:
+    """Returns the likely cause of unfit names, in parentheses, or nothing."""
+    prefixes = {name[: -len(end)] for end in sorted(missing)[:1] for name in unexpected if name.endswith(f".{end}")}
+    causes = {
+        f"the files' names begin with {' or '.join(sorted(prefixes))}": prefixes,
+        "these are of an adapter, which belongs into adapter=": any(".lora_" in name for name in unexpected),
+        "these are of quantized weights": any(name.endswith(QUANTIZED) for name in unexpected),
+        "lm_head must be stored unless tie_word_embeddings is true": list(missing) == [OUTPUT],
+        "the configuration has no biases for these": unexpected and all(name.endswith(".bias") for name in unexpected),
+        "the configuration has biases for these": missing and all(name.endswith(".bias") for name in missing),
+    }
+    return next((f" ({cause})" for cause, holds in causes.items() if holds), "")
 
 
 def stacked(parts: Mapping[str, Shape]) -> Shape:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from jlade.conversion import adapter as adapters
 from jlade.conversion import gguf_weights, hf_experts
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
@@ -52,6 +53,7 @@ def load_hf(
     int8: bool = False,
     strict: bool = False,
     mesh: Mesh | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> LlamaParams:
     """Returns the parameters of a checkpoint in Hugging Face format.
 
@@ -72,6 +74,8 @@ def load_hf(
         way that is not supported are always refused.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
         placed as `jlade.models.sharding.put` places them.
+      adapter: a directory with a LoRA adapter of PEFT, which is merged into each tensor when it is read: the result is
+        that of PEFT's `merge_and_unload` for the model in `dtype`.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
@@ -85,7 +89,7 @@ def load_hf(
     directory = pathlib.Path(path)
     if not directory.is_dir():
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
-    config, tensors = headers_of(directory, strict)
+    config, tensors = headers_of(directory, strict, adapter)
     dtype = auto_dtype(dtype, directory)
     return read_params(tensors, config, directory, dtype, sharding, progress, int8, strict, mesh)
 
@@ -133,8 +137,10 @@ def read_params(
     return params
 
 
-def headers_of(directory: pathlib.Path, strict: bool = False) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
-    """Returns the configuration of a directory and its tensors by name, all checked.
+def headers_of(
+    directory: pathlib.Path, strict: bool = False, adapter: str | os.PathLike[str] | None = None
+) -> tuple[LlamaConfig, Mapping[str, Tensor]]:
+    """Returns the configuration of a directory and its tensors by name, all checked, with an adapter if there is one.
 
     Its weights may be in a GGUF file. An output matrix that is not the embedding is read to find that out.
 
@@ -142,9 +148,12 @@ def headers_of(directory: pathlib.Path, strict: bool = False) -> tuple[LlamaConf
       ValueError, warns: see `load_hf`.
     """
     config = read_config(directory, strict)
+    tensors: Mapping[str, Tensor]
     if directory in gguf_weights.unfolded:
-        return config, gguf_weights.stored_tensors(directory)
-    return model_tensors(stored_tensors(directory, strict), config, directory, strict)
+        tensors = gguf_weights.stored_tensors(directory)
+    else:
+        config, tensors = model_tensors(stored_tensors(directory, strict), config, directory, strict)
+    return (config, tensors) if adapter is None else adapters.merge(config, tensors, adapter, strict)
 
 
 def first_dtype(tensors: Mapping[str, Tensor]) -> str:

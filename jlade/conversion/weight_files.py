@@ -148,29 +148,38 @@ def stored_tensors(directory: pathlib.Path, strict: bool = False) -> dict[str, S
     """
     tensors: dict[str, StoredTensor] = {}
     for file in _weight_files(directory, strict):
-        check_size(file)
-        try:
-            stamp = stamp_of(file)
-            with safe_open(file, framework="numpy"):  # checks the header, but hides the offsets
-                pass
-            with open(file, "rb") as stream:
-                begin = 8 + int.from_bytes(stream.read(8), "little")
-                if begin > MOST_BYTES:
-                    raise ValueError(f"{file} has a header of {begin} bytes; accepted are {MOST_BYTES}")
-                header = json.loads(stream.read(begin - 8))
-            header.pop("__metadata__", None)
-            found = {
-                name: StoredTensor(file, stamp, begin + entry["data_offsets"][0], tuple(entry["shape"]), entry["dtype"])
-                for name, entry in header.items()
-            }
-        except FileNotFoundError as error:
-            raise ValueError(f"{file} is missing, though {INDEX_FILE} names it") from error
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is truncated or not a safetensors file: {error}") from error
+        if not file.exists():
+            raise ValueError(f"{file} is missing, though {INDEX_FILE} names it")
+        found = read_header(file)
         if twice := sorted(found.keys() & tensors.keys()):
             raise ValueError(f"{file} and {tensors[twice[0]].file} both have the tensor {twice[0]}")
         tensors |= found
     return tensors
+
+
+def read_header(file: pathlib.Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a safetensors file by name.
+
+    Raises:
+      ValueError: names the file that is broken.
+    """
+    check_size(file)
+    try:
+        stamp = stamp_of(file)
+        with safe_open(file, framework="numpy"):  # checks the header, but hides the offsets
+            pass
+        with open(file, "rb") as stream:
+            begin = 8 + int.from_bytes(stream.read(8), "little")
+            if begin > MOST_BYTES:
+                raise ValueError(f"{file} has a header of {begin} bytes; accepted are {MOST_BYTES}")
+            header = json.loads(stream.read(begin - 8))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is truncated or not a safetensors file: {error}") from error
+    header.pop("__metadata__", None)
+    return {
+        name: StoredTensor(file, stamp, begin + entry["data_offsets"][0], tuple(entry["shape"]), entry["dtype"])
+        for name, entry in header.items()
+    }
 
 
 def are_equal(first: StoredTensor, second: StoredTensor) -> bool:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import tokenizers
 from jlade.conversion.json_files import check_size
 
 MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
+UNREAD = ("tokenizer.model", "tekken.json", "vocab.json")  # tokenizers that transformers makes a tokenizer.json of
 MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
 
 
@@ -31,14 +33,18 @@ class Tokenizer(Protocol):
         """Returns the text of the token ids, a string."""
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
+def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> tokenizers.Tokenizer | None:
     """Returns the tokenizer in `path`/tokenizer.json, or None when there is no such file.
 
     Raises:
-      ValueError: when the file is not a tokenizer.
+      ValueError: when the file is not a tokenizer, or if `strict` when there is a tokenizer in other files alone.
+
+    Warns:
+      UserWarning: when there is a tokenizer in other files alone.
     """
     file = pathlib.Path(path) / "tokenizer.json"
     if not file.exists():
+        _say_unread(file.parent, strict)
         return None
     check_size(file, MOST_BYTES)
     with errors_of(f"{file} is not a tokenizer"):
@@ -48,6 +54,21 @@ def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
         if tokenizer.padding is not None:
             tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
     return tokenizer
+
+
+def _say_unread(directory: pathlib.Path, strict: bool) -> None:
+    """Warns of a tokenizer in a format that is not read, or refuses it if `strict`."""
+    unread = [name for name in UNREAD if (directory / name).exists()]
+    if not unread:
+        return
+    message = (
+        f"a tokenizer in {unread[0]} without tokenizer.json, which alone is read. Where transformers is installed, for "
+        'tokenizer.model also sentencepiece, this writes it: python -c "from transformers import AutoTokenizer as T; '
+        f"T.from_pretrained('{directory}').save_pretrained('{directory}')\""
+    )
+    if strict:
+        raise ValueError(f"{directory}: strict=True refuses {message}")
+    warnings.warn(f"{directory}: the tokenizer is None, as there is {message}", stacklevel=3)
 
 
 @contextlib.contextmanager

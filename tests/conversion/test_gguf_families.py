@@ -221,7 +221,7 @@ ONES = np.ones(4, np.float32)
             "gemma",
             {"rope.scaling.attn_factor": 1.0},
             {"rope_factors_short.weight": ONES},
-            r"rope_type is 'longrope'; supported are default, linear",
+            r"short_factor must have 6 numbers, got 4",
         ),
     ],
     ids=str,

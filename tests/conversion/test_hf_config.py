@@ -141,8 +141,6 @@ def test_unknown_keys_are_ignored(tmp_path):
         ("partial_rotary_factor", 0.5, 1.0),
         ("per_layer_config", {"0": {"head_dim": 4}}, None),
         ("pruned_heads", {"0": [1]}, {}),
-        ("quantization", {"group_size": 64, "bits": 4}, None),
-        ("quantization_config", {"quant_method": "gptq"}, {}),
         ("rope_traditional", True, False),
         ("sliding_window", 4, None),
         ("layer_types", ["sliding_attention"] * 2, None),

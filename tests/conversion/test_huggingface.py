@@ -162,12 +162,36 @@ def test_defaults_of_old_configs(tmp_path):
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported are llama, mistral, qwen2, qwen3"),
         ({"model_type": None}, "model_type is None; supported are llama, mistral, qwen2, qwen3"),
+        (
+            {"model_type": "gemma3n"},
+            r".*, of which gemma3 has the nearest name\. Another causal model runs with a decoder",
+        ),
+        (
+            {"model_type": "bloom"},
+            r".*, mistral3\. Another causal model runs with a decoder of your own, see docs/own_model",
+        ),
         ({"architectures": ["LlamaModel"]}, r"architectures is \['LlamaModel'\]; supported is LlamaForCausalLM"),
         ({"sliding_window": 4}, "sliding_window is 4; supported is None"),
         ({"rope_interleaved": True}, "rope_interleaved is True; supported is False"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'silu'"),
         ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}; supported is None"),
+        (
+            {"quantization_config": {"bits": 4}},
+            r"the weights are quantized with a method that is not named in 4 bits \(quantization_config\), which is "
+            "not read. Load the model in floating point that they were made from",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"the weights are quantized with fp8 \("),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            r"the weights are quantized with awq in 4 bits \(",
+        ),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+            "the .* bitsandbytes in 8 bits",
+        ),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "the .* quantized with compressed-tensors"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "the weights are quantized with mxfp4"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "the weights are quantized with mlx in 4 bits"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, got 'many'"),
         ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
@@ -264,6 +288,33 @@ def test_missing_tensors_are_named(tmp_path):
 def test_unexpected_tensors_are_named(tmp_path):
     tensors = random_tensors() | {"model.layers.0.self_attn.q_proj.bias": np.ones(8, np.float32)}
     with pytest.raises(ValueError, match=r"1 tensors are not of this model: model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load_hf(write_checkpoint(tmp_path, tensors))
+
+
+FIRST, QUERY = "model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("renamed", "message"),
+    [
+        ({FIRST: "other.weight"}, f"1 tensors are missing: {FIRST}; 1 tensors are not of this model: other.weight$"),
+        ({name: f"lm.{name}" for name in SHAPES}, r"21 .* missing: .*; 21 .* \(the files' names begin with lm\.\)"),
+        ({FIRST: f"{FIRST}_scale_inv"}, r"1 tensors are missing: .* \(these are of quantized weights\)"),
+        ({f"{QUERY}.weight": f"{QUERY}.lora_A.weight"}, r"\(these are of an adapter, which belongs into adapter=\)"),
+        (
+            {"lm_head.weight": None},
+            r"\(lm_head must be stored unless tie_word_embeddings is true\)",
+        ),
+        ({None: f"{QUERY}.bias"}, r"1 tensors are not of this model: .* \(the configuration has no biases for these\)"),
+    ],
+    ids=["both", "prefix", "quantized", "adapter", "tied", "biases"],
+)
+def test_the_cause_is_named_where_names_show_it(renamed, message, tmp_path):
+    tensors = random_tensors()
+    for old, new in renamed.items():
+        array = tensors.pop(old, np.ones(8, np.float32))
+        tensors |= {} if new is None else {new: array}
+    with pytest.raises(ValueError, match=message):
         load_hf(write_checkpoint(tmp_path, tensors))
 
 
