@@ -25,7 +25,7 @@ from jlade.drafts.pool import NGramPool
 from jlade.files import written_whole
 from jlade.generation import memory
 from jlade.generation.corpus import Corpus
-from jlade.generation.text import load_tokenizer
+from jlade.generation.tokenizer_files import check_vocabulary, load_tokenizer
 from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
@@ -69,8 +69,12 @@ def load(
     directory = location.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
+    tokenizer = load_tokenizer(directory)
     with memory.explained(device, functools.partial(_explain, directory)):
-        return read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh), load_tokenizer(directory)
+        params = read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, params.config.vocab_size, directory, strict)
+    return params, tokenizer
 
 
 def _explain(path: pathlib.Path, free: int) -> str:

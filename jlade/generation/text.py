@@ -5,17 +5,10 @@ import contextlib
 import copy
 import functools
 import json
-import os
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tokenizers
-
-from jlade.conversion.json_files import check_size
-
-MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
-MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
 
 
 class Tokenizer(Protocol):
@@ -31,25 +24,6 @@ class Tokenizer(Protocol):
         """Returns the text of the token ids, a string."""
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer | None:
-    """Returns the tokenizer in `path`/tokenizer.json, or None when there is no such file.
-
-    Raises:
-      ValueError: when the file is not a tokenizer.
-    """
-    file = pathlib.Path(path) / "tokenizer.json"
-    if not file.exists():
-        return None
-    check_size(file, MOST_BYTES)
-    with errors_of(f"{file} is not a tokenizer"):
-        tokenizer = tokenizers.Tokenizer.from_file(os.fspath(file))
-        _check_growth(tokenizer.normalizer)
-        tokenizer.no_truncation()  # a prompt is never cut, nor padded to a length that the file gives
-        if tokenizer.padding is not None:
-            tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
-    return tokenizer
-
-
 @contextlib.contextmanager
 def errors_of(message: str) -> Iterator[None]:
     """Makes errors in the block, which calls tokenizers or transformers, a ValueError whose text begins so."""
@@ -59,17 +33,6 @@ def errors_of(message: str) -> Iterator[None]:
         raise
     except BaseException as error:  # the library raises nothing more specific, and where it panics no Exception
         raise ValueError(f"{message}: {error}") from error
-
-
-def _check_growth(normalizer: Any) -> None:
-    """Raises if replacements, one after the other, can make a text so much longer that it fills the memory."""
-    growth, left = 1, [] if normalizer is None else [json.loads(normalizer.__getstate__())]
-    while left:
-        state = left.pop()
-        left += state.get("normalizers", [])
-        growth *= max(1, len(state.get("content", "")))  # of Replace
-        if growth > MOST_GROWTH:
-            raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
 
 
 def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[int]:

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,14 +122,3 @@ def test_transformers_tokenizers_serve_as_well(demo, tmp_path):
     ids = text.encode(other, "def f(x):")
     assert ids == text.encode(demo[1], "def f(x):")
     assert text.decode(other, ids) == text.decode(demo[1], ids)
-
-
-def test_a_directory_without_a_tokenizer_gives_none(tmp_path):
-    assert text.load_tokenizer(tmp_path) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", json.dumps({"version": "1.0"}), "\xff"])
-def test_a_broken_tokenizer_is_refused(tmp_path, content):
-    (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
-        text.load_tokenizer(tmp_path)
