@@ -1,5 +1,6 @@
 """Checkpoints, n-gram pools and corpora on disk."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -23,7 +24,7 @@ from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.files import written_whole
-from jlade.generation import memory
+from jlade.generation import memory, stop_strings
 from jlade.generation.corpus import Corpus
 from jlade.generation.tokenizer_files import check_vocabulary, load_tokenizer
 from jlade.mesh import default_device
@@ -73,6 +74,7 @@ def load(
     with memory.explained(device, functools.partial(_explain, directory)):
         params = read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh)
     if tokenizer is not None:
+        params = dataclasses.replace(params, config=stop_strings.end_tokens(params.config, tokenizer))
         check_vocabulary(tokenizer, params.config.vocab_size, directory, strict)
     return params, tokenizer
 

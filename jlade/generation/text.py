@@ -5,6 +5,7 @@ import contextlib
 import copy
 import functools
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -36,19 +37,28 @@ def errors_of(message: str) -> Iterator[None]:
 
 
 def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[int]:
-    """Returns the token ids of `text`, with the special tokens that the tokenizer adds, and without padding.
+    """Returns the token ids of `text`, with the special tokens that the tokenizer adds, whole and without padding.
 
     Unless `parse_special`, the names of special tokens in `text` are plain characters.
 
     Raises:
       ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
+
+    Warns:
+      UserWarning: the token that begins texts is there twice.
     """
     check_utf8("prompt must be", text)
     with errors_of("tokenizer cannot encode the text"):
-        encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
-    if isinstance(encoded, tokenizers.Encoding):
-        return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]
-    return list(encoded)
+        encoded = _own(tokenizer, parse_special).encode(text)
+    ids = list(encoded.ids if isinstance(encoded, tokenizers.Encoding) else encoded)
+    twice = [name for name in special_names(tokenizer) if text.startswith(name)] if ids[:1] == ids[1:2] else []
+    if any(_backend(tokenizer).token_to_id(name) == ids[0] for name in twice):
+        warnings.warn(
+            f"the prompt begins with {twice[0]!r} twice: the text has it, as from a chat template, and the tokenizer "
+            "adds it. Leave it out of the text, or pass the token ids of the template",
+            stacklevel=2,
+        )
+    return ids
 
 
 def check_utf8(beginning: str, text: str) -> None:
@@ -59,13 +69,27 @@ def check_utf8(beginning: str, text: str) -> None:
         raise ValueError(f"{beginning} text that UTF-8 can write, got {text[:40]!r}") from error
 
 
-@functools.lru_cache(maxsize=8)
-def _literal(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Returns a copy of the tokenizer that finds no special tokens in a text; it serves all calls and threads."""
-    literal = copy.deepcopy(_backend(tokenizer))
-    literal.encode_special_tokens = True
-    literal.no_truncation()  # transformers leaves its last call's in the tokenizer
-    return literal
+def _own(tokenizer: Any, parse_special: bool) -> Any:
+    """Returns a tokenizer for one call, which other threads cannot make cut or pad its text.
+
+    It shares the model and its vocabulary, so that it takes a fraction of a millisecond.
+    """
+    backend = _backend(tokenizer)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        return tokenizer
+    own = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(own, part, value)
+    added = backend.get_added_tokens_decoder()
+    own.add_tokens([added[i] for i in sorted(added)])
+    if backend is tokenizer:
+        own.encode_special_tokens = backend.encode_special_tokens or not parse_special
+        return own
+    of_transformers = copy.copy(tokenizer)
+    of_transformers._tokenizer = own
+    of_transformers.split_special_tokens |= not parse_special
+    return of_transformers
 
 
 def _backend(tokenizer: Any) -> Any:
@@ -100,7 +124,7 @@ def special_names(tokenizer: Tokenizer) -> list[str]:
 
 
 class TokenBytes:
-    """The UTF-8 bytes that each token adds to a text; none for special and unknown tokens.
+    """The UTF-8 bytes that each token adds to a text; none for special and unknown tokens. See `token_bytes`.
 
     A text is the concatenation of its tokens' bytes. Each token's share is therefore known before the next token comes;
     the tokenizer's own decoding of several tokens does not give it.
@@ -152,7 +176,16 @@ _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), 
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 
-token_bytes = functools.lru_cache(maxsize=8)(TokenBytes)  # every call of `generate` brings the same tokenizer
+
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
+    """Returns the `TokenBytes` of a tokenizer, the same ones until a token is added."""
+    backend = _backend(tokenizer)
+    return _token_bytes(tokenizer, backend.get_vocab_size() if isinstance(backend, tokenizers.Tokenizer) else 0)
+
+
+@functools.lru_cache(maxsize=8)
+def _token_bytes(tokenizer: Tokenizer, num_tokens: int) -> TokenBytes:
+    return TokenBytes(tokenizer)
 
 
 class Detokenizer:
