@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 
 from jlade.decoding.stopping import StopStrings
 from jlade.generation import text
@@ -48,29 +49,29 @@ def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Deco
     for name in text.special_names(tokenizer) if tokenizer is not None and different else ():
         if matching := [string for string in different if name in string]:
             warnings.warn(
-                f"the stop string {matching[0]!r} never matches the special token {name!r}, which adds nothing to a text: "
-                "pass the token's id in eos_ids",
+                f"the stop string {matching[0]!r} never matches the special token {name!r}, which adds nothing to a "
+                "text: pass the token's id in eos_ids",
                 stacklevel=2,
             )
     return tuple(tuple(strings) for strings in sets)
 
 
-def end_tokens(config: LlamaConfig, tokenizer: Tokenizer) -> LlamaConfig:
+def end_tokens(config: LlamaConfig, tokenizer: tokenizers.Tokenizer) -> LlamaConfig:
     """Returns a configuration whose stop strings that are special tokens are end tokens: they add nothing to a text."""
     special = set(text.special_names(tokenizer)) & set(config.stop_strings)
-    ids = [
-        i for name in config.stop_strings if name in special and (i := tokenizer.token_to_id(name)) < config.vocab_size
-    ]
+    found = (tokenizer.token_to_id(name) for name in config.stop_strings if name in special)
+    ids = [i for i in found if i is not None and i < config.vocab_size]
     strings = tuple(name for name in config.stop_strings if name not in special)
     return dataclasses.replace(config, eos_ids=tuple(dict.fromkeys([*config.eos_ids, *ids])), stop_strings=strings)
 
 
-def build(tokenizer: Tokenizer, vocab_size: int, stops: tuple[tuple[str, ...], ...]) -> StopStrings:
+def build(tokenizer: Tokenizer | None, vocab_size: int, stops: tuple[tuple[str, ...], ...]) -> StopStrings:
     """Returns the automaton for the stop strings of each of B sequences.
 
     Raises:
       ValueError: when the strings have more than `MOST_STATES` bytes in all.
     """
+    assert tokenizer is not None  # `check` refuses stop strings without one
     return _build(text.token_bytes(tokenizer), vocab_size, stops)
 
 
