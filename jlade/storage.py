@@ -55,9 +55,9 @@ def load(
       revision: branch, tag or commit of a Hub id.
       int8: whether to hold the matrices in int8, which halves memory and reads per step relative to bfloat16. `dtype`
         then applies to the other arrays and to the computation. See `jlade.models.quantization`.
-      strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, and NaN or
-        infinite values. Keys that are known to change the model's output in a way that is not supported are always
-        refused.
+      strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, ignored
+        settings of generation, tokens that the model lacks, and NaN or infinite values. Keys that are known to change
+        the model's output in a way that is not supported are always refused.
 
     Raises:
       ValueError: names the file, and the config key or the tensor, that is missing, broken or not supported; the model
@@ -65,7 +65,8 @@ def load(
       MemoryError: the weights do not fit into the memory of a device; says what to lower.
 
     Warns:
-      UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values, and their rows.
+      UserWarning: names the unknown keys of config.json, the settings of generation that are ignored, and added tokens
+        of the tokenizer beyond the model's vocabulary; names the tensors with NaN or infinite values, and their rows.
     """
     directory = location.find(path, revision)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
