@@ -1,5 +1,6 @@
 """Checkpoints, n-gram pools and corpora on disk."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -23,9 +24,9 @@ from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.files import written_whole
-from jlade.generation import memory
+from jlade.generation import memory, stop_strings
 from jlade.generation.corpus import Corpus
-from jlade.generation.text import load_tokenizer
+from jlade.generation.tokenizer_files import check_vocabulary, load_tokenizer
 from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
@@ -56,9 +57,9 @@ def load(
       revision: branch, tag or commit of a Hub id.
       int8: whether to hold the matrices in int8, which halves memory and reads per step relative to bfloat16. `dtype`
         then applies to the other arrays and to the computation. See `jlade.models.quantization`.
-      strict: whether to refuse what otherwise gives a warning, such as keys of config.json that jlade does not know,
-        and NaN or infinite values. Keys that are known to change the model's output in a way that is not supported are
-        always refused.
+      strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, ignored
+        settings of generation, tokens that the model lacks, and NaN or infinite values. Keys that are known to change
+        the model's output in a way that is not supported are always refused.
       adapter: a directory with a LoRA adapter of PEFT, to merge into the model; see `jlade.conversion.load_hf`.
 
     Raises:
@@ -67,7 +68,8 @@ def load(
       MemoryError: the weights do not fit into the memory of a device; says what to lower.
 
     Warns:
-      UserWarning: names the unknown keys of config.json; names the tensors with NaN or infinite values, and their rows.
+      UserWarning: names the unknown keys of config.json, the settings of generation that are ignored, and added tokens
+        of the tokenizer beyond the model's vocabulary; names the tensors with NaN or infinite values, and their rows.
     """
     directory = location.find(path, revision, weights=True)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
@@ -75,6 +77,9 @@ def load(
     tokenizer = load_tokenizer(directory, strict)
     with memory.explained(device, functools.partial(_explain, directory)):
         params = read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh, adapter=adapter)
+    if tokenizer is not None:
+        params = dataclasses.replace(params, config=stop_strings.end_tokens(params.config, tokenizer))
+        check_vocabulary(tokenizer, params.config.vocab_size, directory, strict)
     return params, tokenizer
 
 

@@ -28,7 +28,7 @@ from jlade.conversion import gguf, gguf_header, hf_config
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.tensors import param_shapes
 from jlade.drafts import pool as pool_lib
-from jlade.generation import chat_template, text
+from jlade.generation import chat_template, text, tokenizer_files
 from jlade.models import trial
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 
@@ -371,7 +371,7 @@ def _tokenizer_inputs(directory: pathlib.Path) -> Inputs:
 
 
 def _read_tokenizer(directory: pathlib.Path) -> None:
-    tokenizer = text.load_tokenizer(directory)
+    tokenizer = tokenizer_files.load_tokenizer(directory)
     if tokenizer is None:
         return
     ids = text.encode(tokenizer, "ab a  bc<s>é\n" * 20)

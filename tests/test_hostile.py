@@ -12,7 +12,7 @@ import jlade
 from jlade.cli import main
 from jlade.conversion import load_hf
 from jlade.conversion.hf_config import read_config
-from jlade.generation import chat_template, text
+from jlade.generation import chat_template, text, tokenizer_files
 from tests import hostile
 from tests.conversion.test_huggingface import write_checkpoint
 
@@ -92,7 +92,7 @@ def test_tokenizers_that_made_no_clear_error(change, tmp_path):
 
 def test_a_panic_of_the_library_is_an_error(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(changed_tokenizer(pre_tokenizer=SLOW))
-    tokenizer = text.load_tokenizer(tmp_path)
+    tokenizer = tokenizer_files.load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="tokenizer cannot encode the text: Onig"):
         text.encode(tokenizer, "a" * 40 + "b")
 
@@ -101,7 +101,7 @@ def test_a_tokenizer_neither_pads_nor_cuts_a_prompt(tmp_path):
     padding = json.loads(hostile.tokenizer_json("bytes"))["padding"] | {"strategy": {"Fixed": 10**12}}
     cut = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_bytes(changed_tokenizer(padding=padding, truncation=cut))
-    tokenizer = text.load_tokenizer(tmp_path)
+    tokenizer = tokenizer_files.load_tokenizer(tmp_path)
     assert len(text.encode(tokenizer, "ab ab ab")) == 6
     assert text.pad_id(tokenizer) == 0
 

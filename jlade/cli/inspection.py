@@ -25,7 +25,7 @@ from jlade.conversion.checkpoint import floating_dtype
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
-from jlade.generation import text
+from jlade.generation import tokenizer_files
 from jlade.inspection import sequences, targets
 from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> None:
             "total_bytes": weights_bytes + cache_bytes,
         },
         "engine": fitting.facts(),
-        "tokenizer": text.load_tokenizer(directory) is not None,
+        "tokenizer": tokenizer_files.load_tokenizer(directory) is not None,
         "chat_template": _has_chat_template(directory),
         "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
         "device": device.device_kind,

@@ -1,15 +1,20 @@
 """Stop strings as an automaton over tokens (Aho and Corasick, 1975), built from their bytes."""
 
+import dataclasses
 import functools
 import itertools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 
 from jlade.decoding.stopping import StopStrings
-from jlade.generation.text import Tokenizer, check_utf8, token_bytes
+from jlade.generation import text
+from jlade.generation.text import TokenBytes, Tokenizer
+from jlade.models.architecture import LlamaConfig
 from jlade.models.base import Decoder
 
 FEWEST_STATES = 128  # stop strings of up to 128 bytes in all share one program, of up to 256 bytes the next, and so on
@@ -37,19 +42,41 @@ def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Deco
             raise TypeError(f"stop must hold strings, got {string!r}")
         if not string:
             raise ValueError("stop must hold strings of at least one character, got ''")
-        check_utf8("stop must hold", string)
+        text.check_utf8("stop must hold", string)
     if any(sets) and tokenizer is None:
         raise TypeError(f"stop={stop!r} needs the tokenizer: pass tokenizer= with it")
+    different = dict.fromkeys(itertools.chain.from_iterable(sets))
+    for name in text.special_names(tokenizer) if tokenizer is not None and different else ():
+        if matching := [string for string in different if name in string]:
+            warnings.warn(
+                f"the stop string {matching[0]!r} never matches the special token {name!r}, which adds nothing to a "
+                "text: pass the token's id in eos_ids",
+                stacklevel=2,
+            )
     return tuple(tuple(strings) for strings in sets)
 
 
-@functools.lru_cache(maxsize=8)
-def build(tokenizer: Tokenizer, vocab_size: int, stops: tuple[tuple[str, ...], ...]) -> StopStrings:
+def end_tokens(config: LlamaConfig, tokenizer: tokenizers.Tokenizer) -> LlamaConfig:
+    """Returns a configuration whose stop strings that are special tokens are end tokens: they add nothing to a text."""
+    special = set(text.special_names(tokenizer)) & set(config.stop_strings)
+    found = (tokenizer.token_to_id(name) for name in config.stop_strings if name in special)
+    ids = [i for i in found if i is not None and i < config.vocab_size]
+    strings = tuple(name for name in config.stop_strings if name not in special)
+    return dataclasses.replace(config, eos_ids=tuple(dict.fromkeys([*config.eos_ids, *ids])), stop_strings=strings)
+
+
+def build(tokenizer: Tokenizer | None, vocab_size: int, stops: tuple[tuple[str, ...], ...]) -> StopStrings:
     """Returns the automaton for the stop strings of each of B sequences.
 
     Raises:
       ValueError: when the strings have more than `MOST_STATES` bytes in all.
     """
+    assert tokenizer is not None  # `check` refuses stop strings without one
+    return _build(text.token_bytes(tokenizer), vocab_size, stops)
+
+
+@functools.lru_cache(maxsize=8)
+def _build(of_token: TokenBytes, vocab_size: int, stops: tuple[tuple[str, ...], ...]) -> StopStrings:
     different = list(dict.fromkeys(stops))
     prefixes = [_proper_prefixes(strings) for strings in different]
     num_states = sum(map(len, prefixes))
@@ -59,7 +86,6 @@ def build(tokenizer: Tokenizer, vocab_size: int, stops: tuple[tuple[str, ...], .
     while padded < num_states:
         padded *= 2
 
-    of_token = token_bytes(tokenizer)
     vocabulary = [of_token[i] for i in range(vocab_size)]
     next_state = np.zeros((padded, vocab_size), np.int16)
     begins = np.cumsum([0, *map(len, prefixes)])

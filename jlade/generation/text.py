@@ -5,19 +5,11 @@ import contextlib
 import copy
 import functools
 import json
-import os
-import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tokenizers
-
-from jlade.conversion.json_files import check_size
-
-MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
-UNREAD = ("tokenizer.model", "tekken.json", "vocab.json")  # tokenizers that transformers makes a tokenizer.json of
-MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
 
 
 class Tokenizer(Protocol):
@@ -33,44 +25,6 @@ class Tokenizer(Protocol):
         """Returns the text of the token ids, a string."""
 
 
-def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> tokenizers.Tokenizer | None:
-    """Returns the tokenizer in `path`/tokenizer.json, or None when there is no such file.
-
-    Raises:
-      ValueError: when the file is not a tokenizer, or if `strict` when there is a tokenizer in other files alone.
-
-    Warns:
-      UserWarning: when there is a tokenizer in other files alone.
-    """
-    file = pathlib.Path(path) / "tokenizer.json"
-    if not file.exists():
-        _say_unread(file.parent, strict)
-        return None
-    check_size(file, MOST_BYTES)
-    with errors_of(f"{file} is not a tokenizer"):
-        tokenizer = tokenizers.Tokenizer.from_file(os.fspath(file))
-        _check_growth(tokenizer.normalizer)
-        tokenizer.no_truncation()  # a prompt is never cut, nor padded to a length that the file gives
-        if tokenizer.padding is not None:
-            tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
-    return tokenizer
-
-
-def _say_unread(directory: pathlib.Path, strict: bool) -> None:
-    """Warns of a tokenizer in a format that is not read, or refuses it if `strict`."""
-    unread = [name for name in UNREAD if (directory / name).exists()]
-    if not unread:
-        return
-    message = (
-        f"a tokenizer in {unread[0]} without tokenizer.json, which alone is read. Where transformers is installed, for "
-        'tokenizer.model also sentencepiece, this writes it: python -c "from transformers import AutoTokenizer as T; '
-        f"T.from_pretrained('{directory}').save_pretrained('{directory}')\""
-    )
-    if strict:
-        raise ValueError(f"{directory}: strict=True refuses {message}")
-    warnings.warn(f"{directory}: the tokenizer is None, as there is {message}", stacklevel=3)
-
-
 @contextlib.contextmanager
 def errors_of(message: str) -> Iterator[None]:
     """Makes errors in the block, which calls tokenizers or transformers, a ValueError whose text begins so."""
@@ -82,31 +36,29 @@ def errors_of(message: str) -> Iterator[None]:
         raise ValueError(f"{message}: {error}") from error
 
 
-def _check_growth(normalizer: Any) -> None:
-    """Raises if replacements, one after the other, can make a text so much longer that it fills the memory."""
-    growth, left = 1, [] if normalizer is None else [json.loads(normalizer.__getstate__())]
-    while left:
-        state = left.pop()
-        left += state.get("normalizers", [])
-        growth *= max(1, len(state.get("content", "")))  # of Replace
-        if growth > MOST_GROWTH:
-            raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
-
-
 def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[int]:
-    """Returns the token ids of `text`, with the special tokens that the tokenizer adds, and without padding.
+    """Returns the token ids of `text`, with the special tokens that the tokenizer adds, whole and without padding.
 
     Unless `parse_special`, the names of special tokens in `text` are plain characters.
 
     Raises:
       ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
+
+    Warns:
+      UserWarning: the token that begins texts is there twice.
     """
     check_utf8("prompt must be", text)
     with errors_of("tokenizer cannot encode the text"):
-        encoded = (tokenizer if parse_special else _literal(tokenizer)).encode(text)
-    if isinstance(encoded, tokenizers.Encoding):
-        return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]
-    return list(encoded)
+        encoded = _own(tokenizer, parse_special).encode(text)
+    ids = list(encoded.ids if isinstance(encoded, tokenizers.Encoding) else encoded)
+    twice = [name for name in special_names(tokenizer) if text.startswith(name)] if ids[:1] == ids[1:2] else []
+    if any(_backend(tokenizer).token_to_id(name) == ids[0] for name in twice):
+        warnings.warn(
+            f"the prompt begins with {twice[0]!r} twice: the text has it, as from a chat template, and the tokenizer "
+            "adds it. Leave it out of the text, or pass the token ids of the template",
+            stacklevel=2,
+        )
+    return ids
 
 
 def check_utf8(beginning: str, text: str) -> None:
@@ -117,13 +69,27 @@ def check_utf8(beginning: str, text: str) -> None:
         raise ValueError(f"{beginning} text that UTF-8 can write, got {text[:40]!r}") from error
 
 
-@functools.lru_cache(maxsize=8)
-def _literal(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Returns a copy of the tokenizer that finds no special tokens in a text; it serves all calls and threads."""
-    literal = copy.deepcopy(_backend(tokenizer))
-    literal.encode_special_tokens = True
-    literal.no_truncation()  # transformers leaves its last call's in the tokenizer
-    return literal
+def _own(tokenizer: Any, parse_special: bool) -> Any:
+    """Returns a tokenizer for one call, which other threads cannot make cut or pad its text.
+
+    It shares the model and its vocabulary, so that it takes a fraction of a millisecond.
+    """
+    backend = _backend(tokenizer)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        return tokenizer
+    own = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(own, part, value)
+    added = backend.get_added_tokens_decoder()
+    own.add_tokens([added[i] for i in sorted(added)])
+    if backend is tokenizer:
+        own.encode_special_tokens = backend.encode_special_tokens or not parse_special
+        return own
+    of_transformers = copy.copy(tokenizer)
+    of_transformers._tokenizer = own
+    of_transformers.split_special_tokens |= not parse_special
+    return of_transformers
 
 
 def _backend(tokenizer: Any) -> Any:
@@ -158,7 +124,7 @@ def special_names(tokenizer: Tokenizer) -> list[str]:
 
 
 class TokenBytes:
-    """The UTF-8 bytes that each token adds to a text; none for special and unknown tokens.
+    """The UTF-8 bytes that each token adds to a text; none for special and unknown tokens. See `token_bytes`.
 
     A text is the concatenation of its tokens' bytes. Each token's share is therefore known before the next token comes;
     the tokenizer's own decoding of several tokens does not give it.
@@ -210,7 +176,16 @@ _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), 
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 
-token_bytes = functools.lru_cache(maxsize=8)(TokenBytes)  # every call of `generate` brings the same tokenizer
+
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
+    """Returns the `TokenBytes` of a tokenizer, the same ones until a token is added."""
+    backend = _backend(tokenizer)
+    return _token_bytes(tokenizer, backend.get_vocab_size() if isinstance(backend, tokenizers.Tokenizer) else 0)
+
+
+@functools.lru_cache(maxsize=8)
+def _token_bytes(tokenizer: Tokenizer, num_tokens: int) -> TokenBytes:
+    return TokenBytes(tokenizer)
 
 
 class Detokenizer:

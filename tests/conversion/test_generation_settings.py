@@ -11,6 +11,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.conversion import generation_settings, save_hf
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.json_files import Values
+from jlade.generation import stop_strings
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 
@@ -71,6 +72,16 @@ def test_the_text_is_that_of_transformers(settings, checkpoint):
     with jlade.Engine(params, tokenizer, max_sequences=2, lookahead=LookaheadConfig.tree(7)) as engine:
         (answer,) = engine.generate([prompt], max_new_tokens=20, sampling=jlade.load_sampling(directory))
     assert answer.tokens[0, : answer.lengths[0]].tolist() == expected
+
+
+def test_a_stop_string_of_a_checkpoint_that_is_a_special_token_is_an_end_token(checkpoint):
+    params, _ = jlade.load(checkpoint({"stop_strings": ["ca", "</s>"], "eos_token_id": 9}), "float32")
+    assert (params.config.eos_ids, params.config.stop_strings) == ((9, 12), ("ca",))
+
+
+def test_a_stop_string_with_a_special_token_is_warned_of():
+    with pytest.warns(UserWarning, match="'</s>!' never matches the special token '</s>', .* in eos_ids"):
+        stop_strings.check("</s>!", 1, tiny_tokenizer(), tiny_llama().decoder)
 
 
 def test_stop_strings_of_a_checkpoint_need_the_tokenizer(checkpoint):

@@ -1,4 +1,5 @@
-import json
+import copy
+import threading
 
 import pytest
 from hypothesis import given
@@ -126,12 +127,53 @@ def test_transformers_tokenizers_serve_as_well(demo, tmp_path):
     assert text.decode(other, ids) == text.decode(demo[1], ids)
 
 
-def test_a_directory_without_a_tokenizer_gives_none(tmp_path):
-    assert text.load_tokenizer(tmp_path) is None
+def of_transformers(tokenizer):
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-@pytest.mark.parametrize("content", ["", "{", json.dumps({"version": "1.0"}), "\xff"])
-def test_a_broken_tokenizer_is_refused(tmp_path, content):
-    (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
-        text.load_tokenizer(tmp_path)
+def test_the_truncation_of_the_caller_cuts_no_prompt(demo):
+    tokenizer = copy.deepcopy(demo[1])
+    whole = text.encode(tokenizer, "def f(x): return x")
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=50)
+    assert text.encode(tokenizer, "def f(x): return x") == whole
+    assert tokenizer.truncation["max_length"] == 3
+
+
+def test_a_tokenizer_that_another_thread_truncates_with_cuts_no_prompt(demo):
+    tokenizer, prompt = of_transformers(demo[1]), "def f(x): return x\n" * 20
+    expected, ends = tokenizer.encode(prompt), threading.Event()
+
+    def truncate():
+        while not ends.is_set():
+            tokenizer(prompt, truncation=True, max_length=3)
+
+    thread = threading.Thread(target=truncate)
+    thread.start()
+    try:
+        lengths = {len(text.encode(tokenizer, prompt)) for _ in range(400)}
+    finally:
+        ends.set()
+        thread.join()
+    assert lengths == {len(expected)}
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["tokenizers", "transformers"])
+def test_tokens_that_are_added_later_are_seen(wraps, demo):
+    backend = copy.deepcopy(demo[1])
+    tokenizer = of_transformers(backend) if wraps else backend
+    before = text.encode(tokenizer, "a<x>b"), text.encode(tokenizer, "a<x>b", parse_special=False)
+    assert before[0] == before[1]
+    assert text.decode(tokenizer, [68, 4096]) == "a"
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<x>"]} if wraps else ["<x>"])
+    assert text.encode(tokenizer, "a<x>b") == [1, 68, 4096, 69]
+    assert text.encode(tokenizer, "a<x>b", parse_special=False) == before[0]
+    tokenizer.add_tokens(["<y>"])
+    assert text.decode(tokenizer, [68, 4096, 4097]) == "a<y>"
+
+
+def test_a_beginning_that_is_there_twice_is_warned_of(demo):
+    with pytest.warns(UserWarning, match="the prompt begins with '<s>' twice: .* pass the token ids of the template"):
+        assert text.encode(demo[1], "<s>a") == [1, 1, 68]
+    assert text.encode(demo[1], "a a") == text.encode(demo[1], "a a", parse_special=False)

@@ -1,0 +1,151 @@
+"""The files of a tokenizer: tokenizer.json, and those beside it that add tokens, read as transformers 5 reads them."""
+
+import json
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from jlade.conversion.json_files import Values, check_size, read_json
+from jlade.generation.text import errors_of
+
+MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
+MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
+UNREAD = ("tokenizer.model", "tekken.json", "vocab.json")  # tokenizers that transformers makes a tokenizer.json of
+CONFIG, ADDED, SPECIAL = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokenizer | None:
+    """Returns the tokenizer in `path`/tokenizer.json, or None when there is no such file.
+
+    It also has the added tokens of tokenizer_config.json, or else of added_tokens.json and special_tokens_map.json.
+
+    Raises:
+      ValueError: when a file is broken; names the token that has another id in tokenizer.json than in another file; if
+        `strict`, when there is a tokenizer in other files alone.
+
+    Warns:
+      UserWarning: when there is a tokenizer in other files alone.
+    """
+    directory = pathlib.Path(path)
+    file = directory / "tokenizer.json"
+    if not file.exists():
+        _say_unread(directory, strict)
+        return None
+    check_size(file, MOST_BYTES)
+    with errors_of(f"{file} is not a tokenizer"):
+        tokenizer = Tokenizer.from_file(os.fspath(file))
+        _check_growth(tokenizer.normalizer)
+        tokenizer.no_truncation()  # a prompt is never cut, nor padded to a length that the file gives
+        if tokenizer.padding is not None:
+            tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
+    config, added, special = (_read(directory / name) for name in (CONFIG, ADDED, SPECIAL))
+    tokenizer.encode_special_tokens = Values(directory / CONFIG, config).boolean("split_special_tokens")
+    with errors_of(f"{directory}: the tokens that files add to tokenizer.json cannot be read"):
+        stated = _add(tokenizer, config, added, special)
+    for token_id, content in stated.items():
+        if (found := tokenizer.token_to_id(content)) != token_id:
+            raise ValueError(
+                f"{directory / (CONFIG if 'added_tokens_decoder' in config else ADDED)}: {content!r} must have the id "
+                f"{found}, that of tokenizer.json or the next free one, got {token_id}"
+            )
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: str | os.PathLike[str], strict: bool) -> None:
+    """Warns of added tokens that the model does not have.
+
+    Raises:
+      ValueError: if there are any and `strict`.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    if outside := ", ".join(f"{added[i].content!r} ({i})" for i in sorted(added) if i >= vocab_size):
+        message = f"{os.fspath(path)}: the tokenizer has tokens beyond the model's vocabulary of {vocab_size}"
+        if strict:
+            raise ValueError(f"{message}; strict=True refuses them: {outside}")
+        warnings.warn(f"{message}; prompts with them are refused, as strict=True does: {outside}", stacklevel=2)
+
+
+def _say_unread(directory: pathlib.Path, strict: bool) -> None:
+    """Warns of a tokenizer in a format that is not read, or refuses it if `strict`."""
+    unread = [name for name in UNREAD if (directory / name).exists()]
+    if not unread:
+        return
+    message = (
+        f"a tokenizer in {unread[0]} without tokenizer.json, which alone is read. Where transformers is installed, for "
+        'tokenizer.model also sentencepiece, this writes it: python -c "from transformers import AutoTokenizer as T; '
+        f"T.from_pretrained('{directory}').save_pretrained('{directory}')\""
+    )
+    if strict:
+        raise ValueError(f"{directory}: strict=True refuses {message}")
+    warnings.warn(f"{directory}: the tokenizer is None, as there is {message}", stacklevel=3)
+
+
+def _read(file: pathlib.Path) -> dict[str, Any]:
+    return read_json(file) if file.exists() else {}
+
+
+def _check_growth(normalizer: Any) -> None:
+    """Raises if replacements, one after the other, can make a text so much longer that it fills the memory."""
+    growth, left = 1, [] if normalizer is None else [json.loads(normalizer.__getstate__())]
+    while left:
+        state = left.pop()
+        left += state.get("normalizers", [])
+        growth *= max(1, len(state.get("content", "")))  # of Replace
+        if growth > MOST_GROWTH:
+            raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
+
+
+def _add(
+    tokenizer: Tokenizer, config: Mapping[str, Any], added: Mapping[str, int], special: Mapping[str, Any]
+) -> dict[int, str]:
+    """Adds tokens in the order of transformers 5, which decides their ids, and returns the ids that the files state.
+
+    Args:
+      tokenizer: that of tokenizer.json.
+      config, added, special: the content of tokenizer_config.json, added_tokens.json and special_tokens_map.json. The
+        last two are older, and not read if the first has "added_tokens_decoder".
+    """
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if "added_tokens_decoder" in config:
+        stated = {int(token_id): _token(token) for token_id, token in config["added_tokens_decoder"].items()}
+    else:
+        config = {**config, **special}
+        listed = [*(config[key] for key in NAMED if config.get(key)), *(extra if isinstance(extra, list) else ())]
+        names = {_token(value).content for value in listed}
+        stated = {
+            token_id: AddedToken(content, special=content in names, normalized=content not in names)
+            for content, token_id in added.items()
+        }
+        stated |= tokenizer.get_added_tokens_decoder()
+        extra = extra or special.get("additional_special_tokens") or []
+    named = _named(config, extra if isinstance(extra, dict) else {})
+    first = [stated[token_id] for token_id in sorted(stated)]
+    for token in first:
+        token.special |= token.content in {other.content for other in named}
+    known = {token.content for token in [*first, *tokenizer.get_added_tokens_decoder().values()]}
+    others = [*named, *(map(_token, extra) if isinstance(extra, list) else ())]
+    tokenizer.add_tokens([*first, *(token for token in others if token.content not in known)])
+    return {token_id: token.content for token_id, token in stated.items()}
+
+
+def _named(config: Mapping[str, Any], extra: Mapping[str, Any]) -> list[AddedToken]:
+    """Returns the special tokens that have a name like "bos_token", and `extra` ones."""
+    own = {key: value for key, value in config.items() if key.endswith("_token") and isinstance(value, str | dict)}
+    values = [own.pop(key) for key in NAMED if key in own]
+    values += sorted([*own.values(), *extra.values()], key=lambda value: isinstance(value, str))  # objects are first
+    tokens = [_token(value) for value in values]
+    for token in tokens:
+        token.special = True
+    return tokens
+
+
+def _token(value: Any) -> AddedToken:
+    """Returns the token that a file writes as its content or as an object."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    return AddedToken(**{key: value[key] for key in value if key != "__type"})

@@ -1,0 +1,138 @@
+"""The files of a tokenizer, against transformers' AutoTokenizer."""
+
+import json
+import shutil
+
+import pytest
+
+import jlade
+from jlade.cli.options import DEMO
+from jlade.generation import tokenizer_files
+
+TEXT = "a <|im_start|> user b <x> </s>c def <s> A<x>"
+
+
+def token(content, **flags):
+    off = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    return {"content": content} | off | {"special": True} | flags
+
+
+def in_object(content, **flags):
+    return {"__type": "AddedToken"} | token(content, **flags)
+
+
+def checkpoint(directory, config=None, **files):
+    """Makes a directory with the demo tokenizer, changed keys of tokenizer_config.json and other files."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, directory / name)
+    files["tokenizer_config"] = json.loads((DEMO / "tokenizer_config.json").read_text()) | (config or {})
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("config", "files"),
+    [
+        ({}, {}),
+        (
+            {"added_tokens_decoder": {"4097": token("<x>", rstrip=True, special=False), "4096": token("<|im_start|>")}},
+            {"added_tokens": {"def": 4098}},
+        ),
+        ({"added_tokens_decoder": {"4096": token("<x>", special=False, normalized=True)}, "pad_token": "<x>"}, {}),
+        ({"added_tokens_decoder": {"608": token("def")}}, {}),
+        ({}, {"added_tokens": {"<x>": 4096, "<|im_start|>": 4097}}),
+        ({"additional_special_tokens": ["<x>"]}, {"added_tokens": {"<|im_start|>": 4097, "<x>": 4096}}),
+        ({"additional_special_tokens": ["<x>", "<|im_start|>", "def"]}, {}),
+        ({"extra_special_tokens": ["<x>", in_object("<|im_start|>", lstrip=True)]}, {}),
+        ({"extra_special_tokens": [in_object("<x>", special=False)]}, {}),
+        ({"extra_special_tokens": {"image_token": "<x>"}}, {}),
+        (
+            {
+                "pad_token": in_object("<|im_start|>", single_word=True),
+                "boi_token": in_object("<x>"),
+                "eoi_token": "user",
+            },
+            {},
+        ),
+        (
+            {},
+            {
+                "special_tokens_map": {"additional_special_tokens": ["<x>"], "pad_token": token("<|im_start|>")},
+                "added_tokens": {"<y>": 4096},
+            },
+        ),
+        ({}, {"special_tokens_map": {"additional_special_tokens": ["<x>"]}, "added_tokens": {"<x>": 4096}}),
+        ({"split_special_tokens": True}, {}),
+        ({"add_bos_token": False, "add_eos_token": True, "add_prefix_space": True, "do_lower_case": True}, {}),
+    ],
+    ids=str,
+)
+def test_added_tokens_are_those_of_transformers(config, files, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    expected = transformers.AutoTokenizer.from_pretrained(checkpoint(tmp_path, config, **files))
+    found = tokenizer_files.load_tokenizer(tmp_path)
+    assert found.encode(TEXT).ids == expected.encode(TEXT)
+    added = found.get_added_tokens_decoder()
+    assert {i: vars_of(added[i]) for i in added} == {
+        i: vars_of(one) for i, one in expected.added_tokens_decoder.items()
+    }
+
+
+def vars_of(added):
+    return added.content, added.special, added.lstrip, added.rstrip, added.normalized, added.single_word
+
+
+def test_no_config_is_needed(tmp_path):
+    checkpoint(tmp_path, added_tokens={"<x>": 4096})
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert tokenizer_files.load_tokenizer(tmp_path).encode("<x>").ids == [1, 4096]
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "message"),
+    [
+        (
+            {"added_tokens_decoder": {"5000": token("<x>")}},
+            {},
+            r"tokenizer_config\.json: '<x>' must have the id 4096, .*, got 5000",
+        ),
+        (
+            {"added_tokens_decoder": {"9": token("</s>")}},
+            {},
+            r"tokenizer_config\.json: '</s>' must have the id 2, .*, got 9",
+        ),
+        ({}, {"added_tokens": {"<x>": 7}}, r"added_tokens\.json: '<x>' must have the id 4096, .*, got 7"),
+        ({"added_tokens_decoder": ["<x>"]}, {}, "the tokens that files add to tokenizer.json cannot be read"),
+        ({"extra_special_tokens": [5]}, {}, "the tokens that files add to tokenizer.json cannot be read"),
+        ({"split_special_tokens": "no"}, {}, "split_special_tokens must be true or false, got 'no'"),
+    ],
+    ids=str,
+)
+def test_tokens_with_other_ids_are_refused(config, files, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        tokenizer_files.load_tokenizer(checkpoint(tmp_path, config, **files))
+
+
+def test_tokens_beyond_the_vocabulary_are_named_once_and_strict_refuses_them(tmp_path):
+    checkpoint(tmp_path, {"pad_token": "[PAD]"})
+    shutil.copy(DEMO / "model.safetensors", tmp_path)
+    named = r"tokens beyond the model's vocabulary of 4096.*: '\[PAD\]' \(4096\)$"
+    with pytest.warns(UserWarning, match=named) as caught:
+        params, tokenizer = jlade.load(tmp_path, "float32")
+    assert len(caught) == 1
+    with pytest.raises(ValueError, match="prompt holds token id 4096; accepted are 0 to 4095"):
+        jlade.generate(params, "a [PAD]", tokenizer=tokenizer)
+    with pytest.raises(ValueError, match=r"strict=True refuses them: '\[PAD\]' \(4096\)$"):
+        jlade.load(tmp_path, "float32", strict=True)
+
+
+def test_a_directory_without_a_tokenizer_gives_none(tmp_path):
+    assert tokenizer_files.load_tokenizer(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", json.dumps({"version": "1.0"}), "\xff"])
+def test_a_broken_tokenizer_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+        tokenizer_files.load_tokenizer(tmp_path)
