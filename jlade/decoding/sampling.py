@@ -17,8 +17,9 @@ from jlade.vocabulary import VocabularyShard
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
 THREEFRY = "threefry2x32"  # of `jax.random`
-# Smaller temperatures are the limit, the highest logit: after the division they would exceed float32's range.
-LEAST_TEMPERATURE = 1e-10
+# Smaller temperatures are the limit, the highest logit: after the division float32 would not tell logits apart, nor could
+# compilers be trusted to round them equally wherever they compute them.
+LEAST_TEMPERATURE = 1e-5
 
 
 @flax.struct.dataclass
