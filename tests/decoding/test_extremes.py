@@ -48,7 +48,7 @@ def probabilities(logits, settings, prompt, generated):
 
 
 def expected(logits, config, prompt, generated):
-    """Returns the probabilities [V] after one position in float64, the logits before filters, and float32's error in these.
+    """Returns the probabilities [V] after one position in float64, the logits before filters, and float32's error.
 
     The probabilities are None where a filter's bound is so near that rounding decides.
     """
@@ -84,7 +84,7 @@ def expected(logits, config, prompt, generated):
         near |= (np.abs(logits - bound)[logits < 0] < 1e-3).any()
         logits = keep(logits, bound)
     if is_greedy:
-        near |= (np.sort(logits)[-2] > -2 * error)
+        near |= np.sort(logits)[-2] > -2 * error
         return None if near else np.eye(VOCAB)[np.argmax(logits)], unfiltered, error
     return None if near else scipy.special.softmax(logits), unfiltered, error
 
@@ -101,7 +101,9 @@ def test_every_value_of_every_control_draws_as_in_float64(config, scale, seed):
     np.testing.assert_allclose(got.sum(axis=-1), 1, atol=1e-5)
     for position in range(POSITIONS):
         wanted, unfiltered, error = expected(logits[position].astype(np.float32), config, prompt, generated[position])
-        assert unfiltered[np.argmax(got[position])] >= -2 * (error + 1e-6), "the best token is not the most probable one"
+        assert unfiltered[np.argmax(got[position])] >= -2 * (error + 1e-6), (
+            "the best token is not the most probable one"
+        )
         if wanted is not None and error < 1e-4:
             np.testing.assert_allclose(got[position], wanted, atol=1e-3)
 
