@@ -16,7 +16,7 @@ SOURCES: tuple[Source, ...] = ("pool", "suffix", "recycled")  # of a tree by def
 REACH: dict[Source, int] = {"prediction": 60, "suffix": 24, "recycled": 6}
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
-MAX_NUMBER: Any = 3e38  # float32 has none above
+MAX_NUMBER: Any = 1e4  # of a control: beside larger ones float32 rounds the model's logits away
 
 
 def check_int(name: str, value: Any, least: int) -> int:
@@ -260,18 +260,18 @@ class SamplingConfig:
     (`top_k`, `top_p`, `min_p`) change `Generation.processed_logprobs` but no text: the highest logit passes them all.
 
     Attributes:
-      temperature: divides the logits; 0.0 takes the highest (greedy).
+      temperature: divides the logits; 0.0 takes the highest (greedy), as do numbers below 1e-5.
       top_k: keeps the k highest logits; 1 or more.
       top_p: keeps the fewest tokens whose probabilities add up to p or more; above 0, up to 1.
       min_p: keeps tokens of at least p times the highest probability; 0 to 1.
       repetition_penalty: divides positive and multiplies negative logits of the tokens of prompt and text so far
-        (arXiv 1909.05858); above 0, 1.0 for none.
+        (arXiv 1909.05858); 1e-4 or more, 1.0 for none.
       presence_penalty: subtracted from the logits of tokens generated before.
       frequency_penalty: subtracted from a token's logit once for each time it was generated before.
-      logit_bias: a number to add to the logit of each token id; -inf bans the token.
+      logit_bias: a number to add to the logit of each token id; -inf, or any number below -1e4, bans the token.
 
     Raises:
-      TypeError, ValueError: on construction, when a value is not in the range above.
+      TypeError, ValueError: on construction, when a value is not in the range above, or above 1e4.
     """
 
     temperature: float = 0.0
@@ -290,9 +290,9 @@ class SamplingConfig:
         for name, accepted, is_accepted in (
             ("top_p", "a number above 0, up to 1", lambda x: 0 < x <= 1),
             ("min_p", "a number from 0 to 1", lambda x: 0 <= x <= 1),
-            ("repetition_penalty", "a number above 0", lambda x: x > 0),
-            ("presence_penalty", "a finite number", lambda x: True),
-            ("frequency_penalty", "a finite number", lambda x: True),
+            ("repetition_penalty", "a number of at least 1e-4", lambda x: x >= 1 / MAX_NUMBER),
+            ("presence_penalty", "a finite number", lambda x: abs(x) < math.inf),
+            ("frequency_penalty", "a finite number", lambda x: abs(x) < math.inf),
         ):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), accepted, is_accepted)
@@ -303,19 +303,22 @@ class SamplingConfig:
 def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[Any], bool]) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be {accepted}, got {value!r}")
-    if not -MAX_NUMBER <= value <= MAX_NUMBER or not is_accepted(value):
+    if not is_accepted(value):
         raise ValueError(f"{name} must be {accepted}, got {value}")
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise ValueError(f"{name} must be at most {MAX_NUMBER:g} in size, got {value}")
 
 
 def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:
     """Returns the bias as sorted pairs, which are hashable."""
     try:
         pairs = {check_int("logit_bias", token, 0): float(value) for token, value in dict(bias).items()}
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"logit_bias must map token ids to numbers, got {bias!r}") from error
-    if any(math.isnan(value) or value == math.inf for value in pairs.values()):
-        raise ValueError(f"logit_bias must map token ids to numbers below inf, got {bias!r}")
-    return tuple(sorted(pairs.items()))
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"logit_bias must map token ids to numbers, got {bias!r}") from error
+    if not all(value <= MAX_NUMBER for value in pairs.values()):
+        raise ValueError(f"logit_bias must map token ids to numbers up to {MAX_NUMBER:g}, got {bias!r}")
+    return tuple((token, value if value >= -MAX_NUMBER else -math.inf) for token, value in sorted(pairs.items()))
 
 
 PLAIN = LookaheadConfig.paper(window_size=0, ngram_size=2, guess_set_size=0, pool_from_prompt=False)

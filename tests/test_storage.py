@@ -95,7 +95,7 @@ def test_sampling_of_a_checkpoint(content, expected, tmp_path):
         ({"do_sample": True, "top_p": 2}, "top_p must be a number above 0, up to 1, got 2"),
         ({"do_sample": True, "top_k": "all"}, "top_k must be an integer of at least 1, got 'all'"),
         ({"do_sample": 1}, "do_sample must be true or false, got 1"),
-        ({"repetition_penalty": -1}, "repetition_penalty must be a number above 0, got -1"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be a number of at least 1e-4, got -1"),
         ([], "must hold a JSON object, got list"),
     ],
     ids=str,

@@ -95,7 +95,19 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     for name, (kind, value, placeholder, explanation) in SETTINGS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
-    parser.add_argument("--stop", action="append", metavar="STRING", help="end the text before STRING; may be repeated")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        type=_unescape,
+        metavar="STRING",
+        help=r"end the text before STRING, in which \n, \r and \t stand for these characters and \\ for a backslash; "
+        "may be repeated",
+    )
+
+
+def _unescape(string: str) -> str:
+    """Returns a string of the command line, where a shell passes a backslash and an n for the end of a line."""
+    return re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], string)
 
 
 def add_lookahead(parser: argparse.ArgumentParser) -> None:
@@ -264,7 +276,7 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
 
 
 def read(name: str) -> str:
-    """Returns the text of a file, or of standard input for `-`.
+    """Returns the text of a file, or of standard input for `-`, without the byte-order mark of UTF-8.
 
     Raises:
       ValueError: names the file, when it cannot be read or is not UTF-8.
@@ -272,7 +284,7 @@ def read(name: str) -> str:
     if name == "-" and sys.stdin is None:
         raise ValueError("standard input is closed")
     try:
-        return (sys.stdin.buffer.read() if name == "-" else pathlib.Path(name).read_bytes()).decode()
+        return (sys.stdin.buffer.read() if name == "-" else pathlib.Path(name).read_bytes()).decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -201,7 +201,7 @@ def _draw(
     """Returns the key of each sequence [B], and `number` tokens for its first window [B, number]."""
     # A sequence with a key of its own is the first of a batch of its own. With one key for all sequences, equal prompts
     # get equal windows, wherever they stand in the batch.
-    each = 0 if key.ndim else None
+    key, each = sampling.threefry(key), 0 if key.ndim else None
     if places is None:
         places = jnp.zeros_like(lengths) if key.ndim else jnp.arange(len(lengths), dtype=jnp.int32)
     keys = jax.vmap(jax.random.fold_in, in_axes=(each, 0))(key, places)

@@ -16,6 +16,10 @@ from jlade.drafts import sources
 from jlade.vocabulary import VocabularyShard
 
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
+THREEFRY = "threefry2x32"  # of `jax.random`
+# Smaller temperatures are the limit, the highest logit. Divided by them, logits are so large that float32's rounding, not
+# equal in all places of a compiled program, shows in their softmax.
+LEAST_TEMPERATURE = 1e-5
 
 
 @flax.struct.dataclass
@@ -26,7 +30,7 @@ class Sampling:
     has its neutral value; see `to_arrays`.
     """
 
-    temperature: jax.Array | None = None  # float32, 0 for greedy
+    temperature: jax.Array | None = None  # float32, below `LEAST_TEMPERATURE` for greedy
     top_k: jax.Array | None = None  # int32, at most V
     top_p: jax.Array | None = None  # float32
     min_p: jax.Array | None = None  # float32
@@ -86,9 +90,10 @@ def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
         if all(value is None or (name == "temperature" and value == 0) for value in values):
             continue
         values = [default if value is None else value for value in values]
-        controls[name] = np.array(values, np.int32 if name == "top_k" else np.float32)
-    if "top_k" in controls:
-        controls["top_k"] = np.minimum(controls["top_k"], vocab_size)
+        if name == "top_k":
+            controls[name] = np.array([min(value, vocab_size) for value in values], np.int32)
+        else:
+            controls[name] = np.array(values, np.float32)
     if "top_p" in controls:
         controls["top_p"][controls["top_p"] == 1] = np.inf
     if any(config.logit_bias for config in configs):
@@ -110,7 +115,7 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
       generated: [R, V] int32, how often each token was generated before each position; None when no control needs it.
 
     Returns:
-      [R, V] logits of the distribution to draw from; -inf for tokens that are filtered out. A temperature of 0 counts
+      [R, V] logits of the distribution to draw from; -inf for tokens that are filtered out. A greedy temperature counts
       as 1 here; see `sharpen`.
     """
     s = sampling
@@ -119,7 +124,7 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
     if prompt is not None and generated is not None:
         logits = _penalize(logits, s, prompt, generated)
     if s.temperature is not None:
-        logits = logits / jnp.where(s.temperature == 0, 1.0, s.temperature)
+        logits = logits / jnp.where(s.temperature < LEAST_TEMPERATURE, 1.0, s.temperature)
     if s.top_k is not None:
         kth = -jnp.sort(-logits, axis=-1)[:, s.top_k - 1]
         logits = jnp.where(logits < kth[:, None], NEVER, logits)
@@ -127,7 +132,7 @@ def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, gen
         highest = -jnp.sort(-logits, axis=-1)
         probabilities = jax.nn.softmax(highest, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        last = jnp.min(jnp.where(before < s.top_p, highest, jnp.inf), axis=-1)
+        last = jnp.min(jnp.where(before < s.top_p, highest, highest[:, :1]), axis=-1)  # the first for any p
         logits = jnp.where(logits < last[:, None], NEVER, logits)
     if s.min_p is not None:
         probabilities = jax.nn.softmax(logits, axis=-1)
@@ -149,16 +154,17 @@ def _penalize(logits: jax.Array, sampling: Sampling, prompt: jax.Array, generate
 
 
 def sharpen(logits: jax.Array, temperature: jax.Array, vocabulary: VocabularyShard) -> jax.Array:
-    """Keeps only the highest of processed logits [R, V'] if `temperature` [] is 0, the limit of small temperatures."""
+    """Keeps only the highest of processed logits [R, V'] if `temperature` [] is greedy."""
     is_best = vocabulary.tokens()[None, :] == vocabulary.argmax(logits)[:, None]
-    return jnp.where((temperature == 0) & ~is_best, NEVER, logits)
+    return jnp.where((temperature < LEAST_TEMPERATURE) & ~is_best, NEVER, logits)
 
 
 def ban(logits: jax.Array, token_ids: jax.Array, where: jax.Array, vocabulary: VocabularyShard) -> jax.Array:
-    """Sets the logits [R, V'] of `token_ids` [K], -1 for none, to -inf at the positions `where` [R]."""
+    """Bans `token_ids` [K], -1 for none, in the logits [R, V'] of the positions `where` [R]."""
     size = vocabulary.size
     is_banned = jnp.zeros(size, bool).at[jnp.where(token_ids < 0, size, token_ids)].set(True, mode="drop")
-    return jnp.where(where[:, None] & vocabulary.take(is_banned)[None, :], NEVER, logits)
+    # A sum, in which NaN and infinity are still seen.
+    return logits + jnp.where(where[:, None] & vocabulary.take(is_banned)[None, :], NEVER, 0.0)
 
 
 @flax.struct.dataclass
@@ -188,6 +194,21 @@ def logprobs(logits: jax.Array, processed: jax.Array, tokens: jax.Array, number:
     return LogProbs(of(logits, tokens[:, None])[:, 0], of(processed, tokens[:, None])[:, 0], of(logits, top), top)
 
 
+def threefry(key: jax.Array) -> jax.Array:
+    """Returns keys [...] of the implementation "threefry2x32", derived from those of any implementation.
+
+    Noise must be a function of key and position alone. Other implementations do not promise that: `jax.vmap` draws the
+    bits of all "rbg" keys with the first of them. A threefry key stays as it is.
+    """
+    if jax.random.key_impl(key) == THREEFRY:
+        return key
+    words = jax.random.key_data(key)
+    derived = jax.random.wrap_key_data(words[..., :2], impl=THREEFRY)
+    for place in range(2, words.shape[-1]):
+        derived = jnp.vectorize(jax.random.fold_in)(derived, words[..., place])
+    return derived
+
+
 def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
     """Returns the Gumbel noise [M, V] of the tokens at absolute `positions` [M] of the sequence with `key`.
 
@@ -207,14 +228,15 @@ def noise_ahead(
     Args:
       key: of the sequence.
       num_tokens: [] int32, of the text.
-      sampling: of the sequence. The noise is NaN for a temperature of 0.
+      sampling: of the sequence. The noise is NaN for a greedy temperature.
       lookahead: the setting. Rejection sampling draws with other noise, and a static tree needs no costs.
       vocab_size: V.
     """
     if sampling.temperature is None or lookahead.tree_size is None or lookahead.verification == "rejection":
         return None
     positions = num_tokens + jnp.arange(sources.NOISE_REACH, dtype=jnp.int32)
-    return jnp.where(sampling.temperature == 0, jnp.nan, noise_at(key, positions, vocab_size))
+    noise = noise_at(key, positions, vocab_size)
+    return jnp.where(sampling.temperature < LEAST_TEMPERATURE, jnp.nan, noise)
 
 
 def count_prompt(tokens: jax.Array, length: jax.Array, vocab_size: int) -> TokenCounts:

@@ -37,6 +37,7 @@ class Inputs:
       key: made by `jax.random.key`, one for all sequences [] or one for each [B]. It decides the noise of sampled
         tokens, which is independent between sequences, and the first window, which affects the number of steps but not
         the text. Sequence b draws its noise with `fold_in(key, b)`, or with `fold_in(key[b], 0)` as if it were alone.
+        From a key of another implementation than threefry2x32 one of that is derived first.
       sampling: how tokens are drawn; greedy by default.
       costs: [L] float32, the time of a step at each level of `lookahead.adaptive.levels`, in plain steps. Decoding is
         then adaptive: steps are narrower while they accept fewer tokens than they cost. None keeps every step at full
@@ -115,7 +116,7 @@ class Constants:
     """The part of the state that the request fixed."""
 
     prompt_lengths: jax.Array  # [B] int32
-    keys: jax.Array  # [B] keys of `jax.random`, the source of each sequence's noise
+    keys: jax.Array  # [B] threefry keys of `jax.random`, the source of each sequence's noise
     sampling: Sampling  # fields [B]
     stopping: Stopping
     costs: jax.Array | None  # [L] float32, None when every step has the full width

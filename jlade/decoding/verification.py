@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
     logits: jax.Array  # [R, V or V'] float32, the model's
     processed: jax.Array  # [R, V or V'] float32, after penalties, temperature and filters
     sharpened: jax.Array  # [R, V or V'] float32, of the distribution to draw from; -inf for all others when greedy
-    are_finite: jax.Array  # [R] bool, whether `logits` have no NaN, no infinity and a token above -inf
+    are_finite: jax.Array  # [R] bool, whether `processed` have no NaN, no infinity and a token above -inf
 
 
 def verify(
@@ -43,7 +43,7 @@ def verify(
     """Returns predictions, the verdict on the tree, whether the text cannot go on after it, and its tokens' scores.
 
     The predictions are those of the newest window row [W], and those after the current token and the drafts [1 + M].
-    The verdict accepts tokens up to the first one whose logits, the model's own, are not finite: none if these are the
+    The verdict accepts tokens up to the first one whose logits, after processing, are not finite: none if these are the
     logits after the current token. Logits that no accepted token comes from may have any values.
 
     Args:
@@ -121,7 +121,7 @@ def _predict(
         logits, vocabulary = vocabulary.whole(logits), VocabularyShard(vocab_size)
     if sampling.logit_bias is not None:
         sampling = dataclasses.replace(sampling, logit_bias=vocabulary.take(sampling.logit_bias))
-    processed, are_finite = logits, jnp.isfinite(vocabulary.highest(logits)[0])
+    processed = logits
     stopping, num_generated = constants.stopping, state.num_tokens - constants.prompt_lengths
     if stopping.min_new_tokens is not None:
         too_early = num_generated + offsets < stopping.min_new_tokens
@@ -133,7 +133,8 @@ def _predict(
         prompt, generated = vocabulary.take(state.counts.prompt), vocabulary.take(generated)
         processed = sampling_lib.process(processed, sampling, prompt, generated)
 
-    greedy = vocabulary.argmax(processed)
+    highest, greedy = vocabulary.highest(processed)
+    are_finite = jnp.isfinite(highest)
     if sampling.temperature is None:
         return Predictions(greedy, greedy, logits, processed, processed, are_finite)
     sharpened = sampling_lib.sharpen(processed, sampling.temperature, vocabulary)

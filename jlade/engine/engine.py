@@ -25,7 +25,7 @@ from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
 from jlade.generation import memory, results, stop_strings
 from jlade.generation import request as request_lib
-from jlade.generation.options import Options
+from jlade.generation.options import Options, unknown
 from jlade.generation.prompts import Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
@@ -241,7 +241,7 @@ class Engine:
         accepted = RequestOptions.__annotations__
         for name in options:
             if name not in accepted:
-                raise TypeError(f"{name} is not an option of a request; accepted are {', '.join(sorted(accepted))}")
+                raise unknown(name, "an option of a request", accepted)
         predicts = options.get("prediction") is not None
         if predicts and not self._max_prediction:
             raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")

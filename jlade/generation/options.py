@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import jax
@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jlade.config import LookaheadConfig, SamplingConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts.pool import NGramPool
+from jlade.generation import prompts as prompts_lib
 from jlade.generation.corpus import Texts
 from jlade.generation.prompts import Prompts
 from jlade.generation.text import Tokenizer
@@ -56,6 +57,28 @@ class Options(TextOptions):
     keep_state: bool = False
 
 
+# How people call options elsewhere, and how they are given here.
+_OF_SAMPLING = "sampling=SamplingConfig({name}=...)"
+_HERE = {
+    **{field.name: _OF_SAMPLING.format(name=field.name) for field in dataclasses.fields(SamplingConfig)},
+    **dict.fromkeys(("do_sample", "generation_config", "sampling_params"), _OF_SAMPLING.format(name="temperature")),
+    **dict.fromkeys(("seed", "random_seed", "rng", "rng_key", "prng_key"), "key=jax.random.key(seed)"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_new_tokens=..."),
+    **dict.fromkeys(("max_length",), "max_new_tokens=..., which leaves out the prompt"),
+    **dict.fromkeys(("min_tokens", "min_length"), "min_new_tokens=..."),
+    **dict.fromkeys(("stop_strings", "stop_sequences"), "stop=..."),
+    **dict.fromkeys(("stop_token_ids", "eos_token_id", "eos_token_ids"), "eos_ids=..."),
+    **dict.fromkeys(("input_ids", "inputs", "prompts"), "the prompt as the second argument"),
+    "messages": f"as the prompt {prompts_lib.OF_CHAT}",
+}
+
+
+def unknown(name: str, kind: str, accepted: Iterable[str]) -> TypeError:
+    """Returns the error for an option of that name: `kind` is what it is not."""
+    hint = f": pass {_HERE[name]}" if name in _HERE else ""
+    return TypeError(f"{name} is not {kind}{hint}; accepted are {', '.join(sorted(accepted))}")
+
+
 def keywords(
     options: Callable[P, Any],
 ) -> Callable[[Callable[[Params, Prompts, Any], R]], Callable[Concatenate[Params, Prompts, P], R]]:
@@ -85,7 +108,7 @@ def keywords(
                 )
             for name in named:
                 if name not in accepted:
-                    raise TypeError(f"{name} is not an argument; accepted are {', '.join(sorted(accepted))}")
+                    raise unknown(name, "an argument", accepted)
             return function(*arguments, options(**named))  # type: ignore[call-arg]
 
         functools.update_wrapper(with_keywords, function)

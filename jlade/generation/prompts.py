@@ -11,6 +11,8 @@ import numpy as np
 from jlade.generation import text
 from jlade.generation.text import Tokenizer
 
+OF_CHAT = "what tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True) returns"
+
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
 Prompts = Prompt | Sequence[Prompt] | Mapping[str, Any]  # the mapping is a `BatchEncoding` of transformers, or like one
 
@@ -24,6 +26,7 @@ def read(
       TypeError, ValueError: name the prompt or its mask, the value and what is accepted.
     """
     if isinstance(prompt, Mapping):
+        _check_no_message("prompt", prompt)
         if "input_ids" not in prompt:
             raise TypeError(f'prompt is a mapping without "input_ids"; it has {", ".join(map(repr, prompt))}')
         if attention_mask is not None and "attention_mask" in prompt:
@@ -59,8 +62,10 @@ def token_ids(
     if isinstance(prompt, str):
         if tokenizer is None:
             raise TypeError(f"{name} is a string, {prompt[:40]!r}: pass tokenizer= with it, or token ids instead")
+        text.check_utf8(f"{name} must be", prompt)
         prompt = text.encode(tokenizer, prompt, parse_special)
-    elif not parse_special:
+    _check_no_message(name, prompt)
+    if not parse_special:
         raise TypeError(f"parse_special=False needs text, but {name} is token ids, which are taken as they are")
     try:
         ids = np.asarray(prompt)
@@ -76,6 +81,13 @@ def token_ids(
     if len(outside):
         raise ValueError(f"{name} holds token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
     return ids.astype(np.int32)
+
+
+def _check_no_message(name: str, prompt: Any) -> None:
+    """Raises a TypeError for a message of a chat, or a list of them."""
+    first = prompt[0] if isinstance(prompt, list | tuple) and prompt else prompt
+    if isinstance(first, Mapping) and "role" in first:
+        raise TypeError(f"{name} is a message of a chat, not its text: pass {OF_CHAT}")
 
 
 def round_up(number: int, smallest: int) -> int:

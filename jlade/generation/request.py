@@ -84,6 +84,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     stopping, stop = _check_stopping(options, prompts, decoder)
     key = _check_key(options.key, len(prompts))
     sampling = _check_sampling(options.sampling, len(prompts), decoder.vocab_size)
+    _check_bans(sampling, stopping, decoder.vocab_size)
     known = _check_known(options, params, decoder, prompts, lookahead)
     for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
@@ -202,7 +203,10 @@ def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadCo
         return lookahead
     if lookahead.num_drafted == 0 or lookahead.tree_size is None:
         if options.lookahead != "auto":
-            raise ValueError(f"prediction needs a lookahead with a tree, got {lookahead}")
+            raise ValueError(
+                f"prediction needs a lookahead with a tree, such as LookaheadConfig.tree(63), got "
+                f"lookahead={options.lookahead}"
+            )
         return lookahead  # the setting for this device has no use for it
     return dataclasses.replace(lookahead, sources=("prediction", *lookahead.sources))
 
@@ -251,7 +255,10 @@ def _check_known(
             if "recycled" in lookahead.reach:
                 sources["recycled"] = corpus_lib.recycled(options.corpus, texts, batch_size, vocab_size)
         elif options.lookahead != "auto":  # which may have no use for it
-            raise ValueError(f"corpus needs a lookahead with 'suffix' among its sources, got {lookahead}")
+            raise ValueError(
+                f"corpus needs a lookahead with 'suffix' among its sources, such as LookaheadConfig.tree(63), got "
+                f"lookahead={options.lookahead}"
+            )
     pool = _check_pool(options.pool, batch_size, vocab_size, lookahead)
     predicted: dict[str, State] = {}
     if options.prediction is not None:
@@ -317,11 +324,13 @@ def _check_ints(name: str, values: Any, least: int, batch_size: int) -> HostArra
 def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
     """Returns the end tokens of each sequence [B, K], padded with -1, given those of all or of each."""
     wrong = f"eos_ids must be a token id, a sequence of them, or one for each of {batch_size} prompts, got {eos_ids!r}"
+    if hasattr(eos_ids, "__array__"):
+        eos_ids = np.asarray(eos_ids).tolist()
     if isinstance(eos_ids, numbers.Integral):
         eos_ids = (eos_ids,)
     if isinstance(eos_ids, str) or not isinstance(eos_ids, Iterable):
         raise TypeError(wrong)
-    sets = list(eos_ids)
+    sets = [np.asarray(ids).tolist() if hasattr(ids, "__array__") else ids for ids in eos_ids]
     if not sets or isinstance(sets[0], numbers.Number):
         sets = [sets] * batch_size
     if any(isinstance(ids, str) or not isinstance(ids, Iterable) for ids in sets):
@@ -342,12 +351,21 @@ def _check_key(key: Any, batch_size: int) -> jax.Array:
     if key is None:
         return jax.random.key(0)
     if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim > 0:
-        key = jax.random.wrap_key_data(key)  # the form that jax.random.PRNGKey makes
+        return _check_key(_wrap(key), batch_size)
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape in ((), (batch_size,)):
             return key
         raise ValueError(f"key must be one key or one for each of {batch_size} prompts, got keys of shape {key.shape}")
     raise TypeError(f"key must be a key made by jax.random.key, or an array of them, got {key!r}")
+
+
+def _wrap(words: jax.Array) -> jax.Array:
+    """Returns the keys of the form that `jax.random.PRNGKey` makes."""
+    try:
+        return jax.random.wrap_key_data(words)
+    except TypeError as error:
+        size = jax.random.key_data(jax.random.key(0)).size
+        raise ValueError(f"key must hold {size} words, as those of jax.random.PRNGKey, got {words!r}") from error
 
 
 def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling:
@@ -360,6 +378,22 @@ def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling
     if outside:
         raise ValueError(f"logit_bias names token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
     return sampling_lib.to_arrays(configs, vocab_size)
+
+
+def _check_bans(sampling: Sampling, stopping: Stopping, vocab_size: int) -> None:
+    """Raises a ValueError if no token is left for the text of a sequence."""
+    if sampling.logit_bias is None and stopping.min_new_tokens is None:
+        return
+    banned = np.zeros((len(stopping.eos_ids), vocab_size), bool)
+    if sampling.logit_bias is not None:
+        banned |= sampling.logit_bias == -np.inf
+    if stopping.min_new_tokens is not None:
+        for row, ids, fewest in zip(banned, stopping.eos_ids, stopping.min_new_tokens, strict=True):
+            row[ids[(ids >= 0) & (fewest > 0)]] = True
+    if banned.all(axis=1).any():
+        raise ValueError(
+            f"logit_bias, with the end tokens that min_new_tokens bans, leaves none of {vocab_size} tokens to draw"
+        )
 
 
 def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: LookaheadConfig) -> NGramPool | None:

@@ -113,7 +113,7 @@ def test_logits_that_are_not_finite_are_an_error_at_the_end(more, demo, files, m
 
 
 def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
-    type_in(monkeypatch, f"\n{PROMPTS[1]}\r\n  \nimport os".encode())
+    type_in(monkeypatch, f"\ufeff\n{PROMPTS[1]}\r\n  \nimport os".encode())
     arguments = ["-", *files, "--lines", *LIMIT, "--json", "--batch-size", "2"]
     records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
     assert [(record["source"], record["prompt"]) for record in records] == [

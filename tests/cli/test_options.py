@@ -6,7 +6,7 @@ import math
 import pytest
 
 from jlade import SamplingConfig
-from jlade.cli import chat, compare, generate, options
+from jlade.cli import chat, compare, generate, options, records
 
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
 
@@ -49,3 +49,18 @@ def test_a_chat_returns_to_the_sampling_of_the_checkpoint(tmp_path):
 def test_arguments_are_checked_before_the_checkpoint_is_looked_for():
     with pytest.raises(ValueError, match=r"temperature must be a number of at least 0, got -1\.0"):
         sampling_of(generate, "--model", "no/where", "--temperature", -1)
+
+
+@pytest.mark.parametrize(
+    ("typed", "stop"), [(r"\n", "\n"), (r"a\tb\r", "a\tb\r"), (r"\\n", r"\n"), (r"\s", r"\s"), ("\n", "\n"), ("é", "é")]
+)
+def test_stop_strings_of_a_shell(typed, stop):
+    """A shell passes a backslash and an n for the end of a line."""
+    assert generate.parser().parse_args(["--stop", typed]).stop == [stop]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo".encode())
+    (tmp_path / "a.jsonl").write_bytes('\ufeff{"prompt": "one"}'.encode())
+    assert [prompt.text for prompt in options.read_prompts(str(tmp_path / "a.txt"), lines=True)] == ["one", "two"]
+    assert [record.values for record in records.read(str(tmp_path / "a.jsonl"))] == [{"prompt": "one"}]

@@ -439,9 +439,12 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
     [
         ({"max_new_tokens": 63}, ValueError, "make 66 tokens; the model reads at most 64"),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
-        ({"temperature": 1}, TypeError, "temperature is not an option of a request; accepted are eos_ids, key"),
+        (
+            {"temperature": 1},
+            TypeError,
+            "temperature is not an option of a request: pass sampling=.*; accepted are eos_ids",
+        ),
         ({"eos_ids": [1] * 33}, ValueError, "eos_ids must be at most 32 for an engine, got 33"),
-        ({"key": jax.random.key(0, impl="rbg")}, ValueError, "key must be of the kind"),
         ({"stop": ""}, ValueError, "at least one character"),
         ({"prediction": "a"}, ValueError, "prediction needs an engine that was made with max_prediction"),
         ({"logprobs": True, "top_logprobs": 3}, ValueError, "top_logprobs must be at most max_top_logprobs=2, got 3"),

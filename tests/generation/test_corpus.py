@@ -199,7 +199,12 @@ def test_a_setting_that_was_chosen_without_a_tree_ignores_it(monkeypatch):
         ({"corpus": np.array([1, 2])}, TypeError, "corpus must be a list of texts, .* got ndarray"),
         ({"corpus": [[1], [99]]}, ValueError, r"corpus\[1\] holds token id 99; accepted are 0 to 12"),
         ({"corpus": ["text"]}, TypeError, r"corpus\[0\] is a string, 'text': pass tokenizer="),
-        ({"corpus": [[1]], "lookahead": None}, ValueError, "corpus needs a lookahead with 'suffix' among its sour"),
+        ({"corpus": ["\ud800"], "tokenizer": tiny_tokenizer()}, ValueError, r"corpus\[0\] must be text that UTF-8 can"),
+        (
+            {"corpus": [[1]], "lookahead": None},
+            ValueError,
+            "corpus needs a lookahead with 'suffix' .* got lookahead=None",
+        ),
         ({"corpus": [[1]], "lookahead": LookaheadConfig.paper(2, 3, 2)}, ValueError, "corpus needs a lookahead with"),
     ],
 )

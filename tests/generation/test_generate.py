@@ -254,6 +254,9 @@ def test_a_decoder_can_be_named_for_parameters_that_do_not_carry_one():
         (np.zeros((1, 1, 1), np.int32), TypeError, r"prompt\[0\] must be a string or a flat sequence of token ids"),
         (5, TypeError, "prompt must be a string, token ids, or a list of these, got int"),
         (None, TypeError, "prompt must be a string, token ids, or a list of these, got NoneType"),
+        ([{"role": "user", "content": "a"}], TypeError, r"prompt\[0\] is a message of a chat, .*apply_chat_template"),
+        ([[{"role": "user", "content": "a"}]], TypeError, r"prompt\[0\] is a message of a chat, .*apply_chat_template"),
+        ({"role": "user", "content": "a"}, TypeError, "prompt is a message of a chat, .*apply_chat_template"),
         ([None], TypeError, r"prompt\[0\] must be a string or a flat sequence"),
         ([2**40], ValueError, "prompt holds token id 1099511627776; accepted are 0 to 12"),
         (
@@ -270,6 +273,17 @@ def test_bad_prompts_are_refused(prompt, error, message, nothing_compiles):
         generate(tiny_llama(), prompt)
     with pytest.raises(error, match=message):
         stream(tiny_llama(), prompt)
+
+
+BANS_ALL, BANS_12 = (SamplingConfig(logit_bias=dict.fromkeys(range(n), -np.inf)) for n in (13, 12))
+
+
+@pytest.mark.parametrize(
+    "eos_ids", [np.array([4, 2]), jnp.array([4, 2]), [np.int64(4), jnp.int32(2)], [np.array([4, 2])]]
+)
+def test_end_tokens_in_arrays(eos_ids):
+    inputs, _ = jlade.prepare(tiny_llama(), [1], eos_ids=eos_ids)
+    assert inputs.stopping.eos_ids[0, :3].tolist() == [4, 2, -1]
 
 
 @pytest.mark.parametrize(
@@ -318,6 +332,20 @@ def test_bad_prompts_are_refused(prompt, error, message, nothing_compiles):
             "stop strings of 2000 bytes in all are too long",
         ),
         ({"stop": "a"}, TypeError, "stop='a' needs the tokenizer: pass tokenizer= with it"),
+        ({"eos_ids": np.array([2.0])}, TypeError, "eos_ids must be an integer of at least 0, got 2.0"),
+        ({"sampling": BANS_ALL}, ValueError, "logit_bias, .* leaves none of 13 tokens to draw"),
+        ({"sampling": BANS_12, "eos_ids": 12, "min_new_tokens": 1}, ValueError, "leaves none of 13 tokens to draw"),
+        ({"temperature": 0.7}, TypeError, r"temperature is not an argument: pass sampling=SamplingConfig\(temperature"),
+        (
+            {"top_p": 0.7},
+            TypeError,
+            r"top_p is not an argument: pass sampling=SamplingConfig\(top_p=...\); accepted are",
+        ),
+        ({"seed": 7}, TypeError, r"seed is not an argument: pass key=jax.random.key\(seed\)"),
+        ({"max_tokens": 7}, TypeError, "max_tokens is not an argument: pass max_new_tokens="),
+        ({"stop_strings": "a"}, TypeError, "stop_strings is not an argument: pass stop="),
+        ({"messages": []}, TypeError, "messages is not an argument: pass as the prompt what .*apply_chat_template"),
+        ({"nonsense": 1}, TypeError, "nonsense is not an argument; accepted are"),
         ({"logprobs": 5}, TypeError, "logprobs must be True or False, got 5"),
         ({"top_logprobs": 5}, ValueError, "top_logprobs=5 needs logprobs=True"),
         ({"tokenizer": "tokenizer.json"}, TypeError, "tokenizer must be a tokenizers.Tokenizer .* got str"),

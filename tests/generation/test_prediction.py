@@ -120,7 +120,9 @@ def test_the_source_without_a_prediction_drafts_nothing():
         ({"prediction": []}, ValueError, "prediction is empty"),
         ({"prediction": [[1], [2]]}, ValueError, "prediction must hold a text for each of 1 prompts, got 2"),
         ({"prediction": [[99]]}, ValueError, r"prediction\[0\] holds token id 99"),
-        ({"prediction": [1], "lookahead": None}, ValueError, "prediction needs a lookahead with a tree"),
+        ({"prediction": np.array(3)}, TypeError, "prediction must be a string or token ids, in a list of one for each"),
+        ({"prediction": "\ud800", "tokenizer": tiny_tokenizer()}, ValueError, "prediction must be text that UTF-8 can"),
+        ({"prediction": [1], "lookahead": None}, ValueError, "prediction needs .* got lookahead=None"),
         ({"prediction": [1], "lookahead": LookaheadConfig.paper(2, 3, 2)}, ValueError, "prediction needs a lookahead"),
     ],
 )
