@@ -18,7 +18,7 @@ from jlade.vocabulary import VocabularyShard
 NEVER = -jnp.inf  # the logit of a token that must not be drawn
 THREEFRY = "threefry2x32"  # of `jax.random`
 # Smaller temperatures are the limit, the highest logit. Divided by them, logits are so large that float32's rounding,
-# not equal in all places of a compiled program, shows in their softmax.
+# which is not equal in all places of a compiled program, shows in their softmax.
 LEAST_TEMPERATURE = 1e-5
 
 

@@ -36,7 +36,7 @@ def _is_text(one: Any) -> bool:
 
 
 def _of_batch(prediction: Any, batch_size: int) -> dict[str, Any]:
-    if isinstance(prediction, str) or not (isinstance(prediction, Sequence) or getattr(prediction, "ndim", 0)):
+    if isinstance(prediction, str) or not (isinstance(prediction, Sequence) or np.ndim(prediction)):
         raise TypeError(
             f"prediction must be a string or token ids, in a list of one for each of {batch_size} prompts, "
             f"got {prediction!r}"

@@ -59,13 +59,13 @@ def token_ids(
     name: str, prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, parse_special: bool = True
 ) -> np.ndarray:
     """Returns the token ids of a prompt that is called `name` in errors."""
+    _check_no_message(name, prompt)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise TypeError(f"{name} is a string, {prompt[:40]!r}: pass tokenizer= with it, or token ids instead")
         text.check_utf8(f"{name} must be", prompt)
         prompt = text.encode(tokenizer, prompt, parse_special)
-    _check_no_message(name, prompt)
-    if not parse_special:
+    elif not parse_special:
         raise TypeError(f"parse_special=False needs text, but {name} is token ids, which are taken as they are")
     try:
         ids = np.asarray(prompt)

@@ -5,7 +5,6 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -13,16 +12,14 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.choosing import attached, choice, learned
 from jlade.choosing.learned import Learned
-from jlade.config import PLAIN, LookaheadConfig, SamplingConfig, check_int
-from jlade.decoding import sampling as sampling_lib
-from jlade.decoding.sampling import Sampling
+from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs
 from jlade.decoding.stopping import Stopping
 from jlade.drafts import pool as ngram_pool
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
-from jlade.generation import continuation, stop_strings, text
+from jlade.generation import continuation, drawing, stop_strings, text
 from jlade.generation import corpus as corpus_lib
 from jlade.generation import prediction as prediction_lib
 from jlade.generation import prompts as prompts_lib
@@ -82,9 +79,9 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     _check_batch(len(prompts) if batch_size is None else batch_size, mesh)
     lookahead = with_prediction(_check_lookahead(options, params, decoder, len(prompts), mesh), options)
     stopping, stop = _check_stopping(options, prompts, decoder)
-    key = _check_key(options.key, len(prompts))
-    sampling = _check_sampling(options.sampling, len(prompts), decoder.vocab_size)
-    _check_bans(sampling, stopping, decoder.vocab_size)
+    key = drawing.check_key(options.key, len(prompts))
+    sampling = drawing.check_sampling(options.sampling, len(prompts), decoder.vocab_size)
+    drawing.check_bans(sampling, stopping, decoder.vocab_size)
     known = _check_known(options, params, decoder, prompts, lookahead)
     for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
@@ -345,55 +342,6 @@ def _check_eos_ids(eos_ids: Any, batch_size: int, vocab_size: int) -> HostArray:
     for padded_ids, ids in zip(padded, sets, strict=True):
         padded_ids[: len(ids)] = ids
     return padded
-
-
-def _check_key(key: Any, batch_size: int) -> jax.Array:
-    if key is None:
-        return jax.random.key(0)
-    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim > 0:
-        return _check_key(_wrap(key), batch_size)
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        if key.shape in ((), (batch_size,)):
-            return key
-        raise ValueError(f"key must be one key or one for each of {batch_size} prompts, got keys of shape {key.shape}")
-    raise TypeError(f"key must be a key made by jax.random.key, or an array of them, got {key!r}")
-
-
-def _wrap(words: jax.Array) -> jax.Array:
-    """Returns the keys of the form that `jax.random.PRNGKey` makes."""
-    try:
-        return jax.random.wrap_key_data(words)
-    except TypeError as error:
-        size = jax.random.key_data(jax.random.key(0)).size
-        raise ValueError(f"key must hold {size} words, as those of jax.random.PRNGKey, got {words!r}") from error
-
-
-def _check_sampling(sampling: Any, batch_size: int, vocab_size: int) -> Sampling:
-    configs = [sampling] * batch_size if isinstance(sampling, SamplingConfig) else sampling
-    if not isinstance(configs, Sequence) or not all(isinstance(config, SamplingConfig) for config in configs):
-        raise TypeError(f"sampling must be a SamplingConfig, or a sequence of one for each prompt, got {sampling!r}")
-    if len(configs) != batch_size:
-        raise ValueError(f"sampling must be one or {batch_size}, one for each prompt, got {len(configs)} configs")
-    outside = [token for config in configs for token in dict(config.logit_bias or ()) if token >= vocab_size]
-    if outside:
-        raise ValueError(f"logit_bias names token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
-    return sampling_lib.to_arrays(configs, vocab_size)
-
-
-def _check_bans(sampling: Sampling, stopping: Stopping, vocab_size: int) -> None:
-    """Raises a ValueError if no token is left for the text of a sequence."""
-    if sampling.logit_bias is None and stopping.min_new_tokens is None:
-        return
-    banned = np.zeros((len(stopping.eos_ids), vocab_size), bool)
-    if sampling.logit_bias is not None:
-        banned |= sampling.logit_bias == -np.inf
-    if stopping.min_new_tokens is not None:
-        for row, ids, fewest in zip(banned, stopping.eos_ids, stopping.min_new_tokens, strict=True):
-            row[ids[(ids >= 0) & (fewest > 0)]] = True
-    if banned.all(axis=1).any():
-        raise ValueError(
-            f"logit_bias, with the end tokens that min_new_tokens bans, leaves none of {vocab_size} tokens to draw"
-        )
 
 
 def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: LookaheadConfig) -> NGramPool | None:

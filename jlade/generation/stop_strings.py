@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import tokenizers
 
@@ -94,7 +94,7 @@ def _build(of_token: TokenBytes, vocab_size: int, stops: tuple[tuple[str, ...], 
         after += np.int16(begin)
         next_state[begin : begin + len(states)] = np.where(completes, ~after, after)
     start = np.array([begins[different.index(strings)] for strings in stops], np.int32)
-    return StopStrings(jnp.asarray(next_state), jnp.asarray(start))
+    return StopStrings(*jax.device_put((next_state, start)))
 
 
 def _proper_prefixes(strings: Sequence[str]) -> list[bytes]:

@@ -336,7 +336,7 @@ def planted_pool():
     return pool
 
 
-def p_value(params, expected, lookahead):
+def p_value(params, expected, lookahead, kind=None):
     """Draws texts that all start with the planted pool; returns the chi-square p-value of their joint distribution."""
     config = jlade.DecodeConfig(params.decoder, lookahead)
     prompts = np.zeros((NUM_SAMPLES, 16), np.int32)
@@ -348,7 +348,7 @@ def p_value(params, expected, lookahead):
     planted = {"pool": NGramPool.of(ngrams, SMALL_VOCAB)} if "pool" in lookahead.reach else {}
     if "prediction" in lookahead.reach:
         planted["prediction"] = Reading.begin(jnp.zeros((NUM_SAMPLES, LENGTH), jnp.int32).at[:, ::2].set(2))
-    keys = jax.random.split(jax.random.key(0), NUM_SAMPLES)
+    keys = jax.random.split(jax.random.key(0, impl=kind), NUM_SAMPLES)
     inputs = jlade.Inputs(prompts, full(2), stopping, keys, settings, sources=planted)
 
     @jax.jit
@@ -373,6 +373,11 @@ def p_value(params, expected, lookahead):
 def test_texts_follow_the_models_distribution(verification, window_draw, small_model, expected_counts):
     lookahead = LookaheadConfig.paper(2, 3, 4, verification=verification, window_draw=window_draw)
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_texts_with_keys_of_other_kinds_follow_it_too(kind, small_model, expected_counts):
+    assert p_value(small_model, expected_counts, LookaheadConfig.paper(2, 3, 4), kind) > RIGHT
 
 
 @pytest.mark.parametrize(
