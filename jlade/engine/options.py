@@ -1,0 +1,40 @@
+"""The options of requests to an engine."""
+
+import numbers
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import jax
+
+from jlade.config import SamplingConfig
+from jlade.generation.prompts import Prompts
+
+
+class RequestOptions(TypedDict, total=False):
+    """The options of a request; see `jlade.generate`."""
+
+    max_new_tokens: int | Sequence[int] | None
+    min_new_tokens: int | Sequence[int]
+    sampling: SamplingConfig | Sequence[SamplingConfig]
+    parse_special: bool
+    eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
+    stop: str | Sequence[str] | Sequence[Sequence[str]] | None
+    key: jax.Array | None
+    prediction: Prompts | None
+    logprobs: bool
+    top_logprobs: int
+    with_statistics: bool
+
+
+def check_names(options: RequestOptions) -> None:
+    """Raises a TypeError for an option that requests do not have."""
+    accepted = RequestOptions.__annotations__
+    for name in options:
+        if name not in accepted:
+            raise TypeError(f"{name} is not an option of a request; accepted are {', '.join(sorted(accepted))}")
+
+
+def check_priority(priority: Any) -> None:
+    """Raises a TypeError for a priority that is no integer."""
+    if isinstance(priority, bool) or not isinstance(priority, numbers.Integral):
+        raise TypeError(f"priority must be an integer, got {priority!r}")
