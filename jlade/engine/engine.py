@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Literal, Self, Unpack
 
-import jax
 from jax.sharding import Mesh
 
-from jlade.config import LookaheadConfig, check_int
+from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
 from jlade.engine import job as job_lib
 from jlade.engine import options as options_lib
@@ -37,9 +36,6 @@ from jlade.models.base import Decoder, Params
 # Of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
 STEPS = 2
 MORE_STEPS = 16  # of a round that nobody can wish to be shorter, unless a request comes; it ends when a row does
-# More than any engine needs: a slip is an error before it takes memory.
-MOST_SEQUENCES = 4096
-MOST_PREDICTION = 2**20
 
 
 class Engine:
@@ -60,7 +56,7 @@ class Engine:
       max_waiting: requests that may wait for a row.
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
         they do; by default as many as the rows take. With 0 every prompt is read from its first token.
-      max_prediction: most tokens of a prediction, up to 2^20; with 0 requests have none, and steps do not search for it.
+      max_prediction: most tokens of a prediction, at most 2^20; with 0 requests have none, and steps search for none.
       max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
@@ -84,11 +80,9 @@ class Engine:
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
-        self.max_sequences = check_int("max_sequences", max_sequences, 1, MOST_SEQUENCES)
-        self._max_prediction = check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)
-        self._scheduler: Scheduler[Job] = Scheduler(self.max_sequences, check_int("max_waiting", max_waiting, 1))
-        if prefix_memory is not None:
-            check_int("prefix_memory", prefix_memory, 0)
+        options_lib.check_sizes(max_sequences, max_waiting, prefix_memory, max_prediction)
+        self.max_sequences, self._max_prediction = max_sequences, max_prediction
+        self._scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self.max_sequences
         options = Options(

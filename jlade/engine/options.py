@@ -1,4 +1,4 @@
-"""The options of requests to an engine."""
+"""The options of requests to an engine, and its sizes."""
 
 import numbers
 from collections.abc import Sequence
@@ -6,8 +6,12 @@ from typing import Any, TypedDict
 
 import jax
 
-from jlade.config import SamplingConfig
+from jlade.config import SamplingConfig, check_int
 from jlade.generation.prompts import Prompts
+
+# More than any engine needs: a slip is an error before it takes memory.
+MOST_SEQUENCES = 4096
+MOST_PREDICTION = 2**20
 
 
 class RequestOptions(TypedDict, total=False):
@@ -38,3 +42,11 @@ def check_priority(priority: Any) -> None:
     """Raises a TypeError for a priority that is no integer."""
     if isinstance(priority, bool) or not isinstance(priority, numbers.Integral):
         raise TypeError(f"priority must be an integer, got {priority!r}")
+
+
+def check_sizes(max_sequences: Any, max_waiting: Any, prefix_memory: Any, max_prediction: Any) -> None:
+    """Raises a TypeError or a ValueError for sizes that no engine has; see `Engine`."""
+    check_int("max_sequences", max_sequences, 1, MOST_SEQUENCES)
+    check_int("max_waiting", max_waiting, 1)
+    check_int("prefix_memory", 0 if prefix_memory is None else prefix_memory, 0)
+    check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)

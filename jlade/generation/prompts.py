@@ -104,7 +104,7 @@ def check_room(
     most: np.ndarray,
     capacity: int,
     bound: str,
-    errors: dict[int, Exception] | None,
+    errors: dict[int, Exception] | None = None,
 ) -> None:
     """Checks that prompts and their new tokens fit.
 

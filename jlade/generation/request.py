@@ -89,13 +89,13 @@ def check(
     _check_batch(len(prompts) if batch_size is None else batch_size, mesh)
     lookahead = with_prediction(_check_lookahead(options, params, decoder, len(prompts), mesh), options)
     stopping, stop = _check_stopping(options, prompts, decoder, capacity)
-    bound = f"the engine was made with capacity={capacity}"
+    least = 0 if stopping.min_new_tokens is None else stopping.min_new_tokens
+    limits = np.broadcast_arrays(least, stopping.max_new_tokens)
     if capacity is None:
         bound = f"the model reads at most {decoder.max_positions} positions"
-    least = 0 if stopping.min_new_tokens is None else stopping.min_new_tokens
-    ranges = np.broadcast_arrays(least, stopping.max_new_tokens)
-    most = decoder.max_positions if capacity is None else capacity
-    prompts_lib.check_room(prompts, *ranges, most, bound, None if capacity is None else errors)
+        prompts_lib.check_room(prompts, *limits, decoder.max_positions, bound)
+    else:
+        prompts_lib.check_room(prompts, *limits, capacity, f"the engine was made with capacity={capacity}", errors)
     key = _check_key(options.key, len(prompts))
     sampling = _check_sampling(options.sampling, len(prompts), decoder.vocab_size)
     known = _check_known(options, params, decoder, prompts, lookahead)
@@ -109,8 +109,7 @@ def check(
     costs: HostArray = adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn)
 
     tokens, lengths = _pad(prompts, stopping.max_new_tokens, known.capacity, decoder.max_positions)
-    state, num_padded = known.state, tokens.shape[1]
-    sources = known.sources
+    state, num_padded, sources = known.state, tokens.shape[1], known.sources
     if capacity is None:  # the rows of an engine have no place for an index of their prompts
         sources = sources | corpus_lib.of_prompts(prompts, num_padded, lookahead)
     return Request(
