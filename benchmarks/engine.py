@@ -101,7 +101,7 @@ def _list(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
             before = len(compiled)
             results = engine.generate(prompts, max_new_tokens=limits, **same)
             counts.append(len(compiled) - before)
-            return [result.tokens[0].tolist() for result in results]
+            return [result.tokens[0].tolist() for result in results if isinstance(result, jlade.Generation)]
 
         counts: list[int] = []
         engine.warm_up()

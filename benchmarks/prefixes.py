@@ -75,7 +75,9 @@ def main() -> None:
         prompts = [draw(options.prompt // 4, seed + number) for number in range(3 * options.rows)]
         begin = time.perf_counter()
         results = engine.generate(prompts, **of_request)
-        return time.perf_counter() - begin, [result.tokens[0].tolist() for result in results]
+        return time.perf_counter() - begin, [
+            result.tokens[0].tolist() for result in results if isinstance(result, jlade.Generation)
+        ]
 
     cases: dict[str, Callable[[jlade.Engine, int], tuple[float, Tokens]]] = {
         "second turn": turns,

@@ -3,9 +3,9 @@
     python examples/batch.py prompts.jsonl answers.jsonl --model path/to/model
 
 Each line of the first file is a JSON object with "prompt". Its answer becomes the same line of the second file, with
-"text" and "finish_reason" added, as soon as it and those before it are complete. Run the same command again after an
-interruption: complete lines are kept. `jlade generate --output` does this from the command line; copy this file to
-change how prompts are read, checked or stored.
+"text" and "finish_reason" added, or "error" if the prompt is wrong, as soon as it and those before it are complete. Run
+the same command again after an interruption: complete lines are kept. `jlade generate --output` does this from the
+command line; copy this file to change how prompts are read, checked or stored.
 """
 
 import argparse
@@ -56,8 +56,11 @@ def complete(
             [record["prompt"] for record in left], key=keys, sampling=sampling, max_new_tokens=max_new_tokens
         )
         for record, result in zip(left, results, strict=True):
-            answer = record | {"text": result.text[0], "finish_reason": result.finish_reason[0]}
-            print(json.dumps(answer), file=file, flush=True)
+            if isinstance(result, Exception):
+                answer = {"error": str(result)}
+            else:
+                answer = {"text": result.text[0], "finish_reason": result.finish_reason[0]}
+            print(json.dumps(record | answer), file=file, flush=True)
     return len(left)
 
 

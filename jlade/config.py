@@ -19,7 +19,7 @@ MAX_BLOCK_SIZE = 4096
 MAX_NUMBER: Any = 1e4  # of a control: beside larger ones float32 rounds the model's logits away
 
 
-def check_int(name: str, value: Any, least: int) -> int:
+def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Returns `value` as an int.
 
     Raises:
@@ -29,6 +29,8 @@ def check_int(name: str, value: Any, least: int) -> int:
         raise TypeError(f"{name} must be an integer of at least {least}, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and int(value) > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return int(value)
 
 

@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
     while (line := chat.read()) is not None and line.strip() != "/exit":
         with contextlib.suppress(KeyboardInterrupt):
             chat.take(line)
+    chat.check()
 
 
 class _Chat:
@@ -74,6 +75,7 @@ class _Chat:
         self._options = options
         self._conversation = conversation
         self._last, self._total = Tally(), Tally()
+        self._num_asked = self._num_answered = 0
         self._statistics: jlade.Statistics | None = None
         self._is_terminal = sys.stdout.isatty()
         # A pipe gets the answers alone; errors and the output of commands go to stderr.
@@ -111,9 +113,16 @@ class _Chat:
                 case [command, *_] if command.startswith("/"):
                     raise ValueError(f"{line.strip()} is not a command; /help lists the commands")
                 case _:
+                    self._num_asked += 1
                     self._answer(line)
+                    self._num_answered += 1
         except ValueError as error:
             self._console.print(Text(str(error), style="red"))
+
+    def check(self) -> None:
+        """Raises a ValueError if a pipe had questions, and none of them was answered."""
+        if not self._is_terminal and self._num_asked and not self._num_answered:
+            raise ValueError(f"none of {self._num_asked} questions was answered")
 
     def _answer(self, question: str) -> None:
         request = options_lib.request(self._options)
@@ -138,13 +147,15 @@ class _Chat:
                     show(piece.text or "", count, _status(tally))
                     if interrupted.is_set():
                         break
-            ending = "interrupted" if generation is None else generation.finish_reason[0]
-            ending = f"error, {NOT_FINITE}" if ending == "error" else ending
+            reason = "interrupted" if generation is None else generation.finish_reason[0]
+            ending = f"error, {NOT_FINITE}" if reason == "error" else reason
             show("", 1, f"{ending}: {_status(tally)}")
         if answer or generation is not None:
             self._conversation.add(question, answer, generation)
         self._last, self._total = tally, self._total + tally
         self._statistics = None if generation is None else generation.statistics
+        if reason == "error" and not self._is_terminal:  # which shows it
+            raise ValueError(f"the answer ended early: {NOT_FINITE}")
 
     def _show_statistics(self) -> None:
         tallies = {"last answer": self._last, "whole chat": self._total}

@@ -146,7 +146,8 @@ def _prepare(
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
     reader = records.Reader(params, request, options.model)
-    items = [_check(params, prompt, number, request, options, reader) for number, prompt in enumerate(prompts)]
+    checked = (_check(params, prompt, number, request, options, reader) for number, prompt in enumerate(prompts))
+    items = [item for item in checked if item is not None]
     asked = (item.asked for item in items if item.asked is not None)
     request |= {"logprobs": options.logprobs or any(each.options.get("logprobs") for each in asked)}
     groups = mesh.size(mesh.mesh_of(params), mesh.DATA)
@@ -196,8 +197,11 @@ def _check(
     request: Keywords,
     options: argparse.Namespace,
     reader: records.Reader,
-) -> _Item:
-    """Returns the prompt with its tokens, or with its error if --skip-invalid is given."""
+) -> _Item | None:
+    """Returns the prompt with its tokens, or with its error if --skip-invalid is given.
+
+    A record with the custom_id of an earlier one is then None: who joins results by their ids finds one line for each.
+    """
     asked = None
     try:
         if isinstance(prompt, Record):
@@ -211,6 +215,8 @@ def _check(
             raise
         if distributed.is_first():
             print(f"skipped: {error}", file=sys.stderr)
+        if isinstance(error, records.DuplicateError):
+            return None
         return _Item(prompt, number, [], {}, None, str(error))
     # The first prompt has the key of `jlade PROMPT`, and so the same text.
     key = request["key"]
@@ -249,7 +255,10 @@ def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
     with jlade.Engine(job.params, max_sequences=job.batch_size, capacity=capacity, **of_engine) as engine:
         results = engine.map([item.ids for item in valid], **options) if valid else iter(())
         for item in items:
-            yield item, None if item.error is not None else next(results)
+            out = None if item.error is not None else next(results)
+            if isinstance(out, Exception):
+                raise out
+            yield item, out
 
 
 def _with_batch(job: _Job, items: list[_Item]) -> Iterator[Result]:

@@ -32,6 +32,10 @@ OPTIONS = ("sampling", "min_new_tokens", "stop", "eos_ids")  # of a text, beside
 OF_OPENAI = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}  # ignored, they would be a surprise
 
 
+class DuplicateError(ValueError):
+    """A record has the custom_id of an earlier one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
     """A line of a file, and its origin."""
@@ -105,6 +109,7 @@ class Reader:
         Without a seed the options have no key.
 
         Raises:
+          DuplicateError: the record has the custom_id of an earlier one.
           ValueError: names the file, the line, the field, its value and what is accepted.
         """
         try:
@@ -152,12 +157,12 @@ class Reader:
     def _of_batch(self, record: Record) -> Body:
         """Returns the body of a record in OpenAI's batch form."""
         name, method, url = (record.values.get(each) for each in ("custom_id", "method", "url"))
-        body = fields.nested(record.values, "body")
         if not isinstance(name, str):
             raise fields.refused("custom_id", name, "a string")
         place = self._places.setdefault(name, record.source)
         if place != record.source:
-            raise RequestError(f"custom_id {name!r} is that of {place}, too; it must be unique")
+            raise DuplicateError(f"{record.source}: custom_id {name!r} is that of {place}, too; it must be unique")
+        body = fields.nested(record.values, "body")
         if method != "POST":
             raise fields.refused("method", method, "POST")
         if url not in (CHAT, COMPLETION):

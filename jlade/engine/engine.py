@@ -6,18 +6,19 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Literal, Self, Unpack
 
-import jax
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
 from jlade.engine import job as job_lib
+from jlade.engine import options as options_lib
 from jlade.engine import rows, width
 from jlade.engine.job import Job
+from jlade.engine.options import RequestOptions
 from jlade.engine.reading import Reader, Reading
 from jlade.engine.request import Request
 from jlade.engine.running import Running
@@ -25,7 +26,7 @@ from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
 from jlade.generation import memory, results, stop_strings
 from jlade.generation import request as request_lib
-from jlade.generation.options import Options, unknown
+from jlade.generation.options import Options
 from jlade.generation.prompts import Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
@@ -35,22 +36,6 @@ from jlade.models.base import Decoder, Params
 # Of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
 STEPS = 2
 MORE_STEPS = 16  # of a round that nobody can wish to be shorter, unless a request comes; it ends when a row does
-
-
-class RequestOptions(TypedDict, total=False):
-    """The options of a request; see `jlade.generate`."""
-
-    max_new_tokens: int | Sequence[int] | None
-    min_new_tokens: int | Sequence[int]
-    sampling: SamplingConfig | Sequence[SamplingConfig]
-    parse_special: bool
-    eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
-    stop: str | Sequence[str] | Sequence[Sequence[str]] | None
-    key: jax.Array | None
-    prediction: Prompts | None
-    logprobs: bool
-    top_logprobs: int
-    with_statistics: bool
 
 
 class Engine:
@@ -65,13 +50,13 @@ class Engine:
     Args:
       params: the model's parameters, as `jlade.load` returns them.
       tokenizer: turns string prompts into tokens, and tokens into text. None for token ids alone.
-      max_sequences: rows, requests that are decoded at once. Each holds the memory of `capacity` tokens.
+      max_sequences: rows, requests that are decoded at once, up to 4096. Each holds the memory of `capacity` tokens.
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
       lookahead: as in `jlade.generate`; "auto" has costs of steps for each number of rows.
       max_waiting: requests that may wait for a row.
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
         they do; by default as many as the rows take. With 0 every prompt is read from its first token.
-      max_prediction: most tokens of a prediction; with 0 requests have none, and steps do not search for it.
+      max_prediction: most tokens of a prediction, at most 2^20; with 0 requests have none, and steps search for none.
       max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
@@ -95,14 +80,16 @@ class Engine:
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
-        self.max_sequences = check_int("max_sequences", max_sequences, 1)
+        options_lib.check_sizes(max_sequences, max_waiting, prefix_memory, max_prediction)
+        self.max_sequences, self._max_prediction = max_sequences, max_prediction
+        self._scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self.max_sequences
         options = Options(
             max_new_tokens=1,
             lookahead=lookahead,
             tokenizer=tokenizer,
-            prediction=prompts if check_int("max_prediction", max_prediction, 0) else None,
+            prediction=prompts if max_prediction else None,
             logprobs=True,
             top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
             stop=(),
@@ -117,16 +104,14 @@ class Engine:
             self._config = dataclasses.replace(self._config, lookahead=setting)
             widths = width.learned_widths(params, self._config, self._sizes)
         self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
+        capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._params = sharding.put_params(params, self._config.mesh)
         self._device = device_of(params, self._config.mesh)
-        capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
-        self._max_prediction = max_prediction
         predicts = "prediction" in self._config.lookahead.sources
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
         self._reader = Reader(self._params, self._config, self.max_sequences, capacity, prefix_memory)
 
-        self._scheduler: Scheduler[Job] = Scheduler(self.max_sequences, check_int("max_waiting", max_waiting, 1))
-        self._changed = threading.Condition()  # its lock guards the scheduler and the two fields below
+        self._changed = threading.Condition()  # its lock guards the scheduler and the next two fields
         self._thread: threading.Thread | None = None
         self._closed = False
         self._warms_up = False  # whether the next round compiles the programs that few requests need
@@ -172,34 +157,49 @@ class Engine:
           queue.Full: as many requests wait as may wait.
           RuntimeError: the engine is closed.
         """
+        options_lib.check_priority(priority)
         checked = self._check(prompt, options)
         request_lib.check_single(checked)
+        if checked.errors:
+            raise checked.errors[0]
         return self._add(checked, 0, priority, scores=prompt_logprobs)
 
-    def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation]:
+    def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation | Exception]:
         """Returns the results of all prompts, in their order.
 
+        A wrong prompt fails alone: the TypeError or ValueError that `submit` raises for it takes its result's place.
+
         Args:
-          prompts: of `jlade.generate`, any number of them.
+          prompts: of `jlade.generate`, any number of them, 0 included.
           options: of `submit`, for all prompts or one for each. Of one key each prompt draws noise of its own, as in a
             batch of `jlade.generate`.
 
         Raises:
-          TypeError, ValueError, RuntimeError: as `submit` does.
-          Exception: the error of the first request that failed; the others are cancelled.
+          TypeError, ValueError: an option is wrong, or there is text and the engine has no tokenizer.
+          RuntimeError: the engine is closed.
+          Exception: the error of the first request that failed after its checks; the others are cancelled.
         """
         return list(self.map(prompts, **options))
 
-    def map(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> Iterator[Generation]:
+    def map(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> Iterator[Generation | Exception]:
         """Yields the results of `generate`, each as soon as it and those before it are there."""
-        checked = self._check(prompts, options)
-        return self._map(checked)
+        options_lib.check_names(options)
+        if isinstance(prompts, list | tuple) and not prompts:
+            return iter(())
+        return self._map_all(self._check(prompts, options))
+
+    def _map_all(self, checked: request_lib.Request) -> Iterator[Generation | Exception]:
+        results = self._map(checked)
+        for index in range(len(checked.inputs.lengths)):
+            yield checked.errors[index] if index in checked.errors else next(results)
 
     def _map(self, checked: request_lib.Request) -> Iterator[Generation]:
         requests: collections.deque[Request] = collections.deque()
         try:
             # Where the limits differ, the longest texts begin first, so that rows end at about the same time.
             for index, limit in enumerate(checked.inputs.stopping.max_new_tokens.tolist()):
+                if index in checked.errors:
+                    continue
                 requests.append(self._add(checked, index, limit, of_list=True))
                 while requests and requests[0].done:
                     yield requests.popleft().result()
@@ -238,10 +238,7 @@ class Engine:
         self.close()
 
     def _check(self, prompts: Prompts, options: RequestOptions) -> request_lib.Request:
-        accepted = RequestOptions.__annotations__
-        for name in options:
-            if name not in accepted:
-                raise unknown(name, "an option of a request", accepted)
+        options_lib.check_names(options)
         predicts = options.get("prediction") is not None
         if predicts and not self._max_prediction:
             raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")
@@ -249,7 +246,8 @@ class Engine:
             options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": ()}))
-        checked = request_lib.check(self._params, prompts, given, self.max_sequences)
+        checked = request_lib.check(self._params, prompts, given, self.max_sequences, self.capacity)
+        rows.check(checked.inputs, self._size, checked.config.top_logprobs)
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 

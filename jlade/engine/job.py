@@ -24,18 +24,14 @@ class Job:
     """
 
     def __init__(self, checked: checked_lib.Request, place: int, request: Request, size: rows.Size):
-        """Checks what an engine does not accept.
+        """Makes the job of a request whose row is `row`.
 
         Args:
-          checked: the arguments, of one sequence.
+          checked: the arguments, of one sequence, which `rows.check` accepts.
           place: of the sequence in the batch whose key it shares.
           request: the caller's side.
           size: of the row.
-
-        Raises:
-          ValueError: of `rows.check`.
         """
-        rows.check(checked.inputs, size, checked.config.top_logprobs)
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
         self.scores_prompt = False  # whether the log-probabilities of the prompt are asked for
@@ -115,13 +111,13 @@ class Job:
 def split(checked: checked_lib.Request, index: int) -> checked_lib.Request:
     """Returns the arguments of one sequence of a batch. A key for all sequences stays one."""
     inputs, own = checked.inputs, slice(index, index + 1)
-    of_batch = inputs.prompts, inputs.lengths, inputs.sampling, inputs.stopping
-    prompts, lengths, sampling, stopping = jax.tree.map(lambda array: array[own], of_batch)
+    of_batch = inputs.prompts, inputs.lengths, inputs.sampling, inputs.stopping, inputs.sources
+    prompts, lengths, sampling, stopping, sources = jax.tree.map(lambda array: array[own], of_batch)
     key = inputs.key
     if key.ndim:
         data = np.asarray(jax.random.key_data(key))[index]  # on the host: a slice on the device compiles a program
         key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
     inputs = dataclasses.replace(
-        inputs, prompts=prompts, lengths=lengths, sampling=sampling, stopping=stopping, key=key
+        inputs, prompts=prompts, lengths=lengths, sampling=sampling, stopping=stopping, key=key, sources=sources
     )
     return dataclasses.replace(checked, inputs=inputs, stop=checked.stop[index : index + 1])

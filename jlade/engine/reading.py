@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 
-from jlade.config import check_int
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import copies, rows, scoring
@@ -45,9 +44,6 @@ class Reader:
       num_rows, capacity: B and C.
       memory: bytes on all devices together for what is kept; by default as many as the rows take.
 
-    Raises:
-      TypeError, ValueError: `memory` is no such number.
-
     Attributes:
       num_tokens: tokens of all prompts whose reading has begun.
       num_cached: how many of these were not read, as an earlier text began with them.
@@ -61,8 +57,6 @@ class Reader:
         self.row_bytes = copies.num_bytes(row) // len(row.cache.length)
         if memory is None:
             memory = self.row_bytes * num_rows
-        else:
-            check_int("prefix_memory", memory, 0)
         self._sizes = copies.sizes(capacity) if memory else []
         # A shorter beginning saves no pass over the weights.
         least, longest = config.chunks[-1][0], divisible(row.cache)

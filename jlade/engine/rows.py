@@ -73,21 +73,14 @@ def check_capacity(capacity: Any, max_positions: int) -> int:
 
 
 def check(inputs: Inputs, size: Size, top_logprobs: int) -> None:
-    """Raises a ValueError for a request that a row does not accept."""
-    capacity = size.capacity
-    length, limit = int(inputs.lengths[0]), int(inputs.stopping.max_new_tokens[0])
-    if length + limit > capacity:
-        raise ValueError(
-            f"prompt of {length} tokens and max_new_tokens={limit} make {length + limit} tokens; the engine was made "
-            f"with capacity={capacity}"
-        )
+    """Raises a ValueError for options of requests that rows do not accept."""
     if "prediction" in inputs.sources:
-        number = int(np.sum(inputs.sources["prediction"].text != NONE))
+        number = int(np.max(np.sum(inputs.sources["prediction"].text != NONE, axis=1)))
         if number > size.prediction:
             raise ValueError(f"prediction must be of at most max_prediction={size.prediction} tokens, got {number}")
     if top_logprobs > size.top_logprobs:
         raise ValueError(f"top_logprobs must be at most max_top_logprobs={size.top_logprobs}, got {top_logprobs}")
-    num_eos_ids = np.sum(np.asarray(inputs.stopping.eos_ids) >= 0)
+    num_eos_ids = np.max(np.sum(np.asarray(inputs.stopping.eos_ids) >= 0, axis=1))
     if num_eos_ids > EOS_SLOTS:
         raise ValueError(f"eos_ids must be at most {EOS_SLOTS} for an engine, got {num_eos_ids}")
 

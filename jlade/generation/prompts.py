@@ -14,13 +14,25 @@ from jlade.generation.text import Tokenizer
 OF_CHAT = "what tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True) returns"
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
+NO_PROMPT = np.zeros(1, np.int32)  # in the place of a wrong one
 Prompts = Prompt | Sequence[Prompt] | Mapping[str, Any]  # the mapping is a `BatchEncoding` of transformers, or like one
 
 
 def read(
-    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, attention_mask: Any = None, parse_special: Any = True
+    prompt: Any,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    attention_mask: Any = None,
+    parse_special: Any = True,
+    errors: dict[int, Exception] | None = None,
 ) -> list[np.ndarray]:
     """Returns the token ids of every prompt in the batch, without padding.
+
+    Args:
+      prompt, attention_mask, parse_special: of `jlade.generate`.
+      tokenizer, vocab_size: of the model.
+      errors: takes the error of each prompt that is wrong, by its index; it has `NO_PROMPT` in its place. The default
+        is to raise the first one.
 
     Raises:
       TypeError, ValueError: name the prompt or its mask, the value and what is accepted.
@@ -33,12 +45,20 @@ def read(
             raise TypeError("attention_mask cannot be given twice: prompt has one too")
         prompt, attention_mask = prompt["input_ids"], prompt.get("attention_mask", attention_mask)
     prompts = _split(prompt)
-    ids = {name: token_ids(name, one, tokenizer, vocab_size, parse_special) for name, one in prompts.items()}
+    ids: dict[str, np.ndarray] = {}
+    for index, (name, one) in enumerate(prompts.items()):
+        try:
+            ids[name] = token_ids(name, one, tokenizer, vocab_size, parse_special)
+        except (TypeError, ValueError) as error:
+            is_of_all = attention_mask is not None or (tokenizer is None and isinstance(one, str))
+            if errors is None or is_of_all:
+                raise
+            errors[index] = error
     if attention_mask is not None:
         return _unpad(ids, prompts, attention_mask)
     if tokenizer is not None and not any(isinstance(one, str) for one in prompts.values()):
         _check_not_padded(ids, text.pad_id(tokenizer))
-    return list(ids.values())
+    return [ids.get(name, NO_PROMPT) for name in prompts]
 
 
 def _split(prompt: Any) -> dict[str, Any]:
@@ -81,6 +101,41 @@ def token_ids(
     if len(outside):
         raise ValueError(f"{name} holds token id {outside[0]}; accepted are 0 to {vocab_size - 1}")
     return ids.astype(np.int32)
+
+
+def check_room(
+    prompts: list[np.ndarray],
+    fewest: np.ndarray,
+    most: np.ndarray,
+    capacity: int,
+    bound: str,
+    errors: dict[int, Exception] | None = None,
+) -> None:
+    """Checks that prompts and their new tokens fit.
+
+    Args:
+      prompts, errors: see `read`, as which it treats a prompt that has no room.
+      fewest, most: [B], the new tokens of each.
+      capacity: tokens of a prompt and its text.
+      bound: says whose capacity it is.
+
+    Raises:
+      ValueError: names the number of tokens and the bound.
+    """
+    for index, (ids, least, limit) in enumerate(zip(prompts, fewest, most, strict=True)):
+        length, message = len(ids), None
+        if length >= capacity:
+            message = f"prompt of {length} tokens leaves no room for a new one; {bound}"
+        elif length + limit > capacity:
+            message = f"prompt of {length} tokens and max_new_tokens={limit} make {length + limit} tokens; {bound}"
+        elif least > limit:
+            message = f"min_new_tokens must be at most max_new_tokens={limit}, got {least}"
+        if message is None:
+            continue
+        if errors is None:
+            raise ValueError(message)
+        errors.setdefault(index, ValueError(message))
+        prompts[index] = NO_PROMPT
 
 
 def _check_no_message(name: str, prompt: Any) -> None:

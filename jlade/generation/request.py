@@ -50,6 +50,7 @@ class Request:
     learned: Learned | None  # the costs of steps, where calls are to learn them
     with_statistics: bool
     keep_state: bool
+    errors: dict[int, Exception]  # of the prompts, by their index, that an engine cannot decode
 
 
 @keywords(Options)
@@ -63,22 +64,34 @@ def prepare(params: Params, prompt: Prompts, options: Options) -> tuple[Inputs, 
     return request.inputs, request.config
 
 
-def check(params: Params, prompt: Prompts, options: Options, batch_size: int | None = None) -> Request:
+def check(
+    params: Params, prompt: Prompts, options: Options, batch_size: int | None = None, capacity: int | None = None
+) -> Request:
     """Checks the arguments of `jlade.generate`.
 
     Args:
       params, prompt, options: of `jlade.generate`.
       batch_size: number of sequences that are decoded at once; by default all.
+      capacity: tokens of a row of the engine that decodes each prompt alone. What is wrong with one is then in
+        `Request.errors`, and not raised. By default the prompts are a batch.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
     attached.log_unseen()
     decoder, mesh = _check_decoder(params, options.decoder, options.mesh)
-    prompts = _check_prompts(prompt, options, decoder)
+    errors: dict[int, Exception] = {}
+    prompts = _check_prompts(prompt, options, decoder, None if capacity is None else errors)
     _check_batch(len(prompts) if batch_size is None else batch_size, mesh)
     lookahead = with_prediction(_check_lookahead(options, params, decoder, len(prompts), mesh), options)
-    stopping, stop = _check_stopping(options, prompts, decoder)
+    stopping, stop = _check_stopping(options, prompts, decoder, capacity)
+    least = 0 if stopping.min_new_tokens is None else stopping.min_new_tokens
+    limits = np.broadcast_arrays(least, stopping.max_new_tokens)
+    if capacity is None:
+        bound = f"the model reads at most {decoder.max_positions} positions"
+        prompts_lib.check_room(prompts, *limits, decoder.max_positions, bound)
+    else:
+        prompts_lib.check_room(prompts, *limits, capacity, f"the engine was made with capacity={capacity}", errors)
     key = drawing.check_key(options.key, len(prompts))
     sampling = drawing.check_sampling(options.sampling, len(prompts), decoder.vocab_size)
     drawing.check_bans(sampling, stopping, decoder.vocab_size)
@@ -93,7 +106,9 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
     costs: HostArray = adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn)
 
     tokens, lengths = _pad(prompts, stopping.max_new_tokens, known.capacity, decoder.max_positions)
-    state, capacity = known.state, tokens.shape[1]
+    state, num_padded, sources = known.state, tokens.shape[1], known.sources
+    if capacity is None:  # the rows of an engine have no place for an index of their prompts
+        sources = sources | corpus_lib.of_prompts(prompts, num_padded, lookahead)
     return Request(
         inputs=Inputs(
             prompts=tokens,
@@ -102,8 +117,8 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
             key=key,
             sampling=sampling,
             costs=costs,
-            cache=None if state is None else continuation.reuse(state, prompts, params, decoder, capacity),
-            sources=known.sources | corpus_lib.of_prompts(prompts, capacity, lookahead),
+            cache=None if state is None else continuation.reuse(state, prompts, params, decoder, num_padded),
+            sources=sources,
             corpus=known.corpus,
         ),
         config=DecodeConfig(
@@ -119,6 +134,7 @@ def check(params: Params, prompt: Prompts, options: Options, batch_size: int | N
         learned=so_far if options.learn else None,
         with_statistics=options.with_statistics,
         keep_state=options.keep_state,
+        errors=errors,
     )
 
 
@@ -159,11 +175,15 @@ def _check_decoder(params: Params, decoder: Decoder | None, mesh: Mesh | None) -
     return decoder, mesh
 
 
-def _check_prompts(prompt: Prompts, options: Options, decoder: Decoder) -> list[np.ndarray]:
+def _check_prompts(
+    prompt: Prompts, options: Options, decoder: Decoder, errors: dict[int, Exception] | None
+) -> list[np.ndarray]:
     if options.tokenizer is not None:
         text.token_bytes(options.tokenizer)
     parse_special = _check_bool("parse_special", options.parse_special)
-    return prompts_lib.read(prompt, options.tokenizer, decoder.vocab_size, options.attention_mask, parse_special)
+    return prompts_lib.read(
+        prompt, options.tokenizer, decoder.vocab_size, options.attention_mask, parse_special, errors
+    )
 
 
 def _check_batch(batch_size: int, mesh: Mesh | None) -> None:
@@ -209,15 +229,16 @@ def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadCo
 
 
 def _check_stopping(
-    options: Options, prompts: list[np.ndarray], decoder: Decoder
+    options: Options, prompts: list[np.ndarray], decoder: Decoder, capacity: int | None
 ) -> tuple[Stopping, tuple[tuple[str, ...], ...]]:
     """Returns when the texts end, as arrays, and the stop strings of each."""
     lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
-    limits = _check_limits(options.max_new_tokens, lengths, decoder.max_positions)
+    if options.max_new_tokens is None:
+        most = decoder.max_positions if capacity is None else capacity
+        limits: HostArray = np.clip(most - lengths, 1, MOST_NEW_TOKENS)
+    else:
+        limits = _check_ints("max_new_tokens", options.max_new_tokens, 1, len(prompts))
     fewest = _check_ints("min_new_tokens", options.min_new_tokens, 0, len(prompts))
-    for most, least in zip(limits, fewest, strict=True):
-        if least > most:
-            raise ValueError(f"min_new_tokens must be at most max_new_tokens={most}, got {least}")
     stop = stop_strings.check(options.stop, len(prompts), options.tokenizer, decoder)
     eos_ids = decoder.eos_ids if options.eos_ids is None else options.eos_ids
     stopping = Stopping(
@@ -287,26 +308,6 @@ def _check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
-
-
-def _check_limits(max_new_tokens: Any, lengths: HostArray, max_positions: int) -> HostArray:
-    """Returns the most new tokens of each sequence [B], by default those that fit, up to `MOST_NEW_TOKENS`."""
-    if max_new_tokens is None:
-        limits: HostArray = np.clip(max_positions - lengths, 1, MOST_NEW_TOKENS)
-    else:
-        limits = _check_ints("max_new_tokens", max_new_tokens, 1, len(lengths))
-    for length, most in zip(lengths, limits, strict=True):
-        if length >= max_positions:
-            raise ValueError(
-                f"prompt of {length} tokens leaves no room for a new one; the model reads at most {max_positions} "
-                f"positions"
-            )
-        if length + most > max_positions:
-            raise ValueError(
-                f"prompt of {length} tokens and max_new_tokens={most} make {length + most} tokens; the model reads at "
-                f"most {max_positions} positions"
-            )
-    return limits
 
 
 def _check_ints(name: str, values: Any, least: int, batch_size: int) -> HostArray:

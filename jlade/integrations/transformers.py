@@ -27,12 +27,13 @@ from jlade.models.llama import LlamaParams
 
 try:
     import torch
+    import xxhash
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.generation import logits_process, stopping_criteria
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 except ImportError as error:
     raise ImportError(
-        "jlade.integrations.transformers needs torch and transformers 5.23: pip install 'jlade[transformers]'"
+        "jlade.integrations.transformers needs torch, transformers 5.23 and xxhash: pip install 'jlade[transformers]'"
     ) from error
 
 Kwargs = dict[str, Any]
@@ -57,6 +58,7 @@ ACCEPTED = (
 )
 IGNORED = ("use_cache", "logits_to_keep", "return_dict")  # arguments of the model without effect on the text
 
+# The copied weights of each model, with what they were copied from and for.
 _taken: weakref.WeakKeyDictionary[Any, tuple[tuple[Any, ...], LlamaParams]] = weakref.WeakKeyDictionary()
 
 
@@ -72,7 +74,9 @@ def lookahead(
 ) -> "Lookahead":
     """Returns the argument `custom_generate` of `model.generate`.
 
-    The weights are copied by the first call for a model, and again when they or `dtype` or `mesh` have changed.
+    The weights are copied by the first call for a model. Each call of `generate` compares a digest of all their bits
+    with that of the copy and copies them again if they have changed, by whatever means: the text is that of the model
+    as it is then. The digest reads the weights once, on the host; those on another device are moved there for it.
 
     Args:
       model: a model of transformers with a family that `jlade.load` reads.
@@ -92,7 +96,10 @@ def lookahead(
     if sampling is not None and not isinstance(sampling, SamplingConfig):
         raise TypeError(f"sampling must be a SamplingConfig or None, got {sampling!r}")
     options = Options(lookahead=lookahead, tokenizer=tokenizer, mesh=mesh)
-    return Lookahead(model, _stamp(model), _take(model, dtype, mesh), options, sampling, streamer)
+    method = Lookahead(model, dtype, options, sampling, streamer)
+    if model not in _taken:
+        method.params()  # so that errors come now
+    return method
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -100,8 +107,7 @@ class Lookahead:
     """A decoding method for `generate`; `lookahead` makes it."""
 
     model: Any
-    stamp: tuple[Any, ...]  # of its weights when they were copied
-    params: LlamaParams
+    dtype: jax.typing.DTypeLike
     options: Options
     sampling: SamplingConfig | None
     streamer: Streamer | None
@@ -136,10 +142,9 @@ class Lookahead:
         _check_config(generation_config)
         if model is not self.model:
             raise ValueError(f"custom_generate is lookahead(model) of another model: make it for this {_name(model)}")
-        if self.stamp != _stamp(model):
-            raise ValueError(f"the weights of {_name(model)} changed after lookahead(model) copied them: call it again")
         mask, ids = _check_model_kwargs(model_kwargs, input_ids), input_ids.cpu().numpy()
-        stopping = _stopping(stopping_criteria, logits_processor, ids.shape[1], self.params.config.vocab_size)
+        params = self.params()
+        stopping = _stopping(stopping_criteria, logits_processor, ids.shape[1], params.config.vocab_size)
         pad = generation_config._pad_token_tensor
         if stopping["stop"]:
             _check_stop(stopping, self.options.tokenizer, needs_pad=pad is None and len(ids) > 1)
@@ -153,8 +158,8 @@ class Lookahead:
             prediction=prediction,
             **stopping,
         )
-        request = _stop_from_prompt(request_lib.check(self.params, ids, options), ids, mask)
-        generation = self._generate(request, input_ids)
+        request = _stop_from_prompt(request_lib.check(params, ids, options), ids, mask)
+        generation = self._generate(params, request, input_ids)
         warn_of_errors(generation)
         new = generation.tokens[:, : generation.lengths.max()].astype(np.int64)
         new[new < 0] = -1 if pad is None else int(pad)
@@ -163,15 +168,28 @@ class Lookahead:
             GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
         )
 
-    def _generate(self, request: Request, input_ids: Any) -> Generation:
+    def params(self) -> LlamaParams:
+        """Returns the weights that the model has now, copied again if they have changed since the last call.
+
+        Raises:
+          ValueError: names the tensor that is not supported.
+        """
+        mesh = self.options.mesh
+        stamp = _digests(self.model), str(self.dtype), mesh
+        if self.model not in _taken or _taken[self.model][0] != stamp:
+            _taken.pop(self.model, None)  # frees the old ones
+            _taken[self.model] = stamp, _copy(self.model, self.dtype, mesh)
+        return _taken[self.model][1]
+
+    def _generate(self, params: LlamaParams, request: Request, input_ids: Any) -> Generation:
         """Decodes, and passes the prompt and each token to the streamer as transformers does."""
         if self.streamer is None:
-            return run(self.params, request)
+            return run(params, request)
         request_lib.check_streamer(self.streamer, request)
         put: Any = self.streamer.put
         put(input_ids.cpu())
         try:
-            for piece in pieces(self.params, request):
+            for piece in pieces(params, request):
                 for token in piece.tokens.tolist():
                     put(torch.tensor([token]))
         finally:
@@ -179,23 +197,36 @@ class Lookahead:
         return piece.generation
 
 
-def _take(model: Any, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> LlamaParams:
-    """Returns the weights of a model as parameters, which calls with equal arguments share."""
-    stamp = (_stamp(model), str(dtype), mesh)
-    if model not in _taken or _taken[model][0] != stamp:
-        if any(parameter.is_meta for parameter in model.parameters()):
-            raise ValueError(f"{_name(model)} has parameters on the device 'meta': load it without offloading")
-        config = json.loads(model.config.to_json_string())
-        config.pop("quantization_config", None)  # the tensors show whether they still are
-        with torch.no_grad():
-            tensors = revert_weight_conversion(model, model.state_dict())
-            _taken[model] = stamp, load_held(config, tensors, _to_numpy, dtype=dtype, mesh=mesh)
-    return _taken[model][1]
+def _copy(model: Any, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> LlamaParams:
+    """Returns the weights of a model as parameters."""
+    held = model.state_dict()
+    if wrapped := [name for name in held if ".base_layer." in name]:
+        raise ValueError(f"{_name(model)} has an adapter of peft at {wrapped[0]}: merge it, model.merge_and_unload()")
+    config = json.loads(model.config.to_json_string())
+    config.pop("quantization_config", None)  # the tensors show whether they still are
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    config["tie_word_embeddings"] = getattr(head, "weight", None) is embedding.weight  # as it is now
+    with torch.no_grad():
+        tensors = revert_weight_conversion(model, held)
+        return load_held(config, tensors, _to_numpy, dtype=dtype, mesh=mesh)
 
 
-def _stamp(model: Any) -> tuple[Any, ...]:
-    """Returns numbers that change when a weight is replaced, or changed by an optimizer."""
-    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
+def _digests(model: Any) -> tuple[Any, ...]:
+    """Returns name, type, shape and digest of each tensor of a model. They differ if any bit does.
+
+    The counters of torch do not tell: writes through `.data` or a view of NumPy change neither address nor version.
+    """
+    return tuple(_digest(model, name, tensor) for name, tensor in model.state_dict().items())
+
+
+def _digest(model: Any, name: str, tensor: Any) -> tuple[Any, ...]:
+    if type(tensor) is not torch.Tensor:
+        kind = f"{type(tensor).__module__}.{_name(tensor)}"
+        raise ValueError(f"{name} of {_name(model)} must be a plain tensor of torch, got {kind}")
+    if tensor.is_meta:
+        raise ValueError(f"{_name(model)} has parameters on the device 'meta': load it without offloading")
+    values = tensor.cpu().flatten()
+    return name, tensor.dtype, tensor.shape, xxhash.xxh3_128_digest(values.view(torch.uint8).numpy())
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:

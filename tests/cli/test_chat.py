@@ -14,6 +14,7 @@ from jlade.cli.options import DEMO
 from jlade.config import SMALL_BLOCK
 from jlade.conversion import location
 from jlade.generation import text
+from jlade.generation.results import NOT_FINITE
 from tests import tiny
 from tests.cli.own_terminal import Terminal
 
@@ -127,6 +128,27 @@ def test_an_error_takes_one_line_and_the_chat_continues(line, message, chat, str
     assert captured.err.count("\n") == 1
     assert captured.out == "one.\n"
     assert streamed[0].prompt == "a"
+
+
+def test_a_pipe_without_any_answer_is_an_error(chat, streamed, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        chat(["/reset", "1 " * 1100, "2 " * 1100])
+    assert exit_info.value.code == 2
+    *errors, last = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert last == "jlade chat: error: none of 2 questions was answered"
+    assert streamed == []
+
+
+def test_an_answer_whose_logits_are_not_finite_is_none(chat, monkeypatch, capsys):
+    failed = types.SimpleNamespace(finish_reason=("error",), statistics=None, state=None)
+    monkeypatch.setattr(jlade, "stream", lambda *arguments, **request: iter([tiny.piece([], "", failed)]))
+    with pytest.raises(SystemExit):
+        chat(["a"])
+    assert capsys.readouterr().err.splitlines() == [
+        f"the answer ended early: {NOT_FINITE}",
+        "jlade chat: error: none of 1 questions was answered",
+    ]
 
 
 def test_help_and_stats_before_any_answer(chat):

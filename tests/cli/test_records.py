@@ -164,9 +164,12 @@ def test_wrong_records_are_skipped(alone, capsys):
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]
     assert lines[0]["response"]["status_code"] == 200
-    for number, skipped in enumerate(captured.err.splitlines(), start=2):
+    skipped_lines = captured.err.splitlines()
+    assert len(skipped_lines) == len(WRONG)
+    for number, skipped in enumerate(skipped_lines, start=2):
         assert skipped.startswith(f"skipped: a.jsonl:{number}: ")
-    for number, ((record, message), line) in enumerate(zip(WRONG, lines[1:-1], strict=True), start=2):
+    # The last wrong one has the id of the first record, and no line.
+    for number, ((record, message), line) in enumerate(zip(WRONG[:-1], lines[1:-1], strict=True), start=2):
         if "custom_id" in line:
             assert line["response"]["status_code"] == 400
             assert message in line["response"]["body"]["error"]["message"]
@@ -174,6 +177,22 @@ def test_wrong_records_are_skipped(alone, capsys):
             assert (line["record"], line["source"]) == (record, f"a.jsonl:{number}")
             assert message in line["error"]
     assert lines[-1]["text"] == alone("import os\n", max_new_tokens=4).text[0]
+
+
+def test_a_duplicate_id_has_one_line(capsys):
+    one = of_batch("x", COMPLETIONS, prompt="a", max_tokens=1)
+    wrong = {"custom_id": "y", "body": "none"}
+    write(one, one, wrong, ASK, of_batch("x", COMPLETIONS, prompt="b"), of_batch("y", COMPLETIONS, prompt="b"))
+    arguments = ["generate", "a.jsonl", "--no-lookahead", "--skip-invalid", "--output", "out.jsonl"]
+    for _ in range(2):  # the second time nothing is left to do
+        assert cli.main(arguments) == 0
+        lines = [json.loads(line) for line in pathlib.Path("out.jsonl").read_text().splitlines()]
+        assert [line.get("custom_id", line.get("source")) for line in lines] == ["x", "y", "a.jsonl:4"]
+        assert [line["response"]["status_code"] for line in lines[:2]] == [200, 400]
+        reported = capsys.readouterr().err.splitlines()
+        assert [line.split()[1] for line in reported if "must be unique" in line] == [
+            f"a.jsonl:{number}:" for number in (2, 5, 6)
+        ]
 
 
 @pytest.mark.parametrize("batch_size", ["1", "2"])

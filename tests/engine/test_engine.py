@@ -18,6 +18,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.choosing import choice
 from jlade.config import PLAIN
 from jlade.engine import rows
+from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
 from tests.tiny import tiny_llama, tiny_tokenizer
 
@@ -171,6 +172,8 @@ def test_predictions(compilations):
         assert compilations == []
         with pytest.raises(ValueError, match="prediction must be of at most max_prediction=32 tokens, got 33"):
             running.submit([1], prediction=[1] * 33)
+        of_list = running.generate([[0], [3]], prediction=[right, given[3]["prediction"]], **options)
+        assert [result.steps[0] for result in of_list] == [results[i].steps[0] for i in (0, 3)]
     for result, each in zip(results, expected, strict=True):
         assert_equal(result, each)
         assert result.statistics.steps[0] == result.steps[0]
@@ -212,6 +215,61 @@ def test_a_list_is_completed_in_order_with_options_for_each_and_one_key(shared):
     keys = jax.random.split(jax.random.key(6), len(prompts))
     batch = alone(prompts, options | {"key": keys})
     assert [each.text[0] for each in shared.generate(prompts, **options | {"key": keys})] == list(batch.text)
+
+
+def test_a_wrong_prompt_of_a_list_fails_alone(shared):
+    """The others have the noise of their places in the list."""
+    options = {"max_new_tokens": [5, 5, 5, 5, 60, 5], "sampling": SamplingConfig(temperature=0.8), "eos_ids": ()}
+    prompts = [[1], [13], "", [4, 5], [6] * 5, [7, 8]]
+    messages = {
+        1: "prompt[1] holds token id 13; accepted are 0 to 12",
+        2: "prompt[2] is empty; at least one token is needed",
+        4: "prompt of 5 tokens and max_new_tokens=60 make 65 tokens; the engine was made with capacity=64",
+    }
+    right = [[0] if number in messages else prompt for number, prompt in enumerate(prompts)]
+    expected = alone(right, options | {"max_new_tokens": 5}).text
+    for results in (shared.generate(prompts, **options), shared.map(prompts, **options)):
+        for number, result in enumerate(results):
+            if number in messages:
+                assert (type(result), str(result)) == (ValueError, messages[number])
+            else:
+                assert result.text == (expected[number],)
+    (result,) = shared.generate([[13]])
+    assert isinstance(result, ValueError)
+
+
+def test_no_prompts_have_no_results(shared):
+    assert shared.generate([]) == list(shared.map(())) == []
+    with pytest.raises(TypeError, match="temperature is not an option of a request"):
+        shared.generate([], temperature=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"top_logprobs": 3, "logprobs": True}, ValueError, "top_logprobs must be at most max_top_logprobs=2, got 3"),
+        ({"eos_ids": [[], [1], [2]]}, ValueError, "eos_ids must be a token id, .* one for each of 2 prompts"),
+        ({"max_new_tokens": [1]}, ValueError, "max_new_tokens must be one integer or 2, one for each prompt"),
+    ],
+)
+def test_a_wrong_option_of_a_list_is_refused_at_once(shared, options, error, message):
+    with pytest.raises(error, match=message):
+        shared.map([[1], [2]], **options)
+
+
+def test_text_needs_the_tokenizer_of_the_engine():
+    with (
+        jlade.Engine(PARAMS, max_sequences=1, lookahead=None) as running,
+        pytest.raises(TypeError, match=r"prompt\[1\] is a string, 'a': pass tokenizer="),
+    ):
+        running.map([[1], "a"])
+
+
+def test_no_index_of_a_prompt_is_built(shared, monkeypatch):
+    """`jlade.generate` has one for each long prompt; a row has no place for it."""
+    monkeypatch.setattr(corpus_lib, "LONG", 0)
+    monkeypatch.setattr(corpus_lib, "build", lambda tokens: pytest.fail("an index was built"))
+    assert_equal(shared.submit([3, 1, 4], max_new_tokens=9).result(300), alone([3, 1, 4], {"max_new_tokens": 9}))
 
 
 def test_more_prompts_than_may_wait_are_completed():
@@ -437,7 +495,12 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"max_new_tokens": 63}, ValueError, "make 66 tokens; the model reads at most 64"),
+        ({"max_new_tokens": 63}, ValueError, "make 66 tokens; the engine was made with capacity=64"),
+        (
+            {"max_new_tokens": 2, "min_new_tokens": 3},
+            ValueError,
+            "min_new_tokens must be at most max_new_tokens=2, got 3",
+        ),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
         (
             {"temperature": 1},
@@ -449,6 +512,8 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
         ({"prediction": "a"}, ValueError, "prediction needs an engine that was made with max_prediction"),
         ({"logprobs": True, "top_logprobs": 3}, ValueError, "top_logprobs must be at most max_top_logprobs=2, got 3"),
         ({"logprobs": 1}, TypeError, "logprobs must be True or False, got 1"),
+        ({"priority": "x"}, TypeError, "priority must be an integer, got 'x'"),
+        ({"priority": True}, TypeError, "priority must be an integer, got True"),
     ],
 )
 def test_a_wrong_request_is_refused_at_once(shared, options, error, message):
@@ -460,6 +525,13 @@ def test_a_wrong_request_is_refused_at_once(shared, options, error, message):
     ("options", "error", "message"),
     [
         ({"max_sequences": 0}, ValueError, "max_sequences must be at least 1, got 0"),
+        ({"max_sequences": 10**9}, ValueError, "max_sequences must be at most 4096, got 1000000000"),
+        ({"max_sequences": "x"}, TypeError, "max_sequences must be an integer of at least 1, got 'x'"),
+        ({"capacity": 10**9}, ValueError, "capacity must be at most 64, the tokens that the model reads"),
+        ({"capacity": 8.0}, TypeError, "capacity must be an integer of at least 3, got 8.0"),
+        ({"prefix_memory": 0.5}, TypeError, "prefix_memory must be an integer of at least 0, got 0.5"),
+        ({"max_prediction": 10**9}, ValueError, "max_prediction must be at most 1048576, got 1000000000"),
+        ({"max_waiting": "x"}, TypeError, "max_waiting must be an integer of at least 1, got 'x'"),
         ({"capacity": 65}, ValueError, "capacity must be at most 64, the tokens that the model reads, got 65"),
         ({"prefix_memory": -1}, ValueError, "prefix_memory must be at least 0, got -1"),
         ({"max_prediction": -1}, ValueError, "max_prediction must be at least 0, got -1"),
@@ -477,4 +549,7 @@ def test_the_capacity_bounds_prompt_and_text():
     with engine(capacity=16) as running:
         with pytest.raises(ValueError, match=r"make 17 tokens; the engine was made with capacity=16"):
             running.submit([1, 2], max_new_tokens=15)
+        with pytest.raises(ValueError, match=r"prompt of 16 tokens leaves no room .* made with capacity=16"):
+            running.submit([1] * 16)
+        assert running.submit([1, 2], eos_ids=()).result(300).lengths[0] == 14  # without a limit, what fits
         assert_equal(running.submit([1, 2], max_new_tokens=14).result(300), alone([1, 2], {"max_new_tokens": 14}))

@@ -92,10 +92,10 @@ def test_one_prompt_without_a_mask_and_the_automatic_setting(model, batch):
 
 def test_a_model_in_bfloat16_is_copied_bit_by_bit(batch):
     other = make("Llama", tie_word_embeddings=True).to(torch.bfloat16)
-    params = lookahead(other, dtype="auto").params
+    params = lookahead(other, dtype="auto").params()
     assert params.norm.dtype == "bfloat16"
-    in_float32 = lookahead(other, dtype="float32")
-    assert in_float32.params.embedding.tolist() == other.get_input_embeddings().weight.float().tolist()
+    in_float32 = lookahead(other, dtype="float32").params()
+    assert in_float32.embedding.tolist() == other.get_input_embeddings().weight.float().tolist()
     assert_equal(*both(other.float(), lookahead(other, lookahead=SETTING), batch))
 
 
@@ -236,15 +236,76 @@ def test_corpus_and_prediction_change_no_text(model, decode, batch):
     assert_equal(expected, found)
 
 
-def test_weights_are_copied_once_until_they_change(batch):
-    other = make("Llama")
+def add_in_place(model):
+    model.lm_head.weight.data.add_(0.3 * torch.randn(50, 32))
+
+
+def write_through_numpy(model):
+    model.lm_head.weight.data.numpy()[:] *= -1
+
+
+def merge_an_adapter(model):
+    for layer in model.model.layers:
+        weight = layer.self_attn.v_proj.weight
+        weight.data += torch.randn(len(weight), 2) @ torch.randn(2, 32)
+
+
+def swap_two_rows(model):
+    """Without another sum of the weights."""
+    weight = model.lm_head.weight.data
+    weight[[7, 8]] = weight[[8, 7]]
+    weight[[11, 39]] = weight[[39, 11]]
+
+
+def load(model):
+    torch.manual_seed(5)
+    model.load_state_dict({name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()})
+
+
+def train(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=10)
+    model(torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
+    optimizer.step()
+
+
+def replace_the_head(model):
+    model.lm_head = torch.nn.Linear(32, 50, bias=False)
+
+
+def untie(model):
+    model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
+
+
+CHANGES = [add_in_place, write_through_numpy, merge_an_adapter, swap_two_rows, load, train, replace_the_head, untie]
+
+
+@pytest.fixture(scope="module")
+def changing():
+    """A model that tests change."""
+    return make("Llama")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_text_is_that_of_the_weights_at_the_call(change, changing, batch):
+    other = make("Llama", tie_word_embeddings=True) if change is untie else changing
     decode = lookahead(other, lookahead=SETTING)
-    assert lookahead(other).params is decode.params
-    with torch.no_grad():
-        other.lm_head.weight.mul_(-1)
-    with pytest.raises(ValueError, match="weights of LlamaForCausalLM changed"):
-        both(other, decode, batch)
-    assert_equal(*both(other, lookahead(other, lookahead=SETTING), batch))
+    before, found = both(other, decode, batch)
+    assert_equal(before, found)
+    params = decode.params()
+    assert lookahead(other).params() is params
+    change(other)
+    expected, found = both(other, decode, batch)
+    assert expected.tolist() != before.tolist()
+    assert_equal(expected, found)
+    assert decode.params() is not params
+
+
+def test_another_dtype_of_the_model_is_followed():
+    other = make("Llama")
+    decode = lookahead(other)
+    assert decode.params().norm.dtype == "float32"
+    other.to(torch.bfloat16)
+    assert decode.params().norm.dtype == "bfloat16"
 
 
 class Own(stopping_criteria.StoppingCriteria):
@@ -339,6 +400,13 @@ def test_a_missing_package_is_named(monkeypatch):
         importlib.import_module("jlade.integrations.transformers")
 
 
+class Packed(torch.nn.Parameter):
+    """A parameter of a type of its own, as those of quantized modules are."""
+
+    def detach(self):
+        return self
+
+
 def test_the_model_is_checked(model, decode, batch):
     with pytest.raises(ValueError, match="lookahead\\(model\\) of another model"):
         make("Llama").generate(**batch, max_new_tokens=8, custom_generate=decode)
@@ -350,6 +418,18 @@ def test_the_model_is_checked(model, decode, batch):
         absent = transformers.AutoModelForCausalLM.from_config(model.config)
     with pytest.raises(ValueError, match="on the device 'meta'"):
         lookahead(absent)
+    other = make("Llama")
+    projection = other.model.layers[0].self_attn
+    projection.v_proj = torch.nn.ModuleDict({"base_layer": projection.v_proj})  # as peft wraps it
+    with pytest.raises(ValueError, match=r"adapter of peft at .*v_proj.base_layer.weight: .*merge_and_unload"):
+        lookahead(other)
+    other = make("Llama")
+    other.lm_head = torch.nn.Linear(32, 50)
+    with pytest.raises(ValueError, match=r"model.state_dict\(\): 1 tensors are not of this model: lm_head.bias"):
+        lookahead(other)
+    other.lm_head.weight = Packed(torch.ones(50, 32))
+    with pytest.raises(ValueError, match=r"lm_head.weight of LlamaForCausalLM must be a plain tensor .* got .*Packed"):
+        lookahead(other)
     other = make("Llama")
     other.model.layers[0].self_attn.q_proj = torch.nn.Linear(32, 16, bias=False)
     with pytest.raises(ValueError, match=r"model.state_dict\(\): model.layers.0.self_attn.q_proj.weight has shape"):
