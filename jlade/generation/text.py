@@ -96,6 +96,17 @@ def check_utf8(beginning: str, text: str) -> None:
         raise ValueError(f"{beginning} text that UTF-8 can write, got {text[:40]!r}") from error
 
 
+def encode_unlocked(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+    """Returns the token ids as `encode` does, while other threads go on.
+
+    The library holds Python's lock while it encodes a text, seconds for a megabyte, but not for a batch.
+    """
+    check_utf8("prompt must be", text)
+    with errors_of("tokenizer cannot encode the text"):
+        encoded = _backend(tokenizer).encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    return [i for i, is_text in zip(encoded.ids, encoded.attention_mask, strict=True) if is_text]
+
+
 @functools.lru_cache(maxsize=8)
 def _literal(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """Returns a copy of the tokenizer that finds no special tokens in a text; it serves all calls and threads."""
@@ -123,6 +134,12 @@ def pad_id(tokenizer: Tokenizer) -> int | None:
 def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     """Returns the text that the token ids add to the preceding text, without special tokens."""
     return Detokenizer(tokenizer).feed(list(ids), last=True)
+
+
+def decode_with_special(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Returns the text of the token ids as the tokenizer decodes it, with the names of special tokens."""
+    text: str = _backend(tokenizer).decode_batch([ids], skip_special_tokens=False)[0]
+    return text
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:
@@ -188,6 +205,8 @@ _DECODERS = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+LETTERS_OF_BYTES = list(_BYTE_OF)
+BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]  # of SentencePiece
 
 token_bytes = functools.lru_cache(maxsize=8)(TokenBytes)  # every call of `generate` brings the same tokenizer
 

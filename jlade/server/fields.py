@@ -67,12 +67,12 @@ def integer(body: Body, name: str, default: int | None, least: int, most: int = 
     return int(value)
 
 
-def boolean(body: Body, name: str, within: str | None = None) -> bool:
-    """Returns a field that is true or false, false by default; `within` is the field whose object has it."""
+def boolean(body: Body, name: str, within: str | None = None, default: bool = False) -> bool:
+    """Returns a field that is true or false; `within` is the field whose object has it."""
     value = body.get(name)
     if not isinstance(value, bool | None):
         raise refused(name if within is None else f"{within}.{name}", value, "true or false")
-    return bool(value)
+    return default if value is None else value
 
 
 def nested(body: Body, name: str) -> Body:
@@ -102,3 +102,9 @@ def content(name: str, content: Any) -> str:
         if not isinstance(part, dict) or part.get("type") != "text":
             raise refused(f"{name}[{i}]", part, 'a part {"type": "text", "text": ...}, as the model reads text alone')
     return "".join(text(f"{name}[{i}].text", part.get("text")) for i, part in enumerate(content))
+
+
+def too_long(name: str, amount: str, capacity: int) -> RequestError:
+    """Returns the error for a prompt that does not fit with its new tokens; clients know it by OpenAI's words."""
+    message = f"This model's maximum context length is {capacity} tokens. However, {name} of {amount} exceed it"
+    return RequestError(f"{message}; shorten the prompt or max_tokens", name, "context_length_exceeded")
