@@ -196,12 +196,15 @@ class Reader:
         return LeastTokens(self.chat_template.tokenizer)
 
     def _check_length(self, name: str, prompt: Any, least_tokens: LeastTokens) -> None:
-        """Raises a RequestError for a text that is too long, however many characters its tokens have."""
-        if isinstance(prompt, str) and len(prompt) > self.capacity:
-            least = least_tokens(prompt)
-            if least > self.capacity:
-                amount = f"{len(prompt)} characters and therefore at least {least} tokens"
-                raise fields.too_long(name, amount, self.capacity)
+        """Raises a RequestError for token ids that are too many, and a text that has too many by its length."""
+        if not isinstance(prompt, str | list) or len(prompt) <= self.capacity:
+            return
+        if isinstance(prompt, list):
+            raise fields.too_long(name, f"{len(prompt)} tokens", self.capacity)
+        least = least_tokens(prompt)
+        if least > self.capacity:
+            amount = f"{len(prompt)} characters and therefore at least {least} tokens"
+            raise fields.too_long(name, amount, self.capacity)
 
     def _conversation(
         self, body: Body, add_generation_prompt: bool = True, add_special_tokens: bool = False
