@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import uuid
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from jlade.cli import options as options_lib
 from jlade.conversion import location
 from jlade.generation import chat_template
-from jlade.generation.chat_template import Message
+from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.options import Keywords
 from jlade.generation.request import MOST_NEW_TOKENS
 from jlade.generation.results import NOT_FINITE, Generation
@@ -95,12 +95,12 @@ class Reader:
         self._places: dict[str, str] = {}  # by custom_id
         self._protocol = protocol.Reader(
             tokenizer=request["tokenizer"],
-            encode_chat=self._encode_chat,
+            chat_template=None,
             vocab_size=params.decoder.vocab_size,
             eos_ids=params.decoder.eos_ids,
             stop=params.decoder.stop_strings,
             sampling=request["sampling"],
-            predicts=False,
+            capacity=self._capacity,
         )
 
     def read(self, record: Record) -> tuple[list[int], Keywords, Asked]:
@@ -125,7 +125,7 @@ class Reader:
         if self._request["logprobs"]:
             given["logprobs"] = True if is_chat else 0
         body = given | {name: value for name, value in body.items() if value is not None}
-        asked = (self._protocol.chat if is_chat else self._protocol.completion)(body)
+        asked = self._of_chats.chat(body) if is_chat else self._protocol.completion(body)
         if len(asked.prompts) != 1 or asked.n != 1:
             raise RequestError("a record must ask for one text: n must be 1, and prompt one prompt; repeat the record")
         if asked.options.get("prompt_logprobs"):
@@ -172,16 +172,13 @@ class Reader:
             raise RequestError(f"body must have {field} for {url}")
         return body
 
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        tokenizer = _tokenizer_of_chats(self._model)
+    @functools.cached_property
+    def _of_chats(self) -> protocol.Reader:
+        """The reader of chats: loading their template takes seconds."""
+        tokenizer = chat_template.load_tokenizer(location.find(self._model or options_lib.DEMO))
         if tokenizer.chat_template is None:
-            raise ValueError("the model has no chat template: give prompt instead")
-        return chat_template.encode(tokenizer, messages)
-
-
-@functools.cache
-def _tokenizer_of_chats(model: str | None) -> Any:
-    return chat_template.load_tokenizer(location.find(model or options_lib.DEMO))
+            raise RequestError("the model has no chat template: give prompt instead", "messages")
+        return dataclasses.replace(self._protocol, chat_template=ChatTemplate(tokenizer))
 
 
 def response(record: Record, asked: Asked, generation: Generation, request: Keywords) -> Body:
@@ -189,7 +186,7 @@ def response(record: Record, asked: Asked, generation: Generation, request: Keyw
     if generation.finish_reason[0] == "error":
         return refusal(NOT_FINITE, status=500)
     model = record.values["body"].get("model") or "jlade"
-    body = Writer(asked, str(model), request["tokenizer"]).whole([generation])
+    body = Writer(asked, str(model), request["tokenizer"], uuid.uuid4().hex).whole([generation])
     return {"response": {"status_code": 200, "request_id": body["id"], "body": body}, "error": None}
 
 

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
-import functools
+import gc
 import importlib.util
 import pathlib
 
@@ -13,6 +13,7 @@ from jlade.cli import status
 from jlade.config import check_int
 from jlade.conversion import location
 from jlade.generation import chat_template
+from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.text import Tokenizer
 from jlade.mesh import DATA
 from jlade.models.llama import LlamaParams
@@ -90,14 +91,15 @@ def run(options: argparse.Namespace) -> None:
             )
         with status.show("loading") as activity:
             params, tokenizer = options_lib.load(options)
-            reader = _reader(params, tokenizer, template, options)
             engine = stack.enter_context(_engine(params, tokenizer, options))
+            reader = _reader(params, tokenizer, engine.capacity, template, options)
             service = Service(engine, reader, model=_name(options), keys=keys, seconds=options.timeout)
             activity.say("compiling")
             service.warm_up()
         server = lifecycle.Server(service)
         bound.listen()  # so that whoever reads the address can connect
         print(f"{_name(options)} at {lifecycle.url(bound)}", flush=True)
+        gc.freeze()  # what is loaded stays: collections skip it, also the last one, which would take a second
         server.run(sockets=[bound])
     if server.was_interrupted:
         raise KeyboardInterrupt
@@ -135,19 +137,22 @@ def _name(options: argparse.Namespace) -> str:
     return options.name or pathlib.Path(model).name.removesuffix(".gguf")
 
 
-def _reader(params: LlamaParams, tokenizer: Tokenizer, template: str | None, options: argparse.Namespace) -> Reader:
+def _reader(
+    params: LlamaParams, tokenizer: Tokenizer, capacity: int, template: str | None, options: argparse.Namespace
+) -> Reader:
     """Returns the reader of bodies. The controls that they do not give are the checkpoint's, or OpenAI's."""
     of_chat = chat_template.load_tokenizer(location.find(options.model or options_lib.DEMO))
     has_template = template is not None or of_chat.chat_template is not None
     sampling = jlade.load_sampling(options.model or options_lib.DEMO)
     return Reader(
         tokenizer=tokenizer,
-        encode_chat=functools.partial(chat_template.encode, of_chat, template=template) if has_template else None,
+        chat_template=ChatTemplate(of_chat, template) if has_template else None,
         vocab_size=params.decoder.vocab_size,
         eos_ids=params.decoder.eos_ids,
         stop=params.decoder.stop_strings,
         sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
-        predicts=_max_prediction(options) > 0,
+        capacity=capacity,
+        max_prediction=_max_prediction(options),
         max_top_logprobs=options.max_top_logprobs,
         max_choices=min(MOST_CHOICES, options.max_waiting),
     )

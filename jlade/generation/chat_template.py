@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -20,29 +21,58 @@ WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 Message = Mapping[str, str]  # with the keys "role" and "content"
 
 
+@dataclasses.dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template, and the tokenizer for the text that it makes of a conversation.
+
+    Attributes:
+      tokenizer: of transformers, as `load_tokenizer` returns it.
+      template: a Jinja template to use instead of the tokenizer's own.
+    """
+
+    tokenizer: Any
+    template: str | None = None
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Returns the text of a conversation, by default up to the beginning of the next answer.
+
+        Args:
+          messages: with the keys "role" and "content".
+          add_generation_prompt: whether the next answer begins.
+
+        Raises:
+          ValueError: when the template raises an error, or takes too long or too much memory.
+        """
+        with text.errors_of("the chat template cannot be chosen"):
+            chosen = self.tokenizer.get_chat_template(self.template)
+        rendered = _renderer.render(
+            conversations=[[dict(message) for message in messages]],
+            chat_template=chosen,
+            add_generation_prompt=add_generation_prompt,
+            **self.tokenizer.special_tokens_map,
+        )
+        text.check_utf8("the chat template must make", rendered)
+        return rendered
+
+    def encode(self, rendered: str, add_special_tokens: bool = False) -> list[int]:
+        """Returns the token ids of the text of a conversation, by default with no special tokens but the template's."""
+        with text.errors_of("tokenizer cannot encode the conversation"):
+            ids: list[int] = self.tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
+
+
 def encode(tokenizer: Any, messages: Sequence[Message], template: str | None = None) -> list[int]:
     """Returns the token ids of a conversation, up to the beginning of the next answer.
 
     Args:
-      tokenizer: of transformers, as `load_tokenizer` returns it.
+      tokenizer, template: of `ChatTemplate`.
       messages: with the keys "role" and "content".
-      template: a Jinja template to use instead of the tokenizer's own.
 
     Raises:
-      ValueError: when the template raises an error, or takes too long or too much memory.
+      ValueError: as `ChatTemplate.render` does.
     """
-    with text.errors_of("the chat template cannot be chosen"):
-        chosen = tokenizer.get_chat_template(template)
-    rendered = _renderer.render(
-        conversations=[[dict(message) for message in messages]],
-        chat_template=chosen,
-        add_generation_prompt=True,
-        **tokenizer.special_tokens_map,
-    )
-    text.check_utf8("the chat template must make", rendered)
-    with text.errors_of("tokenizer cannot encode the conversation"):
-        ids: list[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    return ids
+    chat = ChatTemplate(tokenizer, template)
+    return chat.encode(chat.render(messages))
 
 
 def load_tokenizer(directory: pathlib.Path) -> Any:

@@ -86,12 +86,12 @@ def check(
     lookahead = with_prediction(_check_lookahead(options, params, decoder, len(prompts), mesh), options)
     stopping, stop = _check_stopping(options, prompts, decoder, capacity)
     least = 0 if stopping.min_new_tokens is None else stopping.min_new_tokens
-    limits = np.broadcast_arrays(least, stopping.max_new_tokens)
+    fewest, most = np.broadcast_arrays(least, stopping.max_new_tokens)
     if capacity is None:
         bound = f"the model reads at most {decoder.max_positions} positions"
-        prompts_lib.check_room(prompts, *limits, decoder.max_positions, bound)
+        prompts_lib.check_room(prompts, fewest, most, decoder.max_positions, bound)
     else:
-        prompts_lib.check_room(prompts, *limits, capacity, f"the engine was made with capacity={capacity}", errors)
+        prompts_lib.check_room(prompts, fewest, most, capacity, f"the engine was made with capacity={capacity}", errors)
     key = drawing.check_key(options.key, len(prompts))
     sampling = drawing.check_sampling(options.sampling, len(prompts), decoder.vocab_size)
     drawing.check_bans(sampling, stopping, decoder.vocab_size)

@@ -36,10 +36,14 @@ def errors_of(message: str) -> Iterator[None]:
         raise ValueError(f"{message}: {error}") from error
 
 
-def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[int]:
-    """Returns the token ids of `text`, with the special tokens that the tokenizer adds, whole and without padding.
+def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True, add_special_tokens: bool = True) -> list[int]:
+    """Returns the token ids of `text`, whole and without padding. Other threads go on meanwhile.
 
-    Unless `parse_special`, the names of special tokens in `text` are plain characters.
+    Args:
+      tokenizer: of the model.
+      text: of the prompt.
+      parse_special: whether the names of special tokens in `text` are these tokens, rather than plain characters.
+      add_special_tokens: whether those that the tokenizer adds to texts are there.
 
     Raises:
       ValueError: when UTF-8 cannot write the text, for example an argument of a command in another encoding.
@@ -49,8 +53,12 @@ def encode(tokenizer: Tokenizer, text: str, parse_special: bool = True) -> list[
     """
     check_utf8("prompt must be", text)
     with errors_of("tokenizer cannot encode the text"):
-        encoded = _own(tokenizer, parse_special).encode(text)
-    ids = list(encoded.ids if isinstance(encoded, tokenizers.Encoding) else encoded)
+        own = _own(tokenizer, parse_special)
+        if isinstance(own, tokenizers.Tokenizer):
+            # For a single text the library holds Python's lock, seconds for a megabyte; for a batch it does not.
+            ids = own.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        else:
+            ids = list(own.encode(text, add_special_tokens=add_special_tokens))
     twice = [name for name in special_names(tokenizer) if text.startswith(name)] if ids[:1] == ids[1:2] else []
     if any(_backend(tokenizer).token_to_id(name) == ids[0] for name in twice):
         warnings.warn(
@@ -110,6 +118,12 @@ def pad_id(tokenizer: Tokenizer) -> int | None:
 def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     """Returns the text that the token ids add to the preceding text, without special tokens."""
     return Detokenizer(tokenizer).feed(list(ids), last=True)
+
+
+def decode_with_special(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Returns the text of the token ids as the tokenizer decodes it, with the names of special tokens."""
+    text: str = _backend(tokenizer).decode_batch([ids], skip_special_tokens=False)[0]
+    return text
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:
@@ -175,6 +189,8 @@ _DECODERS = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+LETTERS_OF_BYTES = list(_BYTE_OF)
+BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]  # of SentencePiece
 
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:

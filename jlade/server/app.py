@@ -31,6 +31,7 @@ from jlade.server.protocol import Asked, Reader
 from jlade.server.responses import Writer
 
 SECONDS = 600.0  # for a response, by default
+SHORT = 2**16  # bytes of a body
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies hand on each event at once
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,14 +60,17 @@ class Service:
         self._created = int(time.time())
         self._active: set[Choices] = set()
         self._is_draining = False
-        # One thread reads bodies: a tokenizer of transformers serves one call at a time.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jlade reader")
+        # One thread reads short bodies and one long ones, so that no short one waits for a long one.
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"jlade {kind}") for kind in ("reader", "long reader")
+        ]
         routes: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/chat/completions", functools.partial(self._complete, reader.chat)),
             ("POST", "/v1/completions", functools.partial(self._complete, reader.completion)),
             ("GET", "/v1/models", self._list_models),
             ("GET", "/v1/models/{model:path}", self._show_model),
             ("POST", "/tokenize", self._tokenize),
+            ("POST", "/detokenize", self._detokenize),
             ("GET", "/health", self._show_health),
             ("GET", "/metrics", self._show_metrics),
             ("GET", "/version", self._show_version),
@@ -96,11 +100,10 @@ class Service:
                 choices.cancel()
 
     async def _complete(self, read: Callable[[Body], Asked], request: Request) -> Response:
-        body = await self._read(request)
-        asked = await self._in_thread(read, body)
+        asked = await self._read(request, read)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
-        writer = Writer(asked, self._model, self._reader.tokenizer)
+        writer = Writer(asked, self._model, self._reader.tokenizer, guard.request_id(request.scope))
         choices = Choices(self._engine, asked, self._metrics, self._seconds)
         self._active.add(choices)
         if asked.stream:
@@ -133,11 +136,17 @@ class Service:
         choices.cancel()
         self._active.discard(choices)
 
-    async def _read(self, request: Request) -> Body:
-        """Returns the body of a request for this server's model."""
-        body = fields.parse(await guard.read(request))
-        self._check_model(body.get("model"))
-        return body
+    async def _read(self, request: Request, read: Callable[[Body], T]) -> T:
+        """Returns what `read` makes of the body of a request for this server's model, unless the client goes away."""
+        data = await guard.read(request)
+
+        def parse() -> T:
+            body = fields.parse(data)
+            self._check_model(body.get("model"))
+            return read(body)
+
+        thread = self._threads[len(data) > SHORT]
+        return await _unless_gone(request.receive, asyncio.get_running_loop().run_in_executor(thread, parse))
 
     def _check_model(self, model: Any) -> None:
         if model is not None and model != self._model:
@@ -145,23 +154,18 @@ class Service:
                 f"there is no model {model!r:.100}; this server has {self._model!r}", "model", "model_not_found", 404
             )
 
-    async def _in_thread(self, read: Callable[[Body], T], body: Body) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, read, body)
-
     async def _tokenize(self, request: Request) -> Response:
-        body = await self._read(request)
+        def read(body: Body) -> Body:
+            tokens, names = self._reader.tokens(body), None
+            if fields.boolean(body, "return_token_strs"):
+                names = [text_lib.token_name(self._reader.tokenizer, token) for token in tokens]
+            limit = self._engine.capacity
+            return {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names}
 
-        def read(body: Body) -> list[int]:
-            if "messages" in body:
-                return self._reader.conversation(body)
-            return self._reader.encode("prompt", fields.text("prompt", body.get("prompt")))
+        return JSONResponse(await self._read(request, read))
 
-        tokens = await self._in_thread(read, body)
-        names = None
-        if fields.boolean(body, "return_token_strs"):
-            names = [text_lib.token_name(self._reader.tokenizer, token) for token in tokens]
-        limit = self._engine.capacity
-        return JSONResponse({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names})
+    async def _detokenize(self, request: Request) -> Response:
+        return JSONResponse({"prompt": await self._read(request, self._reader.text)})
 
     def _of_model(self) -> Body:
         return {
@@ -210,7 +214,7 @@ class _Events(StreamingResponse):
             await self._events.aclose()
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """Returns the result of `work`, or cancels it when the client goes away.
 
     Raises:

@@ -1,7 +1,6 @@
 """The choices of a response: the requests of an engine that one body asks for."""
 
 import asyncio
-import dataclasses
 import logging
 import queue
 import secrets
@@ -122,7 +121,7 @@ class Choices:
                 async for piece in request:
                     watch.add(piece)
                     if piece.generation is not None and piece.generation.finish_reason[0] == "error":
-                        arrived.put_nowait((index, dataclasses.replace(piece, generation=None)))
+                        arrived.put_nowait((index, piece))
                         log.error("a request failed: %s", NOT_FINITE)
                         raise RequestError(NOT_FINITE, status=500)
                     arrived.put_nowait((index, piece))

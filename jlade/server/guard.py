@@ -4,12 +4,13 @@ import asyncio
 import hmac
 import ipaddress
 import urllib.parse
+import uuid
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jlade.server.fields import RequestError
 
@@ -17,6 +18,7 @@ OPEN = ("/", "/health")  # paths that need no key: the page asks for it
 JSON = "application/json"
 MOST_BYTES = 4 * 2**20  # of a body
 BODY_SECONDS = 30  # to send a body
+ID, LONGEST_ID = "x-request-id", 128  # the header, and characters of an id
 RETRY_AFTER = "2"  # seconds, where the server is busy or ends
 
 
@@ -34,6 +36,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            send = _with_id(request_id(scope), send)
             try:
                 self._check(scope)
             except RequestError as error:
@@ -55,12 +58,31 @@ class Guard:
             same = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
             if kind.lower() != "bearer" or not any(same):
                 raise RequestError("the API key is missing or wrong", "Authorization", "invalid_api_key", status=401)
-        if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip() != JSON:
+        if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             # Another type comes from a form of a foreign page, without the browser asking this server.
             raise RequestError(f"the content type must be {JSON}", "Content-Type", status=415)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > MOST_BYTES:
             raise _too_large()
+
+
+def request_id(scope: Scope) -> str:
+    """Returns the id of a request: the client's, if it is short and printable, else a new one."""
+    given = Headers(scope=scope).get(ID, "")
+    is_usable = 0 < len(given) <= LONGEST_ID and given.isascii() and given.isprintable()
+    made: str = scope.setdefault("state", {}).setdefault("request_id", given if is_usable else uuid.uuid4().hex)
+    return made
+
+
+def _with_id(request: str, send: Send) -> Send:
+    """Returns `send` for a response whose header has the id of its request."""
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)[ID] = request
+        await send(message)
+
+    return send_with_id
 
 
 async def read(request: Request) -> bytes:

@@ -1,17 +1,17 @@
 """Bodies of OpenAI's `/v1/chat/completions` and `/v1/completions`, read into prompts and options of `Engine.submit`."""
 
 import dataclasses
-import json
-import reprlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from jlade.config import SamplingConfig
 from jlade.generation import text as text_lib
-from jlade.generation.chat_template import Message
+from jlade.generation.chat_template import ChatTemplate, Message
+from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.request import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import fields
+from jlade.server import fields, unsupported
 from jlade.server.fields import Body, RequestError
 
 MOST_CHOICES = 128  # of a body, by default
@@ -36,35 +36,15 @@ NEUTRAL = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
 }
-# Fields that would change the text and are not supported, with the values that change nothing. Others are ignored.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "functions": ([],),
-    "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "json_schema": (),
-    "modalities": (["text"],),
-    "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-}
+# The fields that are read in the body of a chat or a completion alone, and in both.
+OF_BOTH = {
+    "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction", "seed",
+    "stop", "stop_token_ids", "stream", "stream_options", *RANGES,
+}  # fmt: skip
+OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "tool_choice", "tools", "top_logprobs"}
+OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # -> the template's
+PASSED = ("name", "reasoning_content")  # fields of a message that templates may use beside role and content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +82,7 @@ class Asked:
         limit = max(1, capacity - len(prompt)) if self.limit is None else self.limit
         if len(prompt) + limit > capacity:
             field = "messages" if self.is_chat else "prompt"
-            raise RequestError(
-                f"{field} of {len(prompt)} tokens and {limit} new ones exceed the limit of {capacity} tokens; shorten "
-                "the prompt or max_tokens",
-                field,
-                "context_length_exceeded",
-            )
+            raise fields.too_long(field, f"{len(prompt)} tokens and {limit} new ones", capacity)
         return limit
 
 
@@ -117,23 +92,25 @@ class Reader:
 
     Attributes:
       tokenizer: of prompts in text.
-      encode_chat: returns the token ids of a conversation, as `chat_template.encode`; None without a chat template.
+      chat_template: of conversations; None for a model without one.
       vocab_size: token ids are below it.
       eos_ids: tokens that end a text.
       sampling: for the controls that a body does not give. Its bias comes on top of that of a body.
       stop: strings that end a text, unless a body gives others.
-      predicts: whether predictions give drafts; they change no text.
+      capacity: most tokens of a prompt and its text. A text that has more by its length is not tokenized.
+      max_prediction: most tokens of a prediction; 0 to ignore predictions, which change no text.
       max_top_logprobs: most alternatives of a token.
       max_choices: most choices of a body, no more than may wait.
     """
 
     tokenizer: Tokenizer
-    encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    chat_template: ChatTemplate | None
     vocab_size: int
     eos_ids: Sequence[int]
     sampling: SamplingConfig
+    capacity: int
     stop: Sequence[str] = ()
-    predicts: bool = True
+    max_prediction: int = 0
     max_top_logprobs: int = 0
     max_choices: int = MOST_CHOICES
 
@@ -143,8 +120,9 @@ class Reader:
         Raises:
           RequestError: names the field, its value and what is accepted.
         """
-        _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (False,)})
-        _refuse_tools(body)
+        unsupported.refuse(body, unsupported.OF_CHATS)
+        unsupported.refuse_tools(body)
+        unsupported.say_ignored(body, OF_CHAT | unsupported.OF_CHATS.keys())
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs")
         if top and not logprobs:
@@ -152,7 +130,8 @@ class Reader:
         return self._asked(
             body,
             is_chat=True,
-            prompts=[self.conversation(body)],
+            prompts=[self._conversation(body)],
+            n=self._num_choices(body, 1),
             limit=fields.integer(body, limit, None, 1),
             logprobs={"logprobs": True, "top_logprobs": top or 0} if logprobs else {},
             echo=[],
@@ -164,37 +143,92 @@ class Reader:
         Raises:
           RequestError: as `chat` does.
         """
-        _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (True,)})
+        unsupported.refuse(body, unsupported.OF_COMPLETIONS)
+        unsupported.say_ignored(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys())
         top, is_echoed = self._top(body, "logprobs"), fields.boolean(body, "echo")
         if is_echoed and top is not None and body.get("stream"):
             raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
-        given = _prompts(body.get("prompt"))
+        prompts, is_list = _prompts(body.get("prompt"))
+        n = self._num_choices(body, len(prompts))
+        given = {f"prompt[{i}]" if is_list else "prompt": prompt for i, prompt in enumerate(prompts)}
+        for name, one in given.items():
+            self._check_length(name, one, self._least)
         return self._asked(
             body,
             is_chat=False,
-            prompts=[self.encode(name, one) for name, one in given.items()],
+            prompts=[self._encode(name, one) for name, one in given.items()],
+            n=n,
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
             logprobs={} if top is None else {"logprobs": True, "top_logprobs": top, "prompt_logprobs": is_echoed},
             echo=[self._text(one) for one in given.values()] if is_echoed else [],
         )
 
-    def conversation(self, body: Body) -> list[int]:
-        """Returns the token ids of `messages`, up to the beginning of the answer."""
+    def tokens(self, body: Body) -> list[int]:
+        """Reads a body of `/tokenize`, and returns the token ids.
+
+        Raises:
+          RequestError: as `chat` does.
+        """
+        unsupported.refuse(body, unsupported.OF_TOKENIZE)
+        if "messages" in body:
+            return self._conversation(
+                body,
+                add_generation_prompt=fields.boolean(body, "add_generation_prompt", default=True),
+                add_special_tokens=fields.boolean(body, "add_special_tokens"),
+            )
+        prompt = fields.text("prompt", body.get("prompt"))
+        self._check_length("prompt", prompt, self._least)
+        return self._encode("prompt", prompt, fields.boolean(body, "add_special_tokens", default=True))
+
+    def text(self, body: Body) -> str:
+        """Reads a body of `/detokenize`, and returns the text with the names of special tokens.
+
+        Raises:
+          RequestError: as `chat` does.
+        """
+        return text_lib.decode_with_special(self.tokenizer, self._token_ids("tokens", body.get("tokens")))
+
+    @functools.cached_property
+    def _least(self) -> LeastTokens:
+        return LeastTokens(self.tokenizer)
+
+    @functools.cached_property
+    def _least_of_chats(self) -> LeastTokens:
+        assert self.chat_template is not None
+        return LeastTokens(self.chat_template.tokenizer)
+
+    def _check_length(self, name: str, prompt: Any, least_tokens: LeastTokens) -> None:
+        """Raises a RequestError for token ids that are too many, and a text that has too many by its length."""
+        if not isinstance(prompt, str | list) or len(prompt) <= self.capacity:
+            return
+        if isinstance(prompt, list):
+            raise fields.too_long(name, f"{len(prompt)} tokens", self.capacity)
+        least = least_tokens(prompt)
+        if least > self.capacity:
+            amount = f"{len(prompt)} characters and therefore at least {least} tokens"
+            raise fields.too_long(name, amount, self.capacity)
+
+    def _conversation(
+        self, body: Body, add_generation_prompt: bool = True, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Returns the token ids of `messages`."""
         messages = _messages(body.get("messages"))
-        if self.encode_chat is None:
+        if self.chat_template is None:
             raise RequestError("the model has no chat template; use `/v1/completions`", "messages")
         try:
-            ids = self.encode_chat(messages)
+            rendered = self.chat_template.render(messages, add_generation_prompt)
+            self._check_length("messages", rendered, self._least_of_chats)
+            ids = self.chat_template.encode(rendered, add_special_tokens)
         except ValueError as error:
             raise RequestError(str(error), "messages") from error
         if not ids:
             raise fields.refused("messages", messages, "a conversation of at least one token")
         return ids
 
-    def encode(self, name: str, prompt: Any) -> list[int]:
+    def _encode(self, name: str, prompt: Any, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a prompt in text or in token ids; errors call it `name`."""
         if isinstance(prompt, str):
-            ids = text_lib.encode(self.tokenizer, fields.text(name, prompt))
+            ids = text_lib.encode(self.tokenizer, fields.text(name, prompt), add_special_tokens=add_special_tokens)
             if not ids:
                 raise fields.refused(name, prompt, "text of at least one token")
             return ids
@@ -218,6 +252,7 @@ class Reader:
         *,
         is_chat: bool,
         prompts: list[list[int]],
+        n: int,
         limit: int | None,
         logprobs: dict[str, Any],
         echo: list[str],
@@ -229,15 +264,13 @@ class Reader:
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
             **logprobs,
         }
-        prediction = _prediction(body.get("prediction"))
-        num_predicted = 0
-        if prediction and self.predicts:
+        prediction = self._prediction(body.get("prediction"))
+        if prediction:
             options |= {"prediction": prediction, "with_statistics": True}
-            num_predicted = len(text_lib.encode(self.tokenizer, prediction)) - len(text_lib.encode(self.tokenizer, ""))
-        n = fields.integer(body, "n", 1, 1, self.max_choices)
-        assert n is not None
-        if n * len(prompts) > self.max_choices:
-            raise fields.refused("prompt", prompts, f"at most {self.max_choices} choices in all, with n={n}")
+        stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
+        if stream_options and not stream:
+            raise fields.refused("stream_options", stream_options, "left out unless stream is true")
+        unsupported.refuse(stream_options, unsupported.OF_STREAMS, "stream_options.")
         return Asked(
             is_chat=is_chat,
             prompts=prompts,
@@ -245,12 +278,34 @@ class Reader:
             limit=limit,
             seed=_seed(body),
             n=n,
-            stream=fields.boolean(body, "stream"),
-            include_usage=fields.boolean(fields.nested(body, "stream_options"), "include_usage", "stream_options"),
+            stream=stream,
+            include_usage=fields.boolean(stream_options, "include_usage", "stream_options"),
             echo=echo,
-            num_predicted=num_predicted,
+            num_predicted=len(prediction),
             steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),
         )
+
+    def _num_choices(self, body: Body, num_prompts: int) -> int:
+        """Returns the number of choices for each prompt."""
+        number = fields.integer(body, "n", 1, 1, self.max_choices)
+        assert number is not None
+        if number * num_prompts > self.max_choices:
+            accepted = f"at most {self.max_choices} choices in all, with n={number}"
+            raise RequestError(f"prompt must be {accepted}, got {num_prompts} prompts", "prompt")
+        return number
+
+    def _prediction(self, prediction: Any) -> list[int]:
+        """Returns the token ids of a prediction, none without one."""
+        if prediction is None:
+            return []
+        if not isinstance(prediction, dict) or prediction.get("type") != "content":
+            raise fields.refused("prediction", prediction, '{"type": "content", "content": ...}')
+        text = fields.content("prediction.content", prediction.get("content"))
+        if not self.max_prediction:
+            return []
+        if len(text) > self.max_prediction and self._least(text) > self.max_prediction:
+            raise fields.refused("prediction", prediction, f"a text of at most {self.max_prediction} tokens")
+        return text_lib.encode(self.tokenizer, text, add_special_tokens=False)
 
     def _token_ids(self, name: str, ids: Any) -> list[int]:
         accepted = f"a list of token ids from 0 to {self.vocab_size - 1}"
@@ -277,6 +332,8 @@ class Reader:
                 given[name] = None if value in NEUTRAL.get(name, ()) else value
         if body.get("logit_bias"):
             given["logit_bias"] = self._bias(body["logit_bias"]) | dict(self.sampling.logit_bias or ())
+        if given.get("top_p") == 0:  # which leaves the best token alone
+            given |= {"temperature": 0, "top_p": None}
         try:
             sampling = dataclasses.replace(self.sampling, **given)
         except (TypeError, ValueError) as error:
@@ -296,27 +353,14 @@ class Reader:
         return {int(token): float(value) for token, value in bias.items()}
 
 
-def _refuse_unsupported(body: Body, unsupported: dict[str, tuple[Any, ...]]) -> None:
-    for name, neutral in unsupported.items():
-        value = body.get(name)
-        if value is not None and value not in neutral:
-            also = "".join(f" or set it to {json.dumps(each)}" for each in neutral)
-            raise RequestError(f"{name}={reprlib.repr(value)} is not supported: leave it out{also}", name)
-
-
-def _refuse_tools(body: Body) -> None:
-    if body.get("tools") and body.get("tool_choice") != "none":
-        raise RequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
-
-
-def _prompts(prompt: Any) -> dict[str, Any]:
-    """Returns the prompts by their names in errors, given one or a list of them."""
+def _prompts(prompt: Any) -> tuple[list[Any], bool]:
+    """Returns the prompts, given one or a list of them, and whether it is a list."""
     is_ids = isinstance(prompt, list) and prompt and fields.is_integer(prompt[0])
     if isinstance(prompt, str) or is_ids:
-        return {"prompt": prompt}
+        return [prompt], False
     if not isinstance(prompt, list) or not prompt:
         raise fields.refused("prompt", prompt, "a string, token ids, or a list of these")
-    return {f"prompt[{i}]": one for i, one in enumerate(prompt)}
+    return prompt, True
 
 
 def _messages(messages: Any) -> list[Message]:
@@ -330,9 +374,12 @@ def _messages(messages: Any) -> list[Message]:
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise fields.refused(f"{name}.role", role, f"one of {', '.join(ROLES)}")
-        if message.get("tool_calls"):
-            raise RequestError(f"{name}.tool_calls are not supported", f"{name}.tool_calls")
-        result.append({"role": ROLES[role], "content": fields.content(f"{name}.content", message.get("content"))})
+        unsupported.refuse(message, unsupported.OF_MESSAGES, f"{name}.")
+        content = message.get("content")
+        if role == "assistant" and content is None:
+            content = ""
+        passed = {key: fields.text(f"{name}.{key}", message[key]) for key in PASSED if message.get(key) is not None}
+        result.append({"role": ROLES[role], "content": fields.content(f"{name}.content", content), **passed})
     return result
 
 
@@ -349,13 +396,5 @@ def _stop(stop: Any) -> list[str]:
 
 
 def _seed(body: Body) -> int | None:
-    seed = fields.integer(body, "seed", None, -1, 2**32 - 1)
+    seed = fields.integer(body, "seed", None, -(2**63), 2**63 - 1)
     return None if seed == -1 else seed
-
-
-def _prediction(prediction: Any) -> str | None:
-    if prediction is None:
-        return None
-    if not isinstance(prediction, dict) or prediction.get("type") != "content":
-        raise fields.refused("prediction", prediction, '{"type": "content", "content": ...}')
-    return fields.content("prediction.content", prediction.get("content"))

@@ -3,7 +3,6 @@
 import itertools
 import json
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,14 +30,15 @@ class Writer:
       asked: what the body asks for.
       model: its name in the response.
       tokenizer: of the tokens.
+      request_id: the last part of the response's id.
     """
 
-    def __init__(self, asked: Asked, model: str, tokenizer: Tokenizer):
+    def __init__(self, asked: Asked, model: str, tokenizer: Tokenizer, request_id: str):
         self._asked, self._tokenizer = asked, tokenizer
         name = "chat.completion" if asked.is_chat else "text_completion"
         self._object = name
         self._head = {
-            "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{request_id}",
             "object": name,
             "created": int(time.time()),
             "model": model,
@@ -61,9 +61,11 @@ class Writer:
         """
         choices = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            text = choice.echo + generation.text[0]
-            content = {"message": {"role": "assistant", "content": text}} if self._asked.is_chat else {"text": text}
-            logprobs = choice.logprobs(_one_piece(generation))
+            piece = _one_piece(generation)
+            text = choice.echo + choice.text(piece)
+            message = {"role": "assistant", "content": text, "refusal": None}
+            content = {"message": message} if self._asked.is_chat else {"text": text}
+            logprobs = choice.logprobs(piece)
             if choice.echo and logprobs is not None:
                 of_prompt = choice.prompt_logprobs(prompt_logprobs[index])
                 logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
@@ -73,18 +75,22 @@ class Writer:
     def begin(self) -> list[Body]:
         """Returns the chunks before the first tokens: the role of each message, or the prompts to repeat."""
         if self._asked.is_chat:
-            return [self._chunk(i, {"delta": {"role": "assistant", "content": ""}}) for i in range(len(self._choices))]
+            delta = {"role": "assistant", "content": "", "refusal": None}
+            return [self._chunk(i, {"delta": delta}) for i in range(len(self._choices))]
         return [self._chunk(i, {"text": choice.echo}) for i, choice in enumerate(self._choices) if choice.echo]
 
     def chunks(self, index: int, piece: Piece) -> list[Body]:
-        """Returns the chunks of a piece: one if it has something to show, and one for the end of the text."""
+        """Returns the chunks of a piece: one if it has something to show, and one for the end of the text.
+
+        A text that ended with an error has none for its end.
+        """
         choice, chunks = self._choices[index], []
-        steps = choice.steps(piece) if self._asked.steps else None
-        if piece.text or piece.logprobs is not None or steps is not None:
-            content: Body = {"delta": {"content": piece.text}} if self._asked.is_chat else {"text": piece.text}
+        text, steps = choice.text(piece), choice.steps(piece) if self._asked.steps else None
+        if text or piece.logprobs is not None or steps is not None:
+            content: Body = {"delta": {"content": text}} if self._asked.is_chat else {"text": text}
             chunk = self._chunk(index, content, choice.logprobs(piece))
             chunks.append(chunk if steps is None else chunk | {"jlade": {"steps": steps}})
-        if piece.generation is not None:
+        if piece.generation is not None and piece.generation.finish_reason[0] != "error":
             content = {"delta": {}} if self._asked.is_chat else {"text": ""}
             chunks.append(self._chunk(index, content, reason=_reason(piece.generation)))
         return chunks
@@ -130,15 +136,25 @@ class _Choice:
         self.echo = asked.echo[index // asked.n] if asked.echo else ""
         self._prompt = asked.prompts[index // asked.n]
         self._is_chat, self._tokenizer = asked.is_chat, tokenizer
-        self._detokenizer = Detokenizer(tokenizer, asked.options["stop"])
+        self._ends = asked.options["eos_ids"]
+        self._of_text, self._of_steps = (Detokenizer(tokenizer, asked.options["stop"]) for _ in range(2))
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
+
+    def text(self, piece: Piece) -> str:
+        """Returns the text of a piece, without that of the token that ends it."""
+        return self._feed(self._of_text, piece.tokens.tolist(), piece.generation is not None)
+
+    def _feed(self, detokenizer: Detokenizer, tokens: list[int], is_last: bool) -> str:
+        if is_last and tokens and tokens[-1] in self._ends:
+            return detokenizer.feed(tokens[:-1]) + detokenizer.feed([], last=True)
+        return detokenizer.feed(tokens, last=is_last)
 
     def logprobs(self, piece: Piece) -> Body | None:
         """Returns the log-probabilities of the tokens of a piece, None if they were not asked for."""
         if piece.logprobs is None:
             return None
-        has_end = piece.generation is not None and piece.generation.finish_reason[0] == "eos"
+        has_end = len(piece.tokens) > 0 and piece.tokens[-1] in self._ends
         number = len(piece.tokens) - has_end  # the end token is no part of the text
         chosen = [self._named(*each) for each in zip(piece.tokens[:number], piece.logprobs, strict=False)]
         if piece.top_tokens is None:
@@ -182,7 +198,7 @@ class _Choice:
         for number in piece.accepted.tolist():
             end = begin + number
             is_last = piece.generation is not None and end == len(piece.tokens)
-            text = self._detokenizer.feed(piece.tokens[begin:end].tolist(), last=is_last)
+            text = self._feed(self._of_steps, piece.tokens[begin:end].tolist(), is_last)
             steps.append({"tokens": number, "text": text})
             begin = end
         return steps

@@ -75,5 +75,5 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
     assert capsys.readouterr().out == f"demo at http://0.0.0.0:{address[1]}\n"
     assert (service._engine.max_sequences, service._engine.capacity) == (2, 512)
     assert service._reader.sampling.temperature == 1.0
-    assert service._reader.predicts
+    assert (service._reader.capacity, service._reader.max_prediction) == (512, serve.MAX_PREDICTION)
     assert serve._read_keys(str(keys)) == ["first", "second"]

@@ -1,7 +1,6 @@
 """A server of a tiny model, which the tests share."""
 
 import contextlib
-import functools
 import threading
 import time
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.engine import rows
-from jlade.generation import chat_template
+from jlade.generation.chat_template import ChatTemplate
 from jlade.server import lifecycle
 from jlade.server.app import Service
 from jlade.server.protocol import Reader
@@ -20,10 +19,12 @@ from tests.server.tiny_chat import CHAT_TOKENIZER, PARAMS, TOKENIZER
 
 READER = Reader(
     tokenizer=TOKENIZER,
-    encode_chat=functools.partial(chat_template.encode, CHAT_TOKENIZER),
+    chat_template=ChatTemplate(CHAT_TOKENIZER),
     vocab_size=13,
     eos_ids=(12,),
     sampling=SamplingConfig(temperature=1.0),
+    capacity=64,
+    max_prediction=16,
     max_top_logprobs=3,
 )
 

@@ -250,7 +250,8 @@ def test_errors_are_those_of_the_client(client):
     with pytest.raises(openai.BadRequestError) as too_long:
         asked(client, max_tokens=60)
     assert (too_long.value.param, too_long.value.code) == ("messages", "context_length_exceeded")
-    assert "5 tokens and 60 new ones exceed the limit of 64 tokens" in too_long.value.message
+    assert "This model's maximum context length is 64 tokens" in too_long.value.message
+    assert "messages of 5 tokens and 60 new ones" in too_long.value.message
     with pytest.raises(openai.BadRequestError, match="temperature must be a number from 0 to 100, got -1"):
         asked(client, temperature=-1)
 

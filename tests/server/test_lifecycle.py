@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import signal
+import time
 
 import httpx
 import pytest
@@ -39,7 +40,7 @@ def is_one(client, kind):
 
 
 def test_malformed_requests_are_refused(servers, small_demo):
-    """Beside them each text is right, and nothing is logged: the next test looks at the errors of the process."""
+    """Beside them each text is right, and no fault is logged: the next test looks at the errors of the process."""
     params, tokenizer = jlade.load(small_demo)
     prompts, options = ["def f(", "Once"], {"max_new_tokens": server_faults.NUM_TOKENS, "lookahead": None}
     texts = jlade.generate(params, prompts, tokenizer=tokenizer, **options).text
@@ -68,9 +69,13 @@ def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
             assert "shutting down" in refused.json()["error"]["message"]
             assert refused.headers["Retry-After"]
         running.result()
+        ended = time.monotonic()
+        status, out, errors = processes.finish([process])[0]
+    assert time.monotonic() - ended < 1, "an idle server is gone within a second"
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 900
-    assert processes.finish([process]) == [(0, "", "")]
+    assert (status, out) == (0, "")
+    assert all(line.endswith("of a request is not known and ignored") for line in errors.splitlines())
 
 
 def test_a_second_signal_ends_it_at_once(servers):

@@ -82,9 +82,7 @@ def test_a_conversation_and_a_new_one(served, opened):
 
 def test_a_text_is_no_markup(opened):
     page = opened.page
-    step = {"tokens": 2, "text": "<img src=x onerror=fail()>"}
-    event = json.dumps({"choices": [{}], "jlade": {"steps": [step]}})
-    page.route(f"**{CHAT}", lambda route: route.fulfill(body=f"data: {event}\n\ndata: [DONE]\n\n"))
+    answer_with(page, "<img src=x onerror=fail()>")
     send(page, "<b>a</b>")
     wait_for_end(page)
     assert page.locator(".user pre").text_content() == "<b>a</b>"
@@ -116,16 +114,58 @@ def test_stopping_frees_the_row(how, served, opened, rounds):
     assert text != alone(PROMPT, max_new_tokens=20).text[0]
 
 
-def test_an_error_is_shown_and_the_question_can_be_asked_again(opened):
+def answer_with(page, *steps):
+    """Makes the server answer the page by steps of those texts."""
+    steps = [{"tokens": 2, "text": text} for text in steps]
+    event = json.dumps({"choices": [{}], "jlade": {"steps": steps}})
+    page.route(f"**{CHAT}", lambda route: route.fulfill(body=f"data: {event}\n\ndata: [DONE]\n\n"))
+
+
+def test_code_between_fences_is_shown_as_code(opened):
+    page = opened.page
+    text = "Look:\n```python\nif a < b:\n    <b>\n```\nThen ``` is no fence:\n~~~~\n```\n~~~~\n```sh\nls"
+    answer_with(page, *(text[i : i + 4] for i in range(0, len(text), 4)))
+    send(page)
+    wait_for_end(page)
+    code = page.locator(".answer pre code")
+    assert code.all_text_contents() == ["```python\nif a < b:\n    <b>\n```\n", "~~~~\n```\n~~~~\n", "```sh\nls"]
+    assert page.locator(".answer pre").text_content() == text
+    fences = page.locator(".answer .fence").all_text_contents()
+    assert "".join(fences) == "```python\n```\n~~~~\n~~~~\n```sh\n"
+    assert set(page.locator(".answer pre span").evaluate_all("spans => spans.map(span => span.title)")) == {
+        "2 tokens in one step"
+    }
+    assert opened.errors == []
+
+
+def test_a_refused_question_is_put_back(opened):
     page = opened.page
     page.get_by_label("Max tokens").fill("64")
     send(page)
-    assert "exceed the limit of 64 tokens" in page.get_by_role("alert").inner_text()
-    page.get_by_label("Max tokens").fill("20")
+    alert = page.get_by_role("alert")
+    assert "maximum context length is 64 tokens" in alert.inner_text()
     wait_for_end(page)
+    assert page.get_by_label("Message").input_value() == QUESTION
+    assert page.locator("article").count() == alert.get_by_role("button").count() == 0
+    page.get_by_label("Max tokens").fill("20")
+    page.keyboard.press("Enter")
+    page.get_by_label("Message").press("Enter")
+    wait_for_end(page)
+    assert page.locator(".answer pre").all_text_contents() == [alone(PROMPT, max_new_tokens=20).text[0]]
+    assert alert.count() == 0
+
+
+def test_a_full_conversation_offers_a_new_one(opened):
+    page = opened.page
     send(page)
     wait_for_end(page)
-    assert page.locator(".answer pre").last.text_content() == alone(PROMPT, max_new_tokens=20).text[0]
+    send(page, "ab" * 30)
+    page.get_by_role("alert").get_by_role("button", name="New chat").click()
+    assert page.get_by_role("alert").count() == page.locator("article").count() == 0
+    assert page.get_by_label("Message").input_value() == "ab" * 30
+    send(page)
+    wait_for_end(page)
+    assert page.locator(".answer pre").all_text_contents() == [alone(PROMPT, max_new_tokens=20).text[0]]
 
 
 def test_a_server_that_goes_away(opened):

@@ -1,25 +1,52 @@
 """Bodies as clients send them, and wrong ones."""
 
+import copy
 import dataclasses
+import logging
 import math
+import typing
 
+import openai.types.chat.completion_create_params as of_chats
+import openai.types.completion_create_params as of_completions
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from jlade import SamplingConfig
-from jlade.server import fields
+from jlade.cli.options import DEMO
+from jlade.generation import chat_template
+from jlade.generation import text as text_lib
+from jlade.generation.chat_template import ChatTemplate
+from jlade.generation.tokenizer_files import load_tokenizer
+from jlade.server import fields, protocol, unsupported
 from jlade.server.fields import RequestError
 from jlade.server.protocol import Reader
-from tests.tiny import tiny_tokenizer
+from tests.server.tiny_chat import CHAT_TOKENIZER, TOKENIZER
 
 READER = Reader(
-    tokenizer=tiny_tokenizer(),
-    encode_chat=lambda messages: [3, *(len(message["content"]) for message in messages)],
+    tokenizer=TOKENIZER,
+    chat_template=ChatTemplate(CHAT_TOKENIZER),
     vocab_size=13,
     eos_ids=(12,),
     sampling=SamplingConfig(temperature=1.0),
+    capacity=64,
+    max_prediction=16,
     max_top_logprobs=3,
 )
 HELLO = [{"role": "user", "content": "ab"}]
+
+
+# The fields of vLLM 0.33.0 that OpenAI's reference has not.
+OF_VLLM = {
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "chat_template",
+    "chat_template_kwargs", "continue_final_message", "documents", "ec_transfer_params", "ignore_eos",
+    "include_reasoning", "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logprob_token_ids",
+    "media_io_kwargs", "min_p", "min_tokens", "mm_payload", "mm_processor_kwargs", "priority", "prompt_embeds",
+    "prompt_logprobs", "repetition_detection", "repetition_penalty", "request_id", "return_mm_kwargs",
+    "return_prompt_text", "return_token_ids", "return_token_offsets", "return_tokens_as_token_ids",
+    "return_weight_versions", "routed_experts_prompt_start", "session_id", "skip_special_tokens",
+    "spaces_between_special_tokens", "stop_token_ids", "stream_interval", "structured_outputs", "thinking_token_budget",
+    "top_k", "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermarking",
+}  # fmt: skip
 
 
 def chat(**body):
@@ -58,6 +85,8 @@ def test_the_defaults_are_those_of_openai():
         ({"top_p": 1, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}, SamplingConfig(temperature=1.0)),
         ({"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}}, SamplingConfig(temperature=1.0)),
         ({"temperature": 0.5, "top_p": 0.9, "top_k": 4}, SamplingConfig(temperature=0.5, top_p=0.9, top_k=4)),
+        ({"top_p": 0}, SamplingConfig()),
+        ({"top_p": 0, "temperature": 2, "frequency_penalty": 1}, SamplingConfig(frequency_penalty=1)),
         ({"logit_bias": {"3": -100, "5": 1.5}}, SamplingConfig(temperature=1.0, logit_bias={3: -100.0, 5: 1.5})),
     ],
 )
@@ -75,19 +104,90 @@ def test_ends_of_texts():
 
 
 def test_prompts():
-    assert completion(prompt="ab").prompts == [[2]]
+    assert completion(prompt="ab").prompts == [[0, 1]]
     assert completion(prompt=[3, 4]).prompts == [[3, 4]]
     assert completion(prompt=[[3], [4, 5]]).prompts == [[3], [4, 5]]
-    assert completion(prompt=["c", [4]], n=2).prompts[1] == [4]
+    assert completion(prompt=["c", [5]], n=2).prompts == [[4], [5]]
     parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
     messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": parts}]
-    assert chat(messages=messages).prompts == [[3, 1, 3]]
+    assert chat(messages=messages).prompts == [[0, 0, 1, 4, 4]]  # the template ends a conversation with c
+    messages.insert(1, {"role": "assistant", "content": None, "refusal": None, "tool_calls": [], "name": "n"})
+    assert chat(messages=messages).prompts == [[0, 0, 1, 4, 4]]
+
+
+def test_templates_see_the_names_of_a_conversation():
+    template = ChatTemplate(CHAT_TOKENIZER, "{% for one in messages %}{{ one.name }}{{ one.content }}{% endfor %}")
+    named = dataclasses.replace(READER, chat_template=template)
+    assert named.chat({"messages": [{"role": "user", "name": "b", "content": "a"}]}).prompts == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"prompt": "ab"}, [12, 0, 1]),
+        ({"prompt": "ab", "add_special_tokens": False}, [0, 1]),
+        ({"messages": HELLO}, [0, 1, 4]),
+        ({"messages": HELLO, "add_generation_prompt": False}, [0, 1]),
+        ({"messages": HELLO, "add_special_tokens": True}, [12, 0, 1, 4]),
+    ],
+)
+def test_tokenize(body, expected):
+    """The tokens are those of transformers with the same arguments."""
+    of_chat = copy.deepcopy(CHAT_TOKENIZER)
+    of_chat.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 12)])
+    reader = dataclasses.replace(READER, tokenizer=of_chat, chat_template=ChatTemplate(of_chat))
+    assert reader.tokens(body) == expected
+    special, text = body.get("add_special_tokens"), body.get("prompt")
+    if text is None:
+        begins = body.get("add_generation_prompt", True)
+        text = of_chat.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=begins)
+    assert of_chat(text, add_special_tokens="prompt" in body if special is None else special)["input_ids"] == expected
+
+
+@pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "continue_final_message", "tools"])
+def test_tokenize_refuses_what_would_change_the_tokens(field):
+    with pytest.raises(RequestError, match=f"{field}=.* is not supported"):
+        READER.tokens({"messages": HELLO, field: {"a": 1}})
+
+
+def test_detokenize():
+    assert READER.text({"tokens": [0, 12, 4]}) == TOKENIZER.decode([0, 12, 4], skip_special_tokens=False) != "ac"
+    with pytest.raises(RequestError, match="tokens must be a list of token ids from 0 to 12, got 13"):
+        READER.text({"tokens": [13]})
+
+
+def test_texts_that_are_too_long_by_their_length_are_not_tokenized(monkeypatch):
+    tokenizer = load_tokenizer(DEMO)
+    longest = max(map(len, tokenizer.get_vocab()))
+    template = ChatTemplate(chat_template.load_tokenizer(DEMO))
+    reader = dataclasses.replace(READER, tokenizer=tokenizer, chat_template=template, vocab_size=4096)
+    spaces = max((name for name in tokenizer.get_vocab() if set(name) == {"Ġ"}), key=len)
+    assert len(reader.completion({"prompt": " " * len(spaces) * 50, "max_tokens": 1}).prompts[0]) < 64
+    monkeypatch.setattr(text_lib, "encode", None)
+    monkeypatch.setattr(ChatTemplate, "encode", None)
+    text = "a" * (64 * longest + 1)
+    for read, body, field in (
+        (reader.completion, {"prompt": text}, "prompt"),
+        (reader.completion, {"prompt": ["ab", text]}, "prompt[1]"),
+        (reader.tokens, {"prompt": text}, "prompt"),
+        (reader.tokens, {"messages": [{"role": "user", "content": text}]}, "messages"),
+        (reader.chat, {"messages": [{"role": "user", "content": text}]}, "messages"),
+    ):
+        with pytest.raises(RequestError) as info:
+            read(body)
+        error = info.value.body["error"]
+        assert error["message"].startswith("This model's maximum context length is 64 tokens. However, ")
+        assert "characters and therefore at least 65 tokens" in error["message"]
+        assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    prediction = {"type": "content", "content": "a" * (16 * longest + 1)}
+    with pytest.raises(RequestError, match="prediction must be a text of at most 16 tokens"):
+        reader._prediction(prediction)
 
 
 def test_a_prediction():
     for content in ("abc", [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]):
         options = chat(prediction={"type": "content", "content": content}).options
-        assert (options["prediction"], options["with_statistics"]) == ("abc", True)
+        assert (options["prediction"], options["with_statistics"]) == ([0, 1, 4], True)
     assert "prediction" not in chat(prediction={"type": "content", "content": ""}).options
 
 
@@ -95,10 +195,38 @@ def test_a_chat_without_a_limit_takes_what_fits():
     assert chat().max_new_tokens([1] * 5, 16) == 11
     assert chat(max_tokens=11).max_new_tokens([1] * 5, 16) == 11
     for asked in (chat(max_tokens=12), completion(max_tokens=12)):
-        with pytest.raises(RequestError, match="5 tokens and 12 new ones exceed the limit of 16 tokens"):
+        with pytest.raises(RequestError, match=r"length is 16 tokens\. However, .* of 5 tokens and 12 new ones"):
             asked.max_new_tokens([1] * 5, 16)
-    with pytest.raises(RequestError, match="16 tokens and 1 new ones exceed the limit of 16"):
+    with pytest.raises(RequestError, match=r"length is 16 tokens\. However, messages of 16 tokens and 1 new"):
         chat().max_new_tokens([1] * 16, 16)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -2, 2**32, 2**63 - 1])
+def test_seeds_have_64_bits(seed):
+    assert chat(seed=seed).seed == seed
+
+
+def test_each_field_of_openai_and_vllm_is_known():
+    fields_of_openai = {
+        name
+        for module in (of_chats, of_completions)
+        for name in typing.get_type_hints(module.CompletionCreateParamsStreaming)
+    }
+    assert {"messages", "prompt", "reasoning_effort", "suffix"} < fields_of_openai
+    read = protocol.OF_CHAT | protocol.OF_COMPLETION
+    refused = unsupported.OF_CHATS.keys() | unsupported.OF_COMPLETIONS.keys()
+    assert not refused & unsupported.HARMLESS
+    assert not read - {"echo"} & (refused | unsupported.HARMLESS)
+    assert fields_of_openai | OF_VLLM <= read | refused | unsupported.HARMLESS
+
+
+def test_an_unknown_field_is_said_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            completion(user="u", never_heard_of=1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the field 'never_heard_of' of a request is not known and ignored"
+    ]
 
 
 def test_fields_that_change_no_text_are_ignored():
@@ -115,7 +243,7 @@ def test_fields_that_change_no_text_are_ignored():
         ({"temperature": "1"}, "temperature", "got '1'"),
         ({"temperature": True}, "temperature", "got True"),
         ({"temperature": 10**400}, "temperature", "from 0 to 100"),
-        ({"top_p": 0}, "top_p", "top_p must be a number above 0, up to 1, got 0"),
+        ({"top_p": 1.5}, "top_p", "top_p must be a number from 0 to 1, got 1.5"),
         ({"top_k": 1.5}, "top_k", "top_k must be an integer of at least 1, got 1.5"),
         ({"logit_bias": {"13": 1}}, "logit_bias", "token ids from 0 to 12, got '13'"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids from 0 to 12"),
@@ -124,14 +252,19 @@ def test_fields_that_change_no_text_are_ignored():
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer from 1 to 2147483647, got 0"),
         ({"max_tokens": 5, "min_tokens": 6}, "min_tokens", "from 0 to 5, got 6"),
         ({"n": 0}, "n", "n must be an integer from 1 to 128, got 0"),
-        ({"seed": 2**32}, "seed", "seed must be an integer from -1 to 4294967295"),
+        ({"seed": 2**63}, "seed", "seed must be an integer from -9223372036854775808 to 9223372036854775807"),
         ({"stop": [""]}, "stop", "each of 1 to 1024 characters, got ''"),
         ({"stop": ["a"] * 65}, "stop", "at most 64"),
         ({"stop": ["\ud800"]}, "stop", "text that UTF-8 can write"),
         ({"stop_token_ids": [13]}, "stop_token_ids", "token ids from 0 to 12, got 13"),
         ({"stop_token_ids": [1] * 32}, "stop_token_ids", "at most 31 token ids"),
         ({"stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
-        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false, got 1"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "left out unless stream is true, got"),
+        (
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "stream_options.include_usage",
+            "true or false, got 1",
+        ),
         ({"stream_options": []}, "stream_options", "an object"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported: leave it out or set it to"),
         ({"suffix": "x"}, "suffix", "suffix='x' is not supported"),
@@ -156,7 +289,13 @@ def test_wrong_fields_are_refused(field, param, message):
         ({"messages": [{"role": "tool", "content": "x"}]}, "one of system, developer, user, assistant, got 'tool'"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a string, got None"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"content\[0\] must be a part"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, "tool_calls are not supported"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, r"tool_calls=\[1\] is not"),
+        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content must be a string, got None"),
+        (
+            {"messages": [{"role": "user", "content": "", "refusal": "x"}]},
+            r"messages\[0\].refusal='x' is not supported",
+        ),
+        ({"tool_choice": "required"}, "tool_choice='required' is not supported, as tools are not"),
         ({"tools": [{"type": "function"}]}, 'tools are not supported: leave them out, or set tool_choice to "none"'),
         ({"top_logprobs": 4, "logprobs": True}, "top_logprobs must be at most 3, the limit of this server, got 4"),
         ({"top_logprobs": 2}, "logprobs must be true with top_logprobs=2, got None"),

@@ -1,0 +1,123 @@
+"""Fields of OpenAI's interface, of vLLM's and llama.cpp's, that are not supported: refused, or known to be harmless."""
+
+import json
+import logging
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jlade.server.fields import Body, RequestError
+
+MOST_SAID = 1000  # names of unknown fields; anyone may make up more
+log = logging.getLogger(__name__)
+
+# Fields that would change the text or the response, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),  # asks for a cache of one's own
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "ebnf": (),
+    "ec_transfer_params": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": ("",),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "json_schema": (),
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "mirostat": (0,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "regex": (),
+    "repeat_penalty": (1,),
+    "repetition_detection": (),
+    "request_id": (),  # a header, X-Request-Id, has it
+    "response_format": ({"type": "text"},),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_weight_versions": (False,),
+    "routed_experts_prompt_start": (0,),
+    "skip_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
+    "xtc_probability": (0,),
+}
+OF_CHATS = UNSUPPORTED | {"add_special_tokens": (False,), "echo": (False,)}
+OF_COMPLETIONS = UNSUPPORTED | {"add_special_tokens": (True,)}
+OF_TOKENIZE = {name: UNSUPPORTED[name] for name in ("chat_template", "chat_template_kwargs", "continue_final_message")}
+OF_TOKENIZE |= {"tools": ([],)}
+OF_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": (),
+    "prefix": (False,),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+OF_STREAMS = {"continuous_usage_stats": (False,)}
+
+# Fields without effect on a text that is made without tools, beams, images and audio.
+HARMLESS = {
+    "cache_prompt", "include_obfuscation", "length_penalty", "media_io_kwargs", "metadata", "mm_payload",
+    "mm_processor_kwargs", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "session_id", "spaces_between_special_tokens", "store", "stream_interval",
+    "truncation_side", "user",
+}  # fmt: skip
+_said: set[str] = set()
+
+
+def refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], within: str = "") -> None:
+    """Raises a RequestError for a field that would change the text; `within` is the path of the body."""
+    for name, neutral in unsupported.items():
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            also = "".join(f" or set it to {json.dumps(each)}" for each in neutral)
+            name = f"{within}{name}"
+            raise RequestError(f"{name}={reprlib.repr(value)} is not supported: leave it out{also}", name)
+
+
+def refuse_tools(body: Body) -> None:
+    """Raises a RequestError for tools that the answer may use, or has to use."""
+    choice = body.get("tool_choice")
+    if body.get("tools") and choice != "none":
+        raise RequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
+    if choice not in (None, "none", "auto"):
+        raise RequestError(f"tool_choice={reprlib.repr(choice)} is not supported, as tools are not", "tool_choice")
+
+
+def say_ignored(body: Body, known: Iterable[str]) -> None:
+    """Logs the names of fields that are ignored and not known to be harmless, each once."""
+    for name in body.keys() - HARMLESS - _said - set(known):
+        if len(_said) < MOST_SAID:
+            _said.add(name)
+            log.warning("the field %s of a request is not known and ignored", reprlib.repr(name))
