@@ -122,7 +122,8 @@ class Reader:
       eos_ids: tokens that end a text.
       sampling: for the controls that a body does not give.
       predicts: whether predictions give drafts; they change no text.
-      max_top_logprobs: most alternatives of a token.
+      max_top_logprobs: most alternatives of a token of a chat.
+      max_logprobs: and of a completion.
       max_choices: most choices of a body, no more than may wait.
     """
 
@@ -133,6 +134,7 @@ class Reader:
     sampling: SamplingConfig
     predicts: bool = True
     max_top_logprobs: int = 0
+    max_logprobs: int = 0
     max_choices: int = MOST_CHOICES
 
     def chat(self, body: Body) -> Asked:
@@ -144,7 +146,7 @@ class Reader:
         _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (False,)})
         _refuse_tools(body)
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs")
+        logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs", self.max_top_logprobs)
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
         return self._asked(
@@ -163,7 +165,7 @@ class Reader:
           RequestError: as `chat` does.
         """
         _refuse_unsupported(body, UNSUPPORTED | {"add_special_tokens": (True,)})
-        top, is_echoed = self._top(body, "logprobs"), fields.boolean(body, "echo")
+        top, is_echoed = self._top(body, "logprobs", self.max_logprobs), fields.boolean(body, "echo")
         if is_echoed and top is not None and body.get("stream"):
             raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
         given = _prompts(body.get("prompt"))
@@ -200,11 +202,11 @@ class Reader:
             raise fields.refused(name, prompt, "at least one token")
         return self._token_ids(name, prompt)
 
-    def _top(self, body: Body, name: str) -> int | None:
+    def _top(self, body: Body, name: str, most: int) -> int | None:
         """Returns the number of alternatives of each token, None if the field is not given."""
         number = fields.integer(body, name, None, 0)
-        if number is not None and number > self.max_top_logprobs:
-            raise fields.refused(name, number, f"at most {self.max_top_logprobs}, the limit of this server")
+        if number is not None and number > most:
+            raise fields.refused(name, number, f"at most {most}, the limit that --max-top-logprobs sets")
         return number
 
     def _text(self, prompt: str | list[int]) -> str:

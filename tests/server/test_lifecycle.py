@@ -70,7 +70,23 @@ def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
         running.result()
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 900
-    assert processes.finish([process]) == [(0, "", "")]
+    status, out, log = processes.finish([process])[0]
+    assert (status, out) == (0, "")
+    assert all(line.startswith("jlade serve: ") for line in log.splitlines()), log
+
+
+def test_a_signal_ends_a_server_that_loads_at_once(small_demo):
+    """It listens already, and says so."""
+    command = ["-m", "jlade", "serve", str(small_demo), "--port", "0", "--warm-up"]
+    with processes.started([command], num_devices=1) as (process,):
+        line = process.stderr.readline()
+        assert line.startswith("jlade serve: demo is being loaded, to serve it at http://127.0.0.1:"), line
+        answer = httpx.get(f"{line.split()[-3].rstrip(',')}/v1/models", timeout=60)
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"]
+        assert answer.json()["error"]["message"].startswith("the server starts: ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == -signal.SIGTERM
 
 
 def test_a_second_signal_ends_it_at_once(servers):
@@ -89,8 +105,8 @@ def test_a_second_signal_ends_it_at_once(servers):
 
 
 def test_a_port_in_use_is_an_error():
+    """From the moment that another server is bound to it."""
     with lifecycle.bind("127.0.0.1", 0) as bound:
-        bound.listen()
         with pytest.raises(OSError, match=r"127.0.0.1:\d+ cannot be listened to: Address already in use"):
             lifecycle.bind("127.0.0.1", bound.getsockname()[1])
 
