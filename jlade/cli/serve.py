@@ -135,9 +135,7 @@ def _start(app: "Loading", url: str, keys: list[str], template: str | None, opti
         print(f"jlade serve: {doing}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
     def compile_all() -> None:
-        total = None
-        for left in service.compile():
-            total = total or left
+        for left in parts:
             say(f"{total - left} of {total} sets of programs are compiled")
 
     def serve() -> None:
@@ -149,6 +147,7 @@ def _start(app: "Loading", url: str, keys: list[str], template: str | None, opti
     engine = _engine(params, tokenizer, options)
     reader = _reader(params, tokenizer, template, options)
     service = Service(engine, reader, model=_name(options), keys=keys, seconds=options.timeout)
+    parts, total = service.compile(), engine.num_left
     if options.warm_up:
         compile_all()
         engine.warm_up()

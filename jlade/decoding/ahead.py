@@ -11,24 +11,23 @@ from typing import Any, TypeVar
 
 import jax
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
-def jit(**options: Any) -> Callable[[F], F]:
+def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Returns a decorator like `jax.jit` with these options, for a function whose first arrays may be shapes."""
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
         jitted = jax.jit(function, **options)
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not isinstance(next(iter(jax.tree.leaves(args))), jax.ShapeDtypeStruct):
-                return jitted(*args, **kwargs)
-            compiled = jitted.lower(*args, **kwargs).compile()
-            results = jitted.eval_shape(*args, **kwargs)
-            return jax.tree.map(_placed, results, compiled.output_shardings) if _are_placed(args) else results
+        def call(*args: Any, **kwargs: Any) -> T:
+            if isinstance(next(iter(jax.tree.leaves(args))), jax.ShapeDtypeStruct):
+                return _compile(jitted, args, kwargs)
+            results: T = jitted(*args, **kwargs)
+            return results
 
-        return call  # type: ignore[return-value]
+        return call
 
     return decorate
 
@@ -43,10 +42,13 @@ def shapes(arrays: Any) -> Any:
     return jax.tree.map(of, arrays)
 
 
+def _compile(jitted: Any, args: Any, kwargs: Any) -> Any:
+    compiled, results = jitted.lower(*args, **kwargs).compile(), jitted.eval_shape(*args, **kwargs)
+    # Results are bound to devices if an argument is; otherwise JAX may move them.
+    given = (each for each in jax.tree.leaves(args) if isinstance(each, jax.ShapeDtypeStruct))
+    is_placed = any(each.sharding is not None for each in given)
+    return jax.tree.map(_placed, results, compiled.output_shardings) if is_placed else results
+
+
 def _placed(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-
-def _are_placed(args: Any) -> bool:
-    """Whether results are bound to devices, as some arguments are; otherwise JAX may move them."""
-    return any(isinstance(each, jax.ShapeDtypeStruct) and each.sharding is not None for each in jax.tree.leaves(args))

@@ -176,17 +176,24 @@ class Engine:
 
     def _compile(self) -> Iterator[int]:
         error = None
-        while (left := self._programs.num_left) and not self._closed:
-            yield left
-            try:
-                self._programs.compile_next()
-            except Exception as of_program:
-                error = error or of_program
-            with self._changed:
-                self._changed.notify_all()
+        try:
+            while (left := self._programs.num_left) and not self._closed:
+                yield left
+                try:
+                    self._programs.compile_next()
+                except Exception as of_program:
+                    error = error or of_program
+                self._notify()
+        finally:  # also if the caller has stopped
+            self._programs.end()
+            self._notify()
         if error is not None:
             raise error
         yield 0
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     @property
     def num_left(self) -> int:

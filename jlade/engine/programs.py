@@ -100,6 +100,10 @@ class Programs:
         finally:
             self._left = tuple(each for each in self._left if each != part)
 
+    def end(self) -> None:
+        """From now on a program that is not there compiles when it first runs."""
+        self._left = ()
+
     def _fitting(self, num_rows: int, controls: Controls) -> Iterator[Steps]:
         """Yields the steps of at least so many rows with these controls or more, the fastest first."""
         for size in self._sizes:

@@ -72,7 +72,9 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
     keys = tmp_path / "keys"
     keys.write_text("first\n\n  second \n", encoding="utf-8")
     monkeypatch.setattr(lifecycle, "Server", Server)
-    monkeypatch.setattr("jlade.server.app.Service.compile", lambda self: iter((2, 1, 0)))
+    monkeypatch.setattr(
+        "jlade.engine.programs.Programs.compile_next", lambda self: setattr(self, "_left", self._left[1:])
+    )
     arguments = ["--host", "0.0.0.0", "--port", "0", "--api-key-file", str(keys), "--capacity", "512"]
     assert cli.main(["serve", *arguments, "--max-sequences", "2", "--lookahead", "tree=7"]) == 0
     (service, address) = served[0]
@@ -81,7 +83,7 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
     phases = [line.removeprefix("jlade serve: ").rpartition(",")[0] for line in log.splitlines()]
     assert phases == [
         f"demo is being loaded, to serve it at http://0.0.0.0:{address[1]}",
-        *[f"{number} of 2 sets of programs are compiled" for number in range(3)],
+        *[f"{number} of 11 sets of programs are compiled" for number in range(12)],
     ]
     assert (service._engine.max_sequences, service._engine.capacity) == (2, 512)
     assert service._reader.sampling.temperature == 1.0

@@ -106,9 +106,9 @@ def test_a_second_signal_ends_it_at_once(servers):
 
 def test_a_port_in_use_is_an_error():
     """From the moment that another server is bound to it."""
-    with lifecycle.bind("127.0.0.1", 0) as bound:
-        with pytest.raises(OSError, match=r"127.0.0.1:\d+ cannot be listened to: Address already in use"):
-            lifecycle.bind("127.0.0.1", bound.getsockname()[1])
+    message = r"127.0.0.1:\d+ cannot be listened to: Address already in use"
+    with lifecycle.bind("127.0.0.1", 0) as bound, pytest.raises(OSError, match=message):
+        lifecycle.bind("127.0.0.1", bound.getsockname()[1])
 
 
 @pytest.mark.parametrize(
