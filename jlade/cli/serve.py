@@ -1,15 +1,18 @@
 """`jlade serve`: an HTTP server with OpenAI's interface."""
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import importlib.util
+import os
 import pathlib
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
 
 import jlade
 from jlade.cli import options as options_lib
-from jlade.cli import status
 from jlade.config import check_int
 from jlade.conversion import location
 from jlade.generation import chat_template
@@ -19,8 +22,12 @@ from jlade.mesh import DATA
 from jlade.models.llama import LlamaParams
 from jlade.server.protocol import MOST_CHOICES, Reader
 
+if TYPE_CHECKING:
+    from jlade.server.loading import Loading
+
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "transformers", "jinja2")
 MAX_PREDICTION = 1024
+MOST_OF_CHAT, MOST_OF_COMPLETION = 20, 5  # alternatives of a token, as OpenAI's
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,9 +69,14 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--max-top-logprobs",
         type=int,
-        default=0,
         metavar="K",
-        help="most alternatives of a token that a request may ask for; they take time (default: %(default)s)",
+        help="most alternatives of a token that a request may ask for (default: OpenAI's limits, "
+        f"{MOST_OF_CHAT} in a chat and {MOST_OF_COMPLETION} in a completion)",
+    )
+    result.add_argument(
+        "--warm-up",
+        action="store_true",
+        help="compile all programs before the first request (default: behind it, but for its own)",
     )
     result.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="most seconds of a response (default: %(default)g)"
@@ -78,31 +90,76 @@ def run(options: argparse.Namespace) -> None:
     if missing:
         raise ValueError(f'the server needs {", ".join(missing)}: pip install "jlade[serve]"')
     from jlade.server import lifecycle
-    from jlade.server.app import Service
+    from jlade.server.loading import Loading
 
     _check(options)
     keys = [] if options.api_key_file is None else _read_keys(options.api_key_file)
     template = None if options.template is None else options_lib.read(options.template)
-    with contextlib.ExitStack() as stack:
-        bound = stack.enter_context(lifecycle.bind(options.host, options.port))
+    with lifecycle.bind(options.host, options.port) as bound:
         if not keys and not lifecycle.is_loopback(bound):
             raise ValueError(
                 f"--host {options.host} lets other machines in: pass --api-key-file, or listen to 127.0.0.1"
             )
-        with status.show("loading") as activity:
-            params, tokenizer = options_lib.load(options)
-            engine = stack.enter_context(_engine(params, tokenizer, options))
-            reader = _reader(params, tokenizer, engine.capacity, template, options)
-            service = Service(engine, reader, model=_name(options), keys=keys, seconds=options.timeout)
-            activity.say("compiling")
-            service.warm_up()
-        server = lifecycle.Server(service)
-        bound.listen()  # so that whoever reads the address can connect
-        print(f"{_name(options)} at {lifecycle.url(bound)}", flush=True)
-        gc.freeze()  # what is loaded stays: collections skip it, also the last one, which would take a second
+        app = Loading()
+        server = lifecycle.Server(app)
+        url, failed = lifecycle.url(bound), []
+
+        def start() -> None:
+            try:
+                _start(app, url, keys, template, options)
+            except Exception as error:
+                failed.append(error)
+                server.should_exit = True
+
+        starting = threading.Thread(target=start, name="jlade start", daemon=True)
+        starting.start()
         server.run(sockets=[bound])
+    if failed:
+        raise failed[0]
+    if starting.is_alive():  # amid the compilation of a program, which nothing else ends
+        sys.stdout.flush()
+        os._exit(130 if server.was_interrupted else 0)
+    if app.service is not None:
+        app.service.close()
     if server.was_interrupted:
         raise KeyboardInterrupt
+
+
+def _start(app: "Loading", url: str, keys: list[str], template: str | None, options: argparse.Namespace) -> None:
+    """Loads the model, makes `app` serve it at `url`, and compiles all programs, with --warm-up in the other order."""
+    from jlade.server.app import Service
+
+    begin = time.monotonic()
+
+    def say(doing: str) -> None:
+        app.doing = doing
+        print(f"jlade serve: {doing}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+    def compile_all() -> None:
+        for left in parts:
+            say(f"{total - left} of {total} sets of programs are compiled")
+
+    def serve() -> None:
+        gc.freeze()  # what is loaded stays: collections skip it, also the last one, which would take a second
+        app.service = service
+        print(f"{_name(options)} at {url}", flush=True)
+
+    say(f"{_name(options)} is being loaded, to serve it at {url}")
+    params, tokenizer = options_lib.load(options)
+    engine = _engine(params, tokenizer, options)
+    reader = _reader(params, tokenizer, engine.capacity, template, options)
+    service = Service(engine, reader, model=_name(options), keys=keys, seconds=options.timeout)
+    parts, total = service.compile(), engine.num_left
+    if options.warm_up:
+        compile_all()
+        engine.warm_up()
+        serve()
+    else:
+        serve()
+        try:
+            compile_all()
+        except Exception as error:  # of a request too that needs the program
+            say(f"a program does not compile: {error}")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -153,7 +210,8 @@ def _reader(
         sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
         capacity=capacity,
         max_prediction=_max_prediction(options),
-        max_top_logprobs=options.max_top_logprobs,
+        max_top_logprobs=_max_top_logprobs(options),
+        max_logprobs=MOST_OF_COMPLETION if options.max_top_logprobs is None else options.max_top_logprobs,
         max_choices=min(MOST_CHOICES, options.max_waiting),
     )
 
@@ -167,8 +225,15 @@ def _engine(params: LlamaParams, tokenizer: Tokenizer, options: argparse.Namespa
         lookahead=options_lib.lookahead(options),
         max_waiting=options.max_waiting,
         max_prediction=_max_prediction(options),
-        max_top_logprobs=options.max_top_logprobs,
+        max_top_logprobs=_max_top_logprobs(options),
     )
+
+
+def _max_top_logprobs(options: argparse.Namespace) -> int:
+    """Returns the most alternatives of a token that a request may ask for."""
+    if options.max_top_logprobs is None:
+        return MOST_OF_CHAT
+    return check_int("--max-top-logprobs", options.max_top_logprobs, 0)
 
 
 def _max_prediction(options: argparse.Namespace) -> int:

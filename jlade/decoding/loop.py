@@ -11,8 +11,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
+from jlade.decoding import ahead, sharding
 from jlade.decoding import prefill as prefill_lib
-from jlade.decoding import sharding
 from jlade.decoding import step as step_lib
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory
 from jlade.lookahead import adaptive
@@ -76,7 +76,7 @@ def run_steps(
     return dataclasses.replace(after, constants=state.constants)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="memory")
+@ahead.jit(static_argnames="config", donate_argnames="memory")
 def _run(
     params: Params,
     rest: DecodeState,

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.decoding import sharding
+from jlade.decoding import ahead, sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import rows
 from jlade.mesh import DATA
@@ -40,7 +40,7 @@ def keep(params: Params, prefix: Prefix, index: int, size: int, config: DecodeCo
     return _keep(params, prefix, np.int32(index), size=size, config=config)
 
 
-@functools.partial(jax.jit, static_argnames=("size", "config"))
+@ahead.jit(static_argnames=("size", "config"))
 def _keep(params: Params, prefix: Prefix, index: jax.Array, *, size: int, config: DecodeConfig) -> Prefix:
     groups = mesh_lib.size(config.mesh, DATA)
 
@@ -67,7 +67,7 @@ def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, cap
     return _restore(params, kept, np.int32(length), config=config, capacity=capacity)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "capacity"))
+@ahead.jit(static_argnames=("config", "capacity"))
 def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeConfig, capacity: int) -> Prefix:
     def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
         cache = resize(kept.cache, length[None], cache_shapes(config.decoder, params, 1, capacity))

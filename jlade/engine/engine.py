@@ -4,7 +4,6 @@ import atexit
 import collections
 import dataclasses
 import functools
-import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -19,14 +18,16 @@ from jlade.engine import options as options_lib
 from jlade.engine import rows, width
 from jlade.engine.job import Job
 from jlade.engine.options import RequestOptions
+from jlade.engine.programs import Programs
 from jlade.engine.reading import Reader, Reading
 from jlade.engine.request import Request
+from jlade.engine.rows import Controls
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
 from jlade.generation import memory, results, stop_strings
 from jlade.generation import request as request_lib
-from jlade.generation.options import Options
+from jlade.generation.options import GREEDY, Options
 from jlade.generation.prompts import Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
@@ -109,15 +110,16 @@ class Engine:
         self._device = device_of(params, self._config.mesh)
         predicts = "prediction" in self._config.lookahead.sources
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
-        self._reader = Reader(self._params, self._config, self.max_sequences, capacity, prefix_memory)
+        self._programs = Programs(self._params, self._config, widths, self._size)
+        self._reader = Reader(self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs)
 
         self._changed = threading.Condition()  # its lock guards the scheduler and the next two fields
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._warms_up = False  # whether the next round compiles the programs that few requests need
+        self._usual = Controls.GREEDY  # of most requests
         # The thread's own:
         self._reading: Reading | None = None
-        self._running = Running(self._params, self._config, widths)
+        self._running = Running(self._params, self._config, widths, self._programs)
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
@@ -133,12 +135,61 @@ class Engine:
           RuntimeError: the engine is closed.
           Exception: the error of a program.
         """
-        samplings = SamplingConfig(), SamplingConfig(temperature=1.0), SamplingConfig(temperature=1.0, top_p=0.5)
-        # Twice, as arrays from other programs may be placed otherwise than new ones.
-        for size, sampling in itertools.product(self._sizes * 2, samplings):
-            self._running.least, self._warms_up = size, True
-            self.submit([0, 0], sampling=sampling, max_new_tokens=1, with_statistics=True).result()
+        for _ in self.compile():
+            pass
+        self._running.least = self.max_sequences  # for the memory of all rows
+        self.submit([0, 0], max_new_tokens=1, with_statistics=True).result()
         self._running.least = 1
+
+    def compile(self, usual: SamplingConfig = GREEDY) -> Iterator[int]:
+        """Yields how many parts of the programs are left, and compiles one before the next number.
+
+        From the call on, before the first number, requests wait for their programs, which compile before those that no
+        request waits for; requests whose programs are there run meanwhile. A thread of its own should iterate, and does
+        so until the engine is closed.
+
+        Args:
+          usual: of most requests, whose programs compile first.
+
+        Raises:
+          Exception: the error of a program, when the others are there. A request that needs this one meets it again.
+        """
+        checked = self._check([0, 0], {"sampling": usual, "max_new_tokens": 1})
+        job = Job(job_lib.split(checked, 0), 0, Request(lambda: None), self._size)
+        self._usual = job.controls
+        self._programs.begin(job.row, job.controls)
+        return self._compile()
+
+    def _compile(self) -> Iterator[int]:
+        error = None
+        try:
+            while (left := self._programs.num_left) and not self._closed:
+                yield left
+                try:
+                    self._programs.compile_next()
+                except Exception as of_program:
+                    error = error or of_program
+                self._notify()
+        finally:  # also if the caller has stopped
+            self._programs.end()
+            self._notify()
+        if error is not None:
+            raise error
+        yield 0
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def num_left(self) -> int:
+        """Parts of the programs that `compile` has not made yet."""
+        return self._programs.num_left
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a usual request runs at once: `compile` has made its programs, or was not called."""
+        return self._programs.find(1, self._usual) is not None
 
     def submit(
         self, prompt: Prompt, *, priority: int = 0, prompt_logprobs: bool = False, **options: Unpack[RequestOptions]
@@ -304,9 +355,11 @@ class Engine:
         self._forget()
 
     def _has_work(self) -> bool:
-        """Waits for requests, and returns whether there are any; otherwise the engine is closed."""
+        """Waits for requests that may run, and returns whether there are any; otherwise the engine is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._scheduler.is_idle)
+            self._changed.wait_for(
+                lambda: self._closed or any(self._scheduler.rows) or self._scheduler.can_place(self._may_run)
+            )
             return not self._closed
 
     def _forget(self) -> None:
@@ -320,9 +373,6 @@ class Engine:
         self._free_rows()
         while self._read() and self._is_patient():
             pass
-        if self._warms_up and self._running.state is not None:
-            self._warms_up = False
-            self._reader.warm_up(self._running.state)
         if self._running.jobs:
             self._step()
         self._free_rows()
@@ -365,9 +415,9 @@ class Engine:
         return True
 
     def _next(self) -> Reading | None:
-        """Gives the next request a free row; None if there is no row or no request."""
+        """Gives the next request that may run a free row; None if there is no row or no such request."""
         with self._changed:
-            placed = self._scheduler.place()
+            placed = self._scheduler.place(self._may_run)
             self._changed.notify_all()
         if placed is None:
             return None
@@ -375,10 +425,14 @@ class Engine:
         job.request._start()
         return Reading(job)
 
+    def _may_run(self, job: Job) -> bool:
+        """Whether the programs of a request that waits are there."""
+        return self._running.may_take(job) and (not job.scores_prompt or self._programs.may_score())
+
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
-        has_next = self._scheduler.num_waiting and len(self._running.jobs) < self.max_sequences
-        reads = self._reading is not None or bool(has_next)
+        with self._changed:
+            reads = self._reading is not None or self._scheduler.can_place(self._may_run)
         max_steps = MORE_STEPS if self._is_patient() and not reads else STEPS
         shown = self._running.step(max_steps, another=reads)
         state = self._running.state

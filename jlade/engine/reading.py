@@ -10,8 +10,8 @@ from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import copies, rows, scoring
 from jlade.engine.job import Job
 from jlade.engine.prefixes import Prefixes
+from jlade.engine.programs import Programs
 from jlade.engine.scoring import PromptLogProbs
-from jlade.generation.request import HostArray
 from jlade.models.base import Params, divisible
 
 
@@ -43,6 +43,7 @@ class Reader:
       params, config: of the engine.
       num_rows, capacity: B and C.
       memory: bytes on all devices together for what is kept; by default as many as the rows take.
+      programs: those that are there.
 
     Attributes:
       num_tokens: tokens of all prompts whose reading has begun.
@@ -50,8 +51,16 @@ class Reader:
       row_bytes: of what has been read in a row, on all devices together.
     """
 
-    def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, memory: int | None):
-        self._params, self._config, self._capacity = params, config, capacity
+    def __init__(
+        self,
+        params: Params,
+        config: DecodeConfig,
+        num_rows: int,
+        capacity: int,
+        memory: int | None,
+        programs: Programs,
+    ):
+        self._params, self._config, self._capacity, self._programs = params, config, capacity, programs
         self.num_tokens = self.num_cached = 0
         row = jax.eval_shape(self._unread)
         self.row_bytes = copies.num_bytes(row) // len(row.cache.length)
@@ -92,14 +101,6 @@ class Reader:
         """Keeps the text of a row, for a prompt that continues it: all but its last token, which has not been read."""
         self._keep(text[:-1], copies.prefix_of(state, self._config), index)
 
-    def warm_up(self, state: DecodeState) -> None:
-        """Compiles the programs that keep prefixes and take them over, and that of log-probabilities of prompts."""
-        prompts: HostArray = np.zeros((1, self._capacity), np.int32)
-        scoring.score(self._params, self._unread().cache, prompts, 0, self._config)
-        for prefix in (self._unread(), copies.prefix_of(state, self._config)):
-            for size in self._sizes:
-                self._restore(copies.keep(self._params, prefix, 0, size, self._config), 0)
-
     def clear(self) -> None:
         """Drops all prefixes."""
         self._prefixes.clear()
@@ -111,7 +112,7 @@ class Reader:
         return copies.restore(self._params, kept, length, self._config, self._capacity)
 
     def _keep(self, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
-        if self._prefixes.is_new(tokens):
+        if self._prefixes.is_new(tokens) and self._programs.may_keep(len(prefix.cache.length)):
             size = next(size for size in self._sizes if size >= len(tokens))
             kept = copies.keep(self._params, prefix, index, size, self._config)
             self._prefixes.add(tokens, kept, copies.num_bytes(kept))

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.config import check_int
-from jlade.decoding import loop, prefill, sampling, sharding
+from jlade.decoding import ahead, loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
@@ -36,13 +36,16 @@ class Controls(enum.IntEnum):
 
     GREEDY = 0
     SAMPLED = 1  # with temperatures
-    ALL = 2  # with filters, penalties, biases, a minimum of tokens and log-probabilities too
+    ALL = 2  # with filters, penalties, biases and a minimum of tokens too
+    LOGPROBS = 3  # with log-probabilities too
 
     @classmethod
     def of(cls, inputs: Inputs, logprobs: bool) -> Self:
         """Returns the fastest program for a request."""
         used = {name for name, value in vars(inputs.sampling).items() if value is not None}
-        if used - {"temperature"} or inputs.stopping.min_new_tokens is not None or logprobs:
+        if logprobs:
+            return cls(cls.LOGPROBS)
+        if used - {"temperature"} or inputs.stopping.min_new_tokens is not None:
             return cls(cls.ALL)
         return cls(cls.SAMPLED if used else cls.GREEDY)
 
@@ -161,7 +164,7 @@ def _repeat(inputs: Inputs, number: int) -> Inputs:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "num_rows"))
+@ahead.jit(static_argnames=("config", "num_rows"))
 def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int) -> DecodeState:
     """Returns the state of `num_rows` rows without requests, with the shapes of `row`."""
     inputs = _repeat(row.inputs(), num_rows)
@@ -169,7 +172,7 @@ def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int) -> D
     return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "capacity"))
+@ahead.jit(static_argnames=("config", "capacity"))
 def unread(params: Params, *, config: DecodeConfig, capacity: int) -> Prefix:
     """Returns the prefix of a prompt before it is read.
 
@@ -203,7 +206,7 @@ def read(
     return _read(params, prefix, row, np.array([num_read + 1], np.int32), config=config), num_read
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="prefix")
+@ahead.jit(static_argnames="config", donate_argnames="prefix")
 def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, config: DecodeConfig) -> Prefix:
     inputs = _repeat(dataclasses.replace(row.inputs(), lengths=lengths), mesh_lib.size(config.mesh, DATA))
     return prefill.prefill(params, dataclasses.replace(inputs, cache=prefix.cache, sources=prefix.sources), config)
@@ -215,7 +218,7 @@ def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: Dec
     return _insert(rest, state.memory, prefix, row, np.int32(index), config=config)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="memory")
+@ahead.jit(static_argnames="config", donate_argnames="memory")
 def _insert(
     rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
 ) -> DecodeState:
@@ -255,8 +258,8 @@ def run(
 ) -> DecodeState:
     """Makes steps with the program for `controls`; see `run_steps`."""
     constants, counts, logprobs = state.constants, None, state.info.logprobs
-    if controls is Controls.ALL:
-        # Other programs neither count nor record.
+    if controls >= Controls.ALL:
+        # Other programs do not count.
         counts = _count(state.tokens, constants.prompt_lengths, state.num_tokens, config.decoder.vocab_size)
     else:
         used = Sampling(temperature=constants.sampling.temperature if controls is Controls.SAMPLED else None)
@@ -264,15 +267,16 @@ def run(
         state = dataclasses.replace(
             state,
             constants=dataclasses.replace(constants, sampling=used, stopping=stopping),
-            info=dataclasses.replace(state.info, logprobs=None),
         )
+    if controls is not Controls.LOGPROBS:
+        state = dataclasses.replace(state, info=dataclasses.replace(state.info, logprobs=None))
         config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
     after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at)
-    info = after.info if controls is Controls.ALL else dataclasses.replace(after.info, logprobs=logprobs)
+    info = after.info if controls is Controls.LOGPROBS else dataclasses.replace(after.info, logprobs=logprobs)
     return dataclasses.replace(after, constants=constants, counts=None, info=info)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@ahead.jit(static_argnums=3)
 def _count(tokens: jax.Array, prompt_lengths: jax.Array, lengths: jax.Array, vocab_size: int) -> sampling.TokenCounts:
     count = functools.partial(sampling.count, vocab_size=vocab_size)
     return jax.vmap(count)(tokens, prompt_lengths, lengths)
@@ -315,7 +319,7 @@ def take(state: DecodeState, index: int) -> DecodeState:
     )
 
 
-@jax.jit
+@ahead.jit()
 def _take(arrays: Any, index: jax.Array) -> Any:
     return jax.tree.map(lambda rows: jax.lax.dynamic_slice_in_dim(rows, index, 1), arrays)
 
@@ -326,7 +330,7 @@ def end(state: DecodeState, indices: set[int]) -> DecodeState:
     return dataclasses.replace(state, done=_or(state.done, ended))
 
 
-_or = jax.jit(jnp.logical_or)
+_or = ahead.jit()(jnp.logical_or)
 
 
 def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> DecodeState:
@@ -343,7 +347,8 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
 
     def copy(layer: jax.Array, spec: PartitionSpec) -> jax.Array:
         copied = _copy_rows(layer, chosen, spec=spec, mesh=config.mesh)
-        layer.delete()
+        if isinstance(layer, jax.Array):  # not the shape of one
+            layer.delete()
         return copied
 
     cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)
@@ -352,14 +357,14 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
     return dataclasses.replace(after, memory=dataclasses.replace(after.memory, cache=cache))
 
 
-@functools.partial(jax.jit, static_argnames=("spec", "mesh"))
+@ahead.jit(static_argnames=("spec", "mesh"))
 def _copy_rows(rows: jax.Array, places: jax.Array, *, spec: PartitionSpec, mesh: Mesh | None) -> jax.Array:
     copy = mesh_lib.shard(lambda rows, places: rows[places], mesh, (spec, PartitionSpec()), spec)
     copied: jax.Array = copy(rows, jnp.maximum(places, 0))
     return copied
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@ahead.jit(static_argnames="config")
 def _copy_rest(rest: DecodeState, places: jax.Array, *, config: DecodeConfig) -> DecodeState:
     def copy(spec: PartitionSpec, rows: jax.Array) -> jax.Array:
         is_of_rows = len(spec) and spec[0] == DATA

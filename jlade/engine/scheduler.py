@@ -1,11 +1,16 @@
 """Which request has which row, and which one is next. Plain Python that knows no model."""
 
-import heapq
+import bisect
 import itertools
 import queue
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def _always(request: object) -> bool:
+    return True
 
 
 class Scheduler(Generic[T]):
@@ -22,7 +27,7 @@ class Scheduler(Generic[T]):
     def __init__(self, num_rows: int, max_waiting: int):
         self.rows: list[T | None] = [None] * num_rows
         self._max_waiting = max_waiting
-        self._waiting: list[tuple[int, int, T]] = []  # a heap, the next one first
+        self._waiting: list[tuple[int, int, T]] = []  # sorted, the next one first
         self._numbers = itertools.count()
 
     @property
@@ -48,16 +53,22 @@ class Scheduler(Generic[T]):
         """
         if self.is_full:
             raise queue.Full(f"{self.num_waiting} requests are waiting, the most that this engine accepts")
-        heapq.heappush(self._waiting, (-priority, next(self._numbers), request))
+        bisect.insort(self._waiting, (-priority, next(self._numbers), request))
 
-    def place(self) -> tuple[int, T] | None:
-        """Gives the next request a free row and returns both; None if all rows are taken or no request waits."""
-        free = next((row for row, each in enumerate(self.rows) if each is None), None)
-        if free is None or not self._waiting:
-            return None
-        request = heapq.heappop(self._waiting)[2]
-        self.rows[free] = request
-        return free, request
+    def can_place(self, may_run: Callable[[T], bool] = _always) -> bool:
+        """Returns whether a row is free and a request that waits may run."""
+        return None in self.rows and any(may_run(request) for *_, request in self._waiting)
+
+    def place(self, may_run: Callable[[T], bool] = _always) -> tuple[int, T] | None:
+        """Gives the next request that may run a free row and returns both; None if there is no such row or request."""
+        if None in self.rows:
+            for index, (*_, request) in enumerate(self._waiting):
+                if may_run(request):
+                    del self._waiting[index]
+                    row = self.rows.index(None)
+                    self.rows[row] = request
+                    return row, request
+        return None
 
     def remove(self, request: T) -> int | None:
         """Removes a request, wherever it is, and returns the row that it had; None if it had none."""
@@ -66,7 +77,6 @@ class Scheduler(Generic[T]):
             self.rows[row] = None
             return row
         self._waiting = [entry for entry in self._waiting if entry[2] != request]
-        heapq.heapify(self._waiting)
         return None
 
     def clear(self) -> list[T]:

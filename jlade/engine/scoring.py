@@ -1,6 +1,5 @@
 """Log-probabilities of the tokens of a prompt, of a chunk at a time."""
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.decoding import prefill, sampling, sharding
+from jlade.decoding import ahead, prefill, sampling, sharding
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig
 from jlade.models.base import Cache, Params
@@ -42,13 +41,14 @@ def score(params: Params, cache: Cache, prompts: Any, until: int, config: Decode
       until: the chunk ends before this token, if it does not earlier.
       config: of the engine; its `top_logprobs` alternatives are found.
     """
-    num_read, scores = mesh_lib.fetch((cache.length, _score(params, cache, prompts, config=config)))
-    of_chunk: LogProbs = jax.tree.map(lambda array: array[: until - num_read[0]], scores)
-    return of_chunk
+    num_read, scores = mesh_lib.fetch((cache.length, of_chunk(params, cache, prompts, config=config)))
+    read: LogProbs = jax.tree.map(lambda array: array[: until - num_read[0]], scores)
+    return read
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _score(params: Params, cache: Cache, prompts: jax.Array, *, config: DecodeConfig) -> LogProbs:
+@ahead.jit(static_argnames="config")
+def of_chunk(params: Params, cache: Cache, prompts: jax.Array, *, config: DecodeConfig) -> LogProbs:
+    """Returns the log-probabilities [T, ...] of the tokens that follow those of a whole chunk; see `score`."""
     decoder, vocabulary = config.decoder, config.vocabulary
     chunk = prefill.fitting(config.chunks, prompts.shape[1])[0][0]
     together = math.gcd(chunk, prefill.ROWS)  # tokens whose logits are held at once

@@ -55,6 +55,11 @@ def learned_widths(params: Params, config: DecodeConfig, sizes: Sequence[int]) -
     return {size: Width(each.costs() if each else same, each) for size, each in known.items()}
 
 
+def bare(state: DecodeState) -> DecodeState:
+    """Returns the state without costs and pace."""
+    return dataclasses.replace(state, pace=None, constants=dataclasses.replace(state.constants, costs=None))
+
+
 class Width:
     """The costs and the pace of the steps of states of one size. The rows are kept without them.
 
@@ -65,7 +70,8 @@ class Width:
 
     def __init__(self, costs: Any, learned: Learned | None = None):
         self._costs, self._learned = costs, learned
-        self._pace = None if costs is None else adaptive.start(costs)
+        # Between rounds on the host: so it is the same to a program whether another program made it or not.
+        self._pace = None if costs is None else mesh_lib.fetch(adaptive.start(costs))
         self._before = self._pace  # the last round
         self._num_steps, self._seconds = np.zeros(np.shape(costs), np.int32), 0.0  # since the last lesson
 
@@ -76,15 +82,15 @@ class Width:
 
     def take(self, state: DecodeState) -> DecodeState:
         """Keeps the pace of a state after steps, and returns the state without it."""
-        self._before, self._pace = self._pace, state.pace
-        return dataclasses.replace(state, pace=None, constants=dataclasses.replace(state.constants, costs=None))
+        self._before, self._pace = self._pace, mesh_lib.fetch(state.pace)
+        return bare(state)
 
     def learn(self, seconds: float) -> None:
         """Learns from the time of the round that `take` ended."""
         if self._learned is None or self._before is None or self._pace is None:
             return
-        before, after = mesh_lib.fetch((self._before.num_steps, self._pace.num_steps))
-        self._num_steps, self._seconds = self._num_steps + after - before, self._seconds + seconds
+        self._num_steps = self._num_steps + self._pace.num_steps - self._before.num_steps
+        self._seconds += seconds
         if self._num_steps.sum() >= LESSON:
             self._learned.learn_round(self._num_steps, self._seconds)
             self._costs = self._learned.costs()

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ class Service:
     """A model behind OpenAI's interface.
 
     Args:
-      engine: decodes; its owner closes it.
+      engine: decodes.
       reader: reads bodies for the engine's model.
       model: its name.
       keys: API keys; without one the server answers this machine alone.
@@ -82,10 +82,14 @@ class Service:
             exception_handlers={HTTPException: _refuse_path},
         )
 
-    def warm_up(self) -> None:
-        """Compiles all programs, so that no request waits for it."""
-        self._engine.warm_up()
+    def compile(self) -> Iterator[int]:
+        """Returns what `Engine.compile` does; the first programs are those of a request that gives no controls."""
         choices_lib.key(0, 1)
+        return self._engine.compile(self._reader.sampling)
+
+    def close(self) -> None:
+        """Closes the engine."""
+        self._engine.close()
 
     @property
     def is_idle(self) -> bool:
@@ -186,6 +190,8 @@ class Service:
     async def _show_health(self, request: Request) -> Response:
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
+        if not self._engine.is_ready:
+            raise RequestError(f"the server starts: {self._engine.num_left} sets of programs to compile", status=503)
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jlade.generation import memory
-from jlade.server.app import Service
+from jlade.server.loading import Loading
 
 IDLE_SECONDS = 30  # that a connection waits for its client
 MOST_IDLE = 256  # connections that wait for their clients; the oldest ones beyond wait no longer than
@@ -24,7 +24,7 @@ LAST_SECONDS = 10  # for clients to take the texts that have ended, when the ser
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound and does not listen yet, so that a port in use is an error before a model loads.
+    """Returns a socket that listens, so that a port in use is an error before a model loads.
 
     Args:
       host: a name or an address.
@@ -39,6 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
             bound = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
+            bound.listen()
             stack.pop_all()  # it stays open
     except OSError as error:
         raise OSError(f"{host}:{port} cannot be listened to: {error.strerror}") from error
@@ -71,6 +72,8 @@ class _Connection(H11Protocol):
 class Server(uvicorn.Server):
     """Serves until a signal. The first one lets the completions that have rows end, the second one ends them.
 
+    While the model loads, the first one ends the process.
+
     A connection is closed if its client neither completes the headers of a request nor takes more of a response within
     `IDLE_SECONDS`. If more than `MOST_IDLE` connections wait for their clients, the oldest ones are closed earlier.
 
@@ -78,10 +81,10 @@ class Server(uvicorn.Server):
       signals: those that have come.
     """
 
-    def __init__(self, service: Service):
+    def __init__(self, app: Loading):
         super().__init__(
             uvicorn.Config(
-                service.app,
+                app,
                 http=_Connection,  # h11 bounds the headers, which httptools does not
                 ws="none",
                 log_config=None,  # uvicorn's closes the handlers of others
@@ -94,11 +97,14 @@ class Server(uvicorn.Server):
             )
         )
         self.signals: list[int] = []
-        self._service = service
+        self._app = app
         self._waiting: dict[tuple[Any, ...], float] = {}  # what connections wait for -> since when
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes a signal; `on_tick` acts on it."""
+        if self._app.service is None:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
         self.signals.append(sig)
         self.force_exit = len(self.signals) > 1
 
@@ -107,9 +113,9 @@ class Server(uvicorn.Server):
         if counter % TRIMMED_TICKS == 0:
             await asyncio.to_thread(memory.trim)
         self._close_slow()
-        if self.signals:
-            self._service.drain()
-            self.should_exit = self.force_exit or self._service.is_idle
+        if self.signals and (service := self._app.service):
+            service.drain()
+            self.should_exit = self.force_exit or service.is_idle
         return await super().on_tick(counter)
 
     def _close_slow(self) -> None:

@@ -99,7 +99,8 @@ class Reader:
       stop: strings that end a text, unless a body gives others.
       capacity: most tokens of a prompt and its text. A text that has more by its length is not tokenized.
       max_prediction: most tokens of a prediction; 0 to ignore predictions, which change no text.
-      max_top_logprobs: most alternatives of a token.
+      max_top_logprobs: most alternatives of a token of a chat.
+      max_logprobs: and of a completion.
       max_choices: most choices of a body, no more than may wait.
     """
 
@@ -112,6 +113,7 @@ class Reader:
     stop: Sequence[str] = ()
     max_prediction: int = 0
     max_top_logprobs: int = 0
+    max_logprobs: int = 0
     max_choices: int = MOST_CHOICES
 
     def chat(self, body: Body) -> Asked:
@@ -124,7 +126,7 @@ class Reader:
         unsupported.refuse_tools(body)
         unsupported.say_ignored(body, OF_CHAT | unsupported.OF_CHATS.keys())
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs")
+        logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs", self.max_top_logprobs)
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
         return self._asked(
@@ -145,7 +147,7 @@ class Reader:
         """
         unsupported.refuse(body, unsupported.OF_COMPLETIONS)
         unsupported.say_ignored(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys())
-        top, is_echoed = self._top(body, "logprobs"), fields.boolean(body, "echo")
+        top, is_echoed = self._top(body, "logprobs", self.max_logprobs), fields.boolean(body, "echo")
         if is_echoed and top is not None and body.get("stream"):
             raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
         prompts, is_list = _prompts(body.get("prompt"))
@@ -236,11 +238,11 @@ class Reader:
             raise fields.refused(name, prompt, "at least one token")
         return self._token_ids(name, prompt)
 
-    def _top(self, body: Body, name: str) -> int | None:
+    def _top(self, body: Body, name: str, most: int) -> int | None:
         """Returns the number of alternatives of each token, None if the field is not given."""
         number = fields.integer(body, name, None, 0)
-        if number is not None and number > self.max_top_logprobs:
-            raise fields.refused(name, number, f"at most {self.max_top_logprobs}, the limit of this server")
+        if number is not None and number > most:
+            raise fields.refused(name, number, f"at most {most}, the limit that --max-top-logprobs sets")
         return number
 
     def _text(self, prompt: str | list[int]) -> str:

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -18,6 +19,7 @@ from jlade.server import lifecycle
         (["--host", "no host"], "no host:0 cannot be listened to"),
         (["--port", "65536"], "--port must be from 0 to 65535, got 65536"),
         (["--timeout", "0"], "--timeout must be above 0, got 0"),
+        (["--max-top-logprobs", "-1"], "--max-top-logprobs must be at least 0, got -1"),
         (["--max-sequences", "0"], "--max-sequences must be at least 1, got 0"),
         (["--max-sequences", "3", "--mesh", "data=2"], "--max-sequences must be a multiple of 2"),
         (["--api-key-file", "nowhere"], "nowhere cannot be read"),
@@ -63,17 +65,28 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
 
     class Server(lifecycle.Server):
         def run(self, sockets):
-            served.append((self._service, sockets[0].getsockname()))
+            for thread in [each for each in threading.enumerate() if each.name == "jlade start"]:
+                thread.join()
+            served.append((self._app.service, sockets[0].getsockname()))
 
     keys = tmp_path / "keys"
     keys.write_text("first\n\n  second \n", encoding="utf-8")
     monkeypatch.setattr(lifecycle, "Server", Server)
-    monkeypatch.setattr("jlade.server.app.Service.warm_up", lambda self: None)
+    monkeypatch.setattr(
+        "jlade.engine.programs.Programs.compile_next", lambda self: setattr(self, "_left", self._left[1:])
+    )
     arguments = ["--host", "0.0.0.0", "--port", "0", "--api-key-file", str(keys), "--capacity", "512"]
     assert cli.main(["serve", *arguments, "--max-sequences", "2", "--lookahead", "tree=7"]) == 0
     (service, address) = served[0]
-    assert capsys.readouterr().out == f"demo at http://0.0.0.0:{address[1]}\n"
+    out, log = capsys.readouterr()
+    assert out == f"demo at http://0.0.0.0:{address[1]}\n"
+    phases = [line.removeprefix("jlade serve: ").rpartition(",")[0] for line in log.splitlines()]
+    assert phases == [
+        f"demo is being loaded, to serve it at http://0.0.0.0:{address[1]}",
+        *[f"{number} of 11 sets of programs are compiled" for number in range(12)],
+    ]
     assert (service._engine.max_sequences, service._engine.capacity) == (2, 512)
     assert service._reader.sampling.temperature == 1.0
     assert (service._reader.capacity, service._reader.max_prediction) == (512, serve.MAX_PREDICTION)
+    assert (service._reader.max_top_logprobs, service._reader.max_logprobs) == (20, 5), "OpenAI's limits"
     assert serve._read_keys(str(keys)) == ["first", "second"]

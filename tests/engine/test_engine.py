@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import dataclasses
 import gc
 import queue
 import random
@@ -17,6 +19,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.choosing import choice
 from jlade.config import PLAIN
+from jlade.decoding import prefill, sampling
 from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
@@ -318,6 +321,60 @@ def test_after_the_warm_up_nothing_compiles(compilations):
         assert compilations == []
         jax.jit(lambda x: x + 41)(1)
         assert compilations, "the search finds compilations"
+
+
+def test_requests_wait_for_their_own_programs_alone(compilations):
+    """Those that a request waits for compile next; a greedy text is made by sampled steps that are there already."""
+    filtered = {"sampling": SAMPLINGS[3], "logprobs": True, "top_logprobs": 2}
+    options = [{"sampling": SAMPLINGS[2]}, {"sampling": SAMPLINGS[0]}, filtered, {"prompt_logprobs": True}]
+    options = [each | {"max_new_tokens": 9, "key": jax.random.key(3), "eos_ids": ()} for each in options]
+    with engine(max_sequences=2) as running:
+        assert running.is_ready, "programs compile when they first run"
+        parts = running.compile(SAMPLINGS[2])
+        total = next(parts)
+        requests = [running.submit(SHARED, **each) for each in options]
+        assert not running.is_ready
+        assert [each.started for each in requests] == [None] * 4
+        assert next(parts) == total - 1
+        assert running.is_ready
+        usual = [each.result(timeout=60) for each in requests[:2]]
+        assert [each.started for each in requests[2:]] == [None] * 2
+        assert next(parts) == total - 2
+        assert next(parts) == total - 3
+        others = [each.result(timeout=60) for each in requests[2:]]
+        assert list(parts) == list(range(total - 4, -1, -1))
+    for result, each in zip([*usual, *others], options, strict=True):
+        assert_equal(result, alone(SHARED, {name: value for name, value in each.items() if "prompt" not in name}))
+
+
+def test_the_error_of_a_program_is_that_of_its_requests(monkeypatch):
+    run = rows.run
+
+    def failing(params, state, config, controls, *counts):
+        if controls is rows.Controls.SAMPLED:
+            raise RuntimeError("no such program")
+        return run(params, state, config, controls, *counts)
+
+    monkeypatch.setattr(rows, "run", failing)
+    with engine(max_sequences=1) as running:
+        with pytest.raises(RuntimeError, match="no such program"):
+            running.warm_up()
+        assert running.submit([1, 2], max_new_tokens=3).result(timeout=60).lengths[0] > 0
+        with pytest.raises(RuntimeError, match="no such program"):
+            running.submit([1, 2], max_new_tokens=3, sampling=SAMPLINGS[2]).result(timeout=60)
+
+
+def test_no_alternatives_are_found_for_rows_that_ask_for_none(monkeypatch):
+    """With all other controls too: the time of a step does not depend on `max_top_logprobs`."""
+    inputs, config = jlade.prepare(PARAMS, [[1], [2]], max_new_tokens=5, logprobs=True, top_logprobs=3, lookahead=None)
+    inputs = dataclasses.replace(inputs, sampling=sampling.complete(inputs.sampling, 2, 13))
+    state = jax.eval_shape(lambda: prefill.start(prefill.prefill(PARAMS, inputs, config), inputs, config))
+    asked = []
+    monkeypatch.setattr(sampling, "logprobs", lambda *arguments: asked.append(arguments[-1]) or 1 / 0)
+    for controls in rows.Controls:
+        with contextlib.nullcontext() if controls < rows.Controls.LOGPROBS else pytest.raises(ZeroDivisionError):
+            jax.eval_shape(lambda state, at=controls: rows.run(PARAMS, state, config, at, 1, 0), state)
+    assert asked == [3]
 
 
 @pytest.mark.parametrize("axes", [{"data": 3, "model": 2}, {"lookahead": 2, "model": 2}], ids=str)

@@ -28,6 +28,15 @@ def test_a_request_that_waits_can_be_removed():
     assert scheduler.remove("b") is None, "it is gone already"
 
 
+def test_a_request_that_may_not_run_waits_and_keeps_its_place():
+    scheduler = Scheduler(3, max_waiting=9)
+    for name in "abc":
+        scheduler.add(name)
+    assert scheduler.place("bc".__contains__) == (0, "b")
+    assert [scheduler.can_place(names.__contains__) for names in ("b", "c")] == [False, True]
+    assert [scheduler.place(), scheduler.place()] == [(1, "a"), (2, "c")]
+
+
 def test_the_queue_is_bounded():
     scheduler = Scheduler(1, max_waiting=2)
     scheduler.add("a")

@@ -75,7 +75,22 @@ def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 900
     assert (status, out) == (0, "")
-    assert all(line.endswith("of a request is not known and ignored") for line in errors.splitlines())
+    said = "jlade serve: ", "of a request is not known and ignored"
+    assert all(any(each in line for each in said) for line in errors.splitlines()), errors
+
+
+def test_a_signal_ends_a_server_that_loads_at_once(small_demo):
+    """It listens already, and says so."""
+    command = ["-m", "jlade", "serve", str(small_demo), "--port", "0", "--warm-up"]
+    with processes.started([command], num_devices=1) as (process,):
+        line = process.stderr.readline()
+        assert line.startswith("jlade serve: demo is being loaded, to serve it at http://127.0.0.1:"), line
+        answer = httpx.get(f"{line.split()[-3].rstrip(',')}/v1/models", timeout=60)
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"]
+        assert answer.json()["error"]["message"].startswith("the server starts: ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == -signal.SIGTERM
 
 
 def test_a_second_signal_ends_it_at_once(servers):
@@ -94,10 +109,10 @@ def test_a_second_signal_ends_it_at_once(servers):
 
 
 def test_a_port_in_use_is_an_error():
-    with lifecycle.bind("127.0.0.1", 0) as bound:
-        bound.listen()
-        with pytest.raises(OSError, match=r"127.0.0.1:\d+ cannot be listened to: Address already in use"):
-            lifecycle.bind("127.0.0.1", bound.getsockname()[1])
+    """From the moment that another server is bound to it."""
+    message = r"127.0.0.1:\d+ cannot be listened to: Address already in use"
+    with lifecycle.bind("127.0.0.1", 0) as bound, pytest.raises(OSError, match=message):
+        lifecycle.bind("127.0.0.1", bound.getsockname()[1])
 
 
 @pytest.mark.parametrize(

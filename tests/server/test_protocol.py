@@ -31,6 +31,7 @@ READER = Reader(
     capacity=64,
     max_prediction=16,
     max_top_logprobs=3,
+    max_logprobs=2,
 )
 HELLO = [{"role": "user", "content": "ab"}]
 
@@ -297,7 +298,10 @@ def test_wrong_fields_are_refused(field, param, message):
         ),
         ({"tool_choice": "required"}, "tool_choice='required' is not supported, as tools are not"),
         ({"tools": [{"type": "function"}]}, 'tools are not supported: leave them out, or set tool_choice to "none"'),
-        ({"top_logprobs": 4, "logprobs": True}, "top_logprobs must be at most 3, the limit of this server, got 4"),
+        (
+            {"top_logprobs": 4, "logprobs": True},
+            "top_logprobs must be at most 3, the limit that --max-top-logprobs sets",
+        ),
         ({"top_logprobs": 2}, "logprobs must be true with top_logprobs=2, got None"),
     ],
 )
@@ -316,7 +320,7 @@ def test_wrong_chats_are_refused(field, message):
         ({"prompt": [3, "a"]}, "token ids from 0 to 12, got 'a'"),
         ({"prompt": [-1]}, "token ids from 0 to 12, got -1"),
         ({"prompt": ["a"] * 65, "n": 2}, "at most 128 choices in all, with n=2"),
-        ({"logprobs": 4}, "logprobs must be at most 3, the limit of this server, got 4"),
+        ({"logprobs": 3}, "logprobs must be at most 2, the limit that --max-top-logprobs sets, got 3"),
         ({"logprobs": 0, "echo": True, "stream": True}, "stream must be false for the log-probabilities of an echoed"),
     ],
 )

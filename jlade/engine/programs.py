@@ -1,0 +1,149 @@
+"""The programs of an engine: which of them are there while the others compile, those that requests wait for first.
+
+A request waits for programs of its own alone. It runs by the fastest steps that are there and suffice: more controls or
+more rows than it needs give the same text.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from jlade.decoding import ahead
+from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
+from jlade.engine import copies, rows, scoring, width
+from jlade.engine.rows import Controls, Row
+from jlade.engine.width import Width
+from jlade.models.base import Params
+
+
+class Steps(NamedTuple):
+    """The program that makes steps of a number of rows with some controls, and those that lead to as many rows."""
+
+    num_rows: int
+    controls: Controls
+
+
+class Others(NamedTuple):
+    """The programs that keep prefixes from a number of rows, or that of log-probabilities of prompts."""
+
+    num_rows: int
+    kind: Literal["prefixes", "scores"]
+
+
+class Programs:
+    """What an engine may run: everything before `begin`, as a program that is not there compiles when it first runs.
+
+    Args:
+      params, config: of the engine.
+      widths: of the steps of a state, by its number of rows.
+      size: of the rows.
+    """
+
+    def __init__(self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], size: rows.Size):
+        self._params, self._config, self._widths, self._size = ahead.shapes(params), config, widths, size
+        self._sizes = sorted(widths)
+        # Steps that record log-probabilities without alternatives take hardly longer than those that do not.
+        self._kinds = [each for each in Controls if each is not Controls.ALL or size.top_logprobs]
+        self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
+        self._wanted: set[Steps | Others] = set()  # by requests
+        self._states: dict[int, DecodeState] = {}  # shapes, by the number of rows
+
+    @property
+    def num_left(self) -> int:
+        """Number of parts that are to be compiled."""
+        return len(self._left)
+
+    def fastest(self, num_rows: int, controls: Controls) -> Steps:
+        """Returns the fastest steps of at least so many rows with these controls."""
+        return next(self._fitting(num_rows, controls))
+
+    def find(self, num_rows: int, controls: Controls) -> Steps | None:
+        """Returns the fastest ones of these that are there. If they are not `fastest`, that one is compiled next."""
+        left = self._left
+        self._wanted.add(self.fastest(num_rows, controls))
+        return next((steps for steps in self._fitting(num_rows, controls) if steps not in left), None)
+
+    def get(self, num_rows: int, controls: Controls) -> Steps:
+        """Returns those of `find`, or `fastest` if there are none, which compiles when it runs."""
+        return self.find(num_rows, controls) or self.fastest(num_rows, controls)
+
+    def may_score(self) -> bool:
+        """Returns whether the log-probabilities of prompts are there. If they are not, they are compiled next."""
+        scores = Others(self._sizes[0], "scores")
+        self._wanted.add(scores)
+        return scores not in self._left
+
+    def may_keep(self, num_rows: int) -> bool:
+        """Returns whether the prefixes of so many rows can be kept."""
+        return Others(num_rows, "prefixes") not in self._left
+
+    def begin(self, row: Row, first: Controls) -> None:
+        """From now on requests wait for what `compile_next` compiles.
+
+        Args:
+          row: of any request.
+          first: the controls of most requests.
+        """
+        self._row = ahead.shapes(row)
+        usual, least = (first, Controls.GREEDY, Controls.SAMPLED), self._sizes[:1]
+        order: list[Steps | Others] = []
+        for sizes, kinds in ((least, usual), (self._sizes, usual), (self._sizes, self._kinds)):
+            order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
+            order += [Others(size, "prefixes") for size in sizes]
+        self._left = tuple(dict.fromkeys([*order, Others(least[0], "scores")]))
+
+    def compile_next(self) -> None:
+        """Compiles what a request waits for, otherwise the likeliest. After an error requests meet it themselves."""
+        part = next((each for each in self._left if each in self._wanted), self._left[0])
+        try:
+            self._compile(part)
+        finally:
+            self._left = tuple(each for each in self._left if each != part)
+
+    def end(self) -> None:
+        """From now on a program that is not there compiles when it first runs."""
+        self._left = ()
+
+    def _fitting(self, num_rows: int, controls: Controls) -> Iterator[Steps]:
+        """Yields the steps of at least so many rows with these controls or more, the fastest first."""
+        for size in self._sizes:
+            for kind in self._kinds:
+                if size >= num_rows and kind >= controls:
+                    yield Steps(size, kind)
+
+    def _compile(self, part: Steps | Others) -> None:
+        state, config, capacity = self._state(part.num_rows), self._config, self._size.capacity
+        match part:
+            case Steps(num_rows, controls):
+                after = rows.run(self._params, self._widths[num_rows].put(state), config, controls, 1, 0)
+                # On several devices another program than for arrays that were placed by `_insert` itself.
+                rows.insert(width.bare(after), self._prefix, self._row, 0, config)
+            case Others(_, "scores"):
+                scoring.of_chunk(self._params, self._prefix.cache, self._row.prompts, config=config)
+            case Others(num_rows, _):
+                for size in copies.sizes(capacity):
+                    kept = copies.keep(self._params, copies.prefix_of(state, config), 0, size, config)
+                    if num_rows == self._sizes[0]:
+                        copies.keep(self._params, self._prefix, 0, size, config)
+                        copies.restore(self._params, kept, 0, config, capacity)
+
+    @functools.cached_property
+    def _prefix(self) -> Prefix:
+        """The shapes of a prompt that has been read."""
+        prefix = rows.unread(self._params, config=self._config, capacity=self._size.capacity)
+        return rows.read(self._params, prefix, self._row, 0, 1, self._config)[0]
+
+    def _state(self, num_rows: int) -> DecodeState:
+        """Returns the shapes of the state of so many rows. The programs that lead there and back are compiled."""
+        if num_rows not in self._states:
+            place, config = self._sizes.index(num_rows), self._config
+            if place == 0:
+                state = rows.empty(self._params, self._row, config=config, num_rows=num_rows)
+            else:
+                fewer = self._sizes[place - 1]
+                state = rows.resize(self._state(fewer), [-1] * num_rows, config)
+                rows.resize(state, [-1] * fewer, config)
+            state = rows.insert(state, self._prefix, self._row, 0, config)
+            rows.take(state, 0)
+            self._states[num_rows] = rows.end(state, set())
+        return self._states[num_rows]
