@@ -1,19 +1,15 @@
 """transformers: `model.generate(..., custom_generate=lookahead(model))` decodes its models with jlade."""
 
 import dataclasses
-import json
 import math
 import sys
-import weakref
 from typing import Any, Literal
 
 import jax
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig
-from jlade.conversion.memory import load_held
 from jlade.generation import request as request_lib
 from jlade.generation import text
 from jlade.generation.corpus import Texts
@@ -27,10 +23,10 @@ from jlade.models.llama import LlamaParams
 
 try:
     import torch
-    import xxhash
-    from transformers.core_model_loading import revert_weight_conversion
     from transformers.generation import logits_process, stopping_criteria
     from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    from jlade.integrations import torch_weights
 except ImportError as error:
     raise ImportError(
         "jlade.integrations.transformers needs torch, transformers 5.23 and xxhash: pip install 'jlade[transformers]'"
@@ -57,9 +53,6 @@ ACCEPTED = (
     "suppress_tokens, temperature, top_k, top_p, min_p and renormalize_logits, in this order"
 )
 IGNORED = ("use_cache", "logits_to_keep", "return_dict")  # arguments of the model without effect on the text
-
-# The copied weights of each model, with what they were copied from and for.
-_taken: weakref.WeakKeyDictionary[Any, tuple[tuple[Any, ...], LlamaParams]] = weakref.WeakKeyDictionary()
 
 
 def lookahead(
@@ -97,7 +90,7 @@ def lookahead(
         raise TypeError(f"sampling must be a SamplingConfig or None, got {sampling!r}")
     options = Options(lookahead=lookahead, tokenizer=tokenizer, mesh=mesh)
     method = Lookahead(model, dtype, options, sampling, streamer)
-    if model not in _taken:
+    if model not in torch_weights.taken:
         method.params()  # so that errors come now
     return method
 
@@ -169,17 +162,8 @@ class Lookahead:
         )
 
     def params(self) -> LlamaParams:
-        """Returns the weights that the model has now, copied again if they have changed since the last call.
-
-        Raises:
-          ValueError: names the tensor that is not supported.
-        """
-        mesh = self.options.mesh
-        stamp = _digests(self.model), str(self.dtype), mesh
-        if self.model not in _taken or _taken[self.model][0] != stamp:
-            _taken.pop(self.model, None)  # frees the old ones
-            _taken[self.model] = stamp, _copy(self.model, self.dtype, mesh)
-        return _taken[self.model][1]
+        """Returns the weights that the model has now, as `torch_weights.params` does."""
+        return torch_weights.params(self.model, self.dtype, self.options.mesh)
 
     def _generate(self, params: LlamaParams, request: Request, input_ids: Any) -> Generation:
         """Decodes, and passes the prompt and each token to the streamer as transformers does."""
@@ -195,46 +179,6 @@ class Lookahead:
         finally:
             self.streamer.end()
         return piece.generation
-
-
-def _copy(model: Any, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> LlamaParams:
-    """Returns the weights of a model as parameters."""
-    held = model.state_dict()
-    if wrapped := [name for name in held if ".base_layer." in name]:
-        raise ValueError(f"{_name(model)} has an adapter of peft at {wrapped[0]}: merge it, model.merge_and_unload()")
-    config = json.loads(model.config.to_json_string())
-    config.pop("quantization_config", None)  # the tensors show whether they still are
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    config["tie_word_embeddings"] = getattr(head, "weight", None) is embedding.weight  # as it is now
-    with torch.no_grad():
-        tensors = revert_weight_conversion(model, held)
-        return load_held(config, tensors, _to_numpy, dtype=dtype, mesh=mesh)
-
-
-def _digests(model: Any) -> tuple[Any, ...]:
-    """Returns name, type, shape and digest of each tensor of a model. They differ if any bit does.
-
-    The counters of torch do not tell: writes through `.data` or a view of NumPy change neither address nor version.
-    """
-    return tuple(_digest(model, name, tensor) for name, tensor in model.state_dict().items())
-
-
-def _digest(model: Any, name: str, tensor: Any) -> tuple[Any, ...]:
-    if type(tensor) is not torch.Tensor:
-        kind = f"{type(tensor).__module__}.{_name(tensor)}"
-        raise ValueError(f"{name} of {_name(model)} must be a plain tensor of torch, got {kind}")
-    if tensor.is_meta:
-        raise ValueError(f"{_name(model)} has parameters on the device 'meta': load it without offloading")
-    values = tensor.cpu().flatten()
-    return name, tensor.dtype, tensor.shape, xxhash.xxh3_128_digest(values.view(torch.uint8).numpy())
-
-
-def _to_numpy(tensor: Any) -> np.ndarray:
-    """Returns a tensor on the host, without a copy if it is there."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:  # which torch does not hand to NumPy
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
 
 
 def _name(model: Any) -> str:
