@@ -4,9 +4,10 @@
 the heads, the columns of the MLPs and the vocabulary. A program on a mesh is a `jax.shard_map` over all axes.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -173,6 +174,13 @@ def local_size(array: Any) -> int:
 def num_bytes(tree: Any) -> int:
     """Returns the bytes of arrays, or of their shapes, on one device."""
     return sum(local_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@contextlib.contextmanager
+def transfers() -> Iterator[None]:
+    """Lets arrays come from the host, and texts return to it, also under a `jax.transfer_guard` of the caller."""
+    with jax.transfer_guard("allow"):
+        yield
 
 
 def fetch(tree: Any) -> Any:

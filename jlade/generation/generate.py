@@ -122,6 +122,7 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
     return pieces(params, request)
 
 
+@mesh.transfers()
 def run(params: Params, request: Request) -> Generation:
     """Returns the result of a checked request."""
     begin = time.perf_counter()
@@ -145,13 +146,16 @@ def pieces(params: Params, request: Request) -> Iterator[Piece]:
 
 def _pieces(params: Params, request: Request) -> Iterator[Piece]:
     inputs, config = request.inputs, request.config
-    params = sharding.put_params(params, config.mesh)
-    state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
+    with mesh.transfers():
+        params = sharding.put_params(params, config.mesh)
+        state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
     detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
     begin, done = int(inputs.lengths[0]), False
     while not done:
-        state = loop.run_steps(params, state, config, max_steps=1)
-        tokens, end, done, recorded = mesh.fetch((state.tokens, state.num_tokens, state.done, state.info.logprobs))
+        with mesh.transfers():
+            state = loop.run_steps(params, state, config, max_steps=1)
+            tokens, end, done, recorded = mesh.fetch((state.tokens, state.num_tokens, state.done, state.info.logprobs))
+            generation = results.gather(state, request) if done[0] else None
         new, end, done = slice(begin, int(end[0])), int(end[0]), bool(done[0])
         added = tokens[0, new]
         yield Piece(
@@ -159,7 +163,7 @@ def _pieces(params: Params, request: Request) -> Iterator[Piece]:
             text=None if detokenizer is None else detokenizer.feed(added.tolist(), last=done),
             accepted=np.array([len(added)], np.int32),
             **results.of_piece(recorded, new),
-            generation=results.gather(state, request) if done else None,
+            generation=generation,
         )
         begin = end
 

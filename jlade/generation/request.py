@@ -64,6 +64,7 @@ def prepare(params: Params, prompt: Prompts, options: Options) -> tuple[Inputs, 
     return request.inputs, request.config
 
 
+@mesh_lib.transfers()
 def check(
     params: Params, prompt: Prompts, options: Options, batch_size: int | None = None, capacity: int | None = None
 ) -> Request:

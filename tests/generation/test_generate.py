@@ -212,6 +212,21 @@ def test_a_stream_can_be_left_early_and_without_a_tokenizer():
     assert first.tokens.tolist() == generate(tiny_llama(3), [1, 2, 3]).tokens[0, : len(first.tokens)].tolist()
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"stop": "ab"}, {"sampling": SamplingConfig(temperature=1.0), "logprobs": True}]
+)
+def test_a_guard_of_the_callers_own_transfers_changes_nothing(options):
+    options = options | {"tokenizer": tiny_tokenizer(), "max_new_tokens": 8, "lookahead": None}
+    expected = jlade.generate(tiny_llama(), [1, 2, 3], **options)
+    with jax.transfer_guard("disallow"):
+        assert jlade.generate(tiny_llama(), [1, 2, 3], **options).text == expected.text
+        stream = jlade.stream(tiny_llama(), [1, 2, 3], **options)
+        assert next(stream).tokens[0] == expected.tokens[0, 0]
+        with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+            jnp.ones(3) + np.ones(3, np.float32)
+        assert list(stream)[-1].generation.text == expected.text
+
+
 def test_keys_of_both_kinds_draw_the_same_window():
     typed = generate(tiny_llama(0), list(range(13)), key=jax.random.key(5))
     raw = generate(tiny_llama(0), list(range(13)), key=jax.random.PRNGKey(5))
