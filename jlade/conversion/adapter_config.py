@@ -185,6 +185,16 @@ def read(directory: pathlib.Path, strict: bool) -> AdapterConfig:
     return AdapterConfig(Values(file, raw))
 
 
+def say_ignored(directory: pathlib.Path, strict: bool) -> None:
+    """Warns of an adapter beside a model, which transformers loads where PEFT is installed, or if `strict` refuses."""
+    if not (directory / NAME).exists():
+        return
+    message = f"the adapter of {directory / NAME}; adapter={os.fspath(directory)!r} merges it"
+    if strict:
+        raise ValueError(f"{directory}: strict=True refuses to ignore {message}")
+    warnings.warn(f"{directory}: ignored, which strict=True refuses, is {message}", stacklevel=2)
+
+
 def refuse_as_model(directory: pathlib.Path) -> None:
     """Raises a ValueError that names the base model, if a directory has an adapter and no model."""
     if (directory / NAME).exists() and not (directory / "config.json").exists():

@@ -230,7 +230,7 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
                 beta_slow=rotary.number("beta_slow", 1.0),
                 attention_factor=rotary.number("attention_factor", _yarn_attention_factor(rotary, factor)),
                 original_max_positions=original,
-                truncate=rotary.boolean("truncate", True),
+                truncate=rotary.boolean("truncate", "truncate" not in rotary.values),  # null is false
             )
             return yarn, max(max_positions, int(original * factor))
         case "dynamic":

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jlade.conversion import adapter as adapters
-from jlade.conversion import gguf_weights, hf_experts
+from jlade.conversion import adapter_config, gguf_weights, hf_experts
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.json_files import write_json
@@ -83,8 +83,8 @@ def load_hf(
 
     Warns:
       UserWarning: names what is ignored: unknown keys of config.json, parts of the model besides text, end tokens
-        outside the vocabulary, layers beyond the last, an index of files that are not there; names the tensors with NaN
-        or infinite values, and their rows.
+        outside the vocabulary, layers beyond the last, an index of files that are not there, an adapter; names the
+        tensors with NaN or infinite values, and their rows.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
@@ -153,7 +153,10 @@ def headers_of(
         tensors = gguf_weights.stored_tensors(directory)
     else:
         config, tensors = model_tensors(stored_tensors(directory, strict), config, directory, strict)
-    return (config, tensors) if adapter is None else adapters.merge(config, tensors, adapter, strict)
+    if adapter is None:
+        adapter_config.say_ignored(directory, strict)
+        return config, tensors
+    return adapters.merge(config, tensors, adapter, strict)
 
 
 def first_dtype(tensors: Mapping[str, Tensor]) -> str:

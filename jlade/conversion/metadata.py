@@ -3,6 +3,7 @@
 import pathlib
 import shutil
 
+from jlade.conversion import adapter_config
 from jlade.conversion.hf_keys import QUANTIZATION
 from jlade.conversion.json_files import read_json, write_json
 
@@ -29,7 +30,8 @@ def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
     (target / "generation_config.json").unlink()  # the original may have none
     for pattern in FILES:
         for file in source.glob(pattern):
-            if file.name != "config.json" and not file.name.endswith(".index.json"):  # an index lists weight files
+            # An index lists weight files, and an adapter would be merged once more.
+            if file.name not in ("config.json", adapter_config.NAME) and not file.name.endswith(".index.json"):
                 copy = target / file.relative_to(source)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, copy)

@@ -7,15 +7,19 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
-from jlade.conversion.json_files import Values, check_size, read_json
+from jlade.conversion.json_files import Values, check_size, read_json, shown
 from jlade.generation.text import errors_of
 
 MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
 MOST_GROWTH = 1024  # of a text by a normalizer; those of models replace a character by one or two
 UNREAD = ("tokenizer.model", "tekken.json", "vocab.json")  # tokenizers that transformers makes a tokenizer.json of
 CONFIG, ADDED, SPECIAL = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
+CLEANING = (  # keys that make transformers remove spaces before punctuation
+    "clean_up_tokenization_spaces",
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
+)
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -25,11 +29,12 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
     It also has the added tokens of tokenizer_config.json, or else of added_tokens.json and special_tokens_map.json.
 
     Raises:
-      ValueError: when a file is broken; names the token that has another id in tokenizer.json than in another file; if
-        `strict`, when there is a tokenizer in other files alone.
+      ValueError: when a file is broken or another one than tokenizer.json is to be read; names the token that has
+        another id in tokenizer.json than in another file; if `strict`, when there is a tokenizer in other files alone,
+        or a setting of decoding is ignored.
 
     Warns:
-      UserWarning: when there is a tokenizer in other files alone.
+      UserWarning: when there is a tokenizer in other files alone, or a setting of decoding is ignored.
     """
     directory = pathlib.Path(path)
     file = directory / "tokenizer.json"
@@ -44,6 +49,7 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
         if tokenizer.padding is not None:
             tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
     config, added, special = (_read(directory / name) for name in (CONFIG, ADDED, SPECIAL))
+    _check_settings(directory / CONFIG, config, tokenizer, strict)
     tokenizer.encode_special_tokens = Values(directory / CONFIG, config).boolean("split_special_tokens")
     with errors_of(f"{directory}: the tokens that files add to tokenizer.json cannot be read"):
         stated = _add(tokenizer, config, added, special)
@@ -83,6 +89,20 @@ def _say_unread(directory: pathlib.Path, strict: bool) -> None:
     if strict:
         raise ValueError(f"{directory}: strict=True refuses {message}")
     warnings.warn(f"{directory}: the tokenizer is None, as there is {message}", stacklevel=3)
+
+
+def _check_settings(file: pathlib.Path, config: Mapping[str, Any], tokenizer: Tokenizer, strict: bool) -> None:
+    """Refuses other versions of tokenizer.json, and warns of spaces that transformers removes from decoded texts."""
+    versions = config.get("fast_tokenizer_files")
+    if versions not in (None, [], ["tokenizer.json"]):
+        raise ValueError(f"{file}: fast_tokenizer_files is {shown(versions)}; supported is ['tokenizer.json']")
+    ignored = [key for key in CLEANING if config.get(key)]
+    # For BPE transformers ignores the first unless the second is there.
+    if CLEANING[0] not in ignored or (isinstance(tokenizer.model, models.BPE) and CLEANING[1] not in ignored):
+        return
+    if strict:
+        raise ValueError(f"{file}: strict=True refuses {', '.join(ignored)}")
+    warnings.warn(f"{file}: ignored, which strict=True refuses: {', '.join(ignored)}", stacklevel=3)
 
 
 def _read(file: pathlib.Path) -> dict[str, Any]:

@@ -289,6 +289,20 @@ def test_an_adapter_is_no_model(base, tmp_path):
         jlade.load(tmp_path / "adapter")
 
 
+def test_an_adapter_beside_the_model_is_said_or_merged(base, tmp_path):
+    """transformers loads it too, if PEFT is installed."""
+    directory, _ = base
+    write_adapter(directory, shapes_of(directory))
+    with pytest.warns(UserWarning, match=rf"ignored, .* of .*/adapter_config\.json; adapter='{directory}'"):
+        load_hf(directory)
+    with pytest.raises(ValueError, match=rf"strict=True refuses to ignore the adapter of {directory}/adapter_config"):
+        load_hf(directory, strict=True)
+    merged = load_hf(directory, adapter=directory, strict=True)
+    arguments = ["convert", str(directory), str(tmp_path / "new"), "--to", "hf", "--adapter", str(directory)]
+    assert cli.main(arguments) == 0
+    assert_equal(load_hf(tmp_path / "new", strict=True), merged)  # no adapter is beside it
+
+
 def test_a_checkpoint_of_jlade_is_no_base_model(base, tmp_path):
     conversion.save(load_hf(base[0]), tmp_path / "own")
     with pytest.raises(ValueError, match=r"adapter must be None for .*/own, a checkpoint of jlade: merge it into"):

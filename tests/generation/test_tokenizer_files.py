@@ -114,6 +114,43 @@ def test_tokens_with_other_ids_are_refused(config, files, message, tmp_path):
         tokenizer_files.load_tokenizer(checkpoint(tmp_path, config, **files))
 
 
+def test_another_version_of_tokenizer_json_is_refused(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    checkpoint(tmp_path, {"fast_tokenizer_files": ["tokenizer.json", "tokenizer.4.0.0.json"]})
+    other = json.loads((DEMO / "tokenizer.json").read_text()) | {"post_processor": None}
+    (tmp_path / "tokenizer.4.0.0.json").write_text(json.dumps(other))
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).encode(TEXT)[0] != 1  # it reads the other one
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: fast_tokenizer_files is .*tokenizer\.4\.0\.0\.json"):
+        tokenizer_files.load_tokenizer(tmp_path)
+
+
+CLEAN = "clean_up_tokenization_spaces"
+FOR_BPE = f"{CLEAN}_for_bpe_even_though_it_will_corrupt_output"
+
+
+def test_bpe_decodes_with_spaces_as_in_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    theirs = transformers.AutoTokenizer.from_pretrained(checkpoint(tmp_path, {CLEAN: True}))
+    assert theirs.decode(theirs.encode("a , b .", add_special_tokens=False)) == "a , b ."
+    tokenizer_files.load_tokenizer(tmp_path, strict=True)
+
+
+@pytest.mark.parametrize("kind", ["BPE", "WordLevel"])
+def test_spaces_that_transformers_removes_from_texts_are_said(kind, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    checkpoint(tmp_path, {CLEAN: True} | ({FOR_BPE: True} if kind == "BPE" else {}))
+    if kind != "BPE":
+        content = json.loads((tmp_path / "tokenizer.json").read_text())
+        model = {"type": kind, "vocab": content["model"]["vocab"], "unk_token": "<unk>"}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"model": model}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.decode(theirs.convert_tokens_to_ids(["a", "Ġ."])) == "a."
+    with pytest.warns(UserWarning, match=f"tokenizer_config.json: ignored, which strict=True refuses: {CLEAN}"):
+        tokenizer_files.load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match=f"tokenizer_config.json: strict=True refuses {CLEAN}"):
+        tokenizer_files.load_tokenizer(tmp_path, strict=True)
+
+
 def test_tokens_beyond_the_vocabulary_are_named_once_and_strict_refuses_them(tmp_path):
     checkpoint(tmp_path, {"pad_token": "[PAD]"})
     shutil.copy(DEMO / "model.safetensors", tmp_path)

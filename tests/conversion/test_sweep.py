@@ -1,0 +1,300 @@
+"""A good checkpoint with one change: it is read as transformers reads it, or refused by name, or the change is said."""
+
+import functools
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import jlade
+from tests.models.test_families import checkpoint, rope
+from tests.models.test_llama import run_blocks
+
+TOKENS = np.random.default_rng(0).integers(0, 50, (1, 24), dtype=np.int32)
+LISTED = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+BASES = {
+    "llama": ("Llama", {}),
+    "tied": ("Llama", {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 12}),
+    "gemma2": ("Gemma2", LISTED | {"head_dim": 12, "query_pre_attn_scalar": 10}),
+    "gemma3": ("Gemma3Text", LISTED | {"head_dim": 12, "query_pre_attn_scalar": 10}),
+    "phi3": ("Phi3", {"sliding_window": 7}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "olmo2": ("Olmo2", {}),
+    "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
+}
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+SHARDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+REMOVED = object()
+
+
+def keys(*path, file="config.json", **changes):
+    """Changes keys of a JSON file, `path` inside."""
+
+    def change(directory):
+        content = json.loads((directory / file).read_text()) if (directory / file).exists() else {}
+        inner = functools.reduce(lambda outer, key: outer[key], path, content)
+        inner.update(changes)
+        for key in [key for key, value in changes.items() if value is REMOVED]:
+            del inner[key]
+        (directory / file).write_text(json.dumps(content))
+
+    return change
+
+
+def rotary(**changes):
+    return keys("rope_parameters", **changes)
+
+
+def tensors(change):
+    """Replaces the tensors of the weight file by those that `change` returns."""
+
+    def write(directory):
+        from safetensors.torch import load_file, save_file
+
+        changed = change(load_file(directory / "model.safetensors"))
+        arrays = {name: array.clone().contiguous() for name, array in changed.items()}
+        save_file(arrays, directory / "model.safetensors", metadata={"format": "pt"})
+
+    return write
+
+
+def retyped(*dtypes, names=(QUERY,)):
+    """Casts the tensors with these names, or all."""
+
+    def cast(found):
+        import torch
+
+        for name in names or found:
+            for dtype in dtypes:
+                found[name] = found[name].to(getattr(torch, dtype))
+        return found
+
+    return tensors(cast)
+
+
+def renamed(rename):
+    return tensors(lambda found: {rename(name): array for name, array in found.items()})
+
+
+def with_tensor(name, *shape):
+    def add(found):
+        import torch
+
+        return found | {name: torch.ones(shape)}
+
+    return tensors(add)
+
+
+def sharded(names=SHARDS, rewrite=dict, repeated=None):
+    """Divides the weights between two files with an index, whose map `rewrite` changes."""
+
+    def divide(directory):
+        from safetensors.torch import load_file, save_file
+
+        found = load_file(directory / "model.safetensors")
+        (directory / "model.safetensors").unlink()
+        files = {name: names[i % 2] for i, name in enumerate(sorted(found))}
+        for file in names:
+            (directory / file).parent.mkdir(exist_ok=True)
+            part = {name: array for name, array in found.items() if files[name] == file or name == repeated}
+            save_file(part, directory / file, metadata={"format": "pt"})
+        (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": rewrite(files)}))
+
+    return divide
+
+
+def moved(old, new, link=False):
+    def move(directory):
+        (directory / new).parent.mkdir(exist_ok=True)
+        (directory / old).rename(directory / new)
+        if link:
+            os.symlink(directory / new, directory / old)
+
+    return move
+
+
+def copied(old, new):
+    return lambda directory: shutil.copy(directory / old, directory / new)
+
+
+EQUAL = None  # to transformers, without a warning
+
+
+class Said(str):
+    """What a warning matches; the logits are those of transformers."""
+
+
+class Refused(str):
+    """What the error matches."""
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LONG = {"short_factor": [1.5] * 4, "long_factor": [3.0] * 4}
+CASES = {
+    "llama: no architectures": (keys(architectures=REMOVED), EQUAL),
+    "llama: no rms_norm_eps": (keys(rms_norm_eps=REMOVED), EQUAL),
+    "llama: no head_dim": (keys(head_dim=REMOVED), EQUAL),
+    "llama: null head_dim": (keys(head_dim=None), EQUAL),
+    "llama: a string for a size": (keys(vocab_size="50"), Refused("config.json: vocab_size .* '50'")),
+    "llama: a float for a size": (keys(num_hidden_layers=2.0), Refused("config.json: num_hidden_layers .* 2.0")),
+    "llama: no model_type": (keys(model_type=REMOVED), Refused("config.json: model_type")),
+    "llama: model_type in capitals": (keys(model_type="LLaMA"), Refused("config.json: model_type is 'LLaMA'")),
+    "llama: model_type of mistral": (keys(model_type="mistral"), Refused("config.json: architectures is")),
+    "llama: the activation gelu": (keys(hidden_act="gelu"), Refused("config.json: hidden_act is 'gelu'")),
+    "llama: is_causal": (keys(is_causal=False), Refused("config.json: is_causal is False")),
+    "llama: attention_bias without biases": (keys(attention_bias=True), Refused("missing.*q_proj.bias")),
+    "llama: tied in config.json alone": (keys(tie_word_embeddings=True), EQUAL),
+    "llama: rope_theta outside alone": (lambda d: (rotary(rope_theta=REMOVED)(d), keys(rope_theta=50.0)(d)), EQUAL),
+    "llama: no rope_theta": (rotary(rope_theta=REMOVED), EQUAL),
+    "llama: a string for rope_theta": (rotary(rope_theta="500"), Refused("config.json: rope_theta .* '500'")),
+    "llama: linear": (rotary(**LINEAR), EQUAL),
+    "llama: linear without a factor": (rotary(rope_type="linear"), Refused("config.json: factor .* None")),
+    "llama: a factor without a type": (rotary(factor=2.0), Said("rope_parameters.factor")),
+    "llama: an unknown rope_type": (rotary(rope_type="su"), Refused("config.json: rope_type is 'su'")),
+    "llama: yarn with mscale": (rotary(rope_type="yarn", factor=4.0, mscale=0.7, mscale_all_dim=0.3), EQUAL),
+    "llama: yarn with null truncate": (
+        rotary(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, truncate=None),
+        EQUAL,
+    ),
+    "llama: llama3": (rotary(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0), EQUAL),
+    "llama: a part of a head rotated": (
+        rotary(partial_rotary_factor=0.5),
+        Refused("config.json: partial_rotary_factor must be 1.0, got 0.5"),
+    ),
+    "llama: another configuration file": (
+        keys(configuration_files=["config.99.0.json"]),  # of a later version of transformers
+        Said("configuration_files"),
+    ),
+    "llama: an unknown key": (keys(layer_norm_eps=0.1), Said("layer_norm_eps")),
+    "llama: fewer layers than files": (keys(num_hidden_layers=1), Said("more layers than num_hidden_layers, 1")),
+    "llama: a longer list of layers": (keys(layer_types=["full_attention"] * 3), Refused("config.json: layer_types")),
+    "llama: bos_token_id beyond the vocabulary": (keys(bos_token_id=60), EQUAL),
+    "llama: a query in float64": (retyped("float64"), EQUAL),
+    "llama: a query in bfloat16": (retyped("bfloat16"), EQUAL),
+    "llama: all in float16": (retyped("float16", names=()), EQUAL),
+    "llama: a query in int8": (retyped("int8"), Refused("q_proj.weight is of type I8")),
+    "llama: a query in float8": (retyped("float8_e4m3fn"), Refused("q_proj.weight is of type F8_E4M3")),
+    "llama: a key transposed": (
+        tensors(lambda t: {name: a.T if "k_proj" in name else a for name, a in t.items()}),
+        Refused(r"k_proj.weight has shape \(32, 16\)"),
+    ),
+    "llama: no final norm": (
+        tensors(lambda t: {name: a for name, a in t.items() if name != "model.norm.weight"}),
+        Refused("1 tensors are missing: model.norm.weight"),
+    ),
+    "llama: names without a prefix": (renamed(lambda name: name.removeprefix("model.")), EQUAL),
+    "llama: names with another prefix": (renamed(lambda name: f"module.{name}"), Refused("begin with module.")),
+    "llama: old names of norms": (
+        renamed(lambda name: name.replace("norm.weight", "norm.gamma")),
+        Refused("missing.*norm.weight"),
+    ),
+    "llama: one tensor more": (with_tensor("score.weight", 2, 32), Refused("not of this model: score.weight")),
+    "llama: a bias more": (with_tensor(QUERY.replace("weight", "bias"), 32), Refused("configuration has no biases")),
+    "llama: rotary tables": (with_tensor("model.layers.0.self_attn.rotary_emb.inv_freq", 4), EQUAL),
+    "llama: two files": (sharded(), EQUAL),
+    "llama: files with other names": (sharded(("a.safetensors", "b.safetensors")), EQUAL),
+    "llama: files in a folder": (sharded(("a/1.safetensors", "a/2.safetensors")), Refused(f"{INDEX}: weight_map")),
+    "llama: an index without a tensor": (
+        sharded(rewrite=lambda files: {name: file for name, file in files.items() if name != QUERY}),
+        EQUAL,
+    ),
+    "llama: an index that swaps the files": (
+        sharded(rewrite=lambda files: {name: SHARDS[file == SHARDS[0]] for name, file in files.items()}),
+        EQUAL,
+    ),
+    "llama: a tensor in both files": (sharded(repeated=QUERY), Refused("both have the tensor .*q_proj")),
+    "llama: a shard without an index": (moved("model.safetensors", SHARDS[0]), Refused("has no weights")),
+    "llama: weights in a folder": (moved("model.safetensors", "a/model.safetensors"), Refused("has no weights")),
+    "llama: weights by a link": (moved("model.safetensors", "a/weights", link=True), EQUAL),
+    "llama: another file of weights": (copied("model.safetensors", "consolidated.safetensors"), EQUAL),
+    "tied: an equal output matrix": (
+        tensors(lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"]}),
+        EQUAL,
+    ),
+    "tied: another output matrix": (
+        tensors(lambda t: t | {"lm_head.weight": 2 * t["model.embed_tokens.weight"]}),
+        EQUAL,
+    ),
+    "tied: the output matrix alone": (renamed(lambda name: name.replace("model.embed_tokens", "lm_head")), EQUAL),
+    "tied: not according to config.json": (keys(tie_word_embeddings=False), Refused("lm_head must be stored")),
+    "mistral: null sliding_window": (keys(sliding_window=None), EQUAL),
+    "mistral: no sliding_window": (keys(sliding_window=REMOVED), EQUAL),
+    "mistral: sliding_window 0": (keys(sliding_window=0), Refused("config.json: sliding_window .* 0")),
+    "qwen2: a window in the second layer": (
+        keys(use_sliding_window=True, sliding_window=7, max_window_layers=1, layer_types=REMOVED),
+        EQUAL,
+    ),
+    "qwen2: a window that is not used": (keys(sliding_window=7), EQUAL),
+    "qwen2: attention_bias": (keys(attention_bias=True), Refused("config.json: attention_bias is True")),
+    "qwen3: no head_dim": (keys(head_dim=REMOVED), Refused("config.json implies")),
+    "gemma2: no caps": (keys(attn_logit_softcapping=None), EQUAL),
+    "gemma2: no query_pre_attn_scalar": (keys(query_pre_attn_scalar=REMOVED), EQUAL),
+    "gemma2: no layer_types": (keys(layer_types=REMOVED), EQUAL),
+    "gemma2: the activation gelu": (
+        keys(hidden_activation="gelu"),
+        Refused("config.json: hidden_activation is 'gelu'"),
+    ),
+    "gemma3: full attention in every layer": (keys(layer_types=["full_attention"] * 2), EQUAL),
+    "gemma3: one rotation for all layers": (
+        keys(rope_parameters={"rope_type": "default", "rope_theta": 5.0}),
+        Refused("config.json: rope_parameters must be an object for each type"),
+    ),
+    "phi3: longrope": (
+        keys(rope_parameters=REMOVED, rope_scaling=LONG | {"type": "longrope"}, original_max_position_embeddings=64),
+        EQUAL,
+    ),
+    "mixtral: experts by another name": (keys(num_experts=4), Refused("config.json: num_experts is 4")),
+    "mixtral: one expert for a token": (keys(num_experts_per_tok=1), EQUAL),
+    "mixtral: fewer experts than files": (keys(num_local_experts=2), Refused("tensors|shape")),
+    "olmo2: clip_qkv": (keys(clip_qkv=0.1), Refused("config.json: clip_qkv is 0.1")),
+    "gpt_oss: experts of a token by another name": (keys(num_experts_per_tok=REMOVED, experts_per_token=1), EQUAL),
+    "gpt_oss: swiglu_limit": (keys(swiglu_limit=1.0), Refused("config.json: swiglu_limit is 1.0")),
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """Returns the directory of a family's good checkpoint."""
+    made = {}
+
+    def directory_of(family):
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("base") / family
+            checkpoint(*BASES[family], made[family])
+        return made[family]
+
+    return directory_of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_changed_checkpoint_is_read_as_transformers_does_or_refused_by_name(case, bases, tmp_path):
+    change, expected = CASES[case]
+    directory = shutil.copytree(bases(case.partition(":")[0]), tmp_path / "model")
+    change(directory)
+    if isinstance(expected, Refused):
+        with pytest.raises(ValueError, match=f"(?s){re.escape(str(directory))}.*{expected}"):
+            jlade.load(directory, dtype="float32")
+        return
+    if isinstance(expected, Said):
+        with pytest.raises(ValueError, match=rf"{re.escape(str(directory))}.*strict=True refuses .*{expected}"):
+            jlade.load(directory, dtype="float32", strict=True)
+        with pytest.warns(UserWarning, match=expected):
+            params, _ = jlade.load(directory, dtype="float32")
+    else:
+        params, _ = jlade.load(directory, dtype="float32", strict=True)
+
+    import torch
+    import transformers
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        logits = theirs(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+    np.testing.assert_allclose(run_blocks(params, TOKENS, [24]), logits, atol=2e-4)
