@@ -165,6 +165,10 @@ class Engine:
         try:
             while (left := self._programs.num_left) and not self._closed:
                 yield left
+                with self._changed:
+                    self._programs.want_nothing()
+                    for job in self._scheduler.placeable:
+                        self._may_run(job)
                 try:
                     self._programs.compile_next()
                 except Exception as of_program:
@@ -426,7 +430,7 @@ class Engine:
         return Reading(job)
 
     def _may_run(self, job: Job) -> bool:
-        """Whether the programs of a request that waits are there."""
+        """Whether the programs of a request that waits are there. If they are not, they are wanted."""
         return self._running.may_take(job) and (not job.scores_prompt or self._programs.may_score())
 
     def _step(self) -> None:

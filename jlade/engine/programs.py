@@ -5,6 +5,7 @@ more rows than it needs give the same text.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -58,10 +59,12 @@ class Programs:
         return next(self._fitting(num_rows, controls))
 
     def find(self, num_rows: int, controls: Controls) -> Steps | None:
-        """Returns the fastest ones of these that are there. If they are not `fastest`, that one is compiled next."""
+        """Returns the fastest ones of these that are there. If there are none, `fastest` is compiled next."""
         left = self._left
-        self._wanted.add(self.fastest(num_rows, controls))
-        return next((steps for steps in self._fitting(num_rows, controls) if steps not in left), None)
+        found = next((steps for steps in self._fitting(num_rows, controls) if steps not in left), None)
+        if found is None:
+            self._wanted.update(itertools.islice(self._fitting(num_rows, controls), 1))
+        return found
 
     def get(self, num_rows: int, controls: Controls) -> Steps:
         """Returns those of `find`, or `fastest` if there are none, which compiles when it runs."""
@@ -91,6 +94,10 @@ class Programs:
             order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
             order += [Others(size, "prefixes") for size in sizes]
         self._left = tuple(dict.fromkeys([*order, Others(least[0], "scores")]))
+
+    def want_nothing(self) -> None:
+        """Forgets what requests wait for, as they may run meanwhile, or have gone."""
+        self._wanted.clear()
 
     def compile_next(self) -> None:
         """Compiles what a request waits for, otherwise the likeliest. After an error requests meet it themselves."""

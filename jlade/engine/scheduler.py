@@ -55,9 +55,14 @@ class Scheduler(Generic[T]):
             raise queue.Full(f"{self.num_waiting} requests are waiting, the most that this engine accepts")
         bisect.insort(self._waiting, (-priority, next(self._numbers), request))
 
+    @property
+    def placeable(self) -> list[T]:
+        """Those that wait, the next one first, if a row is free."""
+        return [request for *_, request in self._waiting] if None in self.rows else []
+
     def can_place(self, may_run: Callable[[T], bool] = _always) -> bool:
         """Returns whether a row is free and a request that waits may run."""
-        return None in self.rows and any(may_run(request) for *_, request in self._waiting)
+        return any(map(may_run, self.placeable))
 
     def place(self, may_run: Callable[[T], bool] = _always) -> tuple[int, T] | None:
         """Gives the next request that may run a free row and returns both; None if there is no such row or request."""

@@ -154,8 +154,10 @@ class _Choice:
         """Returns the log-probabilities of the tokens of a piece, None if they were not asked for."""
         if piece.logprobs is None:
             return None
-        has_end = len(piece.tokens) > 0 and piece.tokens[-1] in self._ends
-        number = len(piece.tokens) - has_end  # the end token is no part of the text
+        # An end token is no part of the text. In a completion it has its entry all the same, as in vLLM's: who asks for
+        # the scores of a prompt counts on one more token, and drops the last one.
+        drops_end = self._is_chat and len(piece.tokens) > 0 and piece.tokens[-1] in self._ends
+        number = len(piece.tokens) - drops_end
         chosen = [self._named(*each) for each in zip(piece.tokens[:number], piece.logprobs, strict=False)]
         if piece.top_tokens is None:
             top: list[list[Body]] = [[] for _ in chosen]

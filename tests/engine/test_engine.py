@@ -310,8 +310,9 @@ def test_after_the_warm_up_nothing_compiles(compilations):
     chance = random.Random(1)
     drawn = [draw(chance) for _ in range(20)]
     with engine(max_sequences=2) as running:
-        running.warm_up()
+        assert list(running.compile())[-1] == 0
         compilations.clear()
+        running.warm_up()
         requests = [running.submit(prompt, **options) for prompt, options in drawn]
         requests[3].cancel()
         for number, request in enumerate(requests):
@@ -382,8 +383,9 @@ def test_meshes(axes, compilations):
     chance = random.Random(2)
     drawn = [draw(chance) for _ in range(8)]
     with engine(mesh=jlade.make_mesh(**axes)) as running:
-        running.warm_up()
+        assert list(running.compile())[-1] == 0
         compilations.clear()
+        running.warm_up()
         requests = [running.submit(prompt, **options) for prompt, options in drawn]
         results = [request.result(timeout=300) for request in requests]
         assert_scores_prompts(running)

@@ -56,9 +56,8 @@ def samples(small_demo, tmp_path_factory):
         file = directory / f"{name}.jsonl"
         file.write_text("".join(f"{json.dumps(record)}\n" for record in RECORDS[name]), encoding="utf-8")
         data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}}, "test_split": "test"}
-        (directory / f"{name}.yaml").write_text(
-            json.dumps({"task": name} | data | task), encoding="utf-8"
-        )  # JSON is YAML
+        # JSON is YAML.
+        (directory / f"{name}.yaml").write_text(json.dumps({"task": name} | data | task), encoding="utf-8")
     command = ["-m", "jlade", "serve", str(small_demo), "--port", "0"]
     with processes.started([command], num_devices=1) as (server,):
         line = server.stdout.readline()
@@ -94,35 +93,43 @@ def model(small_demo):
     return jlade.load(small_demo, "float32")
 
 
-def log_likelihood(model, context, ids):
+def encode(tokenizer, text):
+    """Returns the tokens that lm_eval makes of a text: by default without the one that begins texts."""
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def log_likelihood(params, context, ids):
     """Returns the log-likelihood of tokens after others by a pass in NumPy, and whether each is the most probable."""
-    logits = plain_llama.logits(model[0], [*context, *ids])[len(context) - 1 : -1]
+    logits = plain_llama.logits(params, [*context, *ids])[len(context) - 1 : -1]
     logprobs = logits - np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
     return logprobs[np.arange(len(ids)), ids].sum(), bool(np.all(logits.argmax(axis=1) == ids))
 
 
 def test_multiple_choice(samples, model):
+    params, tokenizer = model
     for sample, record in zip(samples["choice"], CHOICES, strict=True):
-        context = model[1].encode(record["question"]).ids
+        context = encode(tokenizer, record["question"])
         for (found,), choice in zip(sample["resps"], record["choices"], strict=True):
-            ids = model[1].encode(record["question"] + choice).ids
+            ids = encode(tokenizer, record["question"] + choice)
             assert ids[: len(context)] == context
-            expected, is_greedy = log_likelihood(model, context, ids[len(context) :])
+            expected, is_greedy = log_likelihood(params, context, ids[len(context) :])
             assert float(found[0]) == pytest.approx(expected, abs=1e-3)
             assert found[1] in (is_greedy, str(is_greedy))
 
 
 def test_generation(samples, model):
     params, tokenizer = model
+    prompts = [encode(tokenizer, each["question"]) for each in QUESTIONS]
     options = {"tokenizer": tokenizer, "max_new_tokens": NUM_TOKENS, "stop": "\n\n", "lookahead": None}
-    texts = jlade.generate(params, [each["question"] for each in QUESTIONS], **options).text
-    assert [sample["resps"][0][0] for sample in samples["generation"]] == texts
+    expected = jlade.generate(params, prompts, **options).text
+    assert tuple(sample["resps"][0][0] for sample in samples["generation"]) == expected
 
 
 def test_rolling_log_likelihood(samples, model):
     """Of all tokens of a text, the first one after the token that begins texts."""
+    params, tokenizer = model
     for sample, record in zip(samples["rolling"], TEXTS, strict=True):
-        ids = model[1].encode(record["text"]).ids
-        expected, _ = log_likelihood(model, [model[0].decoder.eos_ids[0]], ids)
+        begin, ids = tokenizer.token_to_id("<s>"), encode(tokenizer, record["text"])
+        expected, _ = log_likelihood(params, [begin], ids)
         found = sample["resps"][0][0]
         assert float(found[0] if isinstance(found, list) else found) == pytest.approx(expected, abs=1e-3)
