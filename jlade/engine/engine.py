@@ -31,7 +31,7 @@ from jlade.generation.options import GREEDY, Options
 from jlade.generation.prompts import Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
-from jlade.mesh import device_of
+from jlade.mesh import device_of, transfers
 from jlade.models.base import Decoder, Params
 
 # Of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
@@ -306,6 +306,7 @@ class Engine:
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 
+    @transfers()
     def _add(
         self, checked: request_lib.Request, index: int, priority: int, of_list: bool = False, scores: bool = False
     ) -> Request:
