@@ -17,7 +17,7 @@ from jlade import LookaheadConfig
 from jlade.engine import rows
 from jlade.generation import text as text_lib
 from jlade.generation.results import NOT_FINITE
-from jlade.server import guard
+from jlade.server import app, guard
 from tests.server.conftest import fill, running, wait_until
 from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
 
@@ -188,6 +188,23 @@ def test_a_client_that_goes_away_no_longer_waits(served, rounds, stream):
     assert served.engine.num_running == len(requests)
     for request in requests:
         request.cancel()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(served, monkeypatch):
+    encode, encoded, released = text_lib.encode, [], threading.Event()
+
+    def slow(tokenizer, prompt, **options):
+        encoded.append(prompt)
+        assert len(prompt) == 2 or released.wait(60)
+        return encode(tokenizer, prompt, **options)
+
+    monkeypatch.setattr(text_lib, "encode", slow)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        long = pool.submit(httpx.post, f"{served.url}/tokenize", json={"prompt": "a" * app.SHORT}, timeout=60)
+        wait_until(lambda: encoded)
+        assert served.client.post("/tokenize", json={"prompt": "ab"}).json()["count"] == 2
+        released.set()
+        assert long.result().json()["count"] == app.SHORT
 
 
 def test_the_prompt_of_a_client_that_went_away_is_not_tokenized(served, monkeypatch):
