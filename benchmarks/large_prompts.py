@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     command = [sys.executable, "-m", "jlade", "serve", *([] if options.model == "demo" else [options.model])]
-    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([*command, "--port", "0", "--warm-up"], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[-1]
         result = measure(url, longest_token(options.model), options.repeat)

@@ -2,6 +2,7 @@
 
 import itertools
 import numbers
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,12 +88,13 @@ def token_ids(
         prompt = text.encode(tokenizer, prompt, parse_special)
     elif not parse_special:
         raise TypeError(f"parse_special=False needs text, but {name} is token ids, which are taken as they are")
+    accepted = f"{name} must be a string or a flat sequence of token ids"
     try:
         ids = np.asarray(prompt)
     except ValueError as error:  # sequences of different lengths
-        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {prompt!r}") from error
+        raise TypeError(f"{accepted}, got {reprlib.repr(prompt)}") from error
     if ids.ndim != 1:
-        raise TypeError(f"{name} must be a string or a flat sequence of token ids, got {type(prompt).__name__}")
+        raise TypeError(f"{accepted}, got {type(prompt).__name__}")
     if len(ids) == 0:
         raise ValueError(f"{name} is empty; at least one token is needed")
     if not np.issubdtype(ids.dtype, np.integer):

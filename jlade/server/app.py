@@ -85,6 +85,9 @@ class Service:
     def compile(self) -> Iterator[int]:
         """Returns what `Engine.compile` does; the first programs are those of a request that gives no controls."""
         choices_lib.key(0, 1)
+        if (template := self._reader.chat_template) is not None:
+            # It starts the process that renders, which takes a second. What the template makes of this is not needed.
+            self._threads[0].submit(template.render, [{"role": "user", "content": ""}])
         return self._engine.compile(self._reader.sampling)
 
     def close(self) -> None:

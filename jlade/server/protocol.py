@@ -11,35 +11,17 @@ from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.request import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import fields, unsupported
+from jlade.server import controls, fields, unsupported
 from jlade.server.fields import Body, RequestError
 
 MOST_CHOICES = 128  # of a body, by default
 MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
 MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
-# Ranges of the sampling controls, and their values without effect, which take no time if they are left out.
-RANGES = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0, 1),
-    "repetition_penalty": (0, 100),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-}
-NEUTRAL = {
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-}
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
     "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction", "seed",
-    "stop", "stop_token_ids", "stream", "stream_options", *RANGES,
+    "stop", "stop_token_ids", "stream", "stream_options", *controls.RANGES,
 }  # fmt: skip
 OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "tool_choice", "tools", "top_logprobs"}
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
@@ -95,7 +77,7 @@ class Reader:
       chat_template: of conversations; None for a model without one.
       vocab_size: token ids are below it.
       eos_ids: tokens that end a text.
-      sampling: for the controls that a body does not give. Its bias comes on top of that of a body.
+      sampling: for the controls that a body does not give.
       stop: strings that end a text, unless a body gives others.
       capacity: most tokens of a prompt and its text. A text that has more by its length is not tokenized.
       max_prediction: most tokens of a prediction; 0 to ignore predictions, which change no text.
@@ -260,7 +242,7 @@ class Reader:
         echo: list[str],
     ) -> Asked:
         options: dict[str, Any] = {
-            "sampling": self._sampling(body),
+            "sampling": controls.sampling(body, self.sampling, self.vocab_size),
             "eos_ids": self._eos_ids(body),
             "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
@@ -303,11 +285,14 @@ class Reader:
         if not isinstance(prediction, dict) or prediction.get("type") != "content":
             raise fields.refused("prediction", prediction, '{"type": "content", "content": ...}')
         text = fields.content("prediction.content", prediction.get("content"))
-        if not self.max_prediction:
+        most = self.max_prediction
+        if not most:
             return []
-        if len(text) > self.max_prediction and self._least(text) > self.max_prediction:
-            raise fields.refused("prediction", prediction, f"a text of at most {self.max_prediction} tokens")
-        return text_lib.encode(self.tokenizer, text, add_special_tokens=False)
+        if len(text) <= most or self._least(text) <= most:
+            ids = text_lib.encode(self.tokenizer, text, add_special_tokens=False)
+            if len(ids) <= most:
+                return ids
+        raise fields.refused("prediction", text, f"a text of at most {most} tokens")
 
     def _token_ids(self, name: str, ids: Any) -> list[int]:
         accepted = f"a list of token ids from 0 to {self.vocab_size - 1}"
@@ -324,35 +309,6 @@ class Reader:
         if len(ends) + len(extra) > EOS_SLOTS:
             raise fields.refused("stop_token_ids", extra, f"at most {EOS_SLOTS - len(ends)} token ids")
         return ends + extra
-
-    def _sampling(self, body: Body) -> SamplingConfig:
-        given: dict[str, Any] = {}
-        for name, (least, most) in RANGES.items():
-            value = body.get(name)
-            if value is not None:
-                fields.check_number(name, value, least, most)
-                given[name] = None if value in NEUTRAL.get(name, ()) else value
-        if body.get("logit_bias"):
-            given["logit_bias"] = self._bias(body["logit_bias"]) | dict(self.sampling.logit_bias or ())
-        if given.get("top_p") == 0:  # which leaves the best token alone
-            given |= {"temperature": 0, "top_p": None}
-        try:
-            sampling = dataclasses.replace(self.sampling, **given)
-        except (TypeError, ValueError) as error:
-            raise RequestError(str(error), str(error).split()[0]) from error
-        if sampling.temperature == 0:  # filters take time, and leave greedy text as it is
-            sampling = dataclasses.replace(sampling, top_k=None, top_p=None, min_p=None)
-        return sampling
-
-    def _bias(self, bias: Any) -> dict[int, float]:
-        accepted = f"an object of numbers from -100 to 100 by token ids from 0 to {self.vocab_size - 1}"
-        if not isinstance(bias, dict):
-            raise fields.refused("logit_bias", bias, accepted)
-        for token, value in bias.items():
-            if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < self.vocab_size):
-                raise fields.refused("logit_bias", token, accepted)
-            fields.check_number("logit_bias", value, -100, 100)
-        return {int(token): float(value) for token, value in bias.items()}
 
 
 def _prompts(prompt: Any) -> tuple[list[Any], bool]:

@@ -146,9 +146,8 @@ class _Choice:
         return self._feed(self._of_text, piece.tokens.tolist(), piece.generation is not None)
 
     def _feed(self, detokenizer: Detokenizer, tokens: list[int], is_last: bool) -> str:
-        if is_last and tokens and tokens[-1] in self._ends:
-            return detokenizer.feed(tokens[:-1]) + detokenizer.feed([], last=True)
-        return detokenizer.feed(tokens, last=is_last)
+        own = tokens[:-1] if tokens and tokens[-1] in self._ends else tokens
+        return detokenizer.feed(own, last=is_last)
 
     def logprobs(self, piece: Piece) -> Body | None:
         """Returns the log-probabilities of the tokens of a piece, None if they were not asked for."""

@@ -3,6 +3,8 @@
 import concurrent.futures
 import dataclasses
 import json
+import re
+import threading
 import time
 
 import httpx
@@ -13,8 +15,9 @@ from hypothesis import strategies
 import jlade
 from jlade import LookaheadConfig
 from jlade.engine import rows
+from jlade.generation import text as text_lib
 from jlade.generation.results import NOT_FINITE
-from jlade.server import guard
+from jlade.server import app, guard
 from tests.server.conftest import fill, running, wait_until
 from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
 
@@ -105,11 +108,29 @@ def test_the_other_endpoints(served):
     tokens = client.post("/tokenize", json={"prompt": "abc", "return_token_strs": True}).json()
     assert tokens == {"count": 3, "max_model_len": 64, "tokens": [0, 1, 4], "token_strs": ["a", "b", "c"]}
     assert client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"] == [0, 1, 4]
+    assert client.post("/detokenize", json={"model": "tiny", "tokens": [0, 1, 4, 12]}).json() == {"prompt": "abc</s>"}
+    error_of(client.post("/detokenize", json={"tokens": "ab"}), 400)
     error_of(client.post("/tokenize", json={"prompt": [1]}), 400)
     assert "GET /v1/nothing" in error_of(client.get("/v1/nothing"), 404)["message"]
     refused = client.get(CHAT)
     error_of(refused, 405)
     assert refused.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/nothing"])
+def test_a_response_has_the_id_of_its_request(served, path):
+    def ask(given=None):
+        headers = {"Content-Type": "application/json"} | ({} if given is None else {"X-Request-Id": given})
+        response = served.client.post(path, content=json.dumps(GREEDY | {"prompt": "ab"}), headers=headers)
+        made = response.headers["x-request-id"]
+        if response.status_code == 200:
+            assert response.json()["id"] == f"{'chatcmpl' if path == CHAT else 'cmpl'}-{made}"
+        return made
+
+    assert ask("an id.7") == "an id.7"
+    made = [ask(given) for given in (None, "", "x" * 129, "é".encode(), None)]
+    assert len({*made, ""}) == 6
+    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in made)
 
 
 def test_metrics_count_requests_and_tokens(served):
@@ -167,6 +188,45 @@ def test_a_client_that_goes_away_no_longer_waits(served, rounds, stream):
     assert served.engine.num_running == len(requests)
     for request in requests:
         request.cancel()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(served, monkeypatch):
+    encode, encoded, released = text_lib.encode, [], threading.Event()
+
+    def slow(tokenizer, prompt, **options):
+        encoded.append(prompt)
+        assert len(prompt) == 2 or released.wait(60)
+        return encode(tokenizer, prompt, **options)
+
+    monkeypatch.setattr(text_lib, "encode", slow)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        long = pool.submit(httpx.post, f"{served.url}/tokenize", json={"prompt": "a" * app.SHORT}, timeout=60)
+        wait_until(lambda: encoded)
+        assert served.client.post("/tokenize", json={"prompt": "ab"}).json()["count"] == 2
+        released.set()
+        assert long.result().json()["count"] == app.SHORT
+
+
+def test_the_prompt_of_a_client_that_went_away_is_not_tokenized(served, monkeypatch):
+    encode, encoded, released = text_lib.encode, [], threading.Event()
+
+    def slow(tokenizer, prompt, **options):
+        encoded.append(prompt)
+        assert released.wait(60)
+        return encode(tokenizer, prompt, **options)
+
+    monkeypatch.setattr(text_lib, "encode", slow)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(httpx.post, f"{served.url}/tokenize", json={"prompt": "a"})
+        wait_until(lambda: encoded)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{served.url}/tokenize", json={"prompt": "b"}, timeout=0.3)
+        for _ in range(3):  # by then the server knows that the client has gone
+            served.client.get("/health")
+        released.set()
+        assert first.result().json()["tokens"] == [0]
+    assert served.client.post("/tokenize", json={"prompt": "c"}).json()["tokens"] == [4]
+    assert encoded == ["a", "c"]
 
 
 def test_a_fault_ends_its_request_alone(served, monkeypatch):
@@ -249,6 +309,8 @@ def test_without_keys_a_foreign_page_is_refused(served):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         refused = served.client.post(CHAT, content=json.dumps(GREEDY), headers={"Content-Type": kind})
         assert "application/json" in error_of(refused, 415)["message"]
+    for kind in ("Application/JSON", "application/json; charset=utf-8"):
+        assert served.client.post(CHAT, content=json.dumps(GREEDY), headers={"Content-Type": kind}).status_code == 200
     preflight = served.client.options(CHAT, headers={"Origin": "http://evil.example"})
     assert preflight.status_code == 405
     assert not any(name.startswith("access-control") for name in preflight.headers)

@@ -36,6 +36,7 @@ def test_a_chat(client):
     choice = answer.choices[0]
     assert (answer.object, answer.model, choice.message.role) == ("chat.completion", "tiny", "assistant")
     assert choice.message.content == expected.text[0]
+    assert choice.message.to_dict()["refusal"] is None, "clients that write it find it"
     assert choice.finish_reason == {"eos": "stop"}.get(expected.finish_reason[0], expected.finish_reason[0])
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (5, expected.lengths[0])
@@ -76,6 +77,19 @@ def test_controls_reach_the_text(client):
     expected = alone(PROMPT, sampling=sampling, seed=3, **options)
     assert answer.choices[0].message.content == expected.text[0]
     assert answer.usage.completion_tokens == expected.lengths[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_token_is_no_part_of_the_text(client, stream):
+    """As in vLLM, where `include_stop_str_in_output` is false by default."""
+    tokens = alone(PROMPT, max_new_tokens=20, eos_ids=()).tokens[0].tolist()
+    number = next(i for i in range(3, 20) if tokens[i] not in tokens[:i] and TOKENIZER.decode([tokens[i]]).isalpha())
+    options = {"model": "tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 20, "stream": stream}
+    extra = {"ignore_eos": True, "stop_token_ids": [tokens[number]], "include_stop_str_in_output": False}
+    answer = client.completions.create(**options, extra_body=extra)
+    choices = [each.choices[0] for each in (answer if stream else [answer])]
+    assert "".join(choice.text for choice in choices) == TOKENIZER.decode(tokens[:number], skip_special_tokens=True)
+    assert choices[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stop", [None, ["c"], ["éa", "bb"]])
@@ -213,7 +227,7 @@ def test_a_prediction_changes_the_usage_alone(client):
     assert details.accepted_prediction_tokens > 0
     assert details.rejected_prediction_tokens == max(0, 10 - details.accepted_prediction_tokens)
     assert plain.usage.completion_tokens_details is None
-    with pytest.raises(openai.BadRequestError, match="at most max_prediction=16 tokens, got 20"):
+    with pytest.raises(openai.BadRequestError, match="prediction must be a text of at most 16 tokens"):
         asked(client, prediction={"type": "content", "content": "a" * 20})
 
 

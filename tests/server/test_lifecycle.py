@@ -93,6 +93,17 @@ def test_a_signal_ends_a_server_that_loads_at_once(small_demo):
         assert process.wait(timeout=10) == -signal.SIGTERM
 
 
+def test_a_signal_ends_an_idle_server_that_compiles_within_a_second(small_demo):
+    command = ["-m", "jlade", "serve", str(small_demo), "--port", "0"]
+    with processes.started([command], num_devices=1) as (process,):
+        url = process.stdout.readline().split()[-1]
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 503
+        process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert process.wait(timeout=10) == 0
+        assert time.monotonic() - begin < 1
+
+
 def test_a_second_signal_ends_it_at_once(servers):
     process, url = servers[1]
     lines = []

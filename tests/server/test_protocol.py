@@ -182,7 +182,7 @@ def test_texts_that_are_too_long_by_their_length_are_not_tokenized(monkeypatch):
         assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     prediction = {"type": "content", "content": "a" * (16 * longest + 1)}
     with pytest.raises(RequestError, match="prediction must be a text of at most 16 tokens"):
-        reader._prediction(prediction)
+        reader.completion({"prompt": [1], "prediction": prediction})
 
 
 def test_a_prediction():
@@ -268,6 +268,7 @@ def test_fields_that_change_no_text_are_ignored():
         ),
         ({"stream_options": []}, "stream_options", "an object"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported: leave it out or set it to"),
+        ({"prediction": {"type": "content", "content": "a" * 17}}, "prediction", "at most 16 tokens, got 'aaaaa"),
         ({"suffix": "x"}, "suffix", "suffix='x' is not supported"),
         ({"best_of": 2}, "best_of", "best_of=2 is not supported"),
         ({"prediction": "x"}, "prediction", "prediction must be"),
