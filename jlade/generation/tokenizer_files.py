@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from jlade.conversion.json_files import Values, check_size, read_json, shown
 from jlade.generation.text import errors_of
@@ -49,6 +49,8 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
         if tokenizer.padding is not None:
             tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
     config, added, special = (_read(directory / name) for name in (CONFIG, ADDED, SPECIAL))
+    if _is_of_llama(tokenizer, config, directory):
+        _build_as_llama(tokenizer, config)
     _check_settings(directory / CONFIG, config, tokenizer, strict)
     tokenizer.encode_special_tokens = Values(directory / CONFIG, config).boolean("split_special_tokens")
     with errors_of(f"{directory}: the tokens that files add to tokenizer.json cannot be read"):
@@ -118,6 +120,33 @@ def _check_growth(normalizer: Any) -> None:
         growth *= max(1, len(state.get("content", "")))  # of Replace
         if growth > MOST_GROWTH:
             raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
+
+
+def _is_of_llama(tokenizer: Tokenizer, config: Mapping[str, Any], directory: pathlib.Path) -> bool:
+    """Whether AutoTokenizer makes a LlamaTokenizer of the files, rather than a TokenizersBackend."""
+    name = config.get("tokenizer_class") or ""
+    parts = [part.__getstate__() for part in (tokenizer.pre_tokenizer, tokenizer.decoder) if part is not None]
+    return (
+        name.removesuffix("Fast") == "LlamaTokenizer"
+        and isinstance(tokenizer.model, models.BPE)
+        and not any(b"ByteLevel" in part for part in parts)
+        and _read(directory / "config.json").get("model_type") == "llama"
+    )
+
+
+def _build_as_llama(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+    """Makes a tokenizer as LlamaTokenizer of transformers 5 does, which takes model and post-processor from the file.
+
+    It differs from many files after a special token inside a text, where it adds no space.
+    """
+    adds_space = config.get("add_prefix_space") is not False
+    scheme = "never" if not adds_space else "always" if config.get("legacy") else "first"
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+    strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
 
 
 def _add(

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 import jlade
 from jlade.cli.options import DEMO
@@ -77,6 +78,34 @@ def test_added_tokens_are_those_of_transformers(config, files, tmp_path):
     assert {i: vars_of(added[i]) for i in added} == {
         i: vars_of(one) for i, one in expected.added_tokens_decoder.items()
     }
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("settings", [{}, {"legacy": True}, {"legacy": False, "add_prefix_space": False}], ids=str)
+def test_spaces_are_added_as_the_class_of_transformers_adds_them(model_type, kind, settings, tmp_path):
+    """LlamaTokenizer builds its own normalizer, pre-tokenizer and decoder; the files are those of Llama 2."""
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁ab[]", "▁a", "▁[", "ab", "▁▁"]
+    merges = [("▁", "a"), ("▁", "["), ("a", "b"), ("▁", "▁")]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    model = models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(names[:3])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | settings
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    found = tokenizer_files.load_tokenizer(tmp_path)
+    for text in ("ab [ab] ab", "<s>[ab</s>ab", " ab", "  a  b\n", "é ab", "</s> ab"):
+        ids = expected.encode(text, add_special_tokens=False)
+        assert found.encode(text, add_special_tokens=False).ids == ids, text
+        assert found.decode(ids, skip_special_tokens=False) == expected.decode(ids), text
 
 
 def vars_of(added):
