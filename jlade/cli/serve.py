@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import gc
 import importlib.util
-import os
 import pathlib
 import sys
 import threading
@@ -116,13 +115,7 @@ def run(options: argparse.Namespace) -> None:
         server.run(sockets=[bound])
     if failed:
         raise failed[0]
-    if starting.is_alive():  # amid the compilation of a program, which nothing else ends
-        sys.stdout.flush()
-        os._exit(130 if server.was_interrupted else 0)
-    if app.service is not None:
-        app.service.close()
-    if server.was_interrupted:
-        raise KeyboardInterrupt
+    lifecycle.leave(130 if server.was_interrupted else 0)
 
 
 def _start(app: "Loading", url: str, keys: list[str], template: str | None, options: argparse.Namespace) -> None:

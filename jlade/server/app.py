@@ -90,10 +90,6 @@ class Service:
             self._threads[0].submit(template.render, [{"role": "user", "content": ""}])
         return self._engine.compile(self._reader.sampling)
 
-    def close(self) -> None:
-        """Closes the engine."""
-        self._engine.close()
-
     @property
     def is_idle(self) -> bool:
         """Whether no completion runs or waits."""

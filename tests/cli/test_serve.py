@@ -72,6 +72,7 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
     keys = tmp_path / "keys"
     keys.write_text("first\n\n  second \n", encoding="utf-8")
     monkeypatch.setattr(lifecycle, "Server", Server)
+    monkeypatch.setattr(lifecycle, "leave", lambda status: None)
     monkeypatch.setattr(
         "jlade.engine.programs.Programs.compile_next", lambda self: setattr(self, "_left", self._left[1:])
     )
