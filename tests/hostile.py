@@ -258,9 +258,12 @@ SCALINGS: list[dict[str, Any]] = [
 ]
 
 
+SETTINGS = {"do_sample": True, "top_k": 20, "top_p": 0.9, "eos_token_id": 2}
+
+
 def _write_config(directory: pathlib.Path) -> None:
     (directory / "config.json").write_text(json.dumps(SMALL | {"model_type": "llama"}))
-    (directory / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_k": 20, "top_p": 0.9}))
+    (directory / "generation_config.json").write_text(json.dumps(SETTINGS))
 
 
 def _config_inputs(directory: pathlib.Path) -> Inputs:

@@ -263,13 +263,17 @@ def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any], vocab_size: i
     """Returns the end tokens of generation_config.json if it names any, else those of config.json.
 
     Warns:
-      UserWarning: names those that are not in the vocabulary, and are left out: no text has them.
+      UserWarning: names those that are not in the vocabulary, and are left out: no text has them; or those of
+        config.json, which transformers does not take where there is a generation_config.json.
     """
     file = directory / "generation_config.json"
     generation: Mapping[str, Any] = read_json(file) if file.exists() else {}
-    if generation.get("eos_token_id") is None:
-        file, generation = directory / "config.json", raw
     value = generation.get("eos_token_id")
+    if value is None and (value := raw.get("eos_token_id")) is not None and file.exists():
+        if strict:
+            raise ValueError(f"{file}: strict=True refuses settings without eos_token_id beside one in config.json")
+        warnings.warn(f"{file} has no eos_token_id: texts end with {value!r}, that of config.json", stacklevel=2)
+        file = directory / "config.json"
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")

@@ -139,7 +139,8 @@ def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_ke
     printed = run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "  1, 1", "--stop", "never")
     assert printed == f"{expected.text[0]}\n{expected.text[1]}\n"
     shutil.copytree(options.DEMO, "stops")
-    pathlib.Path("stops", "generation_config.json").write_text(json.dumps({"stop_strings": controls["stop"]}))
+    settings = {"stop_strings": controls["stop"], "eos_token_id": params.config.eos_ids}
+    pathlib.Path("stops", "generation_config.json").write_text(json.dumps(settings))
     assert run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--model", "stops") == printed
     alone = jlade.generate(params, PROMPTS[0], tokenizer=tokenizer, key=key, **controls)
     assert alone.text[0] == expected.text[0]

@@ -145,7 +145,10 @@ def test_generation_config_sets_the_end_tokens(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
     assert read_config(tmp_path).eos_ids == (3, 4)
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 1.0}))
-    assert read_config(tmp_path).eos_ids == (2,)
+    with pytest.warns(UserWarning, match=r"has no eos_token_id: texts end with 2, that of config\.json"):
+        assert read_config(tmp_path).eos_ids == (2,)
+    with pytest.raises(ValueError, match="strict=True refuses settings without eos_token_id"):
+        read_config(tmp_path, strict=True)
 
 
 def test_defaults_of_old_configs(tmp_path):
