@@ -20,7 +20,7 @@ def jit(**options: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         jitted = jax.jit(function, **options)
 
-        @functools.wraps(function)
+        @functools.wraps(jitted)
         def call(*args: Any, **kwargs: Any) -> T:
             if isinstance(next(iter(jax.tree.leaves(args))), jax.ShapeDtypeStruct):
                 return _compile(jitted, args, kwargs)

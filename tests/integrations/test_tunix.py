@@ -169,7 +169,7 @@ def test_steps_of_a_model_as_it_is_copy_what_its_attention_copies():
     cache, size = found.init_cache(params, 2, capacity), TREE.block_size
     state = jax.eval_shape(lambda: jlade.start(jlade.Prefix(cache), inputs, config))
     rest = dataclasses.replace(state, memory=None)
-    steps = loop._run.lower(params, rest, state.memory, jnp.int32(9), None, config)
+    steps = loop._run.__wrapped__.lower(params, rest, state.memory, jnp.int32(9), None, config)
 
     def alone(params, cache, tokens, mask):
         def run(carry):
