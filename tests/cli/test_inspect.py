@@ -161,7 +161,7 @@ def test_the_sampling_that_the_checkpoint_recommends(inspect, tmp_path):
             "greedy, repetition_penalty=1.1",
         ),
     ):
-        file.write_text(json.dumps(content))
+        file.write_text(json.dumps({"eos_token_id": 2} | content))
         assert json.loads(inspect(tmp_path, "--json"))["sampling"] == expected
         assert re.search(f"sampling +│ {row} ", inspect(tmp_path))
 
