@@ -34,6 +34,11 @@ def save(directory, family="Llama", changes=(), **arguments):
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory, **arguments)
 
 
+def end_with(path, eos_token_id):
+    (path / "generation_config.json").unlink()  # beside which config.json's do not count
+    change(path, eos_token_id=eos_token_id)
+
+
 def change(directory, **keys):
     """Sets keys of config.json, or removes those that are None."""
     file = directory / "config.json"
@@ -110,8 +115,8 @@ READ = {  # configuration, change of the directory, what is said
     "an index of the file itself": ({}, index_of_the_file, None),
     "an index of missing files": ({}, index_of_missing_files, "ignored is .*, whose files are not there: model-00001"),
     "a layer too many": ({}, lambda path: rewrite(path, another_layer), "ignored 1 tensors of more layers than .*, 2:"),
-    "an end token beyond": ({}, lambda path: change(path, eos_token_id=[3, 50]), "ignored end tokens that no text has"),
-    "a negative end token": ({}, lambda path: change(path, eos_token_id=-1), r"eos_token_id is -1, and the vocabulary"),
+    "an end token beyond": ({}, lambda path: end_with(path, [3, 50]), "ignored end tokens that no text has"),
+    "a negative end token": ({}, lambda path: end_with(path, -1), r"eos_token_id is -1, and the vocabulary"),
 }
 
 

@@ -117,7 +117,7 @@ def test_the_baseline_is_plain_decoding_with_the_same_dtype_and_temperature():
         ("15,5,15:float64", "'float64' is not known"),
         ("plain:t=hot", "could not convert string to float"),
         ("plain:t=-1", "temperature must be a number of at least 0, got -1.0"),
-        ("plain:t=inf", "temperature must be a number of at least 0, got inf"),
+        ("plain:t=inf", "temperature must be at most 10000 in size, got inf"),
         ("plain:t=nan", "temperature must be a number of at least 0, got nan"),
         ("transformers:t=1", "transformers decodes greedily here"),
     ],
