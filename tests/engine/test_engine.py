@@ -338,11 +338,11 @@ def test_requests_wait_for_their_own_programs_alone(compilations):
         assert [each.started for each in requests] == [None] * 4
         assert next(parts) == total - 1
         assert running.is_ready
-        usual = [each.result(timeout=60) for each in requests[:2]]
+        usual = [each.result(timeout=300) for each in requests[:2]]
         assert [each.started for each in requests[2:]] == [None] * 2
         assert next(parts) == total - 2
         assert next(parts) == total - 3
-        others = [each.result(timeout=60) for each in requests[2:]]
+        others = [each.result(timeout=300) for each in requests[2:]]
         assert list(parts) == list(range(total - 4, -1, -1))
     for result, each in zip([*usual, *others], options, strict=True):
         assert_equal(result, alone(SHARED, {name: value for name, value in each.items() if "prompt" not in name}))
@@ -360,9 +360,9 @@ def test_the_error_of_a_program_is_that_of_its_requests(monkeypatch):
     with engine(max_sequences=1) as running:
         with pytest.raises(RuntimeError, match="no such program"):
             running.warm_up()
-        assert running.submit([1, 2], max_new_tokens=3).result(timeout=60).lengths[0] > 0
+        assert running.submit([1, 2], max_new_tokens=3).result(timeout=300).lengths[0] > 0
         with pytest.raises(RuntimeError, match="no such program"):
-            running.submit([1, 2], max_new_tokens=3, sampling=SAMPLINGS[2]).result(timeout=60)
+            running.submit([1, 2], max_new_tokens=3, sampling=SAMPLINGS[2]).result(timeout=300)
 
 
 def test_no_alternatives_are_found_for_rows_that_ask_for_none(monkeypatch):
