@@ -13,6 +13,9 @@ from jlade.models.llama import quantize
 from tests.models.test_families import checkpoint, rope
 from tests.models.test_llama import run_blocks
 
+# transformers writes settings of generation without the end token of some configurations.
+pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
+
 NEW_TOKENS = 40
 PROMPT_LENGTHS = (17, 9)  # the texts are longer than every window
 SLIDING = ["sliding_attention", "full_attention"]
