@@ -49,7 +49,7 @@ def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:
     generation_settings.check(settings, strict)
     return dataclasses.replace(
         config,
-        eos_ids=_read_eos_ids(directory, raw, config.vocab_size, strict),
+        eos_ids=_read_eos_ids(settings, raw, config.vocab_size, strict),
         stop_strings=generation_settings.stop_strings(settings),
     )
 
@@ -259,21 +259,19 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
     return {"model_type": kind.model_type} | {key: text[key] for key in text if key != "architectures"} | shared
 
 
-def _read_eos_ids(directory: pathlib.Path, raw: Mapping[str, Any], vocab_size: int, strict: bool) -> tuple[int, ...]:
-    """Returns the end tokens of generation_config.json if it names any, else those of config.json.
+def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, strict: bool) -> tuple[int, ...]:
+    """Returns the end tokens of the settings of generation if they name any, else those of config.json.
 
     Warns:
       UserWarning: names those that are not in the vocabulary, and are left out: no text has them; or those of
         config.json, which transformers does not take where there is a generation_config.json.
     """
-    file = directory / "generation_config.json"
-    generation: Mapping[str, Any] = read_json(file) if file.exists() else {}
-    value = generation.get("eos_token_id")
-    if value is None and (value := raw.get("eos_token_id")) is not None and file.exists():
+    file, value = settings.file, settings.get("eos_token_id")
+    if value is None and (value := raw.get("eos_token_id")) is not None:
         if strict:
             raise ValueError(f"{file}: strict=True refuses settings without eos_token_id beside one in config.json")
         warnings.warn(f"{file} has no eos_token_id: texts end with {value!r}, that of config.json", stacklevel=2)
-        file = directory / "config.json"
+        file = file.with_name("config.json")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise ValueError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")

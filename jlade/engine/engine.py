@@ -238,8 +238,8 @@ class Engine:
 
     def map(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> Iterator[Generation | Exception]:
         """Yields the results of `generate`, each as soon as it and those before it are there."""
-        options_lib.check_names(options)
         if isinstance(prompts, list | tuple) and not prompts:
+            options_lib.check_names(options)
             return iter(())
         return self._map_all(self._check(prompts, options))
 
