@@ -388,8 +388,8 @@ class Engine:
             for job in self._scheduler.rows:
                 if job is not None and job.request.done:
                     self._scheduler.remove(job)
+            self._running.keep(self._scheduler.rows)  # together, as `_may_run` looks at both
             self._changed.notify_all()
-        self._running.keep(self._scheduler.rows)
 
     def _is_patient(self) -> bool:
         """Whether nobody watches the texts that run, so that they may wait for prompts that are read."""
