@@ -20,9 +20,9 @@ def expected():
 
 @pytest.fixture
 def impatient(engine, monkeypatch):
-    """A server that waits half a second for its clients, and whose connections have small buffers."""
+    """A server that waits a second for its clients, and whose connections have small buffers."""
     for module, name in ((lifecycle, "IDLE_SECONDS"), (guard, "BODY_SECONDS")):
-        monkeypatch.setattr(module, name, 0.5)
+        monkeypatch.setattr(module, name, 1)
     bind = lifecycle.bind
 
     def bind_small(*arguments):
@@ -48,13 +48,13 @@ def test_a_client_that_does_not_read_is_closed(impatient, is_slow):
     body = {"prompt": "ab", "n": 8, "max_tokens": 60, "ignore_eos": True, "logprobs": 3, "stream": True}
     request = server_faults.make_request("x", json.dumps(body).encode())
     with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)  # fewer bytes would pause TCP itself
         client.connect(("127.0.0.1", impatient.client.base_url.port))
         client.sendall(request)
         wait_until(lambda: impatient.engine.num_running)
         wait_until(lambda: not impatient.engine.num_running)
         if not is_slow:
-            time.sleep(1.5)
+            time.sleep(2.5)
         received = b""
         try:
             while data := client.recv(20_000):
