@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models
 
 from jlade.conversion.json_files import Values, check_size, read_json, shown
+from jlade.generation import tokenizer_classes
 from jlade.generation.text import errors_of
 
 MOST_BYTES = 2**27  # of tokenizer.json, several times those of any
@@ -49,9 +50,12 @@ def load_tokenizer(path: str | os.PathLike[str], strict: bool = False) -> Tokeni
         if tokenizer.padding is not None:
             tokenizer.enable_padding(**(tokenizer.padding | {"length": None, "pad_to_multiple_of": None}))
     config, added, special = (_read(directory / name) for name in (CONFIG, ADDED, SPECIAL))
-    if _is_of_llama(tokenizer, config, directory):
-        _build_as_llama(tokenizer, config)
-    _check_settings(directory / CONFIG, config, tokenizer, strict)
+    name = tokenizer_classes.class_of(tokenizer, config, _read(directory / "config.json"))
+    if (
+        name == "LlamaTokenizer"
+    ):  # files made for older classes of this name divide a text after a special token otherwise
+        tokenizer_classes.build(tokenizer, name, config)
+    _check_settings(directory / CONFIG, config, tokenizer, name, strict)
     tokenizer.encode_special_tokens = Values(directory / CONFIG, config).boolean("split_special_tokens")
     with errors_of(f"{directory}: the tokens that files add to tokenizer.json cannot be read"):
         stated = _add(tokenizer, config, added, special)
@@ -93,14 +97,24 @@ def _say_unread(directory: pathlib.Path, strict: bool) -> None:
     warnings.warn(f"{directory}: the tokenizer is None, as there is {message}", stacklevel=3)
 
 
-def _check_settings(file: pathlib.Path, config: Mapping[str, Any], tokenizer: Tokenizer, strict: bool) -> None:
-    """Refuses other versions of tokenizer.json, and warns of spaces that transformers removes from decoded texts."""
+def _check_settings(
+    file: pathlib.Path, config: Mapping[str, Any], tokenizer: Tokenizer, name: str | None, strict: bool
+) -> None:
+    """Refuses other versions of tokenizer.json, and warns of settings by which transformers has other tokens or texts.
+
+    Args:
+      name: of the class that transformers makes of the files, if it is known.
+    """
     versions = config.get("fast_tokenizer_files")
     if versions not in (None, [], ["tokenizer.json"]):
         raise ValueError(f"{file}: fast_tokenizer_files is {shown(versions)}; supported is ['tokenizer.json']")
     ignored = [key for key in CLEANING if config.get(key)]
     # For BPE transformers ignores the first unless the second is there.
     if CLEANING[0] not in ignored or (isinstance(tokenizer.model, models.BPE) and CLEANING[1] not in ignored):
+        ignored = []
+    if name is not None and (parts := tokenizer_classes.differences(tokenizer, name, config)):
+        ignored.append(f"the class {name}, whose {', '.join(parts)} in transformers 5 is not that of tokenizer.json")
+    if not ignored:
         return
     if strict:
         raise ValueError(f"{file}: strict=True refuses {', '.join(ignored)}")
@@ -120,33 +134,6 @@ def _check_growth(normalizer: Any) -> None:
         growth *= max(1, len(state.get("content", "")))  # of Replace
         if growth > MOST_GROWTH:
             raise ValueError(f"its normalizer makes texts more than {MOST_GROWTH} times longer")
-
-
-def _is_of_llama(tokenizer: Tokenizer, config: Mapping[str, Any], directory: pathlib.Path) -> bool:
-    """Whether AutoTokenizer makes a LlamaTokenizer of the files, rather than a TokenizersBackend."""
-    name = config.get("tokenizer_class") or ""
-    parts = [part.__getstate__() for part in (tokenizer.pre_tokenizer, tokenizer.decoder) if part is not None]
-    return (
-        name.removesuffix("Fast") == "LlamaTokenizer"
-        and isinstance(tokenizer.model, models.BPE)
-        and not any(b"ByteLevel" in part for part in parts)
-        and _read(directory / "config.json").get("model_type") == "llama"
-    )
-
-
-def _build_as_llama(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Makes a tokenizer as LlamaTokenizer of transformers 5 does, which takes model and post-processor from the file.
-
-    It differs from many files after a special token inside a text, where it adds no space.
-    """
-    adds_space = config.get("add_prefix_space") is not False
-    scheme = "never" if not adds_space else "always" if config.get("legacy") else "first"
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
-    strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
 
 
 def _add(

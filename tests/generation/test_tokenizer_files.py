@@ -1,14 +1,17 @@
 """The files of a tokenizer, against transformers' AutoTokenizer."""
 
+import itertools
 import json
 import shutil
+import warnings
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import jlade
 from jlade.cli.options import DEMO
-from jlade.generation import tokenizer_files
+from jlade.conversion.families import FAMILIES
+from jlade.generation import tokenizer_classes, tokenizer_files
 
 TEXT = "a <|im_start|> user b <x> </s>c def <s> A<x>"
 
@@ -106,6 +109,58 @@ def test_spaces_are_added_as_the_class_of_transformers_adds_them(model_type, kin
         ids = expected.encode(text, add_special_tokens=False)
         assert found.encode(text, add_special_tokens=False).ids == ids, text
         assert found.decode(ids, skip_special_tokens=False) == expected.decode(ids), text
+
+
+KINDS = (*tokenizer_classes.PARTS, "PreTrainedTokenizerFast", "TokenizersBackend", None)
+OF_FILES = (  # parts, some of them those of a class
+    (normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), decoders.Fuse()),
+    (None, pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()),
+    (
+        normalizers.NFC(),
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]),
+        decoders.ByteLevel(),
+    ),
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_class_that_transformers_takes_is_known_and_its_difference_from_the_file_said(family, tmp_path):
+    """For every class that files can name, with a space added before the text or not."""
+    transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    for (i, kind), (j, prefix) in itertools.product(enumerate(KINDS), enumerate((None, False, True))):
+        tokenizer = Tokenizer(models.BPE({"a": 0, "<unk>": 1}, [], unk_token="<unk>"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = OF_FILES[(i + j) % len(OF_FILES)]
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        config = {"tokenizer_class": kind} if kind else {}
+        config |= {} if prefix is None else {"add_prefix_space": prefix}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        name = tokenizer_classes.class_of(tokenizer, config, {"model_type": family})
+        assert (name or "TokenizersBackend") == type(theirs).__name__, config
+        if name is None:
+            continue
+        built = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        tokenizer_classes.build(built, name, config)
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            assert repr(getattr(built, part)) == repr(getattr(theirs.backend_tokenizer, part)), config
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            ours = tokenizer_files.load_tokenizer(tmp_path)
+        if said:
+            assert f"the class {name}, whose " in str(said[0].message)
+            with pytest.raises(ValueError, match=f"strict=True refuses the class {name}"):
+                tokenizer_files.load_tokenizer(tmp_path, strict=True)
+        else:
+            assert all(pieces(ours, text) == pieces(built, text) for text in ("a b12 Ж <0x0A>", " e\u0301'S  a12")), (
+                config
+            )
+
+
+def pieces(tokenizer, text):
+    """Returns what the model of a tokenizer makes tokens of."""
+    normal = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+    return tokenizer.pre_tokenizer.pre_tokenize_str(normal)
 
 
 def vars_of(added):

@@ -1,0 +1,144 @@
+"""The classes of tokenizers of transformers 5 that build a tokenizer of their own.
+
+From tokenizer.json they take the vocabulary, the merges and the post-processor alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from jlade.conversion.gguf_tokenizer import SPACE, SPLITS
+
+# The class that AutoTokenizer takes for a family, "" where it reads tokenizer.json whatever class the files name. For
+# other families it takes the class that they name.
+CLASSES = {
+    "cohere2": "CohereTokenizer",
+    "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "glm4": "",
+    "granite": "",
+    "granitemoe": "",
+    "ministral": "",
+    "ministral3": "",
+    "mistral": "",
+    "mixtral": "",
+    "olmo2": "",
+    "olmo3": "",
+    "olmoe": "GPTNeoXTokenizer",
+    "phi3": "",
+    "phimoe": "",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen2_moe": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "qwen3_moe": "Qwen2Tokenizer",
+    "stablelm": "",
+    "starcoder2": "GPT2Tokenizer",
+}
+
+
+class Parts(NamedTuple):
+    """What a class builds."""
+
+    normalizer: Any
+    pre_tokenizer: Any
+    decoder: Any
+    with_bytes: bool = False  # tokens <0x00> to <0xFF> spell what has no other
+
+
+def class_of(tokenizer: Tokenizer, config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+    """Returns the class in `PARTS` that AutoTokenizer makes of the files, or None where it reads tokenizer.json.
+
+    Args:
+      tokenizer: that of tokenizer.json.
+      config: tokenizer_config.json.
+      model: config.json.
+    """
+    family = model.get("model_type")
+    own = CLASSES.get(family) if isinstance(family, str) else None
+    name = str(config.get("tokenizer_class") or model.get("tokenizer_class") or own or "").removesuffix("Fast")
+    is_byte_level = any("ByteLevel" in str(_state(part)) for part in (tokenizer.pre_tokenizer, tokenizer.decoder))
+    if own == "" or family == "qwen2":  # Qwen2's files are known to name others
+        name = own or ""
+    elif name == "LlamaTokenizer" and is_byte_level:
+        return None
+    known = name in PARTS and isinstance(tokenizer.model, models.BPE) and "auto_map" not in config
+    return name if known else None
+
+
+def build(tokenizer: Tokenizer, name: str, config: Mapping[str, Any]) -> None:
+    """Makes of `tokenizer` what the class `name` builds."""
+    parts = PARTS[name](config)
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = parts[:3]
+    model = tokenizer.model
+    model.fuse_unk = model.byte_fallback = parts.with_bytes
+    model.ignore_merges, model.dropout = False, None
+
+
+def differences(tokenizer: Tokenizer, name: str, config: Mapping[str, Any]) -> list[str]:
+    """Returns the names of what the class `name` builds otherwise than tokenizer.json says."""
+    parts, model = PARTS[name](config), tokenizer.model
+    pairs = {each: (getattr(tokenizer, each), getattr(parts, each)) for each in Parts._fields[:3]}
+    others = [each.replace("_", "-") for each, (found, built) in pairs.items() if _state(found) != _state(built)]
+    flags = model.fuse_unk, model.byte_fallback, model.ignore_merges, model.dropout
+    if flags != (parts.with_bytes, parts.with_bytes, False, None):
+        others.append("model")
+    if name == "GPTNeoXTokenizer" and tokenizer.num_special_tokens_to_add(False):
+        others.append("post-processor")
+    return others
+
+
+def _state(part: Any) -> Any:
+    """Returns a part as JSON has it, without settings that change no token and no text."""
+    state = {} if part is None else json.loads(part.__getstate__())
+    is_decoder = isinstance(part, decoders.Decoder)
+    for each in (state, *state.get("pretokenizers", ()), *state.get("decoders", ())):
+        each.pop("trim_offsets", None)
+        if is_decoder and each.get("type") == "ByteLevel":
+            each.pop("add_prefix_space", None)
+            each.pop("use_regex", None)
+    return state
+
+
+def _byte_level(config: Mapping[str, Any], normalizer: Any = None, **settings: Any) -> Parts:
+    prefix = config.get("add_prefix_space") or False
+    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix, **settings)
+    return Parts(normalizer, pre_tokenizer, decoders.ByteLevel())
+
+
+def _after(split: Any, parts: Parts) -> Parts:
+    return parts._replace(pre_tokenizer=pre_tokenizers.Sequence([split, parts.pre_tokenizer]))
+
+
+def _llama(config: Mapping[str, Any], is_code: bool = False) -> Parts:
+    adds_space = config.get("add_prefix_space") is not False
+    scheme = "never" if not adds_space else "always" if config.get("legacy") and not is_code else "first"
+    strip = [decoders.Strip(" ", 1, 0)] if adds_space or is_code else []
+    return Parts(None, pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False), _of_pieces(*strip), True)
+
+
+def _of_pieces(*more: Any) -> Any:
+    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *more])
+
+
+def _gemma(config: Mapping[str, Any]) -> Parts:
+    split = pre_tokenizers.Split(" ", "merged_with_previous")
+    return Parts(normalizers.Replace(" ", SPACE), split, _of_pieces(), True)
+
+
+PARTS: dict[str, Callable[[Mapping[str, Any]], Parts]] = {
+    "CodeLlamaTokenizer": lambda config: _llama(config, is_code=True),
+    "CohereTokenizer": lambda config: _after(
+        pre_tokenizers.Digits(individual_digits=True), _byte_level(config, normalizers.NFC())
+    ),
+    "GemmaTokenizer": _gemma,
+    "GPT2Tokenizer": _byte_level,
+    "GPTNeoXTokenizer": lambda config: _byte_level(config, normalizers.NFC()),
+    "LlamaTokenizer": _llama,
+    "Qwen2Tokenizer": lambda config: _after(
+        pre_tokenizers.Split(Regex(SPLITS["qwen2"][0]), "isolated"),
+        _byte_level(config, normalizers.NFC(), use_regex=False),
+    ),
+}
