@@ -51,21 +51,43 @@ def cache_directory(tmp_path_factory, monkeypatch):
     return directory
 
 
+# Without XLA's optimizations programs compile in a third of the time and run in several times the time. Tests of logic
+# do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the demo model, and the text of
+# compiled programs. They come last, as no program of the others serves them.
+def is_optimized(module):
+    return getattr(module, "OPTIMIZED", False)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def optimizations(request):
-    """Without XLA's optimizations programs compile in a third of the time and run in several times the time.
-
-    Tests of logic do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the demo model, and
-    the text of compiled programs.
-    """
     with pytest.MonkeyPatch.context() as patch:
-        if getattr(request.module, "OPTIMIZED", False):
+        if is_optimized(request.module):
             patch.setattr(compiler, "get_compile_options", get_compile_options)
             jax.clear_caches()
         yield
-    # The programs of all modules together, and the fragments that they leave, take more memory than a machine has.
-    jax.clear_caches()
-    memory.trim()
+        if is_optimized(request.module):
+            jax.clear_caches()
+    if resident_bytes() > MOST_BYTES:
+        jax.clear_caches()
+        memory.trim()
+
+
+MOST_BYTES = 2**31  # of a process between two modules; programs, and the fragments that they leave, add up
+
+
+def resident_bytes():
+    statm = pathlib.Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") if statm.exists() else MOST_BYTES + 1
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: is_optimized(item.module))
+
+
+def pytest_xdist_auto_num_workers():
+    """Returns one process more than cores, as some tests wait for others; each takes up to 2.5 GB."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores + 1
 
 
 get_compile_options = compiler.get_compile_options

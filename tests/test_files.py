@@ -153,38 +153,48 @@ def test_writers_at_once_neither_lose_nor_tear_a_file(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-@pytest.fixture
-def small_files():
-    """Makes the system refuse to write beyond 1000 bytes of a file, as a full disk would."""
-    resource = pytest.importorskip("resource", reason="Windows has no such limits")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+WITH_SMALL_FILES = """
+import pathlib, resource, sys, pytest
+from jlade.files import append_line, written_whole
+directory = pathlib.Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+"""
 
 
-@pytest.mark.usefixtures("small_files")
+def run_with_small_files(code, directory):
+    """Runs code in a process that cannot write beyond 1000 bytes of a file, as on a full disk."""
+    pytest.importorskip("resource", reason="Windows has no such limits")
+    subprocess.run([sys.executable, "-c", WITH_SMALL_FILES + code, str(directory)], check=True)
+
+
 def test_an_error_of_the_system_names_the_target(tmp_path):
-    target = tmp_path / "target"
+    run_with_small_files(
+        """
+def write(file):
+    with written_whole(directory / "target") as path:
+        path.mkdir()
+        (path / file).write_text("x" * 2000)
 
-    def write(file):
-        with written_whole(target) as path:
-            path.mkdir()
-            (path / file).write_text("x" * 2000)
-
-    with pytest.raises(OSError, match=rf"File too large: '{target}'"):
-        write("part")
-    with pytest.raises(FileNotFoundError, match="'/no/where'"):
-        write("/no/where")
+with pytest.raises(OSError, match=f"File too large: '{directory / 'target'}'"):
+    write("part")
+with pytest.raises(FileNotFoundError, match="'/no/where'"):
+    write("/no/where")
+""",
+        tmp_path,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
     file = tmp_path / "lines"
     for line in ("é" * 400, "second"):
         append_line(file, line)
-    with pytest.raises(OSError, match=rf"File too large: '{file}'"):
-        append_line(file, "x" * 500)
+    run_with_small_files(
+        """
+with pytest.raises(OSError, match=f"File too large: '{directory / 'lines'}'"):
+    append_line(directory / "lines", "x" * 500)
+""",
+        tmp_path,
+    )
     append_line(file, "third")
     assert file.read_text(encoding="utf-8").split("\n") == ["é" * 400, "second", "third", ""]

@@ -14,7 +14,6 @@ from tests.conversion.test_sharded import assert_placed
 from tests.models.test_families import checkpoint, rope
 from tests.models.test_llama import run_blocks
 
-NEW_TOKENS = 40
 FULL, SLIDING = "full_attention", "sliding_attention"
 GEMMA_2 = {"head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 3}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
@@ -78,7 +77,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_text_and_logits_are_those_of_transformers(case, tmp_path):
+def test_weights_and_logits_are_those_of_transformers(case, tmp_path):
     import torch
 
     family, changes, arch, keys = CASES[case]
@@ -88,13 +87,10 @@ def test_text_and_logits_are_those_of_transformers(case, tmp_path):
     assert params.config.family == expected.config.family
     for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-7 if got.ndim == 1 else 0)  # 1 + weight is rounded
-    prompt = np.random.default_rng(1).integers(0, 50, 17)
-    text = model.generate(torch.tensor(prompt[None]), max_new_tokens=NEW_TOKENS, do_sample=False)
+    text = np.random.default_rng(1).integers(0, 50, (1, 24))  # longer than every window
     with torch.no_grad():
-        logits = model(text).logits.numpy()
-    np.testing.assert_allclose(run_blocks(params, text.numpy(), [text.shape[1]]), logits, atol=1e-4)
-    out = jlade.generate(params, [prompt.tolist()], max_new_tokens=NEW_TOKENS, eos_ids=())
-    assert out.tokens[0].tolist() == text[0, prompt.size :].tolist()
+        logits = model(torch.tensor(text)).logits.numpy()
+    np.testing.assert_allclose(run_blocks(params, text, [24]), logits, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
