@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import SamplingConfig
 from jlade.conversion import generation_settings, save_hf
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.json_files import Values
@@ -64,14 +64,20 @@ def test_the_text_is_that_of_transformers(settings, checkpoint):
         found = model.generate(torch.tensor([prompt]), tokenizer=other, max_new_tokens=20, do_sample=False)
     expected = found[0, len(prompt) :].tolist()
     params, tokenizer = jlade.load(directory, "float32")
-    options = {"tokenizer": tokenizer, "max_new_tokens": 20, "lookahead": LookaheadConfig.tree(7)}
+    options = {"tokenizer": tokenizer, "max_new_tokens": 20, "lookahead": None}
     out = jlade.generate(params, prompt, sampling=jlade.load_sampling(directory), **options)
     assert out.tokens[0, : out.lengths[0]].tolist() == expected
     unsettled = jlade.generate(params, prompt, stop=(), **options)
     assert unsettled.tokens[0, : unsettled.lengths[0]].tolist() != expected
-    with jlade.Engine(params, tokenizer, max_sequences=2, lookahead=LookaheadConfig.tree(7)) as engine:
-        (answer,) = engine.generate([prompt], max_new_tokens=20, sampling=jlade.load_sampling(directory))
-    assert answer.tokens[0, : answer.lengths[0]].tolist() == expected
+
+
+def test_an_engine_stops_at_the_strings_of_a_checkpoint(checkpoint):
+    params, tokenizer = jlade.load(checkpoint({"stop_strings": ["ca", "bb"]}), "float32")
+    expected = jlade.generate(params, [1, 2, 3], tokenizer=tokenizer, max_new_tokens=20, lookahead=None)
+    assert expected.finish_reason == ("stop",)
+    with jlade.Engine(params, tokenizer, max_sequences=1, lookahead=None) as engine:
+        (answer,) = engine.generate([[1, 2, 3]], max_new_tokens=20)
+    assert answer.text == expected.text
 
 
 def test_a_stop_string_of_a_checkpoint_that_is_a_special_token_is_an_end_token(checkpoint):
@@ -173,11 +179,7 @@ def test_sampled_texts_hold_no_suppressed_token(checkpoint):
     directory = checkpoint({"do_sample": True, "temperature": 2.0, "top_k": 0, "suppress_tokens": [4, 11]})
     params, tokenizer = jlade.load(directory, "float32")
     options = {"max_new_tokens": 40, "sampling": jlade.load_sampling(directory), "tokenizer": tokenizer}
-    texts = [
-        jlade.generate(params, [[1, 2, 3]], eos_ids=(), lookahead=lookahead, **options).tokens[0].tolist()
-        for lookahead in (None, LookaheadConfig.tree(7))
-    ]
-    assert texts[0] == texts[1]
-    assert len(texts[0]) == 40
-    assert not {4, 11} & set(texts[0])
+    text = jlade.generate(params, [1, 2, 3], eos_ids=(), lookahead=None, **options).tokens[0].tolist()
+    assert len(text) == 40
+    assert not {4, 11} & set(text)
     assert SamplingConfig(temperature=2.0, logit_bias={4: -math.inf, 11: -math.inf}) == options["sampling"]

@@ -23,8 +23,6 @@ from jlade.models import sharding
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.quantization import is_int8
 
-OPTIMIZED = True  # int8 is compared bit for bit, as users compile it
-
 SHAPE = LlamaConfig(24, 16, 32, 2, 8, 2, 4, 64, qkv_bias=True, attention_output_bias=True)
 MESHES = [(1, 1, 8), (1, 2, 4), (2, 2, 2), (8, 1, 1)]
 FORMATS = {"hf": (save_hf, load_hf), "own": (conversion.save, conversion.load)}
