@@ -38,6 +38,39 @@ def run_blocks(params, tokens, sizes, dtype=None):
     return np.concatenate(logits, axis=1)
 
 
+def run_branches(params, prefix, branches, rest):
+    """Returns logits of a text that branches within a block, like the drafts of a step: three arrays [1, L, V].
+
+    All blocks have the same size, for one compiled program.
+
+    Args:
+      params: of a model.
+      prefix: [L], a causal block.
+      branches: [2, L / 2], a block of two branches that do not see each other. The second one is kept.
+      rest: [L], a causal block after it.
+    """
+    decoder, size, half = params.decoder, len(prefix), len(branches[0])
+    index, causal = np.arange(size, dtype=np.int32), np.tri(size, dtype=bool)
+    apart = causal & (index[:, None] // half == index // half)
+    blocks = [
+        (prefix, index, causal, index, size),
+        (branches.reshape(-1), size + index % half, apart, np.roll(index, half), half),
+        (rest, size + half + index, causal, index, size),
+    ]
+
+    @jax.jit
+    def run(block, positions, cache, mask):
+        hidden, block_kv = decoder.forward(params, block, positions, cache, mask)
+        return decoder.logits(params, hidden), block_kv
+
+    cache, logits = decoder.init_cache(params, 1, 3 * size), []
+    for block, positions, mask, kept, number in blocks:
+        of_block, block_kv = run(block[None], positions[None], cache, mask)
+        cache = decoder.commit(cache, block_kv, kept[None], np.full(1, number, np.int32))
+        logits.append(of_block)
+    return logits
+
+
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_equals_the_plain_llama(changes):
     params = tiny_llama(**changes)

@@ -1,4 +1,4 @@
-"""Families that differ from LLaMA by more than a bias, against transformers, in every setting and format."""
+"""Families that differ from LLaMA by more than a bias, against transformers, in every format."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from jlade import LookaheadConfig, conversion
 from jlade.conversion import load_hf, save_hf
 from jlade.models.llama import quantize
 from tests.models.test_families import checkpoint, rope
-from tests.models.test_llama import run_blocks
+from tests.models.test_llama import run_blocks, run_branches
 
 # transformers writes settings of generation without the end token of some configurations.
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
@@ -111,45 +111,64 @@ CASES = {
 }
 
 
+WIDE = LookaheadConfig()  # a wide block takes other products with experts
+DECODED = {"gemma2": LookaheadConfig.tree(7), "mixtral": WIDE, "gpt_oss": LookaheadConfig.paper(4, 4, 3)}
+QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
+
+
 @pytest.fixture(params=CASES)
-def models(request, tmp_path_factory):
-    family, changes = CASES[request.param]
-    directory = tmp_path_factory.getbasetemp() / request.param.replace(" ", "_")
-    return checkpoint(family, changes, directory), directory
+def case(request):
+    return request.param
 
 
-def test_every_setting_and_format_gives_the_text_of_transformers(models, tmp_path):
+@pytest.fixture
+def models(case, tmp_path_factory):
+    return checkpoint(*CASES[case], tmp_path_factory.getbasetemp() / case.replace(" ", "_"))
+
+
+def test_logits_are_those_of_transformers_and_every_format_keeps_them(models, case, tmp_path):
     import torch
     import transformers
 
-    (model, params), _ = models
+    model, params = models
+    text, branch = np.random.default_rng(1).integers(0, 50, (2, 40), dtype=np.int32)  # longer than every window
+    branch[:16] = text[:16]
+    with torch.no_grad():
+        wanted, other = model(torch.tensor(np.stack([text, branch]), dtype=torch.long)).logits.numpy()
+    prefix, branches, rest = run_branches(params, text[:16], np.stack([branch[16:24], text[16:24]]), text[24:])
+    found = np.concatenate([prefix[0], branches[0, 8:], rest[0]])
+    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    np.testing.assert_allclose(branches[0, :8], other[16:24], atol=2e-4)
+
+    if case in QUANTIZED:
+        rounded = run_blocks(quantize(params), text[None], [40])[0]
+        assert np.mean(np.argmax(rounded, axis=-1) == np.argmax(wanted, axis=-1)) > 0.8
+
+    for save, load, name in ((save_hf, load_hf, "hf"), (conversion.save, conversion.load, "own")):
+        save(params, tmp_path / name)
+        again = load(tmp_path / name, "float32", strict=True)
+        assert dataclasses.replace(again.config, eos_ids=params.config.eos_ids) == params.config
+        for got, stored in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
+            np.testing.assert_array_equal(got, stored)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        given = theirs(torch.tensor(text[None], dtype=torch.long)).logits.numpy()[0]
+    np.testing.assert_allclose(given, wanted, atol=1e-5)
+    divided = load_hf(tmp_path / "hf", "float32", mesh=jlade.make_mesh(model=2))
+    for got, stored in zip(jax.tree.leaves(divided), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(got, stored)
+
+
+@pytest.mark.parametrize("case", DECODED, indirect=True)
+def test_texts_are_those_of_transformers(models, case):
+    import torch
+
+    model, params = models
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 50, length).tolist() for length in PROMPT_LENGTHS]
     expected = [
         model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
-    settings = [None, LookaheadConfig.paper(4, 4, 4), LookaheadConfig.tree(7)]
-    if params.config.num_experts:  # a wide block takes other products
-        settings.append(LookaheadConfig())
-    for lookahead in settings:
-        out = jlade.generate(params, prompts, max_new_tokens=NEW_TOKENS, lookahead=lookahead, eos_ids=())
-        assert out.tokens.tolist() == expected, lookahead
-
-    text = np.array([prompts[0] + expected[0]], np.int32)
-    rounded = run_blocks(quantize(params), text, [text.size])[0, len(prompts[0]) - 1 : -1]
-    assert np.mean(np.argmax(rounded, axis=-1) == expected[0]) > 0.8
-
-    for save, load, name in ((save_hf, load_hf, "hf"), (conversion.save, conversion.load, "own")):
-        save(params, tmp_path / name)
-        again = load(tmp_path / name, "float32", strict=True)
-        assert dataclasses.replace(again.config, eos_ids=params.config.eos_ids) == params.config
-        for got, wanted in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
-            np.testing.assert_array_equal(got, wanted)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    with torch.no_grad():
-        given, wanted = (of(torch.tensor(text, dtype=torch.long)).logits.numpy() for of in (theirs, model))
-    np.testing.assert_allclose(given, wanted, atol=1e-5)
-    divided = load_hf(tmp_path / "hf", "float32", mesh=jlade.make_mesh(model=2))
-    for got, wanted in zip(jax.tree.leaves(divided), jax.tree.leaves(params), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    out = jlade.generate(params, prompts, max_new_tokens=NEW_TOKENS, lookahead=DECODED[case], eos_ids=())
+    assert out.tokens.tolist() == expected
