@@ -102,6 +102,7 @@ print("refused", refused)
 """
 
 
+@pytest.mark.slow
 def test_own_checkpoints(tmp_path):
     """Files of Orbax that are emptied, cut, overwritten or zeroed cause an error with the directory's name, or no harm.
 

@@ -176,6 +176,7 @@ print("restored on 8 devices")
 """
 
 
+@pytest.mark.slow
 def test_checkpoints_are_restored_on_eight_devices(tmp_path):
     conversion.save(load_hf(DEMO, "float32"), tmp_path / "own")
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

@@ -11,7 +11,10 @@ import pytest
 
 from jlade.models import base
 
-FORMS = {"tpu": base.write_slices, "default": base.scatter}
+FORMS = {
+    name: jax.jit(form, static_argnames="kinds")
+    for name, form in (("tpu", base.write_slices), ("default", base.scatter))
+}
 KV_HEADS, HEAD_DIM, BLOCK = 2, 3, 6
 CASES = {  # entries, lengths, indices, num_accepted
     "one sequence": (9, [4], [[0, 3, 5]], [2]),
@@ -69,7 +72,7 @@ def test_layers_of_different_sizes(form):
 
 @hypothesis.given(st.data())
 def test_both_forms_agree_on_rings(data):
-    size, num_chosen = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 7))
+    size, num_chosen = data.draw(st.sampled_from([(1, 3), (3, 7), (5, 5), (9, 2)]))  # few programs
     lengths, accepted = (data.draw(st.lists(st.integers(0, most), min_size=3, max_size=3)) for most in (40, num_chosen))
     indices = [data.draw(st.permutations(range(BLOCK + 1)))[:num_chosen] for _ in lengths]
     kinds, *arguments = make(size, lengths, np.minimum(indices, BLOCK - 1), accepted, is_ring=True)

@@ -99,7 +99,7 @@ def test_logits_equal_transformers(models):
     np.testing.assert_allclose(run_blocks(params, tokens, [LENGTH // 2] * 2), expected, atol=2e-4)
 
 
-@pytest.mark.parametrize("models", ["llama, llama3", "mistral, short window", "qwen3, biases, yarn"], indirect=True)
+@pytest.mark.parametrize("models", ["mistral, short window"], indirect=True)
 def test_greedy_texts_equal_transformers(models):
     import torch
 

@@ -21,21 +21,34 @@ VARIANTS = [
 ]
 
 
-def run_blocks(params, tokens, sizes, dtype=None):
+def run_blocks(params, tokens, sizes):
     """Returns the logits [B, L, V] of `tokens` [B, L], read in causal blocks of the given sizes."""
-    decoder = params.decoder
-    cache = decoder.init_cache(params, len(tokens), tokens.shape[1])
-    logits, start = [], 0
+    positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+    blocks, start = [], 0
     for size in sizes:
-        block = tokens[:, start : start + size]
-        positions = np.broadcast_to(np.arange(start, start + size, dtype=np.int32), block.shape)
-        hidden, block_kv = jax.jit(decoder.forward)(params, block, positions, cache, np.tri(size, dtype=bool))
-        logits.append(decoder.logits(params, hidden))
-        indices = np.broadcast_to(np.arange(size), block.shape)
-        cache = decoder.commit(cache, block_kv, indices, np.full(len(tokens), size, np.int32))
+        read = slice(start, start + size)
+        indices = np.broadcast_to(np.arange(size, dtype=np.int32), (len(tokens), size))
+        blocks.append((tokens[:, read], positions[:, read], np.tri(size, dtype=bool), indices, size))
         start += size
-    assert cache.length.tolist() == [start] * len(tokens)
-    return np.concatenate(logits, axis=1)
+    return np.concatenate(_run(params, blocks, tokens.shape[1]), axis=1)
+
+
+def _run(params, blocks, capacity):
+    """Returns the logits of each block: tokens, positions, mask, the indices to keep, and how many of these."""
+    decoder = params.decoder
+
+    @jax.jit
+    def step(params, cache, tokens, positions, mask, indices, number):
+        hidden, block_kv = decoder.forward(params, tokens, positions, cache, mask)
+        return decoder.logits(params, hidden), decoder.commit(cache, block_kv, indices, number)
+
+    batch_size = len(blocks[0][0])
+    cache, logits = decoder.init_cache(params, batch_size, capacity), []
+    for *arrays, number in blocks:
+        of_block, cache = step(params, cache, *arrays, np.full(batch_size, number, np.int32))
+        logits.append(of_block)
+    assert cache.length.tolist() == [sum(number for *_, number in blocks)] * batch_size
+    return logits
 
 
 def run_branches(params, prefix, branches, rest):
@@ -49,7 +62,7 @@ def run_branches(params, prefix, branches, rest):
       branches: [2, L / 2], a block of two branches that do not see each other. The second one is kept.
       rest: [L], a causal block after it.
     """
-    decoder, size, half = params.decoder, len(prefix), len(branches[0])
+    size, half = len(prefix), len(branches[0])
     index, causal = np.arange(size, dtype=np.int32), np.tri(size, dtype=bool)
     apart = causal & (index[:, None] // half == index // half)
     blocks = [
@@ -57,18 +70,7 @@ def run_branches(params, prefix, branches, rest):
         (branches.reshape(-1), size + index % half, apart, np.roll(index, half), half),
         (rest, size + half + index, causal, index, size),
     ]
-
-    @jax.jit
-    def run(block, positions, cache, mask):
-        hidden, block_kv = decoder.forward(params, block, positions, cache, mask)
-        return decoder.logits(params, hidden), block_kv
-
-    cache, logits = decoder.init_cache(params, 1, 3 * size), []
-    for block, positions, mask, kept, number in blocks:
-        of_block, block_kv = run(block[None], positions[None], cache, mask)
-        cache = decoder.commit(cache, block_kv, kept[None], np.full(1, number, np.int32))
-        logits.append(of_block)
-    return logits
+    return _run(params, [(text[None], at[None], mask, kept[None], n) for text, at, mask, kept, n in blocks], 3 * size)
 
 
 @pytest.mark.parametrize("changes", VARIANTS)

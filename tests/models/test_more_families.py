@@ -111,8 +111,7 @@ CASES = {
 }
 
 
-WIDE = LookaheadConfig()  # a wide block takes other products with experts
-DECODED = {"gemma2": LookaheadConfig.tree(7), "mixtral": WIDE, "gpt_oss": LookaheadConfig.paper(4, 4, 3)}
+DECODED = ("gemma2", "gpt_oss")
 QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
 
 
@@ -160,7 +159,7 @@ def test_logits_are_those_of_transformers_and_every_format_keeps_them(models, ca
 
 
 @pytest.mark.parametrize("case", DECODED, indirect=True)
-def test_texts_are_those_of_transformers(models, case):
+def test_texts_are_those_of_transformers(models):
     import torch
 
     model, params = models
@@ -170,5 +169,7 @@ def test_texts_are_those_of_transformers(models, case):
         model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
-    out = jlade.generate(params, prompts, max_new_tokens=NEW_TOKENS, lookahead=DECODED[case], eos_ids=())
+    out = jlade.generate(
+        params, prompts, max_new_tokens=NEW_TOKENS, lookahead=LookaheadConfig.paper(4, 4, 3), eos_ids=()
+    )
     assert out.tokens.tolist() == expected
