@@ -52,6 +52,7 @@ def everything(small_demo, tmp_path_factory):
     return directory / "new", output.getvalue()
 
 
+@pytest.mark.slow
 def test_every_experiment_has_its_files(everything):
     directory, output = everything
     files = {f"{name}.{kind}" for name, kind in itertools.product(TABLES, ("md", "json"))}
@@ -64,6 +65,7 @@ def test_every_experiment_has_its_files(everything):
     assert "Window, candidates and prompt (Table 3 of the paper)" in output
 
 
+@pytest.mark.slow
 def test_its_tables_are_markdown_and_json_of_the_same_numbers(everything):
     directory, _ = everything
 
@@ -80,6 +82,7 @@ def test_its_tables_are_markdown_and_json_of_the_same_numbers(everything):
         assert facts["rows"]
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_identical_in_float32(everything):
     run = runs.read(everything[0] / "run.jsonl")
     assert len(run.results) == len({result.key for result in run.results}) > 20
@@ -90,6 +93,7 @@ def test_greedy_answers_are_identical_in_float32(everything):
     assert (plain["method"], plain["tokens/step"], plain["speedup"]) == ("plain", 1, 1)
 
 
+@pytest.mark.slow
 def test_the_report_needs_nothing_else(everything):
     page = (everything[0] / "report.html").read_text()
     assert re.findall('(?:src|href)=(?!"data:|"#)', page) == []
@@ -100,6 +104,7 @@ def test_the_report_needs_nothing_else(everything):
         assert f'<a href="#{name}">' in page
 
 
+@pytest.mark.slow
 def test_the_report_can_be_read(everything, open_page):
     for width, scheme in ((390, "light"), (1200, "dark")):
         opened = open_page(everything[0] / "report.html", width, color_scheme=scheme)
@@ -120,6 +125,7 @@ def test_the_report_can_be_read(everything, open_page):
         opened.page.close()
 
 
+@pytest.mark.slow
 def test_the_first_column_stays_when_a_table_scrolls(everything, open_page):
     opened = open_page(everything[0] / "report.html", 390)
     cell = opened.page.locator("#methods tbody td").first
@@ -129,6 +135,7 @@ def test_the_first_column_stays_when_a_table_scrolls(everything, open_page):
     assert cell.bounding_box()["x"] == before
 
 
+@pytest.mark.slow
 def test_running_again_decodes_nothing_and_writes_the_same_tables(everything, tmp_path, monkeypatch, capsys):
     directory = tmp_path / "again"
     shutil.copytree(everything[0], directory)
@@ -140,6 +147,7 @@ def test_running_again_decodes_nothing_and_writes_the_same_tables(everything, tm
     assert set(experiments.load(directory)) == set(EXPERIMENTS), "those of before are known too"
 
 
+@pytest.mark.slow
 def test_a_report_of_two_runs_names_the_run_of_each_table(everything, tmp_path, monkeypatch, capsys):
     other = tmp_path / "other"
     shutil.copytree(everything[0], other)

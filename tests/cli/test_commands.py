@@ -116,6 +116,7 @@ def test_a_prompt_that_is_not_utf8_is_refused(capsys):
     assert "UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_first_line_comes_before_jax_is_imported():
     code = "import jlade.cli.status, sys; assert not {'jax', 'numpy'} & set(sys.modules); import jlade.cli.commands"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -142,6 +143,7 @@ def test_a_status_on_the_terminal_leaves_standard_output_alone(tmp_path):
     assert (tmp_path / "out").read_text() == "result\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.2, 0.8])
 def test_ctrl_c_while_it_starts_ends_without_a_traceback(seconds):
     # A process that a shell started in the background ignores Ctrl-C, and so do its children.

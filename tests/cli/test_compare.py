@@ -8,8 +8,9 @@ import pytest
 import jlade
 from jlade import cli
 from jlade.cli import compare, options
-from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.config import PLAIN
 from jlade.generation.results import NOT_FINITE
+from tests.cli.conftest import BLOCK
 from tests.tiny import piece
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
@@ -23,7 +24,7 @@ def test_prints_the_completion_and_both_rows(demo, capsys):
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"{SHORT[0]}{expected.text[0]}\n")
-    assert "tree of 7" in printed
+    assert "G=3" in printed
     assert "plain" in printed
     assert "\x1b" not in printed, "no colours when the output is not a terminal"
 
@@ -68,7 +69,7 @@ def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, cap
     monkeypatch.setattr(jlade, "stream", stream)
     controls = ["--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--repetition-penalty", "1.1", "--seed", "3"]
     assert cli.main([*SHORT, "--json", "--stop", "a", "--stop", "b", "--min-new-tokens", "2", *controls]) == 0
-    assert {request["lookahead"] for request in requests} == {PLAIN, SMALL_BLOCK}
+    assert {request["lookahead"] for request in requests} == {PLAIN, BLOCK}
     for request in requests:
         assert request["sampling"] == jlade.SamplingConfig(temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1)
         assert (request["stop"], request["min_new_tokens"], request["max_new_tokens"]) == (["a", "b"], 2, 12)
@@ -143,7 +144,7 @@ def test_without_comparison_the_prompt_is_decoded_once(monkeypatch, capsys):
 
     monkeypatch.setattr(jlade, "stream", counted)
     assert cli.main([*SHORT, "--no-compare"]) == 0
-    assert set(settings) == {SMALL_BLOCK}
+    assert set(settings) == {BLOCK}
     printed = capsys.readouterr().out
     assert "plain" not in printed
     assert "identical" not in printed
@@ -175,7 +176,10 @@ def test_a_slow_wide_block_is_explained(monkeypatch, capsys):
     monkeypatch.setattr(jlade, "stream", stream)
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
-    assert "accepts 2.00 tokens a step and feeds 8 to the model: a CPU takes time for each of them" in printed
+    assert (
+        f"accepts 2.00 tokens a step and feeds {BLOCK.block_size} to the model: a CPU takes time for each of them"
+        in printed
+    )
     assert "identical: both texts have the same 4 tokens" in printed
 
 
@@ -195,4 +199,4 @@ def test_ctrl_c_ends_with_the_figures_so_far(monkeypatch, capsys):
     monkeypatch.setattr(jlade, "stream", stream)
     monkeypatch.setattr(compare, "_compile", lambda *arguments: None)
     assert cli.main(SHORT) == 130
-    assert "tree of 7 │      1 │     1" in capsys.readouterr().out
+    assert "G=3 │      1 │     1" in capsys.readouterr().out

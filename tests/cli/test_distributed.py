@@ -31,6 +31,7 @@ def commands(*arguments, number=2):
     return [[*words, f"{address},{number},{index}"] for index in range(number)]
 
 
+@pytest.mark.slow
 def test_results_are_those_of_one_process_written_once(workplace, capsys):
     arguments = ["--model", "model", *JOB, "--batch-size", "2", "--output", "out"]
     assert cli.main(["generate", "prompts", *arguments]) == 0
@@ -43,6 +44,7 @@ def test_results_are_those_of_one_process_written_once(workplace, capsys):
     assert (output, nothing) == ("out: 5 prompts\n", "")
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_ends_all(workplace):
     one, other = commands("prompts", "--batch-size", "2")
     other[other.index("prompts")] = "nowhere"
@@ -53,6 +55,7 @@ def test_an_error_of_one_process_ends_all(workplace):
     assert "jlade generate: error: nowhere cannot be read" in others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_killed_process_ends_the_others(victim, workplace):
     (workplace / "prompts").write_text("a\nab\nc\nb\n" * 5000)

@@ -5,17 +5,17 @@ import os
 import pathlib
 import shutil
 import sys
+import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jlade
 from jlade import cli
 from jlade.cli import options
-from jlade.config import SMALL_BLOCK
 from jlade.generation.results import NOT_FINITE
+from tests.cli.conftest import BLOCK
 from tests.cli.own_terminal import Terminal
 
 PROMPTS = ("import os\n", "def read_config(path):")
@@ -24,11 +24,12 @@ LIMIT = ["--max-new-tokens", "12"]
 
 @pytest.fixture(scope="module")
 def expected(demo):
+    """What `jlade.generate` makes of each prompt alone, in lists."""
     params, tokenizer = demo
-    keys = jax.random.split(jax.random.key(0), len(PROMPTS))  # as in the command, so that the programs are the same
-    return jlade.generate(
-        params, PROMPTS, tokenizer=tokenizer, lookahead=SMALL_BLOCK, max_new_tokens=12, logprobs=True, key=keys
-    )
+    options = {"tokenizer": tokenizer, "lookahead": BLOCK, "max_new_tokens": 12, "logprobs": True}
+    made = [jlade.generate(params, prompt, **options) for prompt in PROMPTS]
+    names = ("text", "tokens", "steps", "logprobs", "compression")
+    return types.SimpleNamespace(**{name: [getattr(each, name)[0] for each in made] for name in names})
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_standard_input_is_one_prompt(arguments, expected, monkeypatch, capsys):
 
 
 def test_json_has_the_figures_of_each_prompt(files, expected, capsys):
-    arguments = [*files, *LIMIT, "--json", "--logprobs", "--batch-size", "2", "--lookahead", "tree=7"]
+    arguments = [*files, *LIMIT, "--json", "--logprobs"]
     records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
     assert [record.pop("source") for record in records] == files
     for i, record in enumerate(records):
@@ -130,20 +131,19 @@ def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
 def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_key(files, demo, capsys):
     params, tokenizer = demo
     key = jax.random.key(7)
-    controls = {"lookahead": SMALL_BLOCK, "max_new_tokens": 12, "sampling": jlade.SamplingConfig(temperature=1.0)}
+    controls = {"lookahead": BLOCK, "max_new_tokens": 12, "sampling": jlade.SamplingConfig(temperature=1.0)}
     controls["stop"] = ["  1, 1", "never"]
-    expected = jlade.generate(
-        params, PROMPTS, tokenizer=tokenizer, key=jnp.stack([key, jax.random.fold_in(key, 1)]), **controls
-    )
-    assert expected.finish_reason == ("stop", "length")
+    expected = [
+        jlade.generate(params, prompt, tokenizer=tokenizer, key=each, **controls)
+        for prompt, each in zip(PROMPTS, (key, jax.random.fold_in(key, 1)), strict=True)
+    ]
+    assert [each.finish_reason for each in expected] == [("stop",), ("length",)]
     printed = run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--stop", "  1, 1", "--stop", "never")
-    assert printed == f"{expected.text[0]}\n{expected.text[1]}\n"
+    assert printed == "".join(f"{each.text[0]}\n" for each in expected)
     shutil.copytree(options.DEMO, "stops")
     settings = {"stop_strings": controls["stop"], "eos_token_id": params.config.eos_ids}
     pathlib.Path("stops", "generation_config.json").write_text(json.dumps(settings))
     assert run(capsys, *files, *LIMIT, "--temperature", "1", "--seed", "7", "--model", "stops") == printed
-    alone = jlade.generate(params, PROMPTS[0], tokenizer=tokenizer, key=key, **controls)
-    assert alone.text[0] == expected.text[0]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def lines_of(file):
 
 
 def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tmp_path, capsys):
-    sampled = ["--temperature", "1", "--lookahead", "tree=7"]
+    sampled = ["--temperature", "1", "--lookahead", "4,4,3"]
     arguments = ["generate", *files, "a.py", *LIMIT, *sampled, "--output", "out.jsonl"]
     assert cli.main(arguments) == 0
     whole = lines_of(tmp_path / "out.jsonl")
@@ -191,7 +191,7 @@ def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tm
     assert json.loads(whole[0])["options"] == {
         "max_new_tokens": 12,
         "temperature": 1.0,
-        "lookahead": "tree=7",
+        "lookahead": "4,4,3",
     }
 
     calls = []
@@ -218,7 +218,7 @@ def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tm
 def test_an_interrupted_job_in_rows_goes_on_too(files, monkeypatch, tmp_path, capsys):
     (tmp_path / "long").write_text("x" * 9000, encoding="utf-8")
     names = [*files, "long", "b.py", "a.py", "a.py"]
-    arguments = ["generate", *names, *LIMIT, "--temperature", "1", "--output", "out.jsonl", "--skip-invalid"]
+    arguments = ["generate", *names, *LIMIT, "--output", "out.jsonl", "--skip-invalid"]
     assert cli.main(arguments) == 0
     whole = lines_of(tmp_path / "out.jsonl")
     (tmp_path / "out.jsonl").unlink()
@@ -274,11 +274,12 @@ def test_a_prompt_that_does_not_fit_is_reported_and_skipped(batch_size, files, e
     assert captured.err.startswith("skipped: long has 3002 tokens; ")
     first, skipped, second = map(json.loads, captured.out.splitlines())
     assert skipped == {"source": "long", "prompt": "x " * 3000, "error": captured.err.removeprefix("skipped: ").strip()}
-    assert [first["text"], second["text"]] == list(expected.text)
+    assert [first["text"], second["text"]] == expected.text
     assert cli.main(["generate", *arguments]) == 0
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in expected.text)
 
 
+@pytest.mark.slow
 def test_work_over_many_prompts_shows_its_progress(files):
     to_file = "sys.stdout = open('out', 'w'); from jlade.cli import main; sys.exit(main())"
     terminal = Terminal("generate", "a.py", "b.py", "--max-new-tokens", "4", code=to_file)

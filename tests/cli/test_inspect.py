@@ -13,11 +13,12 @@ from safetensors.numpy import load_file
 from jlade import LookaheadConfig, cli, conversion
 from jlade.choosing import choice
 from jlade.cli.options import DEMO
-from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.config import PLAIN
 from jlade.conversion.tensors import build_params
 from jlade.conversion.weight_files import StoredTensor
 from jlade.inspection import targets
 from jlade.models.rotary import YarnScaling
+from tests.cli.conftest import BLOCK
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.conversion.test_round_trip import SHAPE
 
@@ -81,7 +82,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
         "tokenizer": True,
         "chat_template": True,
     }
-    assert facts["lookahead"] == {name: getattr(SMALL_BLOCK, name) for name in facts["lookahead"]}
+    assert facts["lookahead"] == {name: getattr(BLOCK, name) for name in facts["lookahead"]}
     assert len(facts["lookahead"]) == 4
     assert facts["device"] == jax.devices()[0].device_kind
     assert facts["sampling"] == {"temperature": 0.0}
@@ -137,7 +138,7 @@ def test_the_table(inspect, tmp_path):
     assert rows["tokenizer"] == rows["chat template"] == "no"
     assert rows["sampling"] == "greedy"
     assert rows["KV cache"] == f"{(2 * (50 + 8) * 2 * 2 * 4 + 4) / 1000:.1f} kB for 1 x 50 tokens"
-    assert rows["setting on cpu"] == "tree of 7, estimated"
+    assert rows["setting on cpu"] == "4, 4, 3, estimated"
 
     rows = dict(re.findall(r"│ (.+?) +│ (.+?) +│", inspect(DEMO)))
     assert rows["parameters"] == "5,475,584"
@@ -208,7 +209,7 @@ def test_a_tuned_setting_is_suggested(inspect, small_demo, demo):
     assert rows["setting on cpu"] == "plain, tuned"
     assert re.fullmatch(r"3, 4, 5, on \d{4}-\d\d-\d\dT.*", rows["tuned for batch size 1"])
     assert json.loads(inspect(small_demo, "--json", "--batch-size", 4))["source"] == "estimated"
-    assert json.loads(inspect(small_demo, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 0
+    assert json.loads(inspect(small_demo, "--json", "--dtype", "bfloat16"))["lookahead"]["window_size"] == 4
 
 
 def broken_config(directory):

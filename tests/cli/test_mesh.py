@@ -100,6 +100,7 @@ def test_the_chat_keeps_its_state_on_the_mesh(model, monkeypatch, capsys):
     assert len(states[3].memory.cache.keys[0].devices()) == 4
 
 
+@pytest.mark.slow
 def test_tune_stores_for_the_mesh_and_inspect_lists_it(model, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     arguments = ["tune", "--model", str(model), str(model / "prompts"), "--lines", "--max-new-tokens", "16", "--json"]

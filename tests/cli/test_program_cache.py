@@ -3,6 +3,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def run_command(**environment):
     arguments = ["import os\n", "--max-new-tokens", "4", "--no-lookahead", "--json"]

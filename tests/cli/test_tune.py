@@ -10,12 +10,18 @@ from rich.progress import TimeRemainingColumn
 
 import jlade
 from jlade import cli
-from jlade.choosing import choice
+from jlade.choosing import choice, estimate
 from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.tuning.search import USUAL
 
 SHORT = ["--settings", "tree=7", "--max-new-tokens", "16"]
+
+
+@pytest.fixture(autouse=True)
+def usual_block(small_model, monkeypatch):
+    """Leaves the default as it is: it is among the settings that are measured."""
+    monkeypatch.setattr(estimate, "SMALL_BLOCK", SMALL_BLOCK)
 
 
 @pytest.fixture
