@@ -112,9 +112,12 @@ MIXTURES: dict[str, Family] = {
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
-        QWEN
-        | {
+        {
             "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,  # of all layers: there are no layer_types, and the next key does nothing
+            "max_window_layers": None,
+            "use_sliding_window": False,
             "attention_bias": False,
             "num_experts": 128,
             "num_experts_per_tok": 8,
@@ -123,7 +126,7 @@ MIXTURES: dict[str, Family] = {
         },
         keys=_QWEN_EXPERTS | ATTENTION_BIAS,
         fixed=_EXPERTS_ALONE | {"qk_norm": True},
-        only=_ALL_SPARSE,
+        only=_ALL_SPARSE | {"use_qk_norm": (True,)},
         experts=_EXPERTS,
         joined_experts=_JOINED,
     ),

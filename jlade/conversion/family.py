@@ -64,7 +64,9 @@ class Family:
     @property
     def reads(self) -> dict[str, Any]:
         """The keys that the family reads, with the values of transformers for missing ones."""
-        return SHARED | dict(self.defaults)
+        reads = SHARED | dict(self.defaults)
+        # Not "rms_norm_eps" where the family has another name for it.
+        return {key: value for key, value in reads.items() if self.keys.get(key, key) == key}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jlade.conversion import generation_settings
 from jlade.conversion.family import SIZES, Family
-from jlade.conversion.hf_rotary import unread_keys
+from jlade.conversion.hf_rotary import FULL, unread_keys
 
 # Keys that change the output of models that read them, here or in other families, with the one value besides null and
 # {} that does not. The keys of the family itself are exempt.
@@ -115,6 +115,10 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     if family.architecture.lower() not in lower:
         raise ValueError(f"{file}: architectures is {architectures}; supported is {family.architecture}")
     accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
+    kinds = raw.get("layer_types")
+    if "layer_types" in accepted and isinstance(kinds, list) and not raw.get("sliding_window"):
+        whole = [FULL] * len(kinds)
+        accepted["layer_types"] += (whole,) if len(kinds) == raw.get("num_hidden_layers") else ()
     _check_quantization(file, raw, family)
     for key, values in accepted.items():
         if raw.get(key) not in (None, {}, *values):

@@ -110,12 +110,19 @@ def _read_turned(values: Values, num_layers: int) -> list[bool]:
 
 def _read_windows(values: Values, num_layers: int, turned: list[bool]) -> Windows:
     """Returns the sliding window of each layer, () if no layer has one."""
-    if values.get("sliding_window") is None or not values.boolean("use_sliding_window", True):
+    kinds = values.get("layer_types")
+    is_used = values.boolean("use_sliding_window", True)
+    if "no_rope_layers" in values.values and kinds is not None:  # SmolLM3: its layer_types alone decide
+        is_used = True
+    if values.get("sliding_window") is None or not is_used:
+        if isinstance(kinds, list) and SLIDING in kinds:
+            needed = "use_sliding_window" if values.get("sliding_window") is not None else "sliding_window"
+            raise ValueError(f"{values.file}: layer_types is {kinds!r}, which needs {needed}")
         return ()
     window = values.size("sliding_window")
-    kinds = values.get("layer_types")
     if kinds is None:
-        first = values.size("max_window_layers") if values.get("max_window_layers") else 0
+        is_divided = "layer_types" in values.values and values.get("max_window_layers")
+        first = values.size("max_window_layers") if is_divided else 0
         period = values.size("sliding_window_pattern") if "sliding_window_pattern" in values.values else None
         is_full = [i < first or (period is not None and (i + 1) % period == 0) for i in range(num_layers)]
         if "no_rope_layers" in values.values:  # SmolLM3: windows where nothing is rotated

@@ -78,7 +78,7 @@ def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: 
     if family != "type" and values.get(ORIGINAL) is not None:  # transformers prefers the outer one
         parameters[ORIGINAL] = values.get(ORIGINAL)
     rotary = Values(values.file, parameters)
-    query_scaling = _read_query_scaling(rotary) if family == "beta" else None
+    query_scaling = _read_query_scaling(rotary, values) if family == "beta" else None
     scaling, max_positions = _read_scaling(rotary, values)
     dim = _read_dim(rotary, values, head_dim)
     if isinstance(scaling, LongRopeScaling) and len(scaling.factors) != dim // 2:
@@ -178,10 +178,11 @@ def _kind(settings: Mapping[str, Any], family: str) -> Any:
     return "longrope" if family == "phi" and kind in ("su", "yarn") else kind  # its names in early files of Phi-3
 
 
-def _read_query_scaling(rotary: Values) -> QueryScaling | None:
+def _read_query_scaling(rotary: Values, values: Values) -> QueryScaling | None:
     if not rotary.get("llama_4_scaling_beta"):
         return None
-    return QueryScaling(rotary.number("llama_4_scaling_beta"), rotary.size(ORIGINAL))
+    default = values.size("max_position_embeddings") if rotary.get("rope_type") in ("llama3", "yarn") else None
+    return QueryScaling(rotary.number("llama_4_scaling_beta"), rotary.size(ORIGINAL, default))
 
 
 def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:

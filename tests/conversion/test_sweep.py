@@ -27,6 +27,10 @@ BASES = {
     "phi3": ("Phi3", {"sliding_window": 7}),
     "mixtral": ("Mixtral", EXPERTS),
     "olmo2": ("Olmo2", {}),
+    "smollm3": ("SmolLM3", LISTED | {"no_rope_layers": [1, 0], "use_sliding_window": True}),
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    "ministral3": ("Ministral3", {"head_dim": 12} | rope("yarn", factor=4.0, llama_4_scaling_beta=0.7)),
+    "stablelm": ("StableLm", {}),
     "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
 }
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -234,6 +238,10 @@ CASES = {
     ),
     "qwen2: a window that is not used": (keys(sliding_window=7), EQUAL),
     "qwen2: attention_bias": (keys(attention_bias=True), Refused("config.json: attention_bias is True")),
+    "qwen2: layers with a window that is not used": (
+        keys(sliding_window=7, layer_types=LISTED["layer_types"]),
+        Refused("config.json: layer_types is .*, which needs use_sliding_window"),
+    ),
     "qwen3: no head_dim": (keys(head_dim=REMOVED), Refused("config.json implies")),
     "gemma2: no caps": (keys(attn_logit_softcapping=None), EQUAL),
     "gemma2: no query_pre_attn_scalar": (keys(query_pre_attn_scalar=REMOVED), EQUAL),
@@ -255,6 +263,21 @@ CASES = {
     "mixtral: one expert for a token": (keys(num_experts_per_tok=1), EQUAL),
     "mixtral: fewer experts than files": (keys(num_local_experts=2), Refused("tensors|shape")),
     "olmo2: clip_qkv": (keys(clip_qkv=0.1), Refused("config.json: clip_qkv is 0.1")),
+    "smollm3: layers with a window against use_sliding_window": (keys(use_sliding_window=False), EQUAL),
+    "smollm3: layers with a window of no size": (
+        keys(sliding_window=None),
+        Refused("config.json: layer_types is .*, which needs sliding_window"),
+    ),
+    "smollm3: rotations by the interval": (keys(no_rope_layers=REMOVED, no_rope_layer_interval=2), EQUAL),
+    "qwen3_moe: a window": (keys(use_sliding_window=True, sliding_window=7, max_window_layers=2), EQUAL),
+    "qwen3_moe: a window in one layer": (
+        keys(use_sliding_window=True, **LISTED),
+        Refused("config.json: layer_types is"),
+    ),
+    "qwen3_moe: full attention in every layer": (keys(layer_types=["full_attention"] * 2), EQUAL),
+    "qwen3_moe: use_qk_norm": (keys(use_qk_norm=True), EQUAL),
+    "ministral3: no original length": (rotary(original_max_position_embeddings=REMOVED), EQUAL),
+    "stablelm: the key of another family": (keys(rms_norm_eps=0.5), Said("rms_norm_eps")),
     "gpt_oss: experts of a token by another name": (keys(num_experts_per_tok=REMOVED, experts_per_token=1), EQUAL),
     "gpt_oss: swiglu_limit": (keys(swiglu_limit=1.0), Refused("config.json: swiglu_limit is 1.0")),
 }
