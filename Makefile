@@ -10,7 +10,7 @@ ifeq ($(filter cpu cuda12 cuda13 tpu,$(ACCELERATOR)),)
 $(error ACCELERATOR must be cpu, cuda12, cuda13 or tpu, got "$(ACCELERATOR)")
 endif
 
-.PHONY: demo chat bench install test quick accelerators docs lint clean
+.PHONY: demo chat bench install test test-all quick accelerators docs lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jlade "$(PROMPT)" --also 10,5,10:tree=80
@@ -23,8 +23,14 @@ bench: $(VENV)/.evaluation $(VENV)/.chat
 
 install: $(VENV)/.test
 
-test: install
-	$(BIN)/python -m pytest $(ARGS)
+# On all cores, whole files in a process: the tests of a file share compiled programs.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+test: install  # all but those that start processes, kill, soak, fuzz or run examples
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: install
+	$(PYTEST) $(ARGS)
 
 quick: install  # the core: the algorithm, sources, decoding against the reference, one golden text, the layout
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not thorough" tests/lookahead tests/drafts tests/test_config.py \

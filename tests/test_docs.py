@@ -80,6 +80,7 @@ def workplace(tmp_path, monkeypatch, small_demo):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workplace")
 @each_page
 def test_examples_run(page, monkeypatch, capsys):

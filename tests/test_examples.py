@@ -15,6 +15,8 @@ from flax import nnx
 import jlade
 from jlade.testing import check_decoder
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 

@@ -7,6 +7,8 @@ from benchmarks import soak
 from benchmarks.soak import ADAPTIVE, MOST, SEEDS
 from tests.tiny import tiny_llama, tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 NUMBER = 60  # calls of each half
 
 
