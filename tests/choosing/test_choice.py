@@ -66,6 +66,7 @@ def test_models_differ_by_shape_dtype_and_configuration_but_not_by_weights():
     assert key_of(shapes) == key_of(tiny_llama(0))
 
 
+@pytest.mark.slow
 def test_another_process_has_the_same_key():
     code = (
         "from jlade.choosing import choice; from tests.tiny import tiny_llama; "
@@ -149,6 +150,7 @@ def write_often(batch_size):
         choice.save(Key(KEY.device, "model", batch_size), LookaheadConfig.paper(batch_size, 3, 2), {})
 
 
+@pytest.mark.slow
 def test_writers_at_once_lose_nothing():
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         writing = pool.map_async(write_often, [2, 3, 4])
@@ -161,7 +163,7 @@ def test_writers_at_once_lose_nothing():
 
 
 def test_auto_gives_the_text_of_plain_decoding_and_compiles_once():
-    params = tiny_llama(3, num_layers=3)  # a shape of its own, so that nothing is compiled before
+    params = tiny_llama(3, num_layers=1)  # a shape of its own, so that nothing is compiled before
     expected = jlade.generate(params, [1, 2, 3], max_new_tokens=12, lookahead=None)
     traced = chex.assert_max_traces(
         type(params.decoder).forward, n=5
@@ -176,7 +178,7 @@ def test_auto_gives_the_text_of_plain_decoding_and_compiles_once():
 
 
 def test_auto_is_what_is_stored_for_as_many_prompts():
-    params = tiny_llama(3, num_layers=3)  # as above, for the same program
+    params = tiny_llama(3, num_layers=1)  # as above, for the same program
     choice.save(key_of(params, 2), SETTING, {})
     for prompts, setting in (([[1, 2]], SMALL_BLOCK), ([[1, 2], [3]], SETTING)):
         out = jlade.generate(params, prompts, max_new_tokens=4, lookahead="auto", keep_state=True)
@@ -208,7 +210,7 @@ def test_auto_is_the_default_and_reads_the_file_once(monkeypatch):
 
 
 def test_auto_continues_with_the_setting_of_a_state_of_one_sequence():
-    params = tiny_llama(3, num_layers=3)
+    params = tiny_llama(3, num_layers=1)
     choice.save(key_of(params, 2), LookaheadConfig.paper(5, 4, 3), {})
     first = jlade.generate(params, [1, 2], max_new_tokens=4, keep_state=True)
     prompts = [[*row, token] for row in np.asarray(first.state.tokens)[:, :6].tolist() for token in (1, 2)]

@@ -23,7 +23,7 @@ def programs_on(**sizes):
     return Programs(PARAMS, decoder, device, 1, CAPACITY, estimate.CPU, mesh)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"data": 2, "model": 2}])
+@pytest.mark.parametrize("sizes", [{}, pytest.param({"data": 2, "model": 2}, marks=pytest.mark.slow)])
 def test_as_many_rows_fit_and_more_do_not(sizes):
     programs, limit = programs_on(**sizes), 1_000_000
     groups = sizes.get("data", 1)

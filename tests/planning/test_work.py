@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jlade import LookaheadConfig
@@ -43,7 +43,7 @@ BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
         ((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
         ((2, 1, 4), PLAIN, {}),
         ((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
-        ((1, 8, 1), TREE, {}),
+        pytest.param((1, 8, 1), TREE, {}, marks=pytest.mark.slow),
         ((2, 2, 2), TREE, {}),
     ],
 )
@@ -80,6 +80,7 @@ def test_int8_weights_are_read_as_such():
     assert halves.item == 2
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 20), st.integers(2, 6), st.integers(0, 20), st.integers(1, 9))
 def test_the_size_of_a_share(window, ngram, guesses, number):
     setting = LookaheadConfig.paper(window, ngram, guesses)

@@ -214,7 +214,12 @@ def test_what_is_measured(clock):
 
 @pytest.mark.parametrize(
     ("number", "sizes", "settings"),
-    [(0, [], []), (2, [1, 4], []), (4, [1, 4, 10], [PLAIN, ADAPTIVE]), (5, None, None)],
+    [
+        (0, [], []),
+        (2, [1, 4], []),
+        pytest.param(4, [1, 4, 10], [PLAIN, ADAPTIVE], marks=pytest.mark.slow),
+        (5, None, None),
+    ],
 )
 def test_ctrl_c_gives_what_was_measured_and_stores_nothing(number, sizes, settings, clock):
     other = LookaheadConfig.paper(3, 3, 2)
