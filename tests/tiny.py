@@ -6,6 +6,7 @@ import shutil
 
 import jax
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models
 
 import jlade
@@ -60,6 +61,11 @@ def save_small_demo(directory) -> None:
     save_hf(dataclasses.replace(params, layers=params.layers[:1], config=config), directory)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(DEMO / name, directory / name)
+
+
+def slow(*values, **options):
+    """Returns a parameter set of a test that `make test` leaves to `make test-all`."""
+    return pytest.param(*values, marks=pytest.mark.slow, **options)
 
 
 def piece(tokens, text, generation=None):

@@ -10,10 +10,10 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.lookahead import adaptive
 from tests.lookahead.test_adaptive import levels_of
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 
-@pytest.mark.parametrize("lookahead", [LookaheadConfig.paper(3, 4, 3), LookaheadConfig.paper(0, 3, 1)], ids=str)
+@pytest.mark.parametrize("lookahead", [LookaheadConfig.paper(4, 4, 3), slow(LookaheadConfig.paper(0, 3, 1))], ids=str)
 def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(lookahead):
     """A step that costs 9 plain ones never pays, so it is tried, left for the narrower ones, and tried again."""
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
@@ -48,6 +48,7 @@ def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
     assert slow.steps > wide.steps
 
 
+@pytest.mark.slow
 def test_a_tree_without_a_window_is_as_wide_as_its_forecast_says():
     batch = [[1, 2, 3], [5], [4, 4, 4, 4]]
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), batch, max_new_tokens=150)

@@ -120,7 +120,7 @@ def test_every_value_of_every_control_draws_as_in_float64(config, scale, seed):
 )
 def test_the_limit_is_the_greedy_text(config):
     generate = functools.partial(jlade.generate, tiny_llama(2), [3, 1, 4, 1, 5], max_new_tokens=20)
-    for lookahead in (None, LookaheadConfig.tree(7)):
+    for lookahead in (None, LookaheadConfig.paper(4, 4, 3)):
         out = generate(sampling=config, lookahead=lookahead, logprobs=True)
         bias = SamplingConfig(logit_bias=config.logit_bias)
         assert out.tokens.tolist() == generate(sampling=bias, lookahead=None).tokens.tolist()

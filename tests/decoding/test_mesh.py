@@ -14,20 +14,22 @@ from jlade.mesh import MODEL
 from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
-MESHES = {
-    "greedy": [(1, 8, 1), (8, 1, 1), (1, 1, 8)],
-    "adaptive": [(2, 2, 2)],
-    "penalties": [(1, 1, 8)],
-    "temperature": [(1, 2, 4)],
-    "filters": [(2, 2, 2)],
-    "rejection": [(1, 8, 1), (1, 2, 4)],
-    "no window": [(1, 3, 1)],
-    "Jacobi": [(1, 2, 4)],
-    "no candidates": [(1, 3, 1)],
-    "plain": [(2, 1, 4)],
-}
+CASES = [
+    ("greedy", (1, 8, 1)),
+    ("filters", (2, 2, 2)),
+    ("rejection", (1, 2, 4)),
+    ("plain", (2, 1, 4)),
+    slow("greedy", (8, 1, 1)),
+    slow("greedy", (1, 1, 8)),
+    slow("adaptive", (2, 2, 2)),
+    slow("penalties", (1, 1, 8)),
+    slow("temperature", (1, 2, 4)),
+    slow("no window", (1, 3, 1)),
+    slow("Jacobi", (1, 2, 4)),
+    slow("no candidates", (1, 3, 1)),
+]
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2], [3, 9, 4, 3, 9], [12], [7, 1, 2], [4, 4, 5, 4]]
 SETTINGS = {
     "greedy": {},
@@ -71,12 +73,11 @@ def assert_same(found, expected):
         np.testing.assert_allclose(found.top_logprobs, expected.top_logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings(name):
+@pytest.mark.parametrize(("name", "sizes"), CASES)
+def test_settings(name, sizes):
     options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
-    for sizes in MESHES[name]:
-        assert_same(jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
+    assert_same(jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
 
 
 VARIATIONS = {
@@ -94,7 +95,10 @@ VARIATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIATIONS)
+QUICK = ("like Qwen2-MoE", "like Gemma 2")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(slow(name) for name in VARIATIONS if name not in QUICK)])
 def test_variations_of_the_architecture(name):
     """On 4 devices for 2 KV heads, whose norm of all heads counts each head once."""
     params = tiny_llama(num_heads=8, intermediate_size=32, vocab_size=16, **VARIATIONS[name])
@@ -103,6 +107,7 @@ def test_variations_of_the_architecture(name):
     assert_same(jlade.generate(params, PROMPTS[:2], mesh=jlade.make_mesh(lookahead=2, model=4), **options), expected)
 
 
+@pytest.mark.slow
 def test_the_demo_model(demo, golden):
     """`benchmarks/meshes.py` decodes all prompts on several meshes."""
     cases = list(golden.values())[::13]
@@ -113,7 +118,7 @@ def test_the_demo_model(demo, golden):
     np.testing.assert_array_equal(out.steps, jlade.generate(demo[0], prompts, **options).steps)
 
 
-@pytest.mark.parametrize("name", ["penalties", "temperature"])
+@pytest.mark.parametrize("name", [slow("penalties"), "temperature"])
 def test_a_vocabulary_that_does_not_divide(name):
     """It is whole on each device."""
     options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
@@ -129,34 +134,36 @@ def test_a_tree():
         "sampling": SamplingConfig(temperature=0.5),
         "with_statistics": True,
     }
-    texts = jlade.generate(qwen(16), PROMPTS, **options).tokens
+    texts = jlade.generate(qwen(16), PROMPTS, **options | {"lookahead": None}).tokens
     options["corpus"] = [text[text >= 0][:8] for text in texts[::2]]
     options["prediction"] = [text[text >= 0][-4:] for text in texts]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
     assert expected.statistics.contributed.keys() == set(TABLE)
-    for sizes in [(2, 1, 4), (1, 8, 1)]:
-        found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
-        assert_same(found, expected)
-        for source, counts in expected.statistics.contributed.items():
-            assert (counts.sum() > 0) == (source != "chain"), source
-            np.testing.assert_array_equal(found.statistics.contributed[source], counts)
+    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(1, 2, 4), **options)
+    assert_same(found, expected)
+    for source, counts in expected.statistics.contributed.items():
+        assert (counts.sum() > 0) == (source != "chain"), source
+        np.testing.assert_array_equal(found.statistics.contributed[source], counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"sampling": SamplingConfig(temperature=0.7, repetition_penalty=1.1), "logprobs": True}],
+    ("sizes", "options"),
+    [
+        ((1, 8, 1), {}),
+        ((2, 2, 2), {"sampling": SamplingConfig(temperature=0.7, repetition_penalty=1.1), "logprobs": True}),
+    ],
     ids=["greedy", "sampled"],
 )
-def test_the_default_setting(options):
+def test_the_default_setting(sizes, options):
     options |= {"max_new_tokens": 16, "lookahead": LookaheadConfig(), "with_statistics": True}
     expected = jlade.generate(qwen(16), PROMPTS, **options)
-    for sizes in [(1, 8, 1), (1, 2, 4), (2, 2, 2)]:
-        found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
-        assert_same(found, expected)
-        np.testing.assert_array_equal(found.statistics.num_drafted, expected.statistics.num_drafted)
+    found = jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options)
+    assert_same(found, expected)
+    np.testing.assert_array_equal(found.statistics.num_drafted, expected.statistics.num_drafted)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 8, 1)])
+@pytest.mark.parametrize("sizes", [(1, 2, 4), slow((1, 8, 1))])
 def test_all_that_a_call_may_bring(sizes):
     """int8, stop strings, streams, turns of a conversation, saved pools and statistics."""
     params = quantize(tiny_llama(num_heads=8, num_kv_heads=4, intermediate_size=32))

@@ -12,7 +12,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from tests import plain_llama
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 LIMIT = 16
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2]]
@@ -112,7 +112,7 @@ def test_the_texts_end_at_different_places():
     assert np.isneginf(plain_llama.logits(BROKEN["head"], PROMPTS[0])[-1, 9])
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ["plain", "window", "both", slow("chain"), slow("adaptive")])
 def test_greedy(setting):
     for name, params in BROKEN.items():
         out = generate(params, lookahead=SETTINGS[setting])
@@ -123,7 +123,7 @@ def test_greedy(setting):
             np.testing.assert_array_equal(out.steps, out.lengths + (np.array(out.finish_reason) == "error"))
 
 
-@pytest.mark.parametrize("setting", ["plain", "window", "both"])
+@pytest.mark.parametrize("setting", ["plain", "window", slow("both")])
 def test_coupled_sampling(setting):
     keys = jax.random.split(jax.random.key(1), len(PROMPTS))
     for name, params in BROKEN.items():

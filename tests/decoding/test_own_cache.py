@@ -12,6 +12,7 @@ from jlade.decoding import loop
 from tests import own_caches
 from tests.decoding.test_programs import copies_in_loops
 from tests.own_caches import ROOM, WIDTH, Recurrent, Slots
+from tests.tiny import slow
 
 PARAMS = own_caches.params()
 CHAIN = LookaheadConfig.jacobi(4)  # compiles fastest
@@ -28,10 +29,15 @@ def continued(decoder, prompt, number=20):
     return own_caches.continued(decoder, PARAMS, prompt, number)
 
 
-@KINDS
-def test_texts_are_those_of_a_model_that_reads_token_by_token(decoder):
-    """At adaptive widths, whose blocks differ in size."""
-    out = generate(decoder, PROMPTS, lookahead=LookaheadConfig(tree_size=7, window_size=2, relative_step_time=1.5))
+@pytest.mark.parametrize(
+    ("decoder", "cost"),
+    [(Slots(), 1.5), (Recurrent(), None), slow(Recurrent(), 1.5)],
+    ids=["slots", "recurrent", "both"],
+)
+def test_texts_are_those_of_a_model_that_reads_token_by_token(decoder, cost):
+    """Also at adaptive widths, whose blocks differ in size."""
+    lookahead = LookaheadConfig.paper(4, 4, 3, relative_step_time=cost)
+    out = generate(decoder, PROMPTS, lookahead=lookahead)
     assert out.tokens.tolist() == [continued(decoder, tuple(prompt)) for prompt in PROMPTS]
 
 

@@ -12,7 +12,7 @@ from jlade.config import PLAIN
 from jlade.decoding import loop
 from jlade.inspection import compiled
 from jlade.inspection.compiled import Sizes
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 OPTIMIZED = True
 
@@ -37,7 +37,7 @@ def request_for(batch_size, lookahead, windows=()):
     return params, *jlade.prepare(params, [[1]] * batch_size, **options), layers
 
 
-@pytest.mark.parametrize(("batch_size", "windows"), [(1, ()), (3, ()), (1, (1000, None)), (3, (1000, None))])
+@pytest.mark.parametrize(("batch_size", "windows"), [(3, (1000, None)), slow(1, ())])
 def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
     params, inputs, config, layers = request_for(batch_size, PLAIN, windows)
     read = jax.jit(jlade.prefill, static_argnames="config").lower(params, inputs, config)
@@ -47,17 +47,14 @@ def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
 @pytest.mark.parametrize(
     ("name", "batch_size", "windows"),
     [
-        ("prompt pool", 1, ()),
         ("prompt pool", 3, ()),
-        ("window", 3, ()),
-        ("adaptive", 1, ()),
-        ("tree", 3, ()),
-        ("adaptive tree", 1, ()),
         ("plain", 1, ()),
-        ("plain", 3, ()),
         ("tree", 3, (1000, None)),
-        ("adaptive tree", 1, (1000, None)),
-        ("plain", 1, (1000, 1000)),
+        slow("prompt pool", 1, ()),
+        slow("window", 3, ()),
+        slow("adaptive", 1, ()),
+        slow("adaptive tree", 1, (1000, None)),
+        slow("plain", 1, (1000, 1000)),
     ],
 )
 def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size, windows):

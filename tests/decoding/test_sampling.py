@@ -22,7 +22,7 @@ from jlade.drafts.prediction import Reading
 from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window, sources_of
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 VOCAB = 13
 ALONE = [
@@ -53,8 +53,9 @@ LOOKAHEADS = [
     LookaheadConfig.paper(0, 3, 2),
     LookaheadConfig.paper(5, 6, 1, window_draw="greedy"),
     LookaheadConfig.paper(3, 3, 0),
-    LookaheadConfig(tree_size=14, window_size=2, ngram_size=3, guess_set_size=3),
+    LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3),
 ]
+CONTROLS = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]  # a sequence each
 
 
 def processed(logits, config, prompt, generated):
@@ -141,31 +142,39 @@ def noise(key, row, position, vocab_size):
     return np.asarray(sampling.noise_at(jax.random.fold_in(key, row), jnp.array([position]), vocab_size))[0]
 
 
-def test_coupled_sampling_equals_the_reference():
+@pytest.mark.parametrize(
+    "lookahead",
+    [
+        LOOKAHEADS[0],
+        LOOKAHEADS[-1],
+        slow(LookaheadConfig.tree(20, sources=("recycled",))),
+        slow(LookaheadConfig.jacobi(6)),
+    ],
+    ids=str,
+)
+def test_coupled_sampling_equals_the_reference(lookahead):
     """Noise that belongs to a position makes the next token a function of the text, as the reference wants it."""
-    params, key, prompt, configs = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5], [*ALONE, TOGETHER]
-    of_others = LookaheadConfig.tree(20, sources=("recycled",)), LookaheadConfig.jacobi(6)
-    for lookahead in (LOOKAHEADS[0], LOOKAHEADS[-1], *of_others):
-        start = first_window(key, prompt, lookahead)
-        batch = [prompt] * len(configs)
-        out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=configs, key=key)
-        for row, config in enumerate(configs):
-            noise_of = functools.cache(functools.partial(noise, key, row, vocab_size=VOCAB))
-            next_token = sampled_next_token(params, config, key, row, len(prompt))
-            tokens, accepted = reference.decode(
-                next_token,
-                prompt,
-                30,
-                window_size=lookahead.window_size,
-                ngram_size=lookahead.ngram_size,
-                guess_set_size=lookahead.guess_set_size,
-                pool_from_prompt=True,
-                start=start,
-                sources=sources_of(2, lookahead, (), lambda at, token, of=noise_of: of(at)[token], next_token),
-            )
-            assert out.tokens[row].tolist() == tokens
-            if not sampling.to_arrays([config], VOCAB).counts_tokens:  # the reference counts guesses as well
-                assert out.accepted[row, : out.steps[row]].tolist() == accepted
+    params, key, prompt, configs = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5], CONTROLS
+    start = first_window(key, prompt, lookahead)
+    batch = [prompt] * len(configs)
+    out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=configs, key=key)
+    for row, config in enumerate(configs):
+        noise_of = functools.cache(functools.partial(noise, key, row, vocab_size=VOCAB))
+        next_token = sampled_next_token(params, config, key, row, len(prompt))
+        tokens, accepted = reference.decode(
+            next_token,
+            prompt,
+            30,
+            window_size=lookahead.window_size,
+            ngram_size=lookahead.ngram_size,
+            guess_set_size=lookahead.guess_set_size,
+            pool_from_prompt=True,
+            start=start,
+            sources=sources_of(2, lookahead, (), lambda at, token, of=noise_of: of(at)[token], next_token),
+        )
+        assert out.tokens[row].tolist() == tokens
+        if not sampling.to_arrays([config], VOCAB).counts_tokens:  # the reference counts guesses as well
+            assert out.accepted[row, : out.steps[row]].tolist() == accepted
 
 
 def sampled_next_token(params, config, key, row, prompt_length):
@@ -178,18 +187,25 @@ def sampled_next_token(params, config, key, row, prompt_length):
     return lambda text: next_token(tuple(text))
 
 
-def test_sampled_texts_are_the_same_for_every_setting():
+@pytest.mark.parametrize(
+    "lookahead",
+    [
+        LOOKAHEADS[4],
+        *(slow(LOOKAHEADS[i]) for i in (1, 3, 5)),
+        *(slow(dataclasses.replace(LOOKAHEADS[-1], sources=(source,))) for source in get_args(Source)),
+    ],
+    ids=str,
+)
+def test_sampled_texts_are_the_same_for_every_setting(lookahead):
     """Each control alone, all together, and none: a sequence each, so that all share one program per setting."""
-    configs = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]
-    prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(configs))]
-    arguments = {"max_new_tokens": 40, "sampling": configs, "key": jax.random.key(1)}
+    prompts = [[3, 1, 4, 1, 5][: 1 + row % 5] for row in range(len(CONTROLS))]
+    arguments = {"max_new_tokens": 30, "sampling": CONTROLS, "key": jax.random.key(1)}
     plain = jlade.generate(tiny_llama(2), prompts, lookahead=None, **arguments)
-    alone = [dataclasses.replace(LOOKAHEADS[-1], sources=(source,)) for source in get_args(Source)]
-    for lookahead in (*LOOKAHEADS, *alone):
-        out = jlade.generate(tiny_llama(2), prompts, lookahead=lookahead, **arguments)
-        np.testing.assert_array_equal(out.tokens, plain.tokens)
+    out = jlade.generate(tiny_llama(2), prompts, lookahead=lookahead, **arguments)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
 
 
+@pytest.mark.slow
 def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golden):
     prompts = [prompt["ids"] for prompt, _ in golden.values()][::7]
     configs = [TOGETHER, *(SamplingConfig(temperature=t) for t in (0.3, 0.7, 1.5))]
@@ -203,42 +219,50 @@ def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golde
 
 
 def test_keys_decide_the_text():
-    generate = functools.partial(
-        jlade.generate, tiny_llama(2), max_new_tokens=30, sampling=SamplingConfig(temperature=1.0)
-    )
+    options = {"max_new_tokens": 30, "sampling": SamplingConfig(temperature=1.0), "lookahead": LOOKAHEADS[0]}
+    generate = functools.partial(jlade.generate, tiny_llama(2), **options)
     first, again, other = (generate([[1], [1]], key=jax.random.key(i)).tokens.tolist() for i in (0, 0, 1))
     assert first == again != other
     assert first[0] != first[1], "equal prompts in a batch should get texts of their own"
 
 
-def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone():
+@pytest.mark.parametrize(
+    "lookahead",
+    [
+        LookaheadConfig.paper(4, 4, 3, verification="rejection"),
+        slow(LOOKAHEADS[0]),
+        slow(LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3, verification="rejection")),
+    ],
+    ids=str,
+)
+def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone(lookahead):
     rng = np.random.default_rng(3)
     temperatures = (0.3, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.5)
     configs = [dataclasses.replace(TOGETHER, temperature=t, top_k=3 + i) for i, t in enumerate(temperatures)]
     prompts = [rng.integers(0, VOCAB, length).tolist() for length in (1, 7, 20, 2, 11, 5, 3, 9)]
     keys = jax.random.split(jax.random.key(5), 8)
     generate = functools.partial(jlade.generate, tiny_llama(2), max_new_tokens=30, eos_ids=[4])
-    for lookahead in (
-        LOOKAHEADS[0],
-        LookaheadConfig.paper(4, 4, 3, verification="rejection"),
-        LookaheadConfig(tree_size=14, window_size=2, ngram_size=3, guess_set_size=3, verification="rejection"),
-    ):
-        batch = generate(prompts, sampling=configs, key=keys, lookahead=lookahead)
-        for row, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
-            for key in (keys[row], keys[row : row + 1]):
-                alone = generate(prompt, sampling=config, key=key, lookahead=lookahead)
-                assert batch.tokens[row].tolist() == alone.tokens[0].tolist()
-                assert batch.accepted[row, : batch.steps[row]].tolist() == alone.accepted[0].tolist()
+    batch = generate(prompts, sampling=configs, key=keys, lookahead=lookahead)
+    for row, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
+        for key in (keys[row], keys[row : row + 1]):
+            alone = generate(prompt, sampling=config, key=key, lookahead=lookahead)
+            assert batch.tokens[row].tolist() == alone.tokens[0].tolist()
+            assert batch.accepted[row, : batch.steps[row]].tolist() == alone.accepted[0].tolist()
 
 
 @pytest.mark.parametrize(
     "lookahead",
-    [None, LOOKAHEADS[0], LOOKAHEADS[-1], LookaheadConfig.paper(4, 4, 3, verification="rejection")],
+    [
+        None,
+        LOOKAHEADS[0],
+        slow(LOOKAHEADS[-1]),
+        slow(LookaheadConfig.paper(4, 4, 3, verification="rejection")),
+    ],
     ids=str,
 )
 def test_logprobs_are_those_of_the_model_before_and_after_processing(lookahead):
     """Sequences with each control alone, all together and greedy, with a minimum length that bans a token at first."""
-    configs = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]
+    configs = CONTROLS
     prompt, banned = [3, 1, 4, 1, 5], 3
     out = jlade.generate(
         tiny_llama(2),
@@ -368,21 +392,27 @@ def p_value(params, expected, lookahead, kind=None):
     return p
 
 
-@pytest.mark.parametrize("verification", ["coupled", "rejection"])
-@pytest.mark.parametrize("window_draw", ["coupled", "greedy"])
+@pytest.mark.parametrize(
+    ("verification", "window_draw"),
+    [("coupled", "coupled"), ("rejection", "greedy"), slow("coupled", "greedy"), slow("rejection", "coupled")],
+)
 def test_texts_follow_the_models_distribution(verification, window_draw, small_model, expected_counts):
     lookahead = LookaheadConfig.paper(2, 3, 4, verification=verification, window_draw=window_draw)
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
 
 
-@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("kind", [slow("rbg"), "unsafe_rbg"])
 def test_texts_with_keys_of_other_kinds_follow_it_too(kind, small_model, expected_counts):
     assert p_value(small_model, expected_counts, LookaheadConfig.paper(2, 3, 4), kind) > RIGHT
 
 
 @pytest.mark.parametrize(
     ("verification", "drafted"),
-    [("coupled", SOURCES), ("rejection", SOURCES), *(("rejection", (source,)) for source in get_args(Source))],
+    [
+        slow("coupled", SOURCES),
+        ("rejection", SOURCES),
+        *(slow("rejection", (source,)) for source in get_args(Source)),
+    ],
 )
 def test_texts_of_a_tree_follow_the_models_distribution(verification, drafted, small_model, expected_counts):
     """After a first step without drafts, all sources have some."""

@@ -17,7 +17,7 @@ from tests import reference
 from tests.decoding.test_decoding import first_window, logits_of
 from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
 
-LOOKAHEAD = LookaheadConfig.paper(4, 5, 4)
+LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
 LENGTH = 40
 SAMPLED = SamplingConfig(temperature=0.2, top_p=0.9)
 generate = functools.partial(
@@ -147,8 +147,8 @@ def test_before_min_new_tokens_nothing_ends_a_text():
             prompt,
             LENGTH,
             window_size=4,
-            ngram_size=5,
-            guess_set_size=4,
+            ngram_size=4,
+            guess_set_size=3,
             pool_from_prompt=True,
             start=first_window(jax.random.key(0), prompt, LOOKAHEAD),
             eos_ids=eos_ids,
@@ -215,7 +215,7 @@ def test_sequences_have_limits_and_stops_of_their_own():
 
 def test_other_stops_compile_nothing(caplog):
     with jax.log_compiles():
-        generate([1, 2], stop="ab", min_new_tokens=3, lookahead=LookaheadConfig.paper(2, 3, 2))
+        generate([1, 2], stop="ab", min_new_tokens=3, lookahead=LOOKAHEAD)
         assert any("Compiling" in record.message for record in caplog.records)
         caplog.clear()
         generate(
@@ -224,13 +224,13 @@ def test_other_stops_compile_nothing(caplog):
             min_new_tokens=9,
             eos_ids=[1, 2] * 10,
             max_new_tokens=12,
-            lookahead=LookaheadConfig.paper(2, 3, 2),
+            lookahead=LOOKAHEAD,
         )
         assert not any("Compiling" in record.message for record in caplog.records)
 
 
 def test_a_step_of_a_stream_does_not_copy_the_table_of_the_stop_strings():
-    options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": LookaheadConfig.paper(2, 3, 2)}
+    options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": LOOKAHEAD}
     inputs, config = jlade.prepare(tiny_llama(3), [1, 2], max_new_tokens=12, min_new_tokens=3, **options)
     state = jlade.start(jlade.prefill(tiny_llama(3), inputs, config), inputs, config)
     table = state.constants.stopping.strings.next_state

@@ -10,24 +10,25 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop
 from tests.models.test_families import checkpoint
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 SIZES = {"max_position_embeddings": 1024, "sliding_window": 7}
 MODELS = {
     "in every layer": ("Mistral", SIZES),
     "in one of two": ("Exaone4", SIZES | {"layer_types": ["sliding_attention", "full_attention"]}),
 }
-SETTINGS = {
-    "plain": None,
-    "paper": LookaheadConfig.paper(4, 4, 4),
-    "tree": LookaheadConfig.tree(7),
-    "default": LookaheadConfig(),
-}
 PROMPT_LENGTHS = (300, 1, 170, 9)  # read in chunks of 128 and 16 tokens, some of which have no token of some sequences
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_ragged_batch_of_long_prompts(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "lookahead"),
+    [
+        ("in every layer", LookaheadConfig.paper(4, 4, 3)),
+        ("in one of two", LookaheadConfig.tree(7)),
+        slow("in one of two", LookaheadConfig()),
+    ],
+)
+def test_a_ragged_batch_of_long_prompts(name, lookahead, tmp_path):
     """Each token is the most likely one by a pass of transformers over the whole text, without a cache."""
     import torch
 
@@ -41,11 +42,10 @@ def test_a_ragged_batch_of_long_prompts(name, tmp_path):
             logits = model(torch.tensor([prompt + text]), use_cache=False).logits[0].numpy()
         assert np.argmax(logits[len(prompt) - 1 : -1], axis=-1).tolist() == text
         assert len(set(text)) > 3
-    for setting, lookahead in SETTINGS.items():
-        out = jlade.generate(params, prompts, lookahead=lookahead, **options)
-        assert out.tokens.tolist() == texts, setting
-        entries = [layer.shape[2] for layer in out.state.memory.cache.keys]
-        assert entries == ([8, 8] if name == "in every layer" else [8, 1024])
+    out = jlade.generate(params, prompts, lookahead=lookahead, **options)
+    assert out.tokens.tolist() == texts
+    entries = [layer.shape[2] for layer in out.state.memory.cache.keys]
+    assert entries == ([8, 8] if name == "in every layer" else [8, 1024])
 
 
 PARAMS = tiny_llama(3, max_positions=256, sliding_windows=(5, None))
@@ -53,8 +53,16 @@ LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahead=LOOKAHEAD, keep_state=True)
 
 
-@pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 4, 1), (1, 1, 2), (2, 2, 2)])
-@pytest.mark.parametrize("lookahead", [LOOKAHEAD, LookaheadConfig.tree(7)], ids=["candidates", "tree"])
+@pytest.mark.parametrize(
+    ("sizes", "lookahead"),
+    [
+        ((2, 2, 2), LOOKAHEAD),
+        slow((4, 1, 1), LOOKAHEAD),
+        slow((1, 1, 2), LOOKAHEAD),
+        slow((1, 4, 1), LookaheadConfig.tree(7)),
+    ],
+    ids=str,
+)
 def test_meshes(sizes, lookahead):
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 13, length).tolist() for length in (90, 2, 31, 8)]

@@ -23,14 +23,14 @@ from jlade.decoding import prefill, sampling
 from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 SETTINGS = {
     "plain": None,
     "tree": LookaheadConfig.tree(7),
     "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
-    "paper": LookaheadConfig.paper(2, 3, 2),
-    "windows": LookaheadConfig.tree(7),
+    "paper": LookaheadConfig.paper(4, 4, 3),
+    "windows": LookaheadConfig.paper(4, 4, 3),
 }
 SAMPLINGS = [
     SamplingConfig(),
@@ -102,7 +102,7 @@ def assert_equal(got, expected):
         np.testing.assert_allclose(got.top_logprobs, expected.top_logprobs[..., :number], atol=1e-5)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ["tree", "windows", slow("plain"), slow("adaptive")])
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
     memory = 20_000 if setting == "adaptive" else None  # of one prefix

@@ -9,7 +9,8 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.choosing import choice, learned
 from jlade.config import PLAIN
 from jlade.engine import rows, width
-from tests.engine.test_engine import PARAMS, SETTINGS, alone, assert_equal, engine
+from tests.engine.test_engine import PARAMS, alone, assert_equal, engine
+from tests.tiny import slow
 
 
 def test_sizes_are_halves_and_above_8_quarters():
@@ -36,7 +37,7 @@ def sizes(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ["paper", slow("adaptive"), slow("windows")])
 def test_a_text_is_that_of_its_request_alone_while_rows_come_and_go(setting, sizes):
     limits, samplings = [3, 40, 9, 15], [SamplingConfig(), SamplingConfig(temperature=0.8)]
     options = [

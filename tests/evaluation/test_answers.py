@@ -14,7 +14,7 @@ from jlade.evaluation import answers
 from jlade.evaluation.answers import GROWTH_STEPS, Model
 from jlade.evaluation.methods import parse
 from tests import plain_llama
-from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
+from tests.tiny import TOKENS, slow, tiny_llama, tiny_tokenizer
 
 PROMPT, KEY, NEW = [3, 1, 4, 1, 5], jax.random.key(7), 30
 PARAMS = tiny_llama(2, max_positions=128)
@@ -33,7 +33,7 @@ def tokens(generation):
     return generation.tokens[0, : generation.lengths[0]].tolist()
 
 
-@pytest.mark.parametrize("name", ["plain", "auto", "4,4,3", "4,4,3:no-prompt", "plain:t=1", "4,4,3:t=1"])
+@pytest.mark.parametrize("name", ["plain", slow("auto"), "4,4,3", "4,4,3:no-prompt", "plain:t=1", "4,4,3:t=1"])
 def test_an_answer_is_that_of_generate(name):
     method = parse(name)
     answer, pool = MODEL.answer(PROMPT, method, KEY)
@@ -51,7 +51,7 @@ def test_an_answer_is_that_of_generate(name):
     assert answer.growth == ()
 
 
-@pytest.mark.parametrize("name", ["plain", "4,4,3", "tree=5"])
+@pytest.mark.parametrize("name", ["plain", "4,4,3", slow("tree=5")])
 def test_of_choices_the_most_probable_is_the_answer(name):
     """Among the tokens of three letters, by the logits of the model itself."""
     letters = [4, 3, 2]
@@ -123,7 +123,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", ["plain", "3,3,2", "3,3,2:warm", "3,3,2:t=1"])
+@pytest.mark.parametrize("name", ["plain", "4,4,3", "4,4,3:warm", "4,4,3:t=1"])
 def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
     looks = []
     clock = types.SimpleNamespace(perf_counter=lambda: looks.append(len(compiled)) or len(looks))

@@ -20,7 +20,7 @@ from jlade.lookahead import adaptive, block
 from tests import reference
 from tests.decoding.test_decoding import first_window, next_token_of, sources_of
 from tests.lookahead.test_adaptive import levels_of
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SETTINGS = [
@@ -87,7 +87,10 @@ def paths_in(step):
     return [(path, draft.verdict) for path, draft in zip(paths, step.drafts, strict=True)]
 
 
-@pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
+QUICK = (SETTINGS[0], PLAIN, SETTINGS[6])
+
+
+@pytest.mark.parametrize("lookahead", [*QUICK, *(slow(each) for each in SETTINGS if each not in QUICK)], ids=str)
 @pytest.mark.parametrize("seed", [0, 2])
 def test_equals_the_reference(seed, lookahead):
     key = jax.random.key(7)
@@ -126,6 +129,7 @@ def test_what_the_table_learned_is_the_difference_between_states():
     assert all(len(best) == trace_lib.BEST for best in table.values())
 
 
+@pytest.mark.slow
 def test_auto_shows_a_window_and_a_tree():
     assert traced(lookahead="auto", max_new_tokens=2).lookahead == LookaheadConfig()
 

@@ -9,6 +9,8 @@ from tests.generation import on_processes
 from tests.processes import ROOT, finish, free_address, started
 from tests.tiny import tiny_llama
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("number", "num_devices", "meshes"), [(2, 4, ["2,2,2", "1,8,1"]), (4, 2, ["1,2,4"])], ids=["2x4", "4x2"]

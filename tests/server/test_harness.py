@@ -12,9 +12,13 @@ from tests import plain_llama, processes
 
 # An environment of its own: lm_eval brings 60 packages.
 PYTHON = os.environ.get("JLADE_TEST_HARNESS")
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="JLADE_TEST_HARNESS is not the Python of an environment with lm-eval[api] and transformers"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        PYTHON is None,
+        reason="JLADE_TEST_HARNESS is not the Python of an environment with lm-eval[api] and transformers",
+    ),
+]
 CHOICES = [
     {"question": "def is_even(n):\n    return n % 2", "choices": [" == 0", " is a very odd thing"], "answer": 0},
     {"question": "import os\nimport", "choices": [" the", " sys", "\n"], "answer": 1},

@@ -39,6 +39,7 @@ def is_one(client, kind):
     return f'vllm:num_requests_{kind}{{engine="0",model_name="demo"}} 1.0' in client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_malformed_requests_are_refused(servers, small_demo):
     """Beside them each text is right, and no fault is logged: the next test looks at the errors of the process."""
     params, tokenizer = jlade.load(small_demo)
@@ -53,6 +54,7 @@ def test_malformed_requests_are_refused(servers, small_demo):
     server_faults.wait_for_rows(url)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
     process, url = servers[0]
     short = {"prompt": "x", "max_tokens": 3}
@@ -79,6 +81,7 @@ def test_a_signal_ends_the_server_after_the_requests_that_run(servers):
     assert all(any(each in line for each in said) for line in errors.splitlines()), errors
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_server_that_loads_at_once(small_demo):
     """It listens already, and says so."""
     command = ["-m", "jlade", "serve", str(small_demo), "--port", "0", "--warm-up"]
@@ -93,6 +96,7 @@ def test_a_signal_ends_a_server_that_loads_at_once(small_demo):
         assert process.wait(timeout=10) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_signal_ends_an_idle_server_that_compiles_within_a_second(small_demo):
     command = ["-m", "jlade", "serve", str(small_demo), "--port", "0"]
     with processes.started([command], num_devices=1) as (process,):
@@ -104,6 +108,7 @@ def test_a_signal_ends_an_idle_server_that_compiles_within_a_second(small_demo):
         assert time.monotonic() - begin < 1
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(servers):
     process, url = servers[1]
     lines = []
