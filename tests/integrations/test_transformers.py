@@ -16,9 +16,10 @@ from transformers.generation import logits_process, stopping_criteria  # noqa: E
 from jlade import LookaheadConfig, SamplingConfig  # noqa: E402
 from jlade.integrations.transformers import lookahead  # noqa: E402
 from tests.models.test_families import SIZES  # noqa: E402
+from tests.tiny import slow  # noqa: E402
 
 PAD, EOS = 0, 7
-SETTING = LookaheadConfig.tree(15)
+SETTING = LookaheadConfig.paper(4, 4, 3)
 TOKENS = [b"<pad>", *(bytes([i]) for i in b"abcdefghijklmnopqrstuvwxyz \n"), b"ab", b"\xc3", b"\xa9", b"\n\n", b"ba"]
 
 
@@ -74,9 +75,9 @@ def assert_equal(expected, found):
     ("family", "changes"),
     [
         ("Llama", {}),
-        ("Llama", {"tie_word_embeddings": True}),
-        ("Qwen2", {}),
-        ("Mixtral", {"num_local_experts": 4}),
+        slow("Llama", {"tie_word_embeddings": True}),
+        slow("Qwen2", {}),
+        slow("Mixtral", {"num_local_experts": 4}),
         ("Gemma3Text", {"head_dim": 12, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}),
     ],
 )
@@ -85,6 +86,7 @@ def test_greedy_texts_of_a_padded_batch(family, changes, batch):
     assert_equal(*both(other, lookahead(other, lookahead=SETTING), batch))
 
 
+@pytest.mark.slow
 def test_one_prompt_without_a_mask_and_the_automatic_setting(model, batch):
     prompt = {"input_ids": batch["input_ids"][:1]}
     assert_equal(*both(model, lookahead(model), prompt))
@@ -226,7 +228,8 @@ def test_controls_that_transformers_lacks(model, batch):
     assert all(len(set(row)) == 30 for row in found.tolist())
 
 
-def test_corpus_and_prediction_change_no_text(model, decode, batch):
+def test_corpus_and_prediction_change_no_text(model, batch):
+    decode = lookahead(model, lookahead=LookaheadConfig.tree(7))
     prompt = {"input_ids": batch["input_ids"][:1]}
     expected, _ = both(model, decode, prompt)
     guess = expected[0, 12:].tolist()
