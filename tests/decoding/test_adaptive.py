@@ -34,6 +34,7 @@ def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(looka
     np.testing.assert_array_equal(accepted[: adaptive.TRIAL], wide.accepted[0, : adaptive.TRIAL])
 
 
+@pytest.mark.slow
 def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=300), [1, 2, 3], max_new_tokens=200)
     lookahead = LookaheadConfig(tree_size=20, window_size=2, ngram_size=3, guess_set_size=3)

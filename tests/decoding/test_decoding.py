@@ -132,7 +132,10 @@ def generated(out, row=0):
     return out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
 
 
-@pytest.mark.parametrize("lookahead", SETTINGS, ids=str)
+QUICK = (SETTINGS[0], SETTINGS[4], SETTINGS[5], SETTINGS[7], SETTINGS[11], *SETTINGS[-3:])
+
+
+@pytest.mark.parametrize("lookahead", [*QUICK, *(slow(each) for each in SETTINGS if each not in QUICK)], ids=str)
 @settings(max_examples=8, phases=NO_SHRINKING)
 @given(
     seed=st.sampled_from([0, 2, 3, 4]),
@@ -359,9 +362,8 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
 
 
 def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
-    """Twenty prompts, limits, seeds and sets of end tokens, four settings, and several values of the cost of a step."""
-    params = tiny_llama(max_positions=1024)
-    jax.clear_caches()
+    """Twenty prompts, limits, seeds and sets of end tokens, and three settings."""
+    params = tiny_llama(max_positions=1023)  # a shape of its own
     sizes = []
     original = type(params.decoder).forward
 
@@ -373,14 +375,11 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
     settings = [
         None,
         LookaheadConfig.paper(4, 4, 3),
-        LookaheadConfig.paper(0, 5, 1, relative_step_time=1.5),
         LookaheadConfig(tree_size=9, window_size=2, ngram_size=3, guess_set_size=2),
     ]
     rng = np.random.default_rng(0)
     for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
-        setting = settings[i % 4]
-        if setting is not None and setting.relative_step_time is not None:
-            setting = dataclasses.replace(setting, relative_step_time=1.5 + i)
+        setting = settings[i % 3]
         jlade.generate(
             params,
             rng.integers(0, 13, length),
@@ -389,10 +388,9 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
             eos_ids=range(i % 5),
             key=jax.random.key(i),
         )
-    jax.clear_caches()
     chunks = [chunk for chunk, _ in CHUNKS_ON_CPU]
-    # The adaptive program has a loop for its width and one for plain steps; recycled logits have another prefill.
-    assert sizes == [*chunks, 1, 12, 5, 1, *chunks, 13]
+    # Recycled logits have another prefill.
+    assert sizes == [*chunks, 1, 21, *chunks, 13]
 
 
 def test_a_program_holds_no_step_cost():

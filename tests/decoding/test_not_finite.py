@@ -112,7 +112,7 @@ def test_the_texts_end_at_different_places():
     assert np.isneginf(plain_llama.logits(BROKEN["head"], PROMPTS[0])[-1, 9])
 
 
-@pytest.mark.parametrize("setting", ["plain", "window", "both", slow("chain"), slow("adaptive")])
+@pytest.mark.parametrize("setting", ["plain", "window", slow("both"), slow("chain"), slow("adaptive")])
 def test_greedy(setting):
     for name, params in BROKEN.items():
         out = generate(params, lookahead=SETTINGS[setting])

@@ -56,10 +56,10 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahea
 @pytest.mark.parametrize(
     ("sizes", "lookahead"),
     [
-        ((2, 2, 2), LOOKAHEAD),
+        ((2, 2, 2), LookaheadConfig.tree(7)),
         slow((4, 1, 1), LOOKAHEAD),
         slow((1, 1, 2), LOOKAHEAD),
-        slow((1, 4, 1), LookaheadConfig.tree(7)),
+        slow((1, 4, 1), LOOKAHEAD),
     ],
     ids=str,
 )

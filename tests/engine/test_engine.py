@@ -51,7 +51,7 @@ def params_of(setting):
 SHARED = random.Random(0).choices(range(13), k=33)  # with which some prompts begin
 
 
-def engine(setting="tree", **changes):
+def engine(setting="paper", **changes):
     return jlade.Engine(
         params_of(setting),
         TOKENIZER,
@@ -81,7 +81,7 @@ def draw(chance):
     return prompt[:39], options
 
 
-def alone(prompt, options, setting="tree"):
+def alone(prompt, options, setting="paper"):
     """Returns the result of plain decoding, whose programs compile in the least time."""
     options = options | {"lookahead": None, "tokenizer": TOKENIZER, "logprobs": True, "top_logprobs": 2}
     return jlade.generate(params_of(setting), prompt, **options)
@@ -102,7 +102,7 @@ def assert_equal(got, expected):
         np.testing.assert_allclose(got.top_logprobs, expected.top_logprobs[..., :number], atol=1e-5)
 
 
-@pytest.mark.parametrize("setting", ["tree", "windows", slow("plain"), slow("adaptive")])
+@pytest.mark.parametrize("setting", ["paper", slow("windows"), slow("tree"), slow("adaptive")])
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
     memory = 20_000 if setting == "adaptive" else None  # of one prefix
@@ -164,7 +164,7 @@ def test_predictions(compilations):
     options = {"max_new_tokens": 30, "eos_ids": ()}
     expected = [alone([number], options) for number in range(4)]
     right, wrong = expected[0].tokens[0], [11] * 30
-    with engine(max_prediction=32) as running:
+    with engine("tree", max_prediction=32) as running:
         running.warm_up()
         compilations.clear()
         given = ({"prediction": right}, {}, {"prediction": wrong}, {"prediction": expected[3].tokens[0].tolist()})
@@ -306,10 +306,11 @@ def assert_scores_prompts(running):
     assert found.top_tokens.tolist() == np.argsort(-expected)[:, :2].tolist()
 
 
-def test_after_the_warm_up_nothing_compiles(compilations):
+@pytest.mark.parametrize("max_sequences", [1, slow(2)])
+def test_after_the_warm_up_nothing_compiles(max_sequences, compilations):
     chance = random.Random(1)
     drawn = [draw(chance) for _ in range(20)]
-    with engine(max_sequences=2) as running:
+    with engine(max_sequences=max_sequences) as running:
         assert list(running.compile())[-1] == 0
         compilations.clear()
         running.warm_up()
@@ -380,7 +381,7 @@ def test_no_alternatives_are_found_for_rows_that_ask_for_none(monkeypatch):
     assert asked == [3]
 
 
-@pytest.mark.parametrize("axes", [{"data": 3, "model": 2}, {"lookahead": 2, "model": 2}], ids=str)
+@pytest.mark.parametrize("axes", [slow({"data": 3, "model": 2}), slow({"lookahead": 2, "model": 2})], ids=str)
 def test_meshes(axes, compilations):
     chance = random.Random(2)
     drawn = [draw(chance) for _ in range(8)]

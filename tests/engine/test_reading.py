@@ -25,7 +25,9 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def engine(kind):
-    with jlade.Engine(MODELS[kind], max_sequences=2, lookahead=LookaheadConfig.tree(7), prefix_memory=10**7) as running:
+    with jlade.Engine(
+        MODELS[kind], max_sequences=2, lookahead=LookaheadConfig.paper(4, 4, 3), prefix_memory=10**7
+    ) as running:
         yield running
 
 
