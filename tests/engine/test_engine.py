@@ -198,7 +198,7 @@ def test_statistics_are_those_of_the_row(shared):
     options = {"max_new_tokens": 20, "eos_ids": (), "with_statistics": True, "key": jax.random.key(3)}
     requests = [shared.submit([number], **options) for number in range(4)]
     for number, request in enumerate(requests):
-        expected = jlade.generate(PARAMS, [number], lookahead=SETTINGS["tree"], **options).statistics
+        expected = jlade.generate(PARAMS, [number], lookahead=SETTINGS["paper"], **options).statistics
         for name, value in vars(request.result(timeout=300).statistics).items():
             jax.tree.map(np.testing.assert_array_equal, value, getattr(expected, name))
 

@@ -105,6 +105,7 @@ def test_auto_is_as_wide_as_any_number_of_rows_wants(of_sizes, expected, monkeyp
     assert width.choose(PARAMS, config, (4, 2, 1)) == expected
 
 
+@pytest.mark.slow
 def test_rounds_teach_the_costs_of_their_number_of_rows(monkeypatch):
     lessons = {}
 
