@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import pathlib
@@ -32,6 +33,9 @@ jax.config.update("jax_disable_most_optimizations", False)
 if jax.__version_info__ >= (0, 11, 2):
     # The threads of a simulated GPU wait for each other in XLA's pool, which otherwise has one thread for each core.
     os.environ.setdefault("NPROC", "8")
+
+# Programs are made of many objects that live long: the collector would look at all of them every 700 new ones.
+gc.set_threshold(50_000)
 
 # The texts of tests are short: with windows as short as these, the rings of the cache go round many times.
 base.MULTIPLE = 8

@@ -6,6 +6,7 @@ import pytest
 
 from jlade.cli.options import DEMO
 from jlade.generation import chat_template
+from tests.tiny import slow
 
 MESSAGES = [{"role": "user", "content": "Hi {{ 1 }}"}, {"role": "assistant", "content": "é"}]
 
@@ -52,7 +53,7 @@ def test_hostile_templates_are_refused(tokenizer, template, error):
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for i in range(10**5) %}{% for i in range(10**5) %}{% endfor %}{% endfor %}",
+        slow("{% for i in range(10**5) %}{% for i in range(10**5) %}{% endfor %}{% endfor %}"),
         "{{ 10 ** (10 ** 10) }}",  # one operation, which takes hours and no signal interrupts
     ],
 )

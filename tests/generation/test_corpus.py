@@ -22,7 +22,7 @@ from jlade.generation import corpus as corpus_lib
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama(2, max_positions=128)
-TREE = LookaheadConfig.tree(12)
+TREE = LookaheadConfig.tree(7)
 LAST = jax.jit(suffix.last)
 SEARCH = jax.jit(functools.partial(suffix.find, number=suffix.MATCHES))
 
@@ -49,6 +49,7 @@ def test_the_text_is_the_same_in_fewer_steps():
         assert warm.statistics.contributed["corpus"][0] > cold.statistics.contributed["corpus"][0] == 0
 
 
+@pytest.mark.slow
 def test_each_sequence_of_a_batch_gets_what_it_gets_alone():
     prompts, corpus = [[3, 1, 4], [1], [5, 9, 2]], [[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]]
     together = generate(prompts, corpus=corpus)
@@ -134,6 +135,7 @@ def test_a_long_text_is_searched_in_its_prompt_and_its_end(seed, vocab_size, pro
     np.testing.assert_array_equal(np.where(matched > 0, places, 0), np.where(matched > 0, expected[0], 0))
 
 
+@pytest.mark.slow
 def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
     generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=1024), max_new_tokens=40, lookahead=TREE)
     prompts = [[3, 1, 4, 1, 5] * 9, [9, 2]]

@@ -58,6 +58,7 @@ print("went on")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process as Linux does")
+@pytest.mark.slow
 def test_a_process_goes_on_with_less():
     with started([["-c", LIMITED]], 1) as (process,):
         output, errors = process.communicate(timeout=300)

@@ -10,7 +10,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.drafts.prediction import SECOND, Reading, find
 from jlade.generation import prediction as prediction_lib
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama()
 TREE = LookaheadConfig.tree(30)
@@ -52,7 +52,7 @@ def test_nothing_is_read_after_the_end_of_a_prediction():
     assert (places.tolist(), matched.tolist()) == ([0, 0], [0, 0])
 
 
-@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("verification", [slow("coupled"), "rejection"])
 def test_sampled_texts_are_exact(verification):
     """Coupled ones are those of plain sampling; by rejection a prediction makes no difference to what is possible."""
     sampling, key = SamplingConfig(temperature=0.8, top_k=3), jax.random.key(5)
