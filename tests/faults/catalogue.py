@@ -641,10 +641,10 @@ FAULTS = (
         ("tests/inspection/test_compiled.py::test_bytes_of_dtypes",),
     ),
     Fault(
-        "rows of an engine take the place of the prompt that is read",
+        "rows of an engine leave no memory for their steps",
         "jlade/inspection/sequences.py",
-        "left = limit - found.weights - found.prompt",
-        "left = limit - found.weights",
+        "left // (row + temporary)",
+        "left // row",
         ("tests/inspection/test_sequences.py::test_as_many_rows_fit_and_more_do_not",),
     ),
     Fault(
@@ -676,10 +676,10 @@ FAULTS = (
         ("tests/testing/test_decoder.py::test_wrong_results_are_found",),
     ),
     Fault(
-        "the check of a decoder does not compare positions behind a cache",
+        "the check of a decoder has no guess past the last position",
         "jlade/testing/positions.py",
-        "_check_positions(model, model.prefix, LENGTHS)",
-        "_check_positions(model, model.empty_cache(), 0 * LENGTHS)",
+        "far[:, seen.stop :] += model.decoder.max_positions",
+        "far[:, seen.stop :] += 0 * model.decoder.max_positions",
         ("tests/testing/test_decoder.py::test_wrong_results_are_found",),
     ),
     # The command, and the modules of the top level.
