@@ -763,8 +763,8 @@ FAULTS = (
     Fault(
         "a device takes the tokens of its slice for the first ones",
         "jlade/vocabulary.py",
-        "return self.first + index if self.axes else index",
-        "return index",
+        "token = self.first + place",
+        "token = place",
         ("tests/decoding/test_mesh.py::test_settings",),
     ),
 )
