@@ -10,7 +10,7 @@ ifeq ($(filter cpu cuda12 cuda13 tpu,$(ACCELERATOR)),)
 $(error ACCELERATOR must be cpu, cuda12, cuda13 or tpu, got "$(ACCELERATOR)")
 endif
 
-.PHONY: demo chat bench install test test-all quick accelerators docs lint clean
+.PHONY: demo chat bench install test test-all quick faults accelerators docs lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jlade "$(PROMPT)" --also 10,5,10:tree=80
@@ -37,6 +37,9 @@ quick: install  # the core: the algorithm, sources, decoding against the referen
 		tests/test_layout.py tests/generation/test_prompts.py tests/generation/test_text.py \
 		"tests/decoding/test_decoding.py::test_equals_the_reference" tests/decoding/test_stopping.py \
 		tests/models/test_llama.py tests/planning $(ARGS)
+
+faults: install  # puts faults into copies of the tree and names those that no test finds; ARGS="-k engine" chooses
+	$(BIN)/python -m tests.faults.run $(ARGS)
 
 accelerators: $(VENV)/.test $(VENV)/.tpu-compiler $(VENV)/.gpu-compiler
 	$(BIN)/python -m pytest tests/accelerators $(ARGS)

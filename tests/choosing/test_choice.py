@@ -109,6 +109,8 @@ def test_without_a_cache_directory_it_is_the_homes(directory, monkeypatch, tmp_p
         b'{"format": 1, "lookahead": {}, "device": "d", "model": "m"}',
         b'{"format": 1, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "trials": [1]}',
         b'{"format": 1, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "step_times": []}',
+        b'{"format": 1, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "step_times": {"1": 0}}',
+        b'{"format": 1, "lookahead": {}, "device": "d", "model": "m", "batch_size": 1, "step_times": {"1": Infinity}}',
     ],
 )
 def test_a_broken_file_is_ignored_with_a_warning_and_written_anew(content):

@@ -24,3 +24,9 @@ def test_without_a_baseline_there_is_no_speed():
     console = Console(file=io.StringIO(), width=100)
     console.print(Tallies(TALLIES))
     assert "speed" not in console.file.getvalue()
+
+
+def test_the_speed_is_that_of_the_timed_tokens():
+    tally = Tally(12, 6, 10, 0.5) + Tally(8, 4, 2, 0.5)
+    assert (tally.compression, tally.tokens_per_second) == (2.0, 12.0)
+    assert (Tally().compression, Tally().tokens_per_second) == (None, None)

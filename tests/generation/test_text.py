@@ -95,6 +95,15 @@ def test_text_with_stop_strings_does_not_depend_on_how_it_was_cut_into_pieces(id
     assert detokenizer.stopped == (reason == "stop")
 
 
+@pytest.mark.parametrize(("last", "expected"), [(TOKENS.index(b"b"), "a"), (TOKENS.index(b"c"), "abcac")])
+def test_the_beginning_of_a_stop_string_waits_for_the_token_that_decides(last, expected):
+    detokenizer = text.Detokenizer(tiny_tokenizer(), ["bcab"])
+    a, b, c = (TOKENS.index(token) for token in (b"a", b"b", b"c"))
+    pieces = [detokenizer.feed([token]) for token in (a, b, c, a)]
+    assert pieces == ["a", "", "", ""]
+    assert "".join(pieces) + detokenizer.feed([last], last=True) == expected
+
+
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
