@@ -87,6 +87,7 @@ def find(params):
     return request.check(params, [1, 2, 3], Options(max_new_tokens=40)).learned
 
 
+@pytest.mark.slow
 def test_calls_teach_and_the_file_outlives_the_process(cache_directory):
     params = tiny_llama(3, num_layers=3)
     directory = cache_directory / "jlade" / "costs"

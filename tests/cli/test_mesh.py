@@ -62,6 +62,7 @@ def test_a_batch_must_divide(model, refused):
     assert "--batch-size must be a multiple of 2, the size of data in --mesh, got 3" in error
 
 
+@pytest.mark.slow
 def test_generate_gives_the_texts_of_one_device(model, capsys):
     arguments = ["generate", str(model / "prompts"), "--lines", "--model", str(model), "--max-new-tokens", "6"]
     arguments += [*SETTING, "--temperature", "1", "--json", "--batch-size", "8"]
@@ -80,6 +81,7 @@ def test_complete_compares_on_the_mesh(model, capsys):
     assert found["plain"]["text"] == found["text"]
 
 
+@pytest.mark.slow
 def test_the_chat_keeps_its_state_on_the_mesh(model, monkeypatch, capsys):
     (model / "template").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')

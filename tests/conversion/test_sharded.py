@@ -22,6 +22,7 @@ from jlade.mesh import COPIES, mesh_of
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.quantization import is_int8
+from tests.tiny import slow
 
 SHAPE = LlamaConfig(24, 16, 32, 2, 8, 2, 4, 64, qkv_bias=True, attention_output_bias=True)
 MESHES = [(1, 1, 8), (1, 2, 4), (2, 2, 2), (8, 1, 1)]
@@ -238,7 +239,9 @@ def bytes_held(arrays=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "int8"), [("hf", (1, 1, 8), False), ("own", (1, 2, 4), False), ("own", (1, 1, 8), True)], ids=str
+    ("kind", "sizes", "int8"),
+    [("hf", (1, 1, 8), False), slow("own", (1, 2, 4), False), slow("own", (1, 1, 8), True)],
+    ids=str,
 )
 def test_no_device_and_no_host_holds_the_model(kind, sizes, int8, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "BATCH_BYTES", 0)

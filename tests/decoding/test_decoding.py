@@ -224,6 +224,7 @@ def test_equals_the_reference_with_a_prediction(seed, prompt, edits):
     seed=st.sampled_from([0, 2, 3, 4]),
     prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20),
 )
+@pytest.mark.slow
 def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
     key = jax.random.key(0)
     expected = decode_plainly(seed, prompt, 40, lookahead, key, ())
@@ -231,7 +232,7 @@ def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
     assert generated(out) == expected
 
 
-@pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), ((8, 2), (2, 0))], ids=str)
+@pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), slow(((8, 2), (2, 0)))], ids=str)
 def test_prompts_longer_than_a_prefill_chunk(chunks):
     params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig.paper(4, 4, 3)
     for length in (1, 3, 4, 5, 8, 9, 17):
@@ -263,7 +264,7 @@ def test_a_small_cache_has_fewer_chunks():
     assert prefill.fitting(CHUNKS, 2048) == CHUNKS
 
 
-@pytest.mark.parametrize("lookahead", [SETTINGS[0], SETTINGS[-2], PLAIN, *map(slow, SETTINGS[2:-2:2])], ids=str)
+@pytest.mark.parametrize("lookahead", [SETTINGS[0], PLAIN, *map(slow, SETTINGS[2::2])], ids=str)
 def test_sequences_of_a_ragged_batch_get_what_they_get_alone(lookahead):
     params, rng = tiny_llama(2), np.random.default_rng(3)
     prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11, 3, 16, 5)]
@@ -400,6 +401,7 @@ def test_a_program_holds_no_step_cost():
         jlade.DecodeConfig(tiny_llama().decoder, LookaheadConfig.paper(relative_step_time=1.5))
 
 
+@pytest.mark.slow
 def test_works_with_64_bit_types_enabled():
     params, lookahead = tiny_llama(3), LookaheadConfig.paper(4, 4, 3)
     expected = generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead))

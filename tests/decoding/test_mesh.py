@@ -20,7 +20,7 @@ CASES = [
     ("greedy", (1, 8, 1)),
     slow("filters", (2, 2, 2)),
     ("rejection", (1, 2, 4)),
-    ("plain", (2, 1, 4)),
+    slow("plain", (2, 1, 4)),
     slow("greedy", (8, 1, 1)),
     slow("greedy", (1, 1, 8)),
     slow("adaptive", (2, 2, 2)),
@@ -119,6 +119,7 @@ def test_the_demo_model(demo, golden):
 
 
 @pytest.mark.parametrize("name", [slow("penalties"), "temperature"])
+@pytest.mark.slow
 def test_a_vocabulary_that_does_not_divide(name):
     """It is whole on each device."""
     options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
@@ -165,6 +166,7 @@ def test_the_default_setting(sizes, options):
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 4), slow((1, 8, 1))])
+@pytest.mark.slow
 def test_all_that_a_call_may_bring(sizes):
     """int8, stop strings, streams, turns of a conversation, saved pools and statistics."""
     params = quantize(tiny_llama(num_heads=8, num_kv_heads=4, intermediate_size=32))

@@ -123,7 +123,7 @@ def test_greedy(setting):
             np.testing.assert_array_equal(out.steps, out.lengths + (np.array(out.finish_reason) == "error"))
 
 
-@pytest.mark.parametrize("setting", ["plain", "window", slow("both")])
+@pytest.mark.parametrize("setting", ["plain", slow("window"), slow("both")])
 def test_coupled_sampling(setting):
     keys = jax.random.split(jax.random.key(1), len(PROMPTS))
     for name, params in BROKEN.items():
@@ -132,6 +132,7 @@ def test_coupled_sampling(setting):
         assert results(out) == [plain(params, *each) for each in zip(PROMPTS, itertools.repeat(SAMPLED), own)], name
 
 
+@pytest.mark.slow
 def test_rejection_sampling():
     """The text depends on the setting, but it ends where the logits after it are not finite, and nowhere before."""
     lookahead = dataclasses.replace(WINDOW, verification="rejection")
@@ -147,6 +148,7 @@ def test_rejection_sampling():
             assert not (reason == "error" and last), name
 
 
+@pytest.mark.slow
 def test_guesses_do_not_end_a_text():
     """Drafts that are rejected hold a token whose embedding is NaN, and so are the logits after it."""
     params = BROKEN["embedding of the padding"]
@@ -220,12 +222,14 @@ def test_turns_after_an_error():
     assert results(out) == expected("embedding of the padding")[1:2]
 
 
+@pytest.mark.slow
 def test_a_mesh():
     for name, params in BROKEN.items():
         out = generate(params, lookahead=WINDOW, mesh=jlade.make_mesh(2, 2, 2))
         assert results(out) == expected(name), name
 
 
+@pytest.mark.slow
 def test_engines():
     """A request that fails frees its row, and what was read of its prompt serves others without its NaN."""
     params = BROKEN["embedding of the padding"]
@@ -241,6 +245,7 @@ def test_engines():
     assert results(last.generation) == found[:1]
 
 
+@pytest.mark.slow
 def test_debug_nans():
     """JAX's search for NaN finds none in a sound model, and that of a broken one."""
     with jax.debug_nans(True):

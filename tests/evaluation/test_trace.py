@@ -91,7 +91,7 @@ QUICK = (SETTINGS[0], PLAIN, SETTINGS[6])
 
 
 @pytest.mark.parametrize("lookahead", [*QUICK, *(slow(each) for each in SETTINGS if each not in QUICK)], ids=str)
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, slow(2)])
 def test_equals_the_reference(seed, lookahead):
     key = jax.random.key(7)
     expected, watched, tokens = steps_of_reference(seed, lookahead, key)
@@ -156,6 +156,7 @@ def test_a_mesh_changes_nothing():
     assert traced(mesh=jlade.make_mesh(lookahead=2, model=2), **options) == traced(**options)
 
 
+@pytest.mark.slow
 def test_adaptive_steps_have_the_levels_of_their_pace():
     lookahead = LookaheadConfig.paper(3, 4, 3, relative_step_time=9.0)
     params = tiny_llama(2, max_positions=300)
