@@ -396,6 +396,12 @@ def test_meshes(axes, compilations):
         assert_equal(result, alone(prompt, options))
 
 
+def test_a_mesh():
+    with engine("plain", mesh=jlade.make_mesh(lookahead=1, model=2), max_sequences=1) as running:
+        result = running.submit(SHARED, max_new_tokens=9).result(timeout=300)
+    assert_equal(result, alone(SHARED, {"max_new_tokens": 9}))
+
+
 def test_a_cancelled_request_frees_its_row(shared):
     requests = [shared.submit([1, 2], max_new_tokens=60, eos_ids=()) for _ in range(4)]  # one more than rows
     next(iter(requests[0]))

@@ -7,14 +7,14 @@ import pytest
 
 from tests.processes import started
 
+pytestmark = pytest.mark.slow
+
 CALLS = """
 import json
 import jax, numpy as np
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from tests.tiny import tiny_llama
-
-pytestmark = pytest.mark.slow
 
 params = tiny_llama(hidden_size=64, intermediate_size=96, head_dim=16)
 prompts, keys = [[5, 1, 7 + i % 5, i] for i in range(8)], jax.random.split(jax.random.key(1), 8)
