@@ -385,10 +385,10 @@ FAULTS = (
     ),
     Fault(
         "a cancelled request keeps its place in the queue",
-        "jlade/engine/request.py",
-        'self._end(CancelledError("the request was cancelled"))\n        cancel()',
-        'self._end(CancelledError("the request was cancelled"))\n        cancel',
-        ("tests/engine/test_engine.py::test_a_full_queue_refuses_requests",),
+        "jlade/engine/scheduler.py",
+        "self._waiting = [entry for entry in self._waiting if entry[2] != request]",
+        "self._waiting = [entry for entry in self._waiting if entry[2]]",
+        ("tests/engine/test_scheduler.py::test_a_request_that_waits_can_be_removed",),
     ),
     Fault(
         "a cancelled request keeps its row",
