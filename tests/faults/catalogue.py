@@ -391,13 +391,6 @@ FAULTS = (
         ("tests/engine/test_scheduler.py::test_a_request_that_waits_can_be_removed",),
     ),
     Fault(
-        "a cancelled request keeps its row",
-        "jlade/engine/engine.py",
-        "self._running.keep(self._scheduler.rows)",
-        "self._running.keep(self._running.jobs.values())",
-        ("tests/engine/test_engine.py::test_a_cancelled_request_frees_its_row",),
-    ),
-    Fault(
         "a prefix is reused a token beyond its match",
         "jlade/engine/prefixes.py",
         "return int(differs[0]) if len(differs) else size",
