@@ -412,13 +412,6 @@ FAULTS = (
         ("tests/engine/test_prefixes.py::test_the_least_recently_used_values_are_dropped",),
     ),
     Fault(
-        "a kept prefix is restored with more tokens than the prompt shares",
-        "jlade/engine/copies.py",
-        "cache = resize(kept.cache, length[None], cache_shapes",
-        "cache = resize(kept.cache, kept.cache.length, cache_shapes",
-        ("tests/engine/test_reading.py::test_a_part_of_an_answer_is_continued",),
-    ),
-    Fault(
         "a row without a request goes on with the text of another",
         "jlade/engine/rows.py",
         "done=copied.done | (places < 0)",
