@@ -418,13 +418,6 @@ FAULTS = (
         "done=copied.done",
         ("tests/engine/test_running.py::test_rows_move_with_all_that_they_hold",),
     ),
-    Fault(
-        "a request is put into a row that another one has",
-        "jlade/engine/running.py",
-        "row = next(row for row in range(len(state.done)) if row not in self.jobs)",
-        "row = max(0, len(self.jobs) - 1)",
-        ("tests/engine/test_running.py::test_a_text_is_that_of_its_request_alone_while_rows_come_and_go",),
-    ),
     # Server.
     Fault(
         "the usage leaves the prompt out of the total",
