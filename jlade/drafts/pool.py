@@ -115,8 +115,8 @@ class NGramPool:
 
     def _first_tokens(self) -> np.ndarray:
         """Returns the first tokens of the n-grams of a batch [B, ...]."""
-        first: np.ndarray = mesh_lib.fetch(self.ngrams[..., 0])
-        return first
+        pool: np.ndarray = mesh_lib.fetch(self.rows)  # reshaped on the host, as nothing may compile after a warm-up
+        return pool.reshape(self.shape)[..., 0]
 
 
 def shape(vocab_size: int, ngram_size: int, guess_set_size: int) -> tuple[int, int, int]:

@@ -55,7 +55,8 @@ LOOKAHEADS = [
     LookaheadConfig.paper(3, 3, 0),
     LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3),
 ]
-CONTROLS = [*ALONE, TOGETHER, GREEDY_WITH_PENALTIES, SamplingConfig()]  # a sequence each
+SAMPLED = [*ALONE, TOGETHER]
+CONTROLS = [*SAMPLED, GREEDY_WITH_PENALTIES, SamplingConfig()]  # a sequence each
 
 
 def processed(logits, config, prompt, generated):
@@ -154,11 +155,11 @@ def noise(key, row, position, vocab_size):
 )
 def test_coupled_sampling_equals_the_reference(lookahead):
     """Noise that belongs to a position makes the next token a function of the text, as the reference wants it."""
-    params, key, prompt, configs = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5], CONTROLS
+    params, key, prompt = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5]
     start = first_window(key, prompt, lookahead)
-    batch = [prompt] * len(configs)
-    out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=configs, key=key)
-    for row, config in enumerate(configs):
+    batch = [prompt] * len(CONTROLS)
+    out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=CONTROLS, key=key)
+    for row, config in enumerate(SAMPLED):
         noise_of = functools.cache(functools.partial(noise, key, row, vocab_size=VOCAB))
         next_token = sampled_next_token(params, config, key, row, len(prompt))
         tokens, accepted = reference.decode(

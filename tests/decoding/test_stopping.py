@@ -59,7 +59,7 @@ def test_another_number_of_stop_strings_makes_no_other_shape():
 @pytest.mark.parametrize("config", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
 def test_every_stop_string_ends_the_text_where_a_search_finds_it(config):
     """Each string of up to 4 characters in a text, a sequence each, some with a second string; all results agree."""
-    key = jax.random.key(7)
+    key = jax.random.key(2)
     free = generate([3, 1, 4], sampling=config, key=key[None])
     whole, text = free.tokens[0].tolist(), free.text[0]
     strings = list(dict.fromkeys(text[i : i + n] for n in range(1, 5) for i in range(len(text) - n)))
@@ -100,7 +100,7 @@ def assert_row(out, row, tokens, free):
     assert accepted.sum() == length
     np.testing.assert_array_equal(accepted[:-1], free.accepted[0, : len(accepted) - 1])
     statistics = out.statistics
-    assert statistics.accepted_histogram[row].tolist() == np.bincount(accepted, minlength=6)[1:].tolist()
+    assert statistics.accepted_histogram[row].tolist() == np.bincount(accepted, minlength=5)[1:].tolist()
     assert statistics.steps_with_accepted[row] == (accepted > 1).sum()
     assert out.state.num_tokens[row] == out.state.constants.prompt_lengths[row] + length
     assert out.state.memory.cache.length[row] == out.state.num_tokens[row] - 1

@@ -166,11 +166,11 @@ def test_predictions(compilations):
     right, wrong = expected[0].tokens[0], [11] * 30
     given = ({"prediction": right}, {}, {"prediction": wrong}, {"prediction": expected[3].tokens[0].tolist()})
     with engine("tree", max_prediction=32, max_sequences=1) as running:
-        results = []
-        for number, each in enumerate(given):
-            results.append(running.submit([number], with_statistics=True, **options, **each).result(timeout=300))
-            assert number == 0 or compilations == []
-            compilations.clear()
+        running.warm_up()
+        compilations.clear()
+        requests = [running.submit([i], with_statistics=True, **options, **each) for i, each in enumerate(given)]
+        results = [request.result(timeout=300) for request in requests]
+        assert compilations == []
         with pytest.raises(ValueError, match="prediction must be of at most max_prediction=32 tokens, got 33"):
             running.submit([1], prediction=[1] * 33)
         of_list = running.generate([[0], [3]], prediction=[right, given[3]["prediction"]], **options)
@@ -312,7 +312,7 @@ def test_after_the_warm_up_nothing_compiles(max_sequences, compilations):
         assert list(running.compile())[-1] == 0
         compilations.clear()
         running.warm_up()
-        requests = [running.submit(prompt, **options) for prompt, options in drawn]
+        requests = [running.submit(prompt, with_statistics=True, **options) for prompt, options in drawn]
         requests[3].cancel()
         for number, request in enumerate(requests):
             assert number == 3 or request.result(timeout=300).lengths[0] > 0
