@@ -8,19 +8,19 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
+from tests.tiny import slow
 
 OPTIMIZED = True
 
 ALL_PROMPTS = [LookaheadConfig.paper(4, 3, 2)]
 SOME_PROMPTS = [
-    LookaheadConfig.paper(0, 5, 10),
+    slow(LookaheadConfig.paper(0, 5, 10)),
     LookaheadConfig.paper(15, 5, 15),
-    LookaheadConfig.paper(5, 4, 5, pool_from_prompt=False),
-    LookaheadConfig(),
+    slow(LookaheadConfig.paper(5, 4, 5, pool_from_prompt=False)),
+    slow(LookaheadConfig()),
     LookaheadConfig.tree(7, relative_step_time=1.5),
-    LookaheadConfig.paper(
-        3, 8, 12, relative_step_time=3.5
-    ),  # more than some texts repay, so that steps become narrower
+    # More than some texts repay, so that steps become narrower.
+    slow(LookaheadConfig.paper(3, 8, 12, relative_step_time=3.5)),
 ]
 
 
@@ -30,6 +30,7 @@ def assert_exact(params, cases, lookahead):
         assert out.tokens[0].tolist() == expected, prompt["id"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [None, *ALL_PROMPTS], ids=str)
 def test_all_prompts(lookahead, demo, golden):
     """In two batches, which take less time than one prompt after the other."""

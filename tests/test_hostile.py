@@ -32,6 +32,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_changed_file_is_refused_or_read(name, tmp_path):
     form = hostile.FORMATS[name]

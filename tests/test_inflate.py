@@ -107,6 +107,7 @@ def test_unsupported_settings_are_named(source, changes, message):
         inflated(tiny_llama(**source), **changes)
 
 
+@pytest.mark.slow
 def test_a_written_checkpoint_generates_as_the_demo(demo, golden, tmp_path, monkeypatch):
     shape = {
         "vocab_size": 5000,

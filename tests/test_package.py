@@ -5,6 +5,8 @@ import subprocess
 import sys
 import typing
 
+import pytest
+
 import jlade
 import jlade.conversion
 
@@ -62,6 +64,7 @@ def test_the_package_says_that_it_is_typed_and_ships_the_demo_with_its_card():
     assert "5.48 million" in (root / "demo" / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_generating_needs_neither_torch_nor_transformers():
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import jlade; "

@@ -127,6 +127,7 @@ def test_rounds_of_an_engine_have_costs_of_their_own():
     assert (rounds.num_calls, learned.find(*arguments).num_calls) == (50, 0)
 
 
+@pytest.mark.slow
 def test_learn_false_neither_uses_nor_writes_anything(cache_directory):
     params = tiny_llama(3, num_layers=3)
     runs = [jlade.generate(params, [1, 2, 3], max_new_tokens=40, learn=False) for _ in range(3)]

@@ -56,6 +56,7 @@ def test_every_file_is_a_prompt_and_the_texts_come_in_order(files, expected, cap
     assert run(capsys, *files, *LIMIT) == f"{expected.text[0]}\n{expected.text[1]}\n"
 
 
+@pytest.mark.slow
 def test_a_batch_gives_the_texts_that_one_prompt_at_a_time_gives(files, expected, capsys):
     assert run(capsys, *files, *LIMIT, "--batch-size", "2") == f"{expected.text[0]}\n{expected.text[1]}\n"
 
@@ -128,6 +129,7 @@ def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
     assert "logprobs" not in records[0]
 
 
+@pytest.mark.slow
 def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_key(files, demo, capsys):
     params, tokenizer = demo
     key = jax.random.key(7)

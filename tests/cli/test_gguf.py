@@ -56,6 +56,7 @@ def test_the_chat_uses_the_template_of_the_file(file, run, monkeypatch):
     assert run("chat", "--model", file, *LIMIT) == f"{expected.text[0]}\n"
 
 
+@pytest.mark.slow
 def test_inspect_shows_the_stored_types(file, run):
     facts = json.loads(run("inspect", file, "--json"))
     params, _ = jlade.load(file)

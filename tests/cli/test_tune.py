@@ -14,6 +14,7 @@ from jlade.choosing import choice, estimate
 from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.tuning.search import USUAL
+from tests.tiny import slow
 
 SHORT = ["--settings", "tree=7", "--max-new-tokens", "16"]
 
@@ -102,7 +103,7 @@ def test_a_terminal_shows_a_bar_of_the_measurements(monkeypatch, capsys):
     assert re.search(r"5/5 measurements ━+ 0:00:00 left: 0:00:00 done", shown)
 
 
-@pytest.mark.parametrize("number", [0, 1, 4])
+@pytest.mark.parametrize("number", [0, 1, slow(4)])
 def test_ctrl_c_prints_what_was_measured_and_stores_nothing(number, demo, monkeypatch, capsys):
     tune = jlade.tune
 

@@ -95,10 +95,8 @@ VARIATIONS = {
 }
 
 
-QUICK = ("like Qwen2-MoE",)
-
-
-@pytest.mark.parametrize("name", [*QUICK, *(slow(name) for name in VARIATIONS if name not in QUICK)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIATIONS)
 def test_variations_of_the_architecture(name):
     """On 4 devices for 2 KV heads, whose norm of all heads counts each head once."""
     params = tiny_llama(num_heads=8, intermediate_size=32, vocab_size=16, **VARIATIONS[name])

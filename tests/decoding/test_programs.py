@@ -37,6 +37,7 @@ def request_for(batch_size, lookahead, windows=()):
     return params, *jlade.prepare(params, [[1]] * batch_size, **options), layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "windows"), [(3, (1000, None)), slow(1, ())])
 def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
     params, inputs, config, layers = request_for(batch_size, PLAIN, windows)
@@ -47,10 +48,10 @@ def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
 @pytest.mark.parametrize(
     ("name", "batch_size", "windows"),
     [
-        ("prompt pool", 3, ()),
-        ("plain", 1, ()),
-        ("tree", 3, (1000, None)),
-        slow("prompt pool", 1, ()),
+        slow("prompt pool", 3, ()),
+        slow("plain", 1, ()),
+        slow("tree", 3, (1000, None)),
+        ("prompt pool", 1, ()),
         slow("window", 3, ()),
         slow("adaptive", 1, ()),
         slow("adaptive tree", 1, (1000, None)),

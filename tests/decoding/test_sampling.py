@@ -230,8 +230,8 @@ def test_keys_decide_the_text():
 @pytest.mark.parametrize(
     "lookahead",
     [
-        LookaheadConfig.paper(4, 4, 3, verification="rejection"),
-        slow(LOOKAHEADS[0]),
+        slow(LookaheadConfig.paper(4, 4, 3, verification="rejection")),
+        LOOKAHEADS[0],
         slow(LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3, verification="rejection")),
     ],
     ids=str,
@@ -411,7 +411,7 @@ def test_texts_with_keys_of_other_kinds_follow_it_too(kind, small_model, expecte
     ("verification", "drafted"),
     [
         slow("coupled", SOURCES),
-        ("rejection", SOURCES),
+        slow("rejection", SOURCES),
         *(slow("rejection", (source,)) for source in get_args(Source)),
     ],
 )

@@ -24,7 +24,7 @@ PROMPT_LENGTHS = (300, 1, 170, 9)  # read in chunks of 128 and 16 tokens, some o
     ("name", "lookahead"),
     [
         ("in every layer", LookaheadConfig.paper(4, 4, 3)),
-        ("in one of two", LookaheadConfig.tree(7)),
+        slow("in one of two", LookaheadConfig.tree(7)),
         slow("in one of two", LookaheadConfig()),
     ],
 )
@@ -72,6 +72,7 @@ def test_meshes(sizes, lookahead):
     np.testing.assert_array_equal(found.accepted, expected.accepted)
 
 
+@pytest.mark.slow
 def test_sampling_and_streams():
     options = {"sampling": SamplingConfig(temperature=0.8), "key": jax.random.key(2), "max_new_tokens": 60}
     expected = generate([3, 1, 4], **options, lookahead=None).tokens
@@ -121,6 +122,7 @@ def test_only_a_ring_that_is_full_is_emptied(monkeypatch):
     assert [cache.length.tolist() for cache in seen] == [[7], [4], [9], [0]]
 
 
+@pytest.mark.slow
 def test_a_ring_grows_with_a_text_until_it_has_the_window():
     params = tiny_llama(2, max_positions=2048, sliding_windows=(1500, 5))
     generate = functools.partial(jlade.generate, params, max_new_tokens=15, lookahead=LOOKAHEAD, keep_state=True)

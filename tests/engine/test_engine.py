@@ -159,6 +159,7 @@ def test_pieces_make_up_the_result(shared):
         assert all(piece.accepted.sum() == len(piece.tokens) for piece in pieces)
 
 
+@pytest.mark.slow
 def test_predictions(compilations):
     """A prediction that is right saves steps; one that is wrong, and none, change no text either."""
     options = {"max_new_tokens": 30, "eos_ids": ()}

@@ -151,6 +151,7 @@ def test_sampled_tokens_are_those_of_generate(verification):
         assert len(step.accepted) in (from_drafts, from_drafts + 1)
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing():
     options = {"lookahead": LookaheadConfig.paper(4, 4, 3), "max_new_tokens": 12}
     assert traced(mesh=jlade.make_mesh(lookahead=2, model=2), **options) == traced(**options)
@@ -189,9 +190,10 @@ def test_texts_and_names(demo):
 
 
 def test_a_stop_string_ends_the_trace():
-    out = jlade.generate(tiny_llama(), PROMPT, tokenizer=tiny_tokenizer(), max_new_tokens=40)
+    options = {"lookahead": LookaheadConfig.paper(4, 4, 3)}
+    out = jlade.generate(tiny_llama(), PROMPT, tokenizer=tiny_tokenizer(), max_new_tokens=40, **options)
     stop = re.search("[abc]{3}", out.text[0][4:])[0]
-    found = traced(stop=stop)
+    found = traced(stop=stop, **options)
     assert found.finish_reason == "stop"
     assert stop in "".join(found.texts[found.prompt_length :])
 

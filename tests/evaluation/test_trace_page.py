@@ -10,7 +10,7 @@ from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.evaluation import trace as trace_lib
 from jlade.lookahead import block
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 LOOKAHEAD = LookaheadConfig.paper(5, 4, 5)
 TREE = LookaheadConfig()
@@ -169,9 +169,9 @@ def test_colours_follow_the_system(file, open_page):
         (LookaheadConfig.paper(6, 2, 4), ["text", "guess", "verify", "learn", "attend"]),
         (LookaheadConfig.paper(4, 4, 0), ["text", "guess", "attend"]),
         (LookaheadConfig.paper(60, 5, 60), ["text", "guess", "verify", "learn", "attend"]),
-        (LookaheadConfig.tree(63), ["text", "verify", "learn", "attend"]),
-        (LookaheadConfig.tree(15, relative_step_time=3.0), ["text", "verify", "learn", "attend"]),
-        (LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0), ["text", "guess", "verify", "learn", "attend"]),
+        slow(LookaheadConfig.tree(63), ["text", "verify", "learn", "attend"]),
+        slow(LookaheadConfig.tree(15, relative_step_time=3.0), ["text", "verify", "learn", "attend"]),
+        slow(LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0), ["text", "guess", "verify", "learn", "attend"]),
     ],
     ids=str,
 )

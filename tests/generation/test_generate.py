@@ -54,7 +54,9 @@ def test_a_result_prints_on_a_screen(demo):
     out = jlade.generate(params, "import os\n", keep_state=True, logprobs=True, **arguments)
     first, row = repr(out).splitlines()
     assert first == "Generation of tokens [1, 40], logprobs [1, 40], processed_logprobs [1, 40], state"
-    assert row.startswith(f"  0: 40 tokens in {out.steps[0]} steps ({40 / out.steps[0]:.2f} per step), length: '  1, 1, 1")
+    assert row.startswith(
+        f"  0: 40 tokens in {out.steps[0]} steps ({40 / out.steps[0]:.2f} per step), length: '  1, 1, 1"
+    )
     assert len(row) < 150
     *rows, more = repr(generate(tiny_llama(3), [[1]] * 30)).splitlines()
     assert (len(rows), more) == (9, "  and 22 more")

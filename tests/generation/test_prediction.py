@@ -66,6 +66,7 @@ def test_sampled_texts_are_exact(verification):
         assert out.steps[0] < 40
 
 
+@pytest.mark.slow
 def test_each_sequence_of_a_batch_has_its_own():
     prompts = [[3, 1, 4], [1], [5, 9, 2]]
     plain = generate(prompts, lookahead=None)
@@ -77,6 +78,7 @@ def test_each_sequence_of_a_batch_has_its_own():
         assert together.steps[row] == alone.steps[0]
 
 
+@pytest.mark.slow
 def test_the_next_turn_has_another_one_or_none():
     generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20)
     first = generate([3, 1, 4], lookahead=TREE, prediction=[1, 2, 3], keep_state=True)

@@ -13,7 +13,7 @@ import jlade
 from jlade import LookaheadConfig, NGramPool, SamplingConfig
 from jlade.decoding import loop
 from tests import reference
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
 TREE = LookaheadConfig(tree_size=12, window_size=2, ngram_size=3, guess_set_size=3)
@@ -21,7 +21,7 @@ PARAMS = tiny_llama(2, max_positions=128)
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahead=LOOKAHEAD, keep_state=True)
 
 
-@pytest.mark.parametrize("lookahead", [LOOKAHEAD, TREE], ids=["candidates", "tree"])
+@pytest.mark.parametrize("lookahead", [LOOKAHEAD, slow(TREE)], ids=["candidates", "tree"])
 @pytest.mark.parametrize(
     "sampling", [SamplingConfig(), SamplingConfig(temperature=0.7, repetition_penalty=1.2)], ids=str
 )
@@ -42,6 +42,7 @@ def test_a_continued_conversation_equals_the_whole_read_anew(sampling, lookahead
         ]
 
 
+@pytest.mark.slow
 def test_a_turn_continues_with_the_recycled_logits():
     """The table has every token that a turn read, also those that the next one does not read again."""
     first = generate([3, 1, 4, 1, 5], lookahead=TREE)
@@ -76,6 +77,7 @@ def test_only_what_is_new_is_read(monkeypatch):
     assert cache.length.tolist() == [5, 2], "what both rows begin with was read once"
 
 
+@pytest.mark.slow
 def test_a_state_of_one_sequence_serves_a_batch():
     prefix = [3, 1, 4, 1, 5, 9, 2, 6]
     texts = [[*prefix, 5, 3], [*prefix, 5, 8, 9], [*prefix[:3], 7], [12]]
@@ -108,6 +110,7 @@ def test_a_state_can_be_continued_twice_and_streamed():
     assert jax.random.key_data(keys).shape == (1, 2), "the caller's arrays are left alone"
 
 
+@pytest.mark.slow
 def test_a_state_grows_with_the_text():
     generate = functools.partial(
         jlade.generate, tiny_llama(2, max_positions=2048), lookahead=LOOKAHEAD, keep_state=True

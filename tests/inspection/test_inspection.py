@@ -22,6 +22,7 @@ def found():
     return jlade.inspect(PARAMS, "cpu", lookahead=LookaheadConfig.paper(3, 4, 2), capacity=64)
 
 
+@pytest.mark.slow
 def test_a_model_on_this_machine(found):
     config = PARAMS.config
     assert (found.device, found.device_kind, found.attention, found.dtype) == ("cpu", "cpu", "plain", "float32")
@@ -58,6 +59,7 @@ def test_a_directory_with_nothing_but_a_config(tmp_path, found):
             assert getattr(bare, field.name) == getattr(found, field.name)
 
 
+@pytest.mark.slow
 def test_default_setting_and_int8(tmp_path):
     save_hf(PARAMS, tmp_path / "whole")
     found = jlade.inspect(tmp_path / "whole", "cpu", int8=True, capacity=64, dtype="bfloat16")

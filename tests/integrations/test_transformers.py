@@ -103,13 +103,13 @@ def test_a_model_in_bfloat16_is_copied_bit_by_bit(batch):
 
 OPTIONS = [
     {"max_length": 30, "max_new_tokens": None},
-    {"repetition_penalty": 1.4},
+    slow({"repetition_penalty": 1.4}),
     {"repetition_penalty": 1.4, "suppress_tokens": [3, 9], "bad_words_ids": [[11]], "sequence_bias": [[[5], 2.5]]},
     {"eos_token_id": [EOS, 21]},
     {"eos_token_id": list(range(20, 40)), "min_new_tokens": 9},
     {"eos_token_id": list(range(20, 40)), "min_length": 15},
     {"eos_token_id": -1},
-    {"do_sample": True, "top_k": 1, "num_return_sequences": 2},
+    slow({"do_sample": True, "top_k": 1, "num_return_sequences": 2}),
     {"do_sample": True, "top_k": None, "top_p": 1e-6, "min_p": 0.5, "temperature": 0.3, "renormalize_logits": True},
     {"use_cache": False},
 ]
@@ -190,6 +190,7 @@ def test_a_dictionary_is_returned(model, decode, batch):
     assert_equal(expected.sequences, found.sequences)
 
 
+@pytest.mark.slow
 def test_sampled_tokens_follow_the_distribution_of_the_model(model, decode):
     """The first two tokens of many texts of one prompt, in one call, against their probabilities."""
     prompt, number = torch.tensor([[5, 6, 7]]), 1500
@@ -228,6 +229,7 @@ def test_controls_that_transformers_lacks(model, batch):
     assert all(len(set(row)) == 30 for row in found.tolist())
 
 
+@pytest.mark.slow
 def test_corpus_and_prediction_change_no_text(model, batch):
     decode = lookahead(model, lookahead=LookaheadConfig.tree(7))
     prompt = {"input_ids": batch["input_ids"][:1]}
@@ -279,7 +281,12 @@ def untie(model):
     model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
 
 
-CHANGES = [add_in_place, write_through_numpy, merge_an_adapter, swap_two_rows, load, train, replace_the_head, untie]
+CHANGES = [
+    add_in_place,
+    *map(slow, (write_through_numpy, merge_an_adapter, swap_two_rows, load, train)),
+    replace_the_head,
+    slow(untie),
+]
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,7 @@ def test_shares_of_the_paper_are_parts_of_the_block(W, N, G, number):  # noqa: N
     check_shares(LookaheadConfig.paper(W, N, G), Shape.chains(G, N - 1), number)
 
 
+@pytest.mark.slow
 @few
 @given(form=trees(), W=st.integers(0, 4), N=st.integers(2, 5), number=st.integers(1, 9))
 def test_shares_of_a_tree_are_parts_of_the_block(form, W, N, number):  # noqa: N803

@@ -12,6 +12,7 @@ from jlade.conversion import load_hf, save_hf
 from jlade.models.llama import quantize
 from tests.models.test_families import checkpoint, rope
 from tests.models.test_llama import run_blocks, run_branches
+from tests.tiny import slow
 
 # transformers writes settings of generation without the end token of some configurations.
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
@@ -111,7 +112,7 @@ CASES = {
 }
 
 
-DECODED = ("gemma2", "gpt_oss")
+DECODED = ("gemma2", slow("gpt_oss"))
 QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
 
 

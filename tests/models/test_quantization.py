@@ -126,6 +126,7 @@ def test_no_matrix_is_converted_whole():
     assert "f32[24,1200]" not in program[program.index("\nENTRY ") :]
 
 
+@pytest.mark.slow
 def test_the_demo_model_agrees_with_itself(demo, golden):
     """On 0.998 of the tokens of 26 texts in benchmarks/quantization.py; this test reads one, with its prompt."""
     params = demo[0]

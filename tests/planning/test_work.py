@@ -18,6 +18,7 @@ from jlade.models.llama import LlamaConfig
 from jlade.planning import work as work_lib
 from jlade.planning.work import Layout
 from tests.planning import meshed
+from tests.tiny import slow
 
 CONFIG = LlamaConfig(
     vocab_size=512,
@@ -43,8 +44,8 @@ BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
         ((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
         ((2, 1, 4), PLAIN, {}),
         ((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
-        pytest.param((1, 8, 1), TREE, {}, marks=pytest.mark.slow),
-        ((2, 2, 2), TREE, {}),
+        slow((1, 8, 1), TREE, {}),
+        slow((2, 2, 2), TREE, {}),
     ],
 )
 def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes):

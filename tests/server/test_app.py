@@ -389,6 +389,7 @@ bodies = strategies.fixed_dictionaries({}, optional=plausible)
 others = strategies.dictionaries(strategies.sampled_from(sorted(plausible)), values, max_size=1)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(path=strategies.sampled_from([CHAT, COMPLETIONS]), body=bodies, other=others)
 def test_any_body_is_answered_or_refused_in_openai_form(served, path, body, other):

@@ -128,6 +128,7 @@ def test_choices_are_interleaved_by_index(client):
     assert [choice.message.content for choice in asked(client, n=3, seed=5, max_tokens=24).choices] == expected
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_prompts(client, tmp_path):
     """The request of lm-eval's `local-completions`, against transformers."""
     save_hf(PARAMS, tmp_path / "model")

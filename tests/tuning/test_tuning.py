@@ -20,7 +20,7 @@ from jlade.choosing import choice
 from jlade.config import PLAIN
 from jlade.decoding import loop, prefill
 from jlade.tuning import measurement, search
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 SMALL, LONG, WIDE = LookaheadConfig.tree(3), LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)
 ADAPTIVE = dataclasses.replace(SMALL, relative_step_time=1.6)  # by the clock below
@@ -217,8 +217,8 @@ def test_what_is_measured(clock):
     [
         (0, [], []),
         (2, [1, 4], []),
-        pytest.param(4, [1, 4, 10], [PLAIN, ADAPTIVE], marks=pytest.mark.slow),
-        (5, None, None),
+        slow(4, [1, 4, 10], [PLAIN, ADAPTIVE]),
+        slow(5, None, None),
     ],
 )
 def test_ctrl_c_gives_what_was_measured_and_stores_nothing(number, sizes, settings, clock):
