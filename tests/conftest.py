@@ -2,6 +2,8 @@ import gc
 import json
 import os
 import pathlib
+import shlex
+import sys
 
 import hypothesis
 import jax
@@ -97,6 +99,13 @@ def resident_bytes():
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: is_optimized(item.module))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints the commands that run what failed alone; names of tests have brackets and spaces."""
+    failed = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
+    for name in dict.fromkeys(report.nodeid for report in failed):
+        terminalreporter.write_line(f"alone: {sys.executable} -m pytest {shlex.quote(name)}")
 
 
 def pytest_xdist_auto_num_workers():

@@ -44,7 +44,7 @@ def started(commands: list[list[str]], num_devices: int):
             process.communicate()
 
 
-def finish(running: list[subprocess.Popen], timeout: float = 100) -> list[tuple[int, str, str]]:
+def finish(running: list[subprocess.Popen], timeout: float = 300) -> list[tuple[int, str, str]]:
     """Returns the status, the output and the errors of each process."""
     ended = [process.communicate(timeout=timeout) for process in running]
     return [(process.returncode, *texts) for process, texts in zip(running, ended, strict=True)]

@@ -34,7 +34,7 @@ class Terminal:
     def type(self, keys):
         os.write(self.master, keys.encode())
 
-    def wait_for(self, pattern, seconds=90):
+    def wait_for(self, pattern, seconds=300):
         """Returns the output since the previous call, up to the end of the pattern."""
         end = time.monotonic() + seconds
         while not (match := re.search(pattern, self.written)):

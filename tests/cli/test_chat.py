@@ -277,6 +277,6 @@ def test_on_a_terminal_answers_are_coloured_and_can_be_stopped(small_demo):
         terminal.wait_for("> $")
 
         terminal.type("\x04")
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.process.wait(timeout=120) == 0
     finally:
         terminal.close()

@@ -49,7 +49,7 @@ def test_an_error_of_one_process_ends_all(workplace):
     one, other = commands("prompts", "--batch-size", "2")
     other[other.index("prompts")] = "nowhere"
     with started([one, other], 2) as running:
-        (first, _, errors), (second, _, others) = finish(running, timeout=30)
+        (first, _, errors), (second, _, others) = finish(running, timeout=120)
     assert (first, second) == (2, 2)
     assert "jlade generate: error: process 1 has ended: nowhere cannot be read" in errors
     assert "jlade generate: error: nowhere cannot be read" in others
@@ -60,12 +60,12 @@ def test_an_error_of_one_process_ends_all(workplace):
 def test_a_killed_process_ends_the_others(victim, workplace):
     (workplace / "prompts").write_text("a\nab\nc\nb\n" * 5000)
     with started(commands("prompts", "--batch-size", "2", "--output", "out"), 2) as running:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not (workplace / "out").exists() or not (workplace / "out").read_text():
             assert time.monotonic() < end
             time.sleep(0.1)
         running[victim].send_signal(signal.SIGKILL)
-        _, errors = running[1 - victim].communicate(timeout=30)
+        _, errors = running[1 - victim].communicate(timeout=120)
         assert running[1 - victim].returncode != 0
     assert "another process has ended or cannot be reached" in errors or "another task died" in errors
     *lines, _ = (workplace / "out").read_text().split("\n")

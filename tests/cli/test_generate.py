@@ -288,6 +288,6 @@ def test_work_over_many_prompts_shows_its_progress(files):
     try:
         terminal.wait_for(r"0/2.*prompts")
         terminal.wait_for(r"2/2.*prompts")
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.process.wait(timeout=120) == 0
     finally:
         terminal.close()

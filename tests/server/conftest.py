@@ -61,7 +61,7 @@ def running(engine, **options):
         thread.join()
 
 
-def wait_until(happened, seconds=60):
+def wait_until(happened, seconds=300):
     """Waits until something has happened."""
     end = time.monotonic() + seconds
     while not happened():
@@ -101,7 +101,7 @@ def rounds(monkeypatch):
     run = rows.run
 
     def waiting(*arguments):
-        semaphore.acquire(timeout=60)
+        semaphore.acquire(timeout=300)
         return run(*arguments)
 
     monkeypatch.setattr(rows, "run", waiting)

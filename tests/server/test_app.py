@@ -200,7 +200,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(served, monkeypatch):
 
     monkeypatch.setattr(text_lib, "encode", slow)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        long = pool.submit(httpx.post, f"{served.url}/tokenize", json={"prompt": "a" * app.SHORT}, timeout=60)
+        long = pool.submit(httpx.post, f"{served.url}/tokenize", json={"prompt": "a" * app.SHORT}, timeout=300)
         wait_until(lambda: encoded)
         assert served.client.post("/tokenize", json={"prompt": "ab"}).json()["count"] == 2
         released.set()

@@ -294,5 +294,5 @@ def test_the_client_waits_and_asks_again_where_the_server_is_busy(served, rounds
         impatient.completions.create(model="tiny", **body)
     rounds.release(1000)
     for request in requests:
-        request.result(timeout=60)
+        request.result(timeout=300)
     assert httpx.post(f"{served.url}/v1/completions", json=body).status_code == 200
