@@ -4,6 +4,7 @@ import os
 import pathlib
 import shlex
 import sys
+import threading
 
 import hypothesis
 import jax
@@ -33,7 +34,7 @@ jax.config.update("jax_compilation_cache_max_size", -1)
 
 def put(self, key, value):
     """Writes a program whole or not at all, as others read meanwhile."""
-    part = self.path / f"{key}.{os.getpid()}"
+    part = self.path / f"{key}.{os.getpid()}.{threading.get_ident()}-cache"
     part.write_bytes(value)
     part.replace(self.path / f"{key}-cache")
 
