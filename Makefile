@@ -26,7 +26,7 @@ install: $(VENV)/.test
 # On all cores, whole files in a process: the tests of a file share compiled programs.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-test: install  # all but those that start processes, kill, soak, fuzz or run examples
+test: install  # all but those that start processes, kill, soak, fuzz, run examples or take long
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: install

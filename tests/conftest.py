@@ -25,7 +25,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Processes share compiled programs, also with the next run in the same clone, or of all clones with the variable: the
 # cache's key holds the program, the compiler's options and all versions. A cache with a limit would read the times of
-# all programs before it writes one, 60 ms for 2,000 of them, while the other processes wait.
+# all programs before it writes one, 50 ms for 2,000 of them, while the other processes wait.
 PROGRAMS = os.environ.get("JLADE_TEST_PROGRAMS", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "programs"))
 jax.config.update("jax_compilation_cache_dir", PROGRAMS)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)

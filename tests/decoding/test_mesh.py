@@ -116,8 +116,8 @@ def test_the_demo_model(demo, golden):
     np.testing.assert_array_equal(out.steps, jlade.generate(demo[0], prompts, **options).steps)
 
 
-@pytest.mark.parametrize("name", [slow("penalties"), "temperature"])
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["penalties", "temperature"])
 def test_a_vocabulary_that_does_not_divide(name):
     """It is whole on each device."""
     options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
@@ -163,8 +163,8 @@ def test_the_default_setting(sizes, options):
     np.testing.assert_array_equal(found.statistics.num_drafted, expected.statistics.num_drafted)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 4), slow((1, 8, 1))])
 @pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 8, 1)])
 def test_all_that_a_call_may_bring(sizes):
     """int8, stop strings, streams, turns of a conversation, saved pools and statistics."""
     params = quantize(tiny_llama(num_heads=8, num_kv_heads=4, intermediate_size=32))

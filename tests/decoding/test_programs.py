@@ -38,7 +38,7 @@ def request_for(batch_size, lookahead, windows=()):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "windows"), [(3, (1000, None)), slow(1, ())])
+@pytest.mark.parametrize(("batch_size", "windows"), [(3, (1000, None)), (1, ())])
 def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
     params, inputs, config, layers = request_for(batch_size, PLAIN, windows)
     read = jax.jit(jlade.prefill, static_argnames="config").lower(params, inputs, config)

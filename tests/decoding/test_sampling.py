@@ -407,13 +407,10 @@ def test_texts_with_keys_of_other_kinds_follow_it_too(kind, small_model, expecte
     assert p_value(small_model, expected_counts, LookaheadConfig.paper(2, 3, 4), kind) > RIGHT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verification", "drafted"),
-    [
-        slow("coupled", SOURCES),
-        slow("rejection", SOURCES),
-        *(slow("rejection", (source,)) for source in get_args(Source)),
-    ],
+    [("coupled", SOURCES), ("rejection", SOURCES), *(("rejection", (source,)) for source in get_args(Source))],
 )
 def test_texts_of_a_tree_follow_the_models_distribution(verification, drafted, small_model, expected_counts):
     """After a first step without drafts, all sources have some."""

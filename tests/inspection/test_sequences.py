@@ -10,7 +10,7 @@ from jlade.inspection import sequences, targets
 from jlade.inspection.programs import Programs
 from jlade.models import sharding
 from jlade.models.llama import Llama
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 PARAMS = tiny_llama(vocab_size=101, hidden_size=32, intermediate_size=88, num_layers=1)
 SETTING = LookaheadConfig.paper(2, 3, 2)
@@ -23,7 +23,7 @@ def programs_on(**sizes):
     return Programs(PARAMS, decoder, device, 1, CAPACITY, estimate.CPU, mesh)
 
 
-@pytest.mark.parametrize("sizes", [{}, pytest.param({"data": 2, "model": 2}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sizes", [{}, slow({"data": 2, "model": 2})])
 def test_as_many_rows_fit_and_more_do_not(sizes):
     programs, limit = programs_on(**sizes), 1_000_000
     groups = sizes.get("data", 1)
