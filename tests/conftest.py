@@ -49,7 +49,7 @@ if jax.__version_info__ >= (0, 11, 2):
     os.environ.setdefault("NPROC", "8")
 
 # Programs are made of many objects that live long: the collector would look at all of them every 700 new ones.
-gc.set_threshold(50_000)
+gc.set_threshold(100_000)
 
 # The texts of tests are short: with windows as short as these, the rings of the cache go round many times.
 base.MULTIPLE = 8
@@ -102,6 +102,10 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: is_optimized(item.module))
 
 
+def pytest_collection_finish():
+    gc.freeze()  # modules and tests live as long as the process: the collector need not look at them again
+
+
 def pytest_terminal_summary(terminalreporter):
     """Prints the commands that run what failed alone; names of tests have brackets and spaces."""
     failed = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
@@ -109,6 +113,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"alone: {sys.executable} -m pytest {shlex.quote(name)}")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """Returns one process more than cores, as some tests wait for others; each takes up to 2.5 GB."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -121,7 +126,7 @@ get_compile_options = compiler.get_compile_options
 def cheap_compile_options(*args, **kwargs):
     options = get_compile_options(*args, **kwargs)
     cheap = [("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)]
-    cheap.append(("xla_cpu_parallel_codegen_split_count", 1))
+    cheap += [("xla_cpu_parallel_codegen_split_count", 1), ("xla_cpu_opt_preset", "CPU_OPT_PRESET_FAST_COMPILE")]
     if jax.__version_info__ < (0, 11):  # the older code generator of CPUs takes less time, and later XLAs lack it
         cheap.append(("xla_cpu_use_fusion_emitters", False))
     options.env_option_overrides = [*options.env_option_overrides, *cheap]

@@ -18,7 +18,7 @@ SOME_PROMPTS = [
     LookaheadConfig.paper(15, 5, 15),
     slow(LookaheadConfig.paper(5, 4, 5, pool_from_prompt=False)),
     slow(LookaheadConfig()),
-    LookaheadConfig.tree(7, relative_step_time=1.5),
+    slow(LookaheadConfig.tree(7, relative_step_time=1.5)),
     # More than some texts repay, so that steps become narrower.
     slow(LookaheadConfig.paper(3, 8, 12, relative_step_time=3.5)),
 ]

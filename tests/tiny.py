@@ -68,6 +68,11 @@ def slow(*values, **options):
     return pytest.param(*values, marks=pytest.mark.slow, **options)
 
 
+def slow_but(values, *quick):
+    """Returns `values` for a parametrization, of which `make test` takes `quick` alone."""
+    return [value if value in quick else slow(value) for value in values]
+
+
 def piece(tokens, text, generation=None):
     """Returns the piece of a stream that a step added."""
     recorded = dict.fromkeys(("logprobs", "top_tokens", "top_logprobs"))

@@ -164,6 +164,7 @@ def test_writers_at_once_lose_nothing():
     assert len(list(KEY.path.parent.iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_auto_gives_the_text_of_plain_decoding_and_compiles_once():
     params = tiny_llama(3, num_layers=1)  # a shape of its own, so that nothing is compiled before
     expected = jlade.generate(params, [1, 2, 3], max_new_tokens=12, lookahead=None)
@@ -179,6 +180,7 @@ def test_auto_gives_the_text_of_plain_decoding_and_compiles_once():
             assert out.state.memory.drafts.tree.tokens.shape[1:] == (SMALL_BLOCK.num_drafted,)
 
 
+@pytest.mark.slow
 def test_auto_is_what_is_stored_for_as_many_prompts():
     params = tiny_llama(3, num_layers=1)  # as above, for the same program
     choice.save(key_of(params, 2), SETTING, {})

@@ -142,6 +142,7 @@ def test_learn_false_neither_uses_nor_writes_anything(cache_directory):
         jlade.generate(params, [1], learn=1)
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_written_to_stops_no_call(cache_directory):
     cache_directory.mkdir(exist_ok=True)
     (cache_directory / "jlade").write_text("a file")

@@ -29,6 +29,7 @@ def test_prints_the_completion_and_both_rows(demo, capsys):
     assert "\x1b" not in printed, "no colours when the output is not a terminal"
 
 
+@pytest.mark.slow
 def test_json_has_the_measurements(capsys):
     assert cli.main([*SHORT, "--json", "--lookahead", "2,3,2"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -123,6 +124,7 @@ def test_bad_arguments_exit_with_a_message(arguments, message, refused):
     assert re.search(message, error)
 
 
+@pytest.mark.slow
 def test_other_settings_can_be_compared_too(capsys):
     assert cli.main([*SHORT, "--json", "--also", "2,3,2"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -22,6 +22,7 @@ from tests.conversion.test_hf_config import CONFIGS
 from tests.conversion.test_huggingface import write_checkpoint
 from tests.conversion.test_round_trip import random_params, stored
 from tests.test_storage import in_hub
+from tests.tiny import slow
 
 SIZES = {  # of `random_params`
     "vocab_size": 12,
@@ -59,6 +60,7 @@ def refused(refused):
     return convert_
 
 
+@pytest.mark.slow
 def test_a_round_trip_keeps_every_byte(run, tmp_path):
     own, back = tmp_path / "own", tmp_path / "back"
     for source, target, *to in ((DEMO, own), (own, back, "--to", "hf")):
@@ -91,8 +93,8 @@ METADATA = {
 }
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "unsloth-qwen3-0.6b-transformers-5"])
-@pytest.mark.parametrize("dtype", ["auto", "float16"])
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", slow("unsloth-qwen3-0.6b-transformers-5")])
+@pytest.mark.parametrize("dtype", ["auto", slow("float16")])
 @pytest.mark.filterwarnings("ignore:.*ignored unknown keys")
 def test_a_round_trip_keeps_the_metadata(dtype, name, run, tmp_path):
     """Only the dtype in config.json changes: nothing is lost or added, whether jlade knows it or not."""
@@ -138,6 +140,7 @@ def test_a_converted_checkpoint_generates_and_chats_as_before(run, small_demo, d
     assert prompts[0] == prompts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["hf", "jlade"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_dtype(dtype, to, run, tmp_path):

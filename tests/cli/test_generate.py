@@ -52,6 +52,7 @@ def run(capsys, *arguments):
     return captured.out
 
 
+@pytest.mark.slow
 def test_every_file_is_a_prompt_and_the_texts_come_in_order(files, expected, capsys):
     assert run(capsys, *files, *LIMIT) == f"{expected.text[0]}\n{expected.text[1]}\n"
 
@@ -61,6 +62,7 @@ def test_a_batch_gives_the_texts_that_one_prompt_at_a_time_gives(files, expected
     assert run(capsys, *files, *LIMIT, "--batch-size", "2") == f"{expected.text[0]}\n{expected.text[1]}\n"
 
 
+@pytest.mark.slow
 def test_text_is_written_as_it_is_made(files, monkeypatch):
     written = []
     monkeypatch.setattr(sys, "stdout", io.StringIO())
@@ -76,6 +78,7 @@ def test_standard_input_is_one_prompt(arguments, expected, monkeypatch, capsys):
     assert run(capsys, *arguments, *LIMIT) == f"{expected.text[0]}\n"
 
 
+@pytest.mark.slow
 def test_json_has_the_figures_of_each_prompt(files, expected, capsys):
     arguments = [*files, *LIMIT, "--json", "--logprobs"]
     records = [json.loads(line) for line in run(capsys, *arguments).splitlines()]
@@ -183,6 +186,7 @@ def lines_of(file):
     return file.read_bytes().splitlines(keepends=True)
 
 
+@pytest.mark.slow
 def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tmp_path, capsys):
     sampled = ["--temperature", "1", "--lookahead", "4,4,3"]
     arguments = ["generate", *files, "a.py", *LIMIT, *sampled, "--output", "out.jsonl"]
@@ -217,6 +221,7 @@ def test_an_interrupted_job_goes_on_where_its_output_ends(files, monkeypatch, tm
     assert lines_of(tmp_path / "out.jsonl") == whole
 
 
+@pytest.mark.slow
 def test_an_interrupted_job_in_rows_goes_on_too(files, monkeypatch, tmp_path, capsys):
     (tmp_path / "long").write_text("x" * 9000, encoding="utf-8")
     names = [*files, "long", "b.py", "a.py", "a.py"]

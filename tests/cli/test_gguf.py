@@ -38,6 +38,7 @@ def run(capsys):
     return command
 
 
+@pytest.mark.slow
 def test_a_prompt_is_completed(file, run, tmp_path):
     params, tokenizer = jlade.load(file)
     expected = jlade.generate(params, "the then", tokenizer=tokenizer, max_new_tokens=4)
@@ -129,6 +130,7 @@ def package(tmp_path, monkeypatch, file):
     return folder / "SmolLM2.gguf"
 
 
+@pytest.mark.slow
 def test_smollm2_is_the_model_of_an_installed_package(package, run):
     params, tokenizer = jlade.load("smollm2")
     expected, _ = jlade.load(package)

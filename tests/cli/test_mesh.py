@@ -119,6 +119,7 @@ def test_tune_stores_for_the_mesh_and_inspect_lists_it(model, capsys, monkeypatc
     assert choice.find(params, params.decoder, 1) is None
 
 
+@pytest.mark.slow
 def test_the_gap_of_logits_is_that_of_one_device():
     params = tiny_llama(vocab_size=16, num_layers=1)
     divided = sharding.put(params, sharding.mesh_for(params.config, jlade.make_mesh(model=4)))

@@ -24,6 +24,7 @@ def directory(tmp_path):
     return str(tmp_path / "bare")
 
 
+@pytest.mark.slow
 def test_facts_and_table(directory, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     arguments = ["inspect", directory, "--device", "cpu", "--lookahead", "2,3,1", "--length", "32"]

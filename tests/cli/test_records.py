@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletion
 import jlade
 from jlade import SamplingConfig, cli
 from jlade.generation import chat_template
+from tests.tiny import slow
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": "def f("}]
@@ -57,7 +58,7 @@ def hello(small_demo):
     return chat_template.encode(chat_template.load_tokenizer(small_demo), HELLO)
 
 
-@pytest.mark.parametrize("batch_size", ["1", "3"])
+@pytest.mark.parametrize("batch_size", ["3", slow("1")])
 def test_each_text_is_that_of_its_record_alone(batch_size, alone, hello, generate):
     default = jax.random.key(9)
     controlled = SamplingConfig(temperature=1.0, top_p=0.9, logit_bias={699: 5.0})
@@ -83,6 +84,7 @@ def test_each_text_is_that_of_its_record_alone(batch_size, alone, hello, generat
         assert line["finish_reason"] == out.finish_reason[0]
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_for_the_records_that_ask(alone, generate):
     write(ASK | {"logprobs": 0}, ASK)
     first, second = generate("--json", "--batch-size", "2")
@@ -100,6 +102,7 @@ def test_texts_of_records_and_of_other_files(alone, capsys):
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts)
 
 
+@pytest.mark.slow
 def test_batches_have_the_output_of_openai(alone, hello, generate):
     write(
         of_batch("one", model="demo", messages=HELLO, max_tokens=5, logprobs=True),

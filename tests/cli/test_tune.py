@@ -39,6 +39,7 @@ def asked(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_it_measures_prints_plots_and_stores(demo, tmp_path, capsys):
     (tmp_path / "a.py").write_text("import os\n")
     arguments = [str(tmp_path / "a.py"), *SHORT, "--no-fallback", "--json", "--plot", str(tmp_path / "a.svg")]

@@ -18,6 +18,7 @@ from jlade.models.llama import quantize
 from tests.conversion import gguf_files
 from tests.conversion.test_expert_files import random_params
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
+from tests.tiny import slow
 
 PREFIX = "base_model.model."
 SETTINGS = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 6}
@@ -343,7 +344,7 @@ PATTERNS = {"rank_pattern": {"layers.0.self_attn.q_proj": 2}, "alpha_pattern": {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 def test_weights_are_those_of_peft(dtype, model_type, sizes, settings, tmp_path):
     peft = pytest.importorskip("peft", reason="the test extra installs peft on Python 3.11 only")
     import torch

@@ -15,6 +15,7 @@ from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES
 from tests.models.test_llama import run_blocks
+from tests.tiny import slow_but
 
 
 def write(directory, model_type, **changes):
@@ -192,7 +193,7 @@ WITH_VISION = {
 }
 
 
-@pytest.fixture(scope="module", params=WITH_VISION)
+@pytest.fixture(scope="module", params=slow_but(WITH_VISION, "Gemma3"))
 def with_vision(request, tmp_path_factory):
     """A tiny model with a vision part, and the directory with it."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")

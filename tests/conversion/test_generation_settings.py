@@ -12,7 +12,7 @@ from jlade.conversion import generation_settings, save_hf
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.json_files import Values
 from jlade.generation import stop_strings
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,9 @@ def test_the_table_has_every_setting_of_transformers():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"suppress_tokens": [4, 11]}, {"stop_strings": ["ca", "bb"]}, {"stop_strings": "a"}], ids=str
+    "settings",
+    [{"suppress_tokens": [4, 11]}, slow({"stop_strings": ["ca", "bb"]}), slow({"stop_strings": "a"})],
+    ids=str,
 )
 def test_the_text_is_that_of_transformers(settings, checkpoint):
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
@@ -71,6 +73,7 @@ def test_the_text_is_that_of_transformers(settings, checkpoint):
     assert unsettled.tokens[0, : unsettled.lengths[0]].tolist() != expected
 
 
+@pytest.mark.slow
 def test_an_engine_stops_at_the_strings_of_a_checkpoint(checkpoint):
     params, tokenizer = jlade.load(checkpoint({"stop_strings": ["ca", "bb"]}), "float32")
     expected = jlade.generate(params, [1, 2, 3], tokenizer=tokenizer, max_new_tokens=20, lookahead=None)
@@ -175,6 +178,7 @@ def test_broken_settings_are_refused(settings, message, checkpoint):
         read(checkpoint(settings))
 
 
+@pytest.mark.slow
 def test_sampled_texts_hold_no_suppressed_token(checkpoint):
     directory = checkpoint({"do_sample": True, "temperature": 2.0, "top_k": 0, "suppress_tokens": [4, 11]})
     params, tokenizer = jlade.load(directory, "float32")

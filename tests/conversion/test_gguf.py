@@ -22,6 +22,7 @@ from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling, inver
 from tests.conversion.gguf_files import SHAPE, write
 from tests.conversion.test_sharded import MESHES, assert_placed
 from tests.models.test_llama import run_blocks
+from tests.tiny import slow
 
 WIDE = {"hidden": 256, "inner": 512, "heads": 8, "head_dim": 32, "layers": 1}  # whole blocks of all types
 
@@ -70,9 +71,9 @@ def test_tensors_are_those_of_the_gguf_package_bit_for_bit(kind, tmp_path):
     ("arch", "kind", "options"),
     [
         ("llama", "Q8_0", {}),
-        ("llama", "F16", {"head_dim": 24}),  # as in Mistral Nemo
-        ("qwen2", "Q4_0", {"tied": True}),
-        ("qwen3", "BF16", {"head_dim": 128}),  # all that transformers reads
+        slow("llama", "F16", {"head_dim": 24}),  # as in Mistral Nemo
+        slow("qwen2", "Q4_0", {"tied": True}),
+        slow("qwen3", "BF16", {"head_dim": 128}),  # all that transformers reads
     ],
 )
 def test_logits_are_those_of_transformers(arch, kind, options, tmp_path):
@@ -135,6 +136,7 @@ def test_rotary_factors_are_the_scaling_that_llama_3_files_store(tmp_path):
     assert config_of(tmp_path, changed=changed, tensors=ones, **sizes).rope_scaling is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "sizes"), [*zip(("F16", "Q4_0", "Q6_K", "F16"), MESHES, strict=True)], ids=str)
 def test_parameters_on_a_mesh_are_those_of_one_device(kind, sizes, tmp_path):
     file, mesh = write(tmp_path / "model.gguf", kind=kind, **WIDE), jlade.make_mesh(*sizes)
@@ -151,6 +153,7 @@ def test_columns_that_divide_a_block(tmp_path):
     assert_placed(load_gguf(file, mesh=mesh), load_gguf(file), mesh)
 
 
+@pytest.mark.slow
 def test_one_tensor_is_held_at_a_time(tmp_path):
     file = write(tmp_path / "model.gguf", kind="Q4_0", vocab=4096, hidden=256, inner=4096, layers=4, head_dim=64)
     load_gguf(file, "bfloat16")  # fills the caches

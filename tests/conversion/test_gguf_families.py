@@ -13,6 +13,7 @@ from tests.conversion.test_gguf import reference
 from tests.conversion.test_sharded import assert_placed
 from tests.models.test_families import checkpoint, rope
 from tests.models.test_llama import run_blocks
+from tests.tiny import slow_but
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 GEMMA_2 = {"head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 3}
@@ -76,7 +77,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, "phi3, longrope", "mixtral"))
 def test_weights_and_logits_are_those_of_transformers(case, tmp_path):
     import torch
 
@@ -172,6 +173,7 @@ def test_settings(arch, keys, expected, models, tmp_path):
     assert {name: getattr(config, name) for name in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_the_largest_gemma_scales_its_queries_by_its_width(arch, layers, tmp_path):
     for num_layers, scale in ((layers, 8**-0.5), (layers - 1, None)):

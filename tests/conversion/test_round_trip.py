@@ -71,6 +71,7 @@ def test_a_loaded_checkpoint_is_written_with_the_same_bytes(tmp_path):
     assert stored(tmp_path / "copy") == stored(DEMO)
 
 
+@pytest.mark.slow
 def test_transformers_reads_written_checkpoints(tmp_path):
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")

@@ -52,8 +52,8 @@ def assert_placed(params, expected, mesh):
     ("kind", "dtype", "sizes"),
     [
         ("hf", "auto", (1, 2, 4)),
-        ("hf", "float32", (8, 1, 1)),
-        ("own", "float16", (1, 1, 8)),
+        slow("hf", "float32", (8, 1, 1)),
+        slow("own", "float16", (1, 1, 8)),
         ("own", "auto", (2, 2, 2)),
     ],
     ids=str,
@@ -66,6 +66,7 @@ def test_parameters_are_those_of_one_device(kind, dtype, sizes, tmp_path):
     assert load(tmp_path / "model", mesh=mesh).norm.dtype == jnp.float32, "the default of CPUs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "changes"), [("hf", {"vocab_size": 13}), ("own", {"tie_embeddings": True})], ids=str)
 def test_a_vocabulary_that_does_not_divide_and_tied_embeddings(changes, kind, tmp_path):
     save, load = FORMATS[kind]
@@ -78,6 +79,7 @@ def test_a_vocabulary_that_does_not_divide_and_tied_embeddings(changes, kind, tm
     assert_placed(load(tmp_path / "model", int8=True, mesh=mesh), quantize(params), mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "sizes"), [("float32", (1, 1, 8)), ("bfloat16", (2, 2, 2))], ids=str)
 def test_int8_is_that_of_one_device(dtype, sizes, tmp_path):
     mesh = jlade.make_mesh(*sizes)
@@ -90,6 +92,7 @@ def test_int8_is_that_of_one_device(dtype, sizes, tmp_path):
     assert_placed(conversion.load(tmp_path / "int8", dtype, mesh=mesh), expected, mesh)
 
 
+@pytest.mark.slow
 def test_arrays_on_a_mesh_are_saved_and_restored_elsewhere(tmp_path):
     params, mesh, other = random_params(jnp.float32), jlade.make_mesh(model=8), jlade.make_mesh(1, 2, 2)
     save_hf(params, tmp_path / "hf")
@@ -238,6 +241,7 @@ def bytes_held(arrays=None):
     return np.array(list(held.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sizes", "int8"),
     [("hf", (1, 1, 8), False), slow("own", (1, 2, 4), False), slow("own", (1, 1, 8), True)],

@@ -12,6 +12,7 @@ import pytest
 import jlade
 from tests.models.test_families import checkpoint, rope
 from tests.models.test_llama import run_blocks
+from tests.tiny import slow_but
 
 TOKENS = np.random.default_rng(0).integers(0, 50, (1, 24), dtype=np.int32)
 LISTED = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
@@ -297,7 +298,7 @@ def bases(tmp_path_factory):
     return directory_of
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, *list(CASES)[::4]))
 def test_a_changed_checkpoint_is_read_as_transformers_does_or_refused_by_name(case, bases, tmp_path):
     change, expected = CASES[case]
     directory = shutil.copytree(bases(case.partition(":")[0]), tmp_path / "model")

@@ -22,7 +22,7 @@ from jlade.drafts import recycled as recycling
 from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
-from tests.tiny import slow, tiny_llama
+from tests.tiny import slow, slow_but, tiny_llama
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
 SETTINGS = [
@@ -42,6 +42,7 @@ SETTINGS = [
     LookaheadConfig.paper(4, 4, 3, window_advance="token"),
     PLAIN,
 ]
+CHUNK_SIZES = [chunk for chunk, _ in CHUNKS_ON_CPU]
 
 
 @functools.cache
@@ -132,10 +133,7 @@ def generated(out, row=0):
     return out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
 
 
-QUICK = (SETTINGS[0], SETTINGS[4], SETTINGS[5], SETTINGS[7], SETTINGS[11], *SETTINGS[-3:])
-
-
-@pytest.mark.parametrize("lookahead", [*QUICK, *(slow(each) for each in SETTINGS if each not in QUICK)], ids=str)
+@pytest.mark.parametrize("lookahead", slow_but(SETTINGS, SETTINGS[0], SETTINGS[11], PLAIN), ids=str)
 @settings(max_examples=8, phases=NO_SHRINKING)
 @given(
     seed=st.sampled_from([0, 2, 3, 4]),
@@ -153,6 +151,7 @@ def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_
     assert generated(out) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=12, phases=NO_SHRINKING)
 @given(seed=st.sampled_from([0, 2, 3, 4]), prompt=st.lists(st.integers(0, 12), min_size=1, max_size=20))
 def test_a_chain_for_the_whole_text_is_algorithm_1(seed, prompt):
@@ -169,6 +168,7 @@ def test_a_chain_for_the_whole_text_is_algorithm_1(seed, prompt):
     assert set(converged[len(accepted) :]) <= {12}
 
 
+@pytest.mark.slow
 @settings(max_examples=12, phases=NO_SHRINKING)
 @given(
     seed=st.sampled_from([0, 2, 3, 4]),
@@ -185,6 +185,7 @@ def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_mode
     assert generated(out) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=16, phases=NO_SHRINKING)
 @given(
     seed=st.sampled_from([0, 2, 3, 4]),
@@ -246,7 +247,7 @@ def test_prompts_longer_than_a_prefill_chunk(chunks):
 
 def test_a_capacity_that_is_too_small_is_refused_where_it_is_known():
     params = tiny_llama()
-    inputs, config = jlade.prepare(params, [[1, 2, 3], [4]], max_new_tokens=[5, 9])
+    inputs, config = jlade.prepare(params, [[1, 2, 3], [4]], lookahead=SETTINGS[0], max_new_tokens=[5, 9])
     short = dataclasses.replace(inputs, prompts=inputs.prompts[:, :9])
     message = "inputs.prompts has a capacity of 9 tokens, but a prompt and its max_new_tokens make 10: pad it to"
     for values in (short, jax.tree.map(jnp.asarray, short)):
@@ -264,7 +265,7 @@ def test_a_small_cache_has_fewer_chunks():
     assert prefill.fitting(CHUNKS, 2048) == CHUNKS
 
 
-@pytest.mark.parametrize("lookahead", [SETTINGS[0], PLAIN, *map(slow, SETTINGS[2:-1:2])], ids=str)
+@pytest.mark.parametrize("lookahead", [SETTINGS[0], *map(slow, SETTINGS[2::2])], ids=str)
 def test_sequences_of_a_ragged_batch_get_what_they_get_alone(lookahead):
     params, rng = tiny_llama(2), np.random.default_rng(3)
     prompts = [rng.integers(0, 13, length).tolist() for length in (1, 7, 20, 2, 11, 3, 16, 5)]
@@ -297,6 +298,7 @@ def test_every_limit_cuts_exactly():
         assert out.finish_reason == ("length",)
 
 
+@pytest.mark.slow
 def test_a_text_can_fill_the_models_positions_to_the_last():
     params = tiny_llama(max_positions=32)
     out = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=LookaheadConfig.paper(4, 4, 3))
@@ -335,6 +337,7 @@ def without_keys(state):
     return state.replace(constants=state.constants.replace(keys=jax.random.key_data(state.constants.keys)))
 
 
+@pytest.mark.slow
 def test_a_sequence_that_is_done_stays_as_it_is():
     params = tiny_llama()
     prompts = [[1, 2, 3], [4, 5, 6]]
@@ -350,6 +353,7 @@ def test_a_sequence_that_is_done_stays_as_it_is():
     chex.assert_trees_all_equal(*first_sequences)
 
 
+@pytest.mark.slow
 def test_decode_works_inside_the_callers_own_jit_and_vmap():
     params, lookahead = tiny_llama(3), LookaheadConfig.paper(4, 4, 3)
     prompts = np.array([[1, 2], [3, 4], [5, 6]])
@@ -362,8 +366,17 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
         assert tokens.tolist() == alone.tokens[0].tolist()
 
 
-def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
-    """Twenty prompts, limits, seeds and sets of end tokens, and three settings."""
+@pytest.mark.parametrize(
+    ("setting", "block_sizes"),
+    [
+        (SETTINGS[0], [21]),
+        # Recycled logits have another prefill.
+        slow(LookaheadConfig(tree_size=9, window_size=2, ngram_size=3, guess_set_size=2), [*CHUNK_SIZES, 13]),
+    ],
+    ids=["paper", "tree"],
+)
+def test_prefill_is_traced_once_and_decode_once_for_each_setting(setting, block_sizes, monkeypatch):
+    """Twenty prompts, limits, seeds and sets of end tokens, with and without lookahead."""
     params = tiny_llama(max_positions=1023)  # a shape of its own
     sizes = []
     original = type(params.decoder).forward
@@ -373,25 +386,17 @@ def test_prefill_is_traced_once_and_decode_once_for_each_setting(monkeypatch):
         return original(self, params, tokens, *rest)
 
     monkeypatch.setattr(type(params.decoder), "forward", forward)
-    settings = [
-        None,
-        LookaheadConfig.paper(4, 4, 3),
-        LookaheadConfig(tree_size=9, window_size=2, ngram_size=3, guess_set_size=2),
-    ]
     rng = np.random.default_rng(0)
     for i, length in enumerate(np.linspace(1, 400, 20).astype(int)):
-        setting = settings[i % 3]
         jlade.generate(
             params,
             rng.integers(0, 13, length),
             max_new_tokens=1 + i,
-            lookahead=setting,
+            lookahead=setting if i % 2 else None,
             eos_ids=range(i % 5),
             key=jax.random.key(i),
         )
-    chunks = [chunk for chunk, _ in CHUNKS_ON_CPU]
-    # Recycled logits have another prefill.
-    assert sizes == [*chunks, 1, 21, *chunks, 13]
+    assert sizes == [*CHUNK_SIZES, 1, *block_sizes]
 
 
 @pytest.mark.slow
@@ -405,6 +410,7 @@ def test_other_costs_of_a_step_compile_nothing(caplog):
         assert (cost == 1.5) == any("Compiling" in record.message for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_program_holds_no_step_cost():
     with pytest.raises(
         ValueError, match=r"lookahead\.relative_step_time must be None in a DecodeConfig, got 1\.5: pass Inputs\.costs"

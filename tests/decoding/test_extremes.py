@@ -89,6 +89,7 @@ def expected(logits, config, prompt, generated):
     return None if near else scipy.special.softmax(logits), unfiltered, error
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(CONFIGS, st.sampled_from([1e-6, 1.0, 30.0]), st.integers(0, 2**32 - 1))
 def test_every_value_of_every_control_draws_as_in_float64(config, scale, seed):
@@ -108,10 +109,11 @@ def test_every_value_of_every_control_draws_as_in_float64(config, scale, seed):
             np.testing.assert_allclose(got[position], wanted, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
-        SamplingConfig(temperature=1.0, top_p=1e-38),
+        slow(SamplingConfig(temperature=1.0, top_p=1e-38)),
         slow(SamplingConfig(temperature=1.2e-38)),
         slow(SamplingConfig(temperature=1e-45, top_p=1e-45, min_p=1e-45)),
         SamplingConfig(temperature=1e-5, logit_bias={5: -1e300}),

@@ -9,7 +9,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from tests.tiny import tiny_llama
+from tests.tiny import slow_but, tiny_llama
 
 KINDS = ["threefry2x32", "rbg", "unsafe_rbg"]
 BLOCK = LookaheadConfig.paper(4, 4, 3)
@@ -24,7 +24,7 @@ OF_THREEFRY = [
 ]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=slow_but(KINDS, KINDS[0]))
 def kind(request):
     return request.param
 
@@ -42,6 +42,7 @@ def test_texts_of_threefry_keys_are_those_of_earlier_versions():
     assert generate(PROMPTS, key=jax.random.key(7), lookahead=None).tokens.tolist() == OF_THREEFRY
 
 
+@pytest.mark.slow
 def test_one_key_for_a_batch(kind):
     key = jax.random.key(7, impl=kind)
     texts = [generate(PROMPTS, key=key, lookahead=lookahead).tokens.tolist() for lookahead in (None, BLOCK)]
@@ -83,6 +84,7 @@ def test_the_kind_by_default(kind, by_default):
     )
 
 
+@pytest.mark.slow
 def test_samples_under_vmap(kind):
     params, keys = tiny_llama(2), jax.random.split(jax.random.key(7, impl=kind), 3)
     inputs, config = jlade.prepare(params, PROMPTS[0], lookahead=None, **SAMPLED)

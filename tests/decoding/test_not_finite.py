@@ -112,7 +112,7 @@ def test_the_texts_end_at_different_places():
     assert np.isneginf(plain_llama.logits(BROKEN["head"], PROMPTS[0])[-1, 9])
 
 
-@pytest.mark.parametrize("setting", ["plain", "window", slow("both"), slow("chain"), slow("adaptive")])
+@pytest.mark.parametrize("setting", ["window", slow("plain"), slow("both"), slow("chain"), slow("adaptive")])
 def test_greedy(setting):
     for name, params in BROKEN.items():
         out = generate(params, lookahead=SETTINGS[setting])
@@ -123,6 +123,7 @@ def test_greedy(setting):
             np.testing.assert_array_equal(out.steps, out.lengths + (np.array(out.finish_reason) == "error"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["plain", slow("window"), slow("both")])
 def test_coupled_sampling(setting):
     keys = jax.random.split(jax.random.key(1), len(PROMPTS))
@@ -159,6 +160,7 @@ def test_guesses_do_not_end_a_text():
     assert out.statistics.contributed["prediction"][0] > 0
 
 
+@pytest.mark.slow
 def test_a_token_of_the_prompt_may_have_logits_that_are_not_finite():
     """The MLP overflows for one token, after the last attention: no other token sees it."""
     params, token = model(), 7
@@ -175,6 +177,7 @@ def test_a_token_of_the_prompt_may_have_logits_that_are_not_finite():
     assert results(generate(params, [[1, token]], lookahead=WINDOW)) == [([], "error")]
 
 
+@pytest.mark.slow
 def test_controls_neither_hide_nor_cause_an_error():
     """The model's own logits decide: a bias or a ban of -inf ends no text, and saves none."""
     everything = dict.fromkeys(range(15), -np.inf)

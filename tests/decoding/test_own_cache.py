@@ -31,7 +31,7 @@ def continued(decoder, prompt, number=20):
 
 @pytest.mark.parametrize(
     ("decoder", "cost"),
-    [(Slots(), 1.5), (Recurrent(), None), slow(Recurrent(), 1.5)],
+    [slow(Slots(), 1.5), (Recurrent(), None), slow(Recurrent(), 1.5)],
     ids=["slots", "recurrent", "both"],
 )
 def test_texts_are_those_of_a_model_that_reads_token_by_token(decoder, cost):
@@ -41,6 +41,7 @@ def test_texts_are_those_of_a_model_that_reads_token_by_token(decoder, cost):
     assert out.tokens.tolist() == [continued(decoder, tuple(prompt)) for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_later_turn_reads_what_is_new_if_the_cache_can_be_shortened_to_it(decoder, monkeypatch):
     first = generate(decoder, PROMPTS[0], keep_state=True)
@@ -58,6 +59,7 @@ def test_a_later_turn_reads_what_is_new_if_the_cache_can_be_shortened_to_it(deco
     assert (seen[1].length.tolist() if can_be_shortened else seen[1]) == ([12] if can_be_shortened else None)
 
 
+@pytest.mark.slow
 @KINDS
 def test_an_engine_shares_what_can_be_shared(decoder):
     """A text that goes on, and one that leaves it: its beginning is taken over if a cache can be shortened."""
@@ -72,12 +74,14 @@ def test_an_engine_shares_what_can_be_shared(decoder):
             assert request.num_cached == num_cached
 
 
+@pytest.mark.slow
 def test_a_mesh_divides_the_sequences():
     prompts = [PROMPTS[0], PROMPTS[2]]
     out = generate(Slots(), prompts, mesh=jlade.make_mesh(data=2))
     assert out.tokens.tolist() == [continued(Slots(), tuple(prompt)) for prompt in prompts]
 
 
+@pytest.mark.slow
 def test_a_mesh_divides_the_block_if_forward_returns_its_tokens_alone():
     mesh = jlade.make_mesh(lookahead=2)
     out = generate(Recurrent(), PROMPTS[0], mesh=mesh)
@@ -86,6 +90,7 @@ def test_a_mesh_divides_the_block_if_forward_returns_its_tokens_alone():
         generate(Slots(), PROMPTS[0], mesh=mesh)
 
 
+@pytest.mark.slow
 def test_no_loop_copies_the_slots():
     capacity = 4096
     decoder, params = Slots(max_positions=capacity), own_caches.params(capacity)

@@ -15,7 +15,7 @@ from jlade.decoding import loop
 from jlade.generation import stop_strings as automata
 from tests import reference
 from tests.decoding.test_decoding import first_window, logits_of
-from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
+from tests.tiny import TOKENS, slow, tiny_llama, tiny_tokenizer
 
 LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
 LENGTH = 40
@@ -56,7 +56,7 @@ def test_another_number_of_stop_strings_makes_no_other_shape():
     assert longest.next_state.shape == (2 * automata.FEWEST_STATES, 13)
 
 
-@pytest.mark.parametrize("config", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("config", [SamplingConfig(), slow(SAMPLED)], ids=["greedy", "sampled"])
 def test_every_stop_string_ends_the_text_where_a_search_finds_it(config):
     """Each string of up to 4 characters in a text, a sequence each, some with a second string; all results agree."""
     key = jax.random.key(2)
@@ -117,6 +117,7 @@ def test_every_set_of_end_tokens_ends_the_text_where_it_is_found():
         assert_row(out, row, tokens, free)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [["c"], ["abc", "cab"], ["é"], ["a"]])
 def test_streamed_text_is_safe_from_stop_strings(stop):
     whole = generate([3, 1, 4], stop=stop)
@@ -175,6 +176,7 @@ def banning_next_token(eos_ids, until):
     return next_token
 
 
+@pytest.mark.slow
 def test_nothing_after_the_stop_is_in_the_pool():
     """With n-grams from the text alone, the pool is that of the prompt and the tokens kept, to the last."""
     lookahead = LookaheadConfig.paper(0, 3, 4)
@@ -229,6 +231,7 @@ def test_other_stops_compile_nothing(caplog):
         assert not any("Compiling" in record.message for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_stream_does_not_copy_the_table_of_the_stop_strings():
     options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": LOOKAHEAD}
     inputs, config = jlade.prepare(tiny_llama(3), [1, 2], max_new_tokens=12, min_new_tokens=3, **options)

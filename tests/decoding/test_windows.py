@@ -20,6 +20,7 @@ MODELS = {
 PROMPT_LENGTHS = (300, 1, 170, 9)  # read in chunks of 128 and 16 tokens, some of which have no token of some sequences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lookahead"),
     [
@@ -56,9 +57,9 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahea
 @pytest.mark.parametrize(
     ("sizes", "lookahead"),
     [
-        ((2, 2, 2), LookaheadConfig.tree(7)),
+        slow((2, 2, 2), LookaheadConfig.tree(7)),
         slow((4, 1, 1), LOOKAHEAD),
-        slow((1, 1, 2), LOOKAHEAD),
+        ((1, 1, 2), LOOKAHEAD),
         slow((1, 4, 1), LOOKAHEAD),
     ],
     ids=str,
@@ -81,6 +82,7 @@ def test_sampling_and_streams():
     np.testing.assert_array_equal(np.concatenate([piece.tokens for piece in pieces]), expected[0])
 
 
+@pytest.mark.slow
 def test_the_cache_has_the_last_accepted_tokens_and_no_rejected_ones():
     """After a decode with lookahead it is that of one pass over the text."""
     text = [3, 1, 4]
@@ -95,6 +97,7 @@ def test_the_cache_has_the_last_accepted_tokens_and_no_rejected_ones():
             np.testing.assert_allclose(got[:, :, in_use], expected[:, :, in_use], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_turns_of_a_conversation():
     """A turn reads what is new, unless it leaves the earlier text after the ring of 8 tokens was full."""
     rng, texts, state = np.random.default_rng(0), [[3, 1, 4], [1], list(range(12))], None

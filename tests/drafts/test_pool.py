@@ -12,10 +12,12 @@ from jlade.drafts.pool import NGramPool
 from tests.reference import Pool
 
 VOCAB, BUCKETS = 5, 3  # few tokens, so that n-grams repeat, tokens share buckets, and full buckets evict
+insert, lookup = jax.jit(ngram_pool.insert), jax.jit(ngram_pool.lookup)
+insert_each = jax.jit(jax.vmap(ngram_pool.insert))
 
 
 def empty(slots: int, ngram_size: int, buckets: int = BUCKETS) -> NGramPool:
-    return NGramPool.of(jnp.full((buckets, slots, ngram_size), NGramPool.EMPTY, jnp.int32), VOCAB)
+    return NGramPool.of(np.full((buckets, slots, ngram_size), NGramPool.EMPTY, np.int32), VOCAB)
 
 
 def put(plain: Pool, ngram: list[int]) -> None:
@@ -46,9 +48,9 @@ def test_insert_equals_inserting_one_by_one(case):
     ngram_size, slots, rounds = case
     pool, plain = empty(slots, ngram_size), Pool(slots)
     for entries in rounds:
-        ngrams = jnp.array([ngram for ngram, _ in entries], jnp.int32)
-        valid = jnp.array([is_valid for _, is_valid in entries])
-        pool = jax.jit(ngram_pool.insert)(pool, ngrams, valid)
+        ngrams = np.array([ngram for ngram, _ in entries], np.int32)
+        valid = np.array([is_valid for _, is_valid in entries])
+        pool = insert(pool, ngrams, valid)
         for ngram, is_valid in entries:
             if is_valid:
                 put(plain, ngram)
@@ -58,7 +60,6 @@ def test_insert_equals_inserting_one_by_one(case):
 def test_long_random_sequences():
     rng = np.random.default_rng(0)
     pool, plain = empty(4, 3), Pool(4)
-    insert, lookup = jax.jit(ngram_pool.insert), jax.jit(ngram_pool.lookup)
     for _ in range(200):
         ngrams = rng.integers(0, VOCAB, (15, 3), dtype=np.int32)
         valid = rng.random(15) < 0.8
@@ -73,15 +74,15 @@ def test_long_random_sequences():
 
 
 def test_empty_slots_come_last_and_hold_no_token():
-    pool = ngram_pool.insert(empty(2, 3), jnp.array([[1, 0, 0]]), jnp.array([True]))
-    assert ngram_pool.lookup(pool, jnp.int32(1)).tolist() == [[0, 0], [-1, -1]]
-    assert ngram_pool.lookup(pool, jnp.int32(4)).tolist() == [[-1, -1], [-1, -1]]  # of the same bucket
+    pool = insert(empty(2, 3), np.array([[1, 0, 0]], np.int32), np.array([True]))
+    assert lookup(pool, np.int32(1)).tolist() == [[0, 0], [-1, -1]]
+    assert lookup(pool, np.int32(4)).tolist() == [[-1, -1], [-1, -1]]  # of the same bucket
 
 
 def test_pools_under_vmap_do_not_touch_each_other():
-    pools = jax.tree.map(lambda x: jnp.stack([x, x]), empty(2, 2))
-    ngrams = jnp.array([[[1, 2]], [[1, 0]]])
-    pools = jax.vmap(ngram_pool.insert)(pools, ngrams, jnp.array([[True], [False]]))
+    pools = jax.tree.map(lambda x: np.stack([x, x]), empty(2, 2))
+    ngrams = np.array([[[1, 2]], [[1, 0]]], np.int32)
+    pools = jax.device_get(insert_each(pools, ngrams, np.array([[True], [False]])))
     assert content(jax.tree.map(lambda x: x[0], pools)) == {1: [(1, 2)]}
     assert content(jax.tree.map(lambda x: x[1], pools)) == {}
 
@@ -96,17 +97,18 @@ def test_memory_is_bounded(vocab_size, ngram_size, guess_set_size):
     assert buckets == vocab_size or padded > 3.8 * 2**20
 
 
+@pytest.mark.slow
 def test_fan_out_counts_the_ngrams_of_each_token():
-    pool = jax.tree.map(lambda x: jnp.stack([x, x]), empty(4, 2))
-    ngrams = jnp.array([[[1, 2], [4, 2], [1, 3], [2, 2]]] * 2)
-    pool = jax.vmap(ngram_pool.insert)(pool, ngrams, jnp.array([[True] * 4, [False] * 4]))
+    pool = jax.tree.map(lambda x: np.stack([x, x]), empty(4, 2))
+    ngrams = np.array([[[1, 2], [4, 2], [1, 3], [2, 2]]] * 2, np.int32)
+    pool = insert_each(pool, ngrams, np.array([[True] * 4, [False] * 4]))
     assert [counts.tolist() for counts in pool.fan_out()] == [[2, 1, 1], []]
 
 
 @pytest.mark.parametrize("ngram_size", [2, 3, 5])
 def test_ngrams_at_reads_what_fits_in_the_text(ngram_size):
     tokens, length = [5, 6, 7, 8, 9, 0, 0], 5
-    starts = jnp.arange(-3, 7)
-    ngrams, valid = ngram_pool.ngrams_at(jnp.array(tokens), jnp.int32(length), starts, ngram_size)
+    read = jax.jit(ngram_pool.ngrams_at, static_argnums=3)
+    ngrams, valid = read(np.array(tokens, np.int32), np.int32(length), np.arange(-3, 7, dtype=np.int32), ngram_size)
     found = [ngram for ngram, fits in zip(ngrams.tolist(), valid, strict=True) if fits]
     assert found == [tokens[i : i + ngram_size] for i in range(length - ngram_size + 1)]

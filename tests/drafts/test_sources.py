@@ -19,8 +19,10 @@ from jlade.drafts.source import Prompt, Text
 from jlade.drafts.sources import TABLE, Sources
 from jlade.drafts.tree import NONE, Proposals, Shape
 from jlade.vocabulary import VocabularyShard
+from tests.tiny import slow
 
 CAPACITY = 24
+update = jax.jit(recycling.update)
 
 
 def padded(text):
@@ -61,7 +63,7 @@ def test_a_template_narrows_with_rank_and_depth():
     assert recycling.template(5, 1).ranks == (0, 1, 2, 3, 4)
 
 
-@pytest.mark.parametrize("text", [(0, 1), (2, 1), (1, 6)])
+@pytest.mark.parametrize("text", [(0, 1), slow((2, 1)), slow((1, 6))])
 def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
     """After a pair, if the table has it, otherwise after its second token; the most probable ones come first."""
     after = {
@@ -73,13 +75,14 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
     }
     table = recycling.empty(8)
     for i, (key, best) in enumerate(after.items()):
-        table = recycling.update(table, jnp.array([(NONE, *key)[-2:]]), jnp.array([best]), jnp.array([i]))
+        table = update(table, np.array([(NONE, *key)[-2:]]), np.array([best]), np.array([i]))
     runners_up = [token for token in after[3, 5] if token != text[-1]]  # of the last row
     after[1,], after[5,] = after[0, 1], after[3, 5]  # the last row of a token, whatever came before it
 
     rates = np.concatenate([np.full(2 * recycling.RANKS, 0.5), np.linspace(0.9, 0.1, recycling.RANKS)])
     template = recycling.template(40, 3)
-    drafted, kinds = (x.tolist() for x in recycling.draft(table, jnp.array(text), template, jnp.array(rates), None))
+    draft = jax.jit(lambda *arrays: recycling.draft(*arrays[:2], template, arrays[2], None))
+    drafted, kinds = (x.tolist() for x in draft(table, np.array(text), rates.astype(np.float32)))
     lines: list[tuple[int, ...]] = []
     for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):
         line = text if parent < 0 else lines[parent]
@@ -100,9 +103,6 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
 # Two pairs of the same place.
 VOCAB = 200
 COLLIDING = st.sampled_from([(0, 5), (recycling.PAIRS // VOCAB, recycling.PAIRS % VOCAB + 5)])
-
-
-update = jax.jit(recycling.update)
 
 
 @given(
@@ -127,35 +127,37 @@ def test_the_last_row_of_a_token_and_of_a_pair_is_kept(pairs, order):
 
 
 def test_a_pair_whose_place_another_one_took_is_unknown():
-    table, pairs = recycling.empty(VOCAB), jnp.array([[0, 5], [82, 16]])
+    table, pairs = recycling.empty(VOCAB), np.array([[0, 5], [82, 16]], np.int32)
     assert recycling.place(pairs[0], VOCAB) == recycling.place(pairs[1], VOCAB)
     for i in range(2):
-        table = recycling.update(table, pairs[i : i + 1], jnp.full((1, recycling.RANKS), i), jnp.array([0]))
-    best, is_pair = recycling.find(table, pairs)
+        table = update(table, pairs[i : i + 1], np.full((1, recycling.RANKS), i, np.int32), np.array([0]))
+    best, is_pair = jax.jit(recycling.find)(table, pairs)
     assert is_pair.tolist() == [False, True]
     assert best[:, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("size", [13, 96, 1000])
 def test_the_highest_logits_are_found(size):
-    logits = jax.random.normal(jax.random.key(0), (2, 5, size))
-    equal = jnp.round(logits)  # where several are the highest, the first one counts
-    np.testing.assert_array_equal(VocabularyShard(size).argmax(equal), np.argmax(equal, axis=-1))
-    found = VocabularyShard(size).top(logits, 8)
+    logits = np.random.default_rng(0).normal(size=(2, 5, size)).astype(np.float32)
+    equal = np.round(logits)  # where several are the highest, the first one counts
+    np.testing.assert_array_equal(jax.jit(VocabularyShard(size).argmax)(equal), np.argmax(equal, axis=-1))
+    found = jax.jit(VocabularyShard(size).top, static_argnums=1)(logits, 8)
     np.testing.assert_array_equal(found, np.argsort(-logits, axis=-1)[..., :8])
     assert found.dtype == jnp.int32
-    assert VocabularyShard(3).top(jnp.array([[5.0, 7.0, 6.0]]), 5).tolist() == [[1, 2, 0, -1, -1]]
+    few = jax.jit(VocabularyShard(3).top, static_argnums=1)(np.array([[5, 7, 6]], np.float32), 5)
+    assert few.tolist() == [[1, 2, 0, -1, -1]]
 
 
 def test_the_record_counts_proposals_whose_predecessors_were_accepted():
     proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), Shape((-1, 0, 1, -1, 3)))
     before = record.start(np.array([0.5, 0.5, 0.5]))
-    after = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(2))
+    count = jax.jit(lambda number: record.update(before, proposals, jnp.array([1, 9, 7]), number))
+    after = count(np.int32(2))
     np.testing.assert_allclose(after.accepted, [16, 15, 15])
     np.testing.assert_allclose(after.tried, [32, 31, 30])  # the last proposal does not exist
     assert record.cost(after.rates[0]) == record.cost(before.rates[0]) == 256
     assert record.cost(after.rates[1]) > record.cost(before.rates[1])
-    unchanged = record.update(before, proposals, jnp.array([1, 9, 7]), jnp.int32(0))
+    unchanged = count(np.int32(0))
     np.testing.assert_allclose(unchanged.tried, before.tried)
 
 
@@ -181,7 +183,8 @@ def test_the_probability_of_a_draw_is_given_its_noise():
 
 
 @pytest.mark.parametrize(
-    "lookahead", [LookaheadConfig(), LookaheadConfig.tree(9, sources=get_args(Source)), LookaheadConfig.paper(3, 4, 2)]
+    "lookahead",
+    [LookaheadConfig.tree(9, sources=get_args(Source)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
 )
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""

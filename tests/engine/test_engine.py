@@ -102,7 +102,8 @@ def assert_equal(got, expected):
         np.testing.assert_allclose(got.top_logprobs, expected.top_logprobs[..., :number], atol=1e-5)
 
 
-@pytest.mark.parametrize("setting", ["paper", slow("windows"), slow("tree"), slow("adaptive")])
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["windows", "tree", "adaptive"])
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
     memory = 20_000 if setting == "adaptive" else None  # of one prefix
@@ -202,6 +203,7 @@ def test_statistics_are_those_of_the_row(shared):
             jax.tree.map(np.testing.assert_array_equal, value, getattr(expected, name))
 
 
+@pytest.mark.slow
 def test_a_list_is_completed_in_order_with_options_for_each_and_one_key(shared):
     prompts = [[1], [2, 3], [4] * 30, [5, 6], [7], [8, 9, 10]]
     options = {
@@ -324,6 +326,7 @@ def test_after_the_warm_up_nothing_compiles(max_sequences, compilations):
         assert compilations, "the search finds compilations"
 
 
+@pytest.mark.slow
 def test_requests_wait_for_their_own_programs_alone(compilations):
     """Those that a request waits for compile next; a greedy text is made by sampled steps that are there already."""
     filtered = {"sampling": SAMPLINGS[3], "logprobs": True, "top_logprobs": 2}
@@ -397,6 +400,7 @@ def test_meshes(axes, compilations):
         assert_equal(result, alone(prompt, options))
 
 
+@pytest.mark.slow
 def test_a_mesh():
     with engine("plain", mesh=jlade.make_mesh(lookahead=1, model=2), max_sequences=1) as running:
         result = running.submit(SHARED, max_new_tokens=9).result(timeout=300)
@@ -612,6 +616,7 @@ def test_a_wrong_engine_is_refused(options, error, message):
         engine(**options)
 
 
+@pytest.mark.slow
 def test_the_capacity_bounds_prompt_and_text():
     with engine(capacity=16) as running:
         with pytest.raises(ValueError, match=r"make 17 tokens; the engine was made with capacity=16"):

@@ -7,7 +7,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.engine import rows
-from tests.tiny import tiny_llama
+from tests.tiny import slow_but, tiny_llama
 
 CAPACITY = 300  # entries of layers are kept up to 128, 256 or 300
 OPTIONS = {"max_new_tokens": 9, "eos_ids": ()}
@@ -18,7 +18,7 @@ MODELS = {
 SYSTEM = np.random.default_rng(0).integers(13, size=140).tolist()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=slow_but(MODELS, "windows"))
 def kind(request):
     return request.param
 
@@ -90,6 +90,7 @@ def test_after_a_fault_prompts_are_read_anew(engine, kind, monkeypatch):
     text_of(engine, kind, prompt, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [0, 1000])
 def test_a_memory_that_holds_no_prefix(memory):
     with jlade.Engine(MODELS["full"], max_sequences=2, lookahead=None, prefix_memory=memory) as running:

@@ -37,7 +37,7 @@ def sizes(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("setting", ["paper", slow("adaptive"), slow("windows")])
+@pytest.mark.parametrize("setting", ["paper", slow("adaptive")])
 def test_a_text_is_that_of_its_request_alone_while_rows_come_and_go(setting, sizes):
     limits, samplings = [3, 40, 9, 15], [SamplingConfig(), SamplingConfig(temperature=0.8)]
     options = [

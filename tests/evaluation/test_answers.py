@@ -33,7 +33,7 @@ def tokens(generation):
     return generation.tokens[0, : generation.lengths[0]].tolist()
 
 
-@pytest.mark.parametrize("name", ["plain", slow("auto"), "4,4,3", "4,4,3:no-prompt", "plain:t=1", "4,4,3:t=1"])
+@pytest.mark.parametrize("name", ["4,4,3", *map(slow, ["plain", "auto", "4,4,3:no-prompt", "plain:t=1", "4,4,3:t=1"])])
 def test_an_answer_is_that_of_generate(name):
     method = parse(name)
     answer, pool = MODEL.answer(PROMPT, method, KEY)
@@ -51,6 +51,7 @@ def test_an_answer_is_that_of_generate(name):
     assert answer.growth == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "4,4,3", slow("tree=5")])
 def test_of_choices_the_most_probable_is_the_answer(name):
     """Among the tokens of three letters, by the logits of the model itself."""
@@ -82,6 +83,7 @@ def test_a_warm_pool_is_that_after_the_answer_before():
     np.testing.assert_array_equal(after.ngrams, expected.state.pool.ngrams)
 
 
+@pytest.mark.slow
 def test_growth_is_counted_up_to_the_final_pool_and_changes_nothing_else():
     plain, growing = (MODEL.answer(PROMPT, parse(name), KEY)[0] for name in ("2,3,1", "2,3,1:growth"))
     assert (growing.tokens, growing.accepted, growing.pool) == (plain.tokens, plain.accepted, plain.pool)
@@ -123,7 +125,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", ["plain", "4,4,3", "4,4,3:warm", "4,4,3:t=1"])
+@pytest.mark.parametrize("name", ["4,4,3", *map(slow, ["plain", "4,4,3:warm", "4,4,3:t=1"])])
 def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
     looks = []
     clock = types.SimpleNamespace(perf_counter=lambda: looks.append(len(compiled)) or len(looks))
@@ -153,6 +155,7 @@ def demo_model(small_demo):
     return Model(lambda dtype: params, "float32", tokenizer, 12), prompts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformers", "transformers-lookup"])
 def test_answers_of_transformers_are_those_of_jlade(name, demo_model, monkeypatch):
     monkeypatch.setattr(answers, "IDLE_SECONDS", 0.0)

@@ -1,5 +1,7 @@
 """Numbers of the paper beside those of results made by hand."""
 
+import pytest
+
 from jlade.evaluation import beside, drafting, paper, scaling
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.evaluation.made import of, rows, run
@@ -16,6 +18,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_run_stand_beside_those_of_the_paper():
     table = beside.table(run(), RESULTS)
     found = {(row[0], row[1]): row[3:] for row in table.texts()}

@@ -134,6 +134,7 @@ def interrupted(whole, directory, num_results, ending, kept):
 
 
 # A pool is written, then its result, then the pool before it is removed.
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "kept"), [(0, (0,)), (40, (0, 1)), (-1, (0, 1)), (0, (-1, 0))])
 @pytest.mark.parametrize("num_results", range(12))
 def test_a_run_interrupted_anywhere_becomes_that_of_an_uninterrupted_one(num_results, ending, kept, whole, tmp_path):
@@ -341,6 +342,7 @@ def test_a_corrupt_line_is_named(number, line, whole, tmp_path):
     assert file.read_text() == before
 
 
+@pytest.mark.slow
 def test_files_that_hold_no_run(tmp_path):
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="empty is empty; accepted is a file written by `jlade bench`"):

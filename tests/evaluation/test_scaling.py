@@ -48,6 +48,7 @@ def test_figure_4_of_equal_numbers_has_no_share_of_variance():
     assert {row[-1] for row in scaling_lib.windows_table(scaling(lambda setting: 1.2)).texts()} == {"-"}
 
 
+@pytest.mark.slow
 def test_table_4_names_the_fastest_measured_setting_and_estimates_those_of_gpus():
     def speed(setting):
         return 1 + setting.window_size / 60 + (setting.ngram_size == 5)
@@ -88,6 +89,7 @@ def test_figure_8_has_lines_of_this_device_and_of_two_others():
     assert scaling_lib.devices_figure(run(), of_other) is None
 
 
+@pytest.mark.slow
 def test_figures_6_and_7_compare_the_ways_to_divide_a_step():
     table, figure = scaling_lib.parallelism(run(), {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)})
     speeds = {(row[0], row[1]): row[2:] for row in table.rows}

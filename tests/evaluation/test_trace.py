@@ -20,7 +20,7 @@ from jlade.lookahead import adaptive, block
 from tests import reference
 from tests.decoding.test_decoding import first_window, next_token_of, sources_of
 from tests.lookahead.test_adaptive import levels_of
-from tests.tiny import slow, tiny_llama, tiny_tokenizer
+from tests.tiny import slow, slow_but, tiny_llama, tiny_tokenizer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SETTINGS = [
@@ -87,10 +87,7 @@ def paths_in(step):
     return [(path, draft.verdict) for path, draft in zip(paths, step.drafts, strict=True)]
 
 
-QUICK = (SETTINGS[0], PLAIN, SETTINGS[6])
-
-
-@pytest.mark.parametrize("lookahead", [*QUICK, *(slow(each) for each in SETTINGS if each not in QUICK)], ids=str)
+@pytest.mark.parametrize("lookahead", slow_but(SETTINGS, SETTINGS[0]), ids=str)
 @pytest.mark.parametrize("seed", [0, slow(2)])
 def test_equals_the_reference(seed, lookahead):
     key = jax.random.key(7)
@@ -117,6 +114,7 @@ def test_equals_the_reference(seed, lookahead):
         assert step.ngrams == [NGram(ngram, origin, has(before, ngram), has(after, ngram)) for ngram, origin in ngrams]
 
 
+@pytest.mark.slow
 def test_what_the_table_learned_is_the_difference_between_states():
     """Every token that a step read is followed by the most probable ones of the last text that it ended."""
     found = traced(lookahead=LookaheadConfig.tree(9), eos_ids=())
@@ -134,6 +132,7 @@ def test_auto_shows_a_window_and_a_tree():
     assert traced(lookahead="auto", max_new_tokens=2).lookahead == LookaheadConfig()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_sampled_tokens_are_those_of_generate(verification):
     options = {
@@ -175,6 +174,7 @@ def test_adaptive_steps_have_the_levels_of_their_pace():
         assert len(step.drafts) <= level.num_drafted
 
 
+@pytest.mark.slow
 def test_texts_and_names(demo):
     """Characters of several tokens come with the last of them; the texts add up to that of `generate`."""
     params, tokenizer = demo
@@ -189,6 +189,7 @@ def test_texts_and_names(demo):
     assert "\\xe6" in "".join(names)
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_the_trace():
     options = {"lookahead": LookaheadConfig.paper(4, 4, 3)}
     out = jlade.generate(tiny_llama(), PROMPT, tokenizer=tiny_tokenizer(), max_new_tokens=40, **options)
@@ -230,6 +231,7 @@ def test_the_page_has_the_trace_and_the_masks():
             assert seen == np.flatnonzero(row).tolist()
 
 
+@pytest.mark.slow
 def test_text_cannot_leave_the_data():
     token = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> TRACE_DATA \u2028"
     found = traced(max_new_tokens=1)

@@ -69,6 +69,7 @@ def check_shows(page, found, number):
     assert titles(page, "#ngrams td") == names(found, *(ngram.tokens for ngram in step.ngrams))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 def test_stepping(found, file, width, open_page):
     opened = open_page(file, width)
@@ -161,6 +162,7 @@ def test_colours_follow_the_system(file, open_page):
     assert dark_ink - dark_paper > 180
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lookahead", "panels"),
     [

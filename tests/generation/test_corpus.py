@@ -40,6 +40,7 @@ def text_of(prompt, out):
     return [*prompt, *out.tokens[0, : out.lengths[0]].tolist()]
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_in_fewer_steps():
     cold = generate([3, 1, 4], keep_state=True, with_statistics=True)
     for corpus in ([text_of([3, 1, 4], cold)], [cold.state], [[7, 7], cold.state, [5]]):
@@ -116,6 +117,7 @@ def test_matches_are_those_of_a_search_through_all_texts(seed, vocab_size, lengt
         np.testing.assert_array_equal(np.where(matched > 0, places, 0), np.where(matched > 0, expected[0], 0))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 5, 300]), st.integers(1, 900), st.integers(0, 60))
 def test_a_long_text_is_searched_in_its_prompt_and_its_end(seed, vocab_size, prompt_length, num_new):
     rng = np.random.default_rng(seed)

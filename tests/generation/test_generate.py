@@ -11,7 +11,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop, prefill
 from tests import reference
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 generate = functools.partial(jlade.generate, max_new_tokens=12, lookahead=LookaheadConfig.paper(4, 4, 3))
 stream = functools.partial(jlade.stream, max_new_tokens=12, lookahead=LookaheadConfig.paper(4, 4, 3))
@@ -48,6 +48,7 @@ def test_results_of_a_batch_are_in_order_and_padded():
     np.testing.assert_allclose(out.compression, out.lengths / out.steps)
 
 
+@pytest.mark.slow
 def test_a_result_prints_on_a_screen(demo):
     params, tokenizer = demo
     arguments = {"max_new_tokens": 40, "lookahead": LookaheadConfig.paper(4, 4, 3), "tokenizer": tokenizer}
@@ -160,7 +161,7 @@ def test_a_streamer_is_told_the_end_when_something_fails():
 
 @pytest.mark.parametrize(
     "lookahead",
-    [LookaheadConfig.paper(0, 3, 2), LookaheadConfig.paper(4, 4, 3), LookaheadConfig.paper(3, 3, 0)],
+    [LookaheadConfig.paper(4, 4, 3), slow(LookaheadConfig.paper(0, 3, 2)), slow(LookaheadConfig.paper(3, 3, 0))],
     ids=str,
 )
 def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):
@@ -215,7 +216,7 @@ def test_a_stream_can_be_left_early_and_without_a_tokenizer():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"stop": "ab"}, {"sampling": SamplingConfig(temperature=1.0), "logprobs": True}]
+    "options", [{"stop": "ab"}, slow({}), slow({"sampling": SamplingConfig(temperature=1.0), "logprobs": True})]
 )
 def test_a_guard_of_the_callers_own_transfers_changes_nothing(options):
     options = options | {"tokenizer": tiny_tokenizer(), "max_new_tokens": 8, "lookahead": None}

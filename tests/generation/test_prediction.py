@@ -8,11 +8,13 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.drafts.prediction import SECOND, Reading, find
+from jlade.drafts import prediction
+from jlade.drafts.prediction import SECOND, Reading
 from jlade.generation import prediction as prediction_lib
 from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama()
+find = jax.jit(prediction.find)
 TREE = LookaheadConfig.tree(30)
 
 
@@ -24,6 +26,7 @@ def text_of(out, row=0):
     return out.tokens[row, : out.lengths[row]].tolist()
 
 
+@pytest.mark.slow
 def test_a_right_prediction_is_accepted_a_tree_at_a_time():
     plain = generate([3, 1, 4], lookahead=None)
     out = generate([3, 1, 4], prediction=text_of(plain), with_statistics=True)
@@ -52,6 +55,7 @@ def test_nothing_is_read_after_the_end_of_a_prediction():
     assert (places.tolist(), matched.tolist()) == ([0, 0], [0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", ["coupled", slow("rejection")])
 def test_sampled_texts_are_exact(verification):
     """Coupled ones are those of plain sampling; by rejection a prediction makes no difference to what is possible."""

@@ -23,7 +23,7 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahea
 
 @pytest.mark.parametrize("lookahead", [LOOKAHEAD, slow(TREE)], ids=["candidates", "tree"])
 @pytest.mark.parametrize(
-    "sampling", [SamplingConfig(), SamplingConfig(temperature=0.7, repetition_penalty=1.2)], ids=str
+    "sampling", [SamplingConfig(), slow(SamplingConfig(temperature=0.7, repetition_penalty=1.2))], ids=str
 )
 def test_a_continued_conversation_equals_the_whole_read_anew(sampling, lookahead):
     """Three turns of a ragged batch; the conversations differ in length, and one ends its answers early."""
@@ -123,6 +123,7 @@ def test_a_state_grows_with_the_text():
     np.testing.assert_array_equal(longer.tokens, generate(text, max_new_tokens=15).tokens)
 
 
+@pytest.mark.slow
 def test_the_pool_carries_over():
     """With n-grams from the text alone, a continued pool is that of the whole conversation, oldest first."""
     lookahead = LookaheadConfig.paper(0, 3, 4)
@@ -173,6 +174,7 @@ def test_the_cache_is_that_of_the_model():
         np.testing.assert_allclose(got[:, :, :length], expected[:, :, :length], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused():
     def refused(error, message, **arguments):
         with pytest.raises(error, match=message):
@@ -232,6 +234,7 @@ def test_a_file_that_is_no_safetensors_file_is_not_loaded(tmp_path):
         jlade.load_pool(tmp_path / "pool")
 
 
+@pytest.mark.slow
 def test_a_pool_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
     file = tmp_path / "pool"
     pool = NGramPool.of(jnp.zeros((13, 3, 3), jnp.int32), 13)

@@ -46,12 +46,14 @@ def test_shapes_are_those_of_a_running_engine():
     assert 0 <= held - number * found.row < 256  # arrays for all rows together
 
 
+@pytest.mark.slow
 def test_a_device_that_is_too_small():
     weights = sequences.from_shapes(programs_on(), SETTING, 0).weights
     for limit in (0, weights, weights + 50_000):
         assert sequences.compiled(programs_on(), SETTING, limit).number == 0
 
 
+@pytest.mark.slow
 def test_a_program_that_the_compiler_refuses_is_compiled_for_fewer_rows(monkeypatch):
     """As XLA refuses what needs more memory than a TPU has."""
     asked, steps = [], sequences.steps

@@ -16,7 +16,7 @@ from transformers.generation import logits_process, stopping_criteria  # noqa: E
 from jlade import LookaheadConfig, SamplingConfig  # noqa: E402
 from jlade.integrations.transformers import lookahead  # noqa: E402
 from tests.models.test_families import SIZES  # noqa: E402
-from tests.tiny import slow  # noqa: E402
+from tests.tiny import slow, slow_but  # noqa: E402
 
 PAD, EOS = 0, 7
 SETTING = LookaheadConfig.paper(4, 4, 3)
@@ -78,7 +78,9 @@ def assert_equal(expected, found):
         slow("Llama", {"tie_word_embeddings": True}),
         slow("Qwen2", {}),
         slow("Mixtral", {"num_local_experts": 4}),
-        ("Gemma3Text", {"head_dim": 12, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}),
+        slow(
+            "Gemma3Text", {"head_dim": 12, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
+        ),
     ],
 )
 def test_greedy_texts_of_a_padded_batch(family, changes, batch):
@@ -92,6 +94,7 @@ def test_one_prompt_without_a_mask_and_the_automatic_setting(model, batch):
     assert_equal(*both(model, lookahead(model), prompt))
 
 
+@pytest.mark.slow
 def test_a_model_in_bfloat16_is_copied_bit_by_bit(batch):
     other = make("Llama", tie_word_embeddings=True).to(torch.bfloat16)
     params = lookahead(other, dtype="auto").params()
@@ -103,23 +106,24 @@ def test_a_model_in_bfloat16_is_copied_bit_by_bit(batch):
 
 OPTIONS = [
     {"max_length": 30, "max_new_tokens": None},
-    slow({"repetition_penalty": 1.4}),
+    {"repetition_penalty": 1.4},
     {"repetition_penalty": 1.4, "suppress_tokens": [3, 9], "bad_words_ids": [[11]], "sequence_bias": [[[5], 2.5]]},
     {"eos_token_id": [EOS, 21]},
     {"eos_token_id": list(range(20, 40)), "min_new_tokens": 9},
     {"eos_token_id": list(range(20, 40)), "min_length": 15},
     {"eos_token_id": -1},
-    slow({"do_sample": True, "top_k": 1, "num_return_sequences": 2}),
+    {"do_sample": True, "top_k": 1, "num_return_sequences": 2},
     {"do_sample": True, "top_k": None, "top_p": 1e-6, "min_p": 0.5, "temperature": 0.3, "renormalize_logits": True},
     {"use_cache": False},
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", slow_but(OPTIONS, OPTIONS[0], OPTIONS[3]), ids=str)
 def test_options_mean_the_same(model, decode, batch, options):
     assert_equal(*both(model, decode, batch, **options))
 
 
+@pytest.mark.slow
 def test_the_text_of_the_batch_ends_and_is_filled_up(model, decode, batch):
     """Otherwise the test above shows nothing of end tokens."""
     expected, found = both(model, decode, batch, eos_token_id=[EOS, 21, 30, 40])
@@ -128,6 +132,7 @@ def test_the_text_of_the_batch_ends_and_is_filled_up(model, decode, batch):
     assert (found[:, -1] == PAD).any()
 
 
+@pytest.mark.slow
 def test_processors_and_criteria_of_ones_own(model, decode, batch):
     own = {
         "logits_processor": [logits_process.SuppressTokensLogitsProcessor([3, 9, 11])],
@@ -136,6 +141,7 @@ def test_processors_and_criteria_of_ones_own(model, decode, batch):
     assert_equal(*both(model, decode, batch, **own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "end"), [(11, 13), (10, 14), (14, 15), (20, 23)])
 def test_stop_strings_end_texts_and_may_begin_in_the_prompt(model, batch, tokenizer, begin, end):
     """The prompt has 12 tokens; the stop string is the text of tokens of the first sequence."""
@@ -164,6 +170,7 @@ class Recorder:
         self.calls.append("end")
 
 
+@pytest.mark.slow
 def test_a_streamer_receives_what_transformers_gives_it(model, batch):
     theirs, ours = Recorder(), Recorder()
     inputs = {name: array[1:2] for name, array in batch.items()}
@@ -212,6 +219,7 @@ def _probabilities(model, tokens):
     return dict(zip(top.indices.tolist(), (top.values / 0.6).softmax(-1).tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_the_seed_of_torch_decides_the_text(model, decode, batch):
     options = {"do_sample": True, "top_k": 0, "max_new_tokens": 20, "custom_generate": decode}
     texts = []
@@ -222,6 +230,7 @@ def test_the_seed_of_torch_decides_the_text(model, decode, batch):
     assert texts[0] != texts[1] != texts[4] != texts[0]
 
 
+@pytest.mark.slow
 def test_controls_that_transformers_lacks(model, batch):
     """A penalty of 100 for tokens that were generated before: each is generated once."""
     decode = lookahead(model, lookahead=SETTING, sampling=SamplingConfig(presence_penalty=100.0))
@@ -295,6 +304,7 @@ def changing():
     return make("Llama")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_text_is_that_of_the_weights_at_the_call(change, changing, batch):
     other = make("Llama", tie_word_embeddings=True) if change is untie else changing

@@ -11,6 +11,7 @@ import pytest
 
 from jlade.drafts import suffix
 from jlade.integrations.vllm import LONGEST, NONE, NGrams, Proposer, contexts, longest_match
+from tests.tiny import slow
 
 VOCAB = 7
 MAX_LEN = 96  # tokens of a row
@@ -172,7 +173,7 @@ def some_requests(seed, number):
     return [(prompt, int(random.integers(1, MAX_LEN - len(prompt) + 1))) for prompt in prompts]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *map(slow, range(1, 4))])
 @pytest.mark.parametrize("settings", [{}, {"shortest": 3}, {"corpus": True}, {"memory": 0}], ids=str)
 def test_texts_are_those_of_plain_decoding_and_drafts_those_of_known_requests(seed, settings):
     requests = some_requests(seed, 40)
@@ -187,6 +188,7 @@ def test_texts_are_those_of_plain_decoding_and_drafts_those_of_known_requests(se
     assert all(runner.seen.values()), runner.seen
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_texts_stay_exact_while_n_grams_are_replaced():
     class Small(Proposer):
         memory = 2**6

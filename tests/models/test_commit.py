@@ -49,6 +49,7 @@ def test_commit_writes_the_accepted_tokens_and_nothing_else(case, form):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", ["fewer entries left than chosen", "round the end"])
 def test_commit_under_vmap(form, case):

@@ -186,6 +186,7 @@ def test_experts_in_int8_and_absent_ones_have_no_trial(on_hopper):
     assert not on_hopper
 
 
+@pytest.mark.slow
 def test_tracers_and_several_devices_have_plain_experts(on_hopper, monkeypatch):
     params, chosen = mixture(), []
     jax.jit(lambda params: chosen.append(params.decoder.experts))(params)
@@ -203,6 +204,7 @@ def test_settings_are_stored_for_an_implementation_of_experts():
     assert f"Llama(config={mixture().config!r}, attention='plain', experts='gpu')" in names
 
 
+@pytest.mark.slow
 def test_mix_takes_the_kernel_for_several_tokens(monkeypatch):
     calls = []
     monkeypatch.setattr(ways, "tiled", lambda x, *rest: calls.append(rest[-1]) or x)

@@ -10,6 +10,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # pu
 
 from jlade.models.experts import Experts, hopper, ways
 from tests.models.mixture import mixture
+from tests.tiny import slow
 
 needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
 
@@ -74,8 +75,8 @@ def tiled(*arguments, activation):
     return ways.tiled(*arguments, activation, load=4, interpret=InterpretGPUParams(detect_races=True))
 
 
-@pytest.mark.parametrize("has_biases", [False, True])
-@pytest.mark.parametrize("num_elsewhere", [0, 2])
+@pytest.mark.parametrize("has_biases", [slow(False), True])
+@pytest.mark.parametrize("num_elsewhere", [slow(0), 2])
 @pytest.mark.parametrize("num_tokens", [1, 12])
 @pytest.mark.parametrize(
     "kind",

@@ -68,6 +68,7 @@ def test_the_sparse_mixer_is_that_of_transformers():
     assert np.mean(weights < 1) > 0.2
 
 
+@pytest.mark.slow
 def test_int8_experts_stay_within_half_a_step_of_their_scale():
     experts = random_experts(8, biases=False)
     rounded = Experts(*(quantize_matrix(matrices) for matrices in experts[:3]))
@@ -94,6 +95,7 @@ def test_products_of_tiles_are_those_of_ragged_dot():
     np.testing.assert_allclose(jax.jit(products.in_tiles)(x, matrices, sizes)[:used], wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_share_of_experts_that_tokens_choose():
     """By counting the choices of random tokens."""
     config = LlamaConfig(13, 16, 0, 1, 4, 2, 4, 64, num_experts=32, expert_size=8, experts_per_token=4)

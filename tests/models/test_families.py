@@ -9,6 +9,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.conversion import load_hf
 from tests.models.test_llama import run_blocks
+from tests.tiny import slow_but
 
 LENGTH = 96
 
@@ -88,7 +89,7 @@ def models(request, tmp_path_factory):
     return checkpoint_of(request.param, tmp_path_factory.getbasetemp() / request.param.replace(" ", "_"))
 
 
-@pytest.mark.parametrize("models", CASES, indirect=True)
+@pytest.mark.parametrize("models", slow_but(CASES, *list(CASES)[::4]), indirect=True)
 def test_logits_equal_transformers(models):
     import torch
 
@@ -99,6 +100,7 @@ def test_logits_equal_transformers(models):
     np.testing.assert_allclose(run_blocks(params, tokens, [LENGTH // 2] * 2), expected, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("models", ["mistral, short window"], indirect=True)
 def test_greedy_texts_equal_transformers(models):
     import torch

@@ -12,7 +12,7 @@ from jlade.conversion import load_hf, save_hf
 from jlade.models.llama import quantize
 from tests.models.test_families import checkpoint, rope
 from tests.models.test_llama import run_blocks, run_branches
-from tests.tiny import slow
+from tests.tiny import slow, slow_but
 
 # transformers writes settings of generation without the end token of some configurations.
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
@@ -116,7 +116,10 @@ DECODED = ("gemma2", slow("gpt_oss"))
 QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
 
 
-@pytest.fixture(params=CASES)
+# Those with which each variation of the forward pass comes once.
+@pytest.fixture(
+    params=slow_but(CASES, "gemma2", "phi3, longrope", "cohere2", "smollm3", "phimoe", "llama4_text", "gpt_oss")
+)
 def case(request):
     return request.param
 
@@ -159,6 +162,7 @@ def test_logits_are_those_of_transformers_and_every_format_keeps_them(models, ca
         np.testing.assert_array_equal(got, stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DECODED, indirect=True)
 def test_texts_are_those_of_transformers(models):
     import torch

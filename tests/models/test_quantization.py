@@ -79,6 +79,7 @@ def test_the_product_equals_that_of_the_floating_point_matrix(rows, dtype, monke
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=1e-4 if dtype == "float32" else 0.15)
 
 
+@pytest.mark.slow
 def test_every_feature_equals_the_model_of_its_rounded_weights():
     quantized = llama.quantize(tiny_llama(**ALL))
     assert {x.ndim for x in jax.tree.leaves(quantized) if x.dtype == jnp.int8} == {2}
@@ -102,6 +103,7 @@ def test_int8_parameters_stay_as_they_are():
     assert_equal(llama.quantize(params), params)
 
 
+@pytest.mark.slow
 def test_lookahead_equals_plain_decoding():
     params = llama.quantize(tiny_llama(3, **ALL))
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
@@ -113,6 +115,7 @@ def test_lookahead_equals_plain_decoding():
     assert ahead.steps.max() < plain.steps.max()
 
 
+@pytest.mark.slow
 def test_no_matrix_is_converted_whole():
     """Neither before the loop, which would keep a floating-point copy, nor, if it is large, in the loop."""
     params = llama.quantize(tiny_llama(vocab_size=1300, hidden_size=24, intermediate_size=1200))

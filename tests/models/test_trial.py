@@ -109,6 +109,7 @@ def test_results(kernel, reason):
             raise AssertionError(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_dtype_has_a_tolerance_that_finds_a_wrong_length(dtype):
     shape = Shape(6, 2, 16, dtype)
@@ -142,6 +143,7 @@ def without_sinks(operands, **variations):
     return in_simulation(operands._replace(sinks=None), **variations)
 
 
+@pytest.mark.slow
 def test_variations_are_tried(monkeypatch):
     monkeypatch.setattr(tpu, "CHUNK", 8)
     monkeypatch.setattr(trial, "REPEAT", 1)

@@ -39,11 +39,11 @@ BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
     ("sizes", "setting", "changes"),
     [
         ((1, 8, 1), SETTING, {}),
-        ((1, 1, 8), SETTING, {}),  # with copies of the KV heads
+        slow((1, 1, 8), SETTING, {}),  # with copies of the KV heads
         ((2, 2, 2), SETTING, {"tie_embeddings": True}),
-        ((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
-        ((2, 1, 4), PLAIN, {}),
-        ((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
+        slow((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
+        slow((2, 1, 4), PLAIN, {}),
+        slow((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
         slow((1, 8, 1), TREE, {}),
         slow((2, 2, 2), TREE, {}),
     ],

@@ -20,6 +20,7 @@ from jlade.generation.results import NOT_FINITE
 from jlade.server import app, guard
 from tests.server.conftest import fill, running, wait_until
 from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
+from tests.tiny import slow
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -44,6 +45,7 @@ def error_of(response, status):
     return error
 
 
+@pytest.mark.slow
 def test_requests_of_open_webui(served):
     """The body that Open WebUI 0.6 sends for a chat, with the parameters of its controls."""
     listed = served.client.get("/v1/models", headers={"Authorization": "Bearer none"}).json()
@@ -179,7 +181,7 @@ def test_a_client_that_goes_away_before_its_answer_frees_the_row(served, rounds)
     wait_until(lambda: served.engine.num_running == 0)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [slow(False), True])
 def test_a_client_that_goes_away_no_longer_waits(served, rounds, stream):
     requests = fill(served.engine, rounds)
     with pytest.raises(httpx.ReadTimeout):

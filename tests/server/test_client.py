@@ -43,6 +43,7 @@ def test_a_chat(client):
     assert usage.total_tokens == 5 + expected.lengths[0]
 
 
+@pytest.mark.slow
 def test_the_beginning_of_an_earlier_chat_is_not_read_again(client, served):
     turns = [{"role": "user", "content": "abcabbacabbbcabac"}]
     options = {"model": "tiny", "temperature": 0, "max_tokens": 4, "seed": 1}
@@ -56,6 +57,7 @@ def test_the_beginning_of_an_earlier_chat_is_not_read_again(client, served):
     assert second.choices[0].message.content == alone("abcabbacabbbcabac" + "c" + "aab" + "c", max_new_tokens=4).text[0]
 
 
+@pytest.mark.slow
 def test_controls_reach_the_text(client):
     sampling = SamplingConfig(
         temperature=0.7, top_p=0.9, top_k=8, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.3,
@@ -159,6 +161,7 @@ def test_a_completion_that_ends_at_once_has_one_more_token(client):
     assert len(choice.logprobs.token_logprobs) == 5
 
 
+@pytest.mark.slow
 def test_completions_of_several_prompts(client):
     prompts = ["ab", "c", "baa"]
     out = client.completions.create(model="tiny", prompt=prompts, temperature=0, n=2, echo=True)

@@ -35,6 +35,7 @@ def impatient(engine, monkeypatch):
         yield served
 
 
+@pytest.mark.slow
 def test_clients_that_never_finish_a_request_are_closed(impatient, expected, monkeypatch):
     monkeypatch.setattr(server_faults, "IDLE", 0.4)
     monkeypatch.setattr(server_faults, "CLOSED", 5)
@@ -43,6 +44,7 @@ def test_clients_that_never_finish_a_request_are_closed(impatient, expected, mon
     assert min(counts) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_a_client_that_does_not_read_is_closed(impatient, is_slow):
     body = {"prompt": "ab", "n": 8, "max_tokens": 60, "ignore_eos": True, "logprobs": 3, "stream": True}

@@ -35,6 +35,7 @@ def wait_for_end(page):
     page.get_by_role("button", name="Send").wait_for()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "question"), [(390, QUESTION), (1200, "bab")])
 def test_an_answer_in_the_colours_of_its_steps(width, question, served, open_page):
     opened = open_page(f"{served.url}/", width)
@@ -191,6 +192,7 @@ def test_a_key_is_asked_for(engine, open_page):
         assert page.locator(".answer pre").text_content() == alone(PROMPT, max_new_tokens=20).text[0]
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_loads_nothing_but_itself(served, opened):
     policy = served.client.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -298,6 +298,7 @@ CONSISTENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["twice the rotary angles", slow("absolute positions from 1")])
 def test_errors_of_all_results_are_found_with_a_reference_and_announced_without(name, caplog):
     params = tiny_llama(num_layers=1)

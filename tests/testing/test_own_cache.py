@@ -7,11 +7,12 @@ import pytest
 from jlade.testing import check_decoder
 from tests import own_caches
 from tests.own_caches import Recurrent, Slots
+from tests.tiny import slow
 
 PARAMS = own_caches.params()
 
 
-@pytest.mark.parametrize("kind", [Slots, Recurrent])
+@pytest.mark.parametrize("kind", [slow(Slots), Recurrent])
 def test_decoders_with_their_own_cache_pass(kind, caplog):
     decoder = kind()
     check_decoder(decoder, PARAMS, reference=lambda tokens: own_caches.read(decoder, PARAMS, tokens))
@@ -95,6 +96,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "methods", "error", "message"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_named(kind, methods, error, message):
     with pytest.raises(error, match=message):

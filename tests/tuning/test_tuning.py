@@ -164,6 +164,7 @@ def clock(monkeypatch):
     return clock
 
 
+@pytest.mark.slow
 def test_what_is_measured(clock):
     params, doing, other = tiny_llama(3), [], LookaheadConfig.paper(3, 3, 2)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
@@ -216,7 +217,7 @@ def test_what_is_measured(clock):
     ("number", "sizes", "settings"),
     [
         (0, [], []),
-        (2, [1, 4], []),
+        slow(2, [1, 4], []),
         slow(4, [1, 4, 10], [PLAIN, ADAPTIVE]),
         slow(5, None, None),
     ],
@@ -329,6 +330,7 @@ def test_figures_are_json():
     assert figures["step_times"] == {str(size): seconds for size, seconds in STEP_TIMES.items()}
 
 
+@pytest.mark.slow
 def test_the_plot_shows_every_setting(tmp_path):
     TUNING.plot(tmp_path / "tuning.png")
     assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")

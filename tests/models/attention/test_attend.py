@@ -15,7 +15,7 @@ from jlade import mesh as mesh_lib
 from jlade.models import trial
 from jlade.models.attention import Operands, attend, plain, resolve, tpu
 from jlade.models.llama import Llama
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 HOPPER = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
 AMPERE = types.SimpleNamespace(platform="gpu", compute_capability="8.0", device_kind="NVIDIA A100")
@@ -76,7 +76,7 @@ def form(request, monkeypatch):
     monkeypatch.setattr(plain, "attend", attend)
 
 
-@pytest.mark.parametrize(("chunk", "scores"), [(1, 1), (4, 1), (4, 3 * 5 * 4 * 8), (256, 2**24)])
+@pytest.mark.parametrize(("chunk", "scores"), [(4, 1), slow(1, 1), slow(4, 3 * 5 * 4 * 8), slow(256, 2**24)])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("mask_shape", [(5, 5), (3, 5, 5)])
 def test_equals_plain_attention(form, mask_shape, window, chunk, scores, monkeypatch):
@@ -131,6 +131,7 @@ def test_numbers_that_are_not_finite_reach_the_tokens_that_see_them_alone(run, m
     np.testing.assert_allclose(got[is_finite], expected[is_finite], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_its_type_and_is_close(form):
     arrays, length, mask = random_case(0, jnp.bfloat16)
     got = attend(Operands(*arrays, length, mask))
@@ -152,6 +153,7 @@ def test_own_scale_cap_and_sinks(form, chunk, monkeypatch):
     assert not np.any(got[:, :, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", ["TT", "1TT"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_vmap_over_sequences_with_their_own_masks(form, window, axes):

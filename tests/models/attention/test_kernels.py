@@ -15,7 +15,7 @@ from jlade.models.attention import Operands, hopper
 from jlade.models.attention import tpu as tpu_module
 from jlade.models.llama import Llama
 from tests.models.attention.test_attend import HOPPER, TPU, plain_attention
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 gpu = functools.partial(hopper.attend, interpret=InterpretGPUParams(detect_races=True))
 tpu = functools.partial(tpu_module.attend, interpret=True)
@@ -116,6 +116,7 @@ def test_variations(kernel, block_size, num_masks, variations, has_sinks, monkey
     assert difference < 2**-8 * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("num_masks", [1, 2])
 def test_vmap(kernel, num_masks, monkeypatch):
@@ -127,11 +128,12 @@ def test_vmap(kernel, num_masks, monkeypatch):
     np.testing.assert_array_equal(alone[:, 0], kernel(Operands(*arrays, masks)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "module", "kernel", "device", "dtype", "variations"),
     [
         pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, {}, id="gpu", marks=simulated_gpu),
-        pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, {}, id="tpu"),
+        slow("tpu", tpu_module, tpu, TPU, jnp.float32, {}, id="tpu"),
         pytest.param(
             *("tpu", tpu_module, tpu, TPU, jnp.float32),
             {"sliding_windows": (5,), "attention_scale": 0.5, "attention_cap": 2.0},
@@ -157,7 +159,8 @@ def test_same_text(name, module, kernel, device, dtype, variations, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("block_size", "group", "head_dim"), [(1, 1, 128), (120, 4, 128), (8, 4, 64), (128, 7, 80), (8, 1, 96)]
+    ("block_size", "group", "head_dim"),
+    [(120, 4, 128), slow(1, 1, 128), slow(8, 4, 64), slow(128, 7, 80), slow(8, 1, 96)],
 )
 @pytest.mark.parametrize(
     ("num_masks", "variations"),
