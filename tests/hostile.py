@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 
 import jlade
 from jlade import conversion
-from jlade.choosing import choice, learned
-from jlade.conversion import gguf, gguf_header, hf_config
+from jlade.choosing import choice, estimate, learned
+from jlade.conversion import gguf_header, hf_config
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.tensors import param_shapes
 from jlade.drafts import pool as pool_lib
@@ -502,7 +502,6 @@ def _gguf_inputs(directory: pathlib.Path) -> Inputs:
 
 
 def _read_gguf(directory: pathlib.Path) -> None:
-    gguf._unfold.cache_clear()
     for file in directory.glob("*.gguf"):
         params, tokenizer = jlade.load(file, "float32")
         del params
@@ -584,11 +583,6 @@ def _read_corpus(directory: pathlib.Path) -> None:
 # Settings that jlade keeps.
 
 
-@functools.cache
-def _key() -> choice.Key:
-    return choice.Key("1 x CPU (cpu)", "model", 1)
-
-
 def _write_settings(directory: pathlib.Path) -> None:
     lookahead = jlade.LookaheadConfig()
     fields = {name: getattr(lookahead, name) for name in lookahead.__dataclass_fields__}
@@ -606,26 +600,27 @@ def _settings_inputs(directory: pathlib.Path) -> Inputs:
 
 
 def _read_settings(directory: pathlib.Path) -> None:
-    stored = choice._load(directory / "choice.json")
+    stored = choice.load(_Key(directory / "choice.json"))  # type: ignore[arg-type]
     if stored is not None:
-        choice._log_if_slow.cache_clear()
-        choice._log_if_slow(jlade.LookaheadConfig(), stored, "CPU", 1, ((1, 0.1), (60, 0.2)))
+        if stored.step_times:
+            estimate.speed_limit(jlade.LookaheadConfig(), stored.step_times)
         sizes, seconds = list(stored.step_times), list(stored.step_times.values())
         assert all(np.interp(8, sizes, seconds) / seconds[0] > 0 for _ in sizes[:1])
         hash(stored.key), stored.effort, stored.key.devices
     prior = np.array([1.0, 1.5, 1.0])
-    times = learned.Learned(2, learned.Times(prior, np.diag(prior)), directory / "learned.json")
+    fit = learned.Times(prior, np.diag(prior))
+    times = learned.Learned(2, fit, directory / "learned.json")
     costs = times.costs()
     assert np.isfinite(costs).all()
     assert (costs > 0).all()
-    times._times.add(np.array([1.0, 2.0, 3.0]), 0.5)
+    fit.add(np.array([1.0, 2.0, 3.0]), 0.5)
     assert np.isfinite(times.costs()).all()
-    trial._known.clear()
-    trial.find(_Verdict(directory / "verdict.json"))  # type: ignore[arg-type]
+    trial.forget()
+    trial.find(_Key(directory / "verdict.json"))  # type: ignore[arg-type]
 
 
-class _Verdict(NamedTuple):
-    """In the place of a key, whose file it names."""
+class _Key(NamedTuple):
+    """In the place of the key of a setting or a verdict, whose file it names."""
 
     path: pathlib.Path
     subject: str = "attention"

@@ -195,8 +195,9 @@ def _log_if_slow(
 
 
 def forget() -> None:
-    """Makes the next call of `choose` read the file again."""
+    """Makes the next call of `choose` read the file again, and the next of `log_if_slow` log again."""
     _find.cache_clear()
+    _log_if_slow.cache_clear()
 
 
 @functools.cache

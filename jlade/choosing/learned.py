@@ -224,6 +224,11 @@ def find(
     return _find(tuple(passes), tuple(steps), num_drafting, path)
 
 
+def forget() -> None:
+    """Makes the next call of `find` read the file again."""
+    _find.cache_clear()
+
+
 @functools.cache
 def _find(passes: tuple[float, ...], steps: tuple[float, ...], num_drafting: int, path: pathlib.Path) -> Learned:
     """Returns what the file has, or else the prior of these times of forward passes and of steps, in plain steps.

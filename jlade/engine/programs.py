@@ -103,7 +103,7 @@ class Programs:
         """Compiles what a request waits for, otherwise the likeliest. After an error requests meet it themselves."""
         part = next((each for each in self._left if each in self._wanted), self._left[0])
         try:
-            self._compile(part)
+            self.compile(part)
         finally:
             self._left = tuple(each for each in self._left if each != part)
 
@@ -118,7 +118,8 @@ class Programs:
                 if size >= num_rows and kind >= controls:
                     yield Steps(size, kind)
 
-    def _compile(self, part: Steps | Others) -> None:
+    def compile(self, part: Steps | Others) -> None:
+        """Compiles a part, and what it needs."""
         state, config, capacity = self._state(part.num_rows), self._config, self._size.capacity
         match part:
             case Steps(num_rows, controls):

@@ -104,16 +104,20 @@ def _check_names(file: pathlib.Path) -> None:
             raise ValueError(f"{file}: init_inputs must be empty, got {shown(value)}")
 
 
-class _Renderer:
+class Renderer:
     """The process that renders templates. It starts with the first conversation, and anew after one that ended it.
 
     Starting takes half a second, a conversation then less than a millisecond.
+
+    Args:
+      seconds: most time of a conversation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        atexit.register(self._end)
+        atexit.register(self.end)
 
     def render(self, **question: Any) -> str:
         """Returns the text for arguments of `render_jinja_template`. Errors are those of `encode`."""
@@ -127,12 +131,12 @@ class _Renderer:
                     pipe_in.flush()
                 answer = pipe_out.readline()
             except BaseException:  # an interrupt; the answer would be that to the next question
-                self._end()
+                self.end()
                 raise
             if not answer:
-                self._end()
+                self.end()
                 raise ValueError(
-                    f"the chat template takes more than {SECONDS} seconds for the conversation, or "
+                    f"the chat template takes more than {self._seconds} seconds for the conversation, or "
                     "more memory than it may have"
                 )
         known: dict[str, str] = json.loads(answer)
@@ -143,22 +147,23 @@ class _Renderer:
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
-        self._end()
+        self.end()
         # Without -P the directory of the program would hide modules of the standard library.
-        command = [sys.executable, "-P", str(WORKER), str(SECONDS)]
+        command = [sys.executable, "-P", str(WORKER), str(self._seconds)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         if cast(IO[bytes], self._process.stdout).readline() != b"\n":
-            self._end()
+            self.end()
             raise RuntimeError(f"the process that renders chat templates did not start: {' '.join(command)}")
         return self._process
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Ends the process, until the next conversation."""
         if self._process is not None:
             self._process.kill()
             with self._process:  # closes the pipes and waits
                 self._process = None
 
 
-_renderer = _Renderer()
+_renderer = Renderer()

@@ -171,8 +171,8 @@ class TokenBytes:
         for decoder in self._decoders:
             match decoder["type"]:
                 case "ByteLevel":
-                    known = all(character in _BYTE_OF for character in token)
-                    return bytes(_BYTE_OF[character] for character in token) if known else token.encode()
+                    known = all(character in BYTE_OF for character in token)
+                    return bytes(BYTE_OF[character] for character in token) if known else token.encode()
                 case "ByteFallback" if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
                     return bytes.fromhex(token[3:5])
                 case "Replace":
@@ -188,8 +188,8 @@ _DECODERS = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip
 # Byte-level BPE writes bytes that are not printable in Latin-1 as the characters from 256 on (GPT-2's alphabet).
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
-LETTERS_OF_BYTES = list(_BYTE_OF)
+BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+LETTERS_OF_BYTES = list(BYTE_OF)
 BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]  # of SentencePiece
 
 

@@ -70,6 +70,12 @@ class Key:
     code: str  # a fingerprint of the subject's modules and this one: a changed kernel is tried anew
     shape: Any  # a named tuple
 
+    @classmethod
+    def of(cls, subject: str, kernel: str, device: jax.Device, shape: Any) -> "Key":
+        """Returns the key of a kernel here and now. The arguments are those of `passes`."""
+        versions = f"JAX {jax.__version__}, jaxlib {jaxlib_version.__version__}, {device.client.platform_version}"
+        return cls(subject, kernel, device.device_kind, versions, _code(subject), shape)
+
     @property
     def path(self) -> pathlib.Path:
         """The file of the verdict."""
@@ -98,7 +104,7 @@ def passes(
     """
     if jax.process_count() > 1 or not _is_attached(device):
         return False
-    key = _key(subject, kernel, device, shape)
+    key = Key.of(subject, kernel, device, shape)
     if not may_run:
         known = find(key)
         return known is not None and known.passed
@@ -152,7 +158,14 @@ def decide(key: Key, try_kernel: Callable[[], Verdict]) -> Verdict:
     return verdict
 
 
-def compare(prepare: Callable[[], Contest], device: jax.Device) -> Verdict:
+def forget() -> None:
+    """Makes this process read the files of verdicts again, as the next one will."""
+    _known.clear()
+
+
+def compare(
+    prepare: Callable[[], Contest], device: jax.Device, clock: Callable[[], float] = time.perf_counter
+) -> Verdict:
     """Tries a kernel: first its results, then its time.
 
     An error is the largest of any row [D], ||x - y|| / ||y||, where y is expected. Plain JAX runs before the kernel: if
@@ -161,6 +174,7 @@ def compare(prepare: Callable[[], Contest], device: jax.Device) -> Verdict:
     Args:
       prepare: returns the programs and their arguments, on the device.
       device: where both run.
+      clock: returns the time in seconds, and is read before and after each timed program.
     """
     # In a thread of its own, as the caller may be tracing a program: nothing here becomes a part of it. Under
     # `jax.ensure_compile_time_eval`, kernels cannot be traced.
@@ -168,7 +182,7 @@ def compare(prepare: Callable[[], Contest], device: jax.Device) -> Verdict:
 
     def work() -> None:
         try:
-            outcome.set_result(_compare(prepare(), device))
+            outcome.set_result(_compare(prepare(), device, clock))
         except BaseException as error:
             outcome.set_exception(error)
 
@@ -176,8 +190,14 @@ def compare(prepare: Callable[[], Contest], device: jax.Device) -> Verdict:
     return outcome.result()
 
 
-def _compare(contest: Contest, device: jax.Device) -> Verdict:
+def _compare(contest: Contest, device: jax.Device, clock: Callable[[], float]) -> Verdict:
     run, plain, step, prefill = contest
+
+    def seconds(program: Callable[[Any, jax.Array], jax.Array]) -> float:
+        begin = clock()
+        jax.block_until_ready(program(step.arguments, many))
+        return clock() - begin
+
     one, many = (jax.device_put(np.int32(count), device) for count in (1, LAYERS))
     result = plain(step.arguments, one)
     # Rounding to bfloat16 gives plain JAX errors of about its eps, 2**-7, and kernels round in other places. Sums in
@@ -189,7 +209,7 @@ def _compare(contest: Contest, device: jax.Device) -> Verdict:
             error = _error(run(case.arguments, one), case.expected)
             if not error <= tolerance:  # NaN is not
                 return Verdict(False, f"gives wrong results: an error of {error:.2g}, with {tolerance:.2g} accepted")
-        times = [(_seconds(plain, step.arguments, many), _seconds(run, step.arguments, many)) for _ in range(REPEAT)]
+        times = [(seconds(plain), seconds(run)) for _ in range(REPEAT)]
     except Exception as exception:
         return Verdict(False, f"raises {_first_line(exception)}")
     plain_time, kernel_time = (statistics.median(column) for column in zip(*times, strict=True))
@@ -201,11 +221,6 @@ def _is_attached(device: jax.Device) -> bool:
         return device in jax.local_devices(backend=device.platform)
     except RuntimeError:  # no such platform here: `device` is that of a topology to compile for
         return False
-
-
-def _key(subject: str, kernel: str, device: jax.Device, shape: Any) -> Key:
-    versions = f"JAX {jax.__version__}, jaxlib {jaxlib_version.__version__}, {device.client.platform_version}"
-    return Key(subject, kernel, device.device_kind, versions, _code(subject), shape)
 
 
 @functools.cache
@@ -254,9 +269,3 @@ def _error(result: jax.Array, expected: np.ndarray) -> float:
     x = np.asarray(jax.device_get(result), np.float32)
     with np.errstate(all="ignore"):
         return float(np.max(np.linalg.norm(x - expected, axis=-1) / np.linalg.norm(expected, axis=-1)))
-
-
-def _seconds(run: Callable[..., jax.Array], *arguments: Any) -> float:
-    begin = time.perf_counter()
-    jax.block_until_ready(run(*arguments))
-    return time.perf_counter() - begin

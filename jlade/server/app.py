@@ -50,12 +50,13 @@ class Service:
 
     Attributes:
       app: the ASGI application.
+      engine, reader: the arguments.
     """
 
     def __init__(
         self, engine: Engine, reader: Reader, *, model: str, keys: Sequence[str] = (), seconds: float = SECONDS
     ):
-        self._engine, self._reader, self._model, self._seconds = engine, reader, model, seconds
+        self.engine, self.reader, self._model, self._seconds = engine, reader, model, seconds
         self._metrics = Metrics(engine, model)
         self._created = int(time.time())
         self._active: set[Choices] = set()
@@ -85,10 +86,10 @@ class Service:
     def compile(self) -> Iterator[int]:
         """Returns what `Engine.compile` does; the first programs are those of a request that gives no controls."""
         choices_lib.key(0, 1)
-        if (template := self._reader.chat_template) is not None:
+        if (template := self.reader.chat_template) is not None:
             # It starts the process that renders, which takes a second. What the template makes of this is not needed.
             self._threads[0].submit(template.render, [{"role": "user", "content": ""}])
-        return self._engine.compile(self._reader.sampling)
+        return self.engine.compile(self.reader.sampling)
 
     @property
     def is_idle(self) -> bool:
@@ -106,8 +107,8 @@ class Service:
         asked = await self._read(request, read)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
-        writer = Writer(asked, self._model, self._reader.tokenizer, guard.request_id(request.scope))
-        choices = Choices(self._engine, asked, self._metrics, self._seconds)
+        writer = Writer(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
+        choices = Choices(self.engine, asked, self._metrics, self._seconds)
         self._active.add(choices)
         if asked.stream:
             return _Events(self._events(choices, writer), functools.partial(self._end, choices))
@@ -159,16 +160,16 @@ class Service:
 
     async def _tokenize(self, request: Request) -> Response:
         def read(body: Body) -> Body:
-            tokens, names = self._reader.tokens(body), None
+            tokens, names = self.reader.tokens(body), None
             if fields.boolean(body, "return_token_strs"):
-                names = [text_lib.token_name(self._reader.tokenizer, token) for token in tokens]
-            limit = self._engine.capacity
+                names = [text_lib.token_name(self.reader.tokenizer, token) for token in tokens]
+            limit = self.engine.capacity
             return {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names}
 
         return JSONResponse(await self._read(request, read))
 
     async def _detokenize(self, request: Request) -> Response:
-        return JSONResponse({"prompt": await self._read(request, self._reader.text)})
+        return JSONResponse({"prompt": await self._read(request, self.reader.text)})
 
     def _of_model(self) -> Body:
         return {
@@ -176,7 +177,7 @@ class Service:
             "object": "model",
             "created": self._created,
             "owned_by": "jlade",
-            "max_model_len": self._engine.capacity,
+            "max_model_len": self.engine.capacity,
         }
 
     async def _list_models(self, request: Request) -> Response:
@@ -189,8 +190,8 @@ class Service:
     async def _show_health(self, request: Request) -> Response:
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
-        if not self._engine.is_ready:
-            raise RequestError(f"the server starts: {self._engine.num_left} sets of programs to compile", status=503)
+        if not self.engine.is_ready:
+            raise RequestError(f"the server starts: {self.engine.num_left} sets of programs to compile", status=503)
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:

@@ -135,7 +135,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
     if options.adaptive:  # the cost of each width decides
         timed = [level for setting in settings for level in (levels(setting) if forecasts(setting) else (setting,))]
     try:
-        _time_blocks(
+        time_blocks(
             timed,
             functools.partial(measure.step_seconds, repeat=repeat),
             step_times,
@@ -205,18 +205,24 @@ def pick(trials: Sequence[Trial]) -> Trial:
     return min(good, key=lambda trial: (trial.lookahead.block_size, -trial.speed))
 
 
-def _time_blocks(
+def time_blocks(
     settings: Sequence[LookaheadConfig],
     step_seconds: Callable[[Sequence[LookaheadConfig]], list[float]],
     times: dict[int, float],
     announce: Callable[[str, int], None],
     num_others: int,
 ) -> None:
-    """Fills `times`, by block size, with those of a step, plain and of settings whose blocks at least double.
+    """Times steps, plain and of settings whose blocks at least double, up to a block that no wider setting can repay.
 
-    It ends with a block whose cost no wider setting can repay. A disturbance only makes a step longer, so the least
-    time counts: of all times of a plain step, and of a block and all larger ones. `num_others` is the number of
-    measurements that come afterwards.
+    A disturbance only makes a step longer, so the least time counts: of all times of a plain step, and of a block and
+    all larger ones.
+
+    Args:
+      settings: the settings to try besides plain decoding.
+      step_seconds: returns the seconds of one step of each of these settings.
+      times: takes seconds by block size, from the first measurement on, so that an interrupt leaves those until then.
+      announce: of `search`.
+      num_others: measurements that come afterwards.
     """
     blocks = [PLAIN]
     for setting in sorted(settings, key=lambda setting: setting.block_size):

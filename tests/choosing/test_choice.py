@@ -252,7 +252,7 @@ def trials(**speeds):
     ],
 )
 def test_a_setting_that_is_known_to_be_slow_is_logged_once(lookahead, facts, message, caplog):
-    choice._log_if_slow.cache_clear()
+    choice.forget()
     caplog.set_level(logging.INFO, "jlade")
     params = tiny_llama(3)
     if facts is not None:

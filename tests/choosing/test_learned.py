@@ -1,5 +1,6 @@
 """The costs of steps that calls of `lookahead="auto"` teach."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade.choosing import choice, learned
-from jlade.decoding import loop, prefill
+from jlade.decoding import prefill
 from jlade.generation import request
 from jlade.generation.options import Options
 from tests.tiny import tiny_llama
@@ -87,29 +88,44 @@ def find(params):
     return request.check(params, [1, 2, 3], Options(max_new_tokens=40)).learned
 
 
+@pytest.fixture
+def compiled():
+    """A list of the programs that compile."""
+    found = []
+
+    def listen(event, seconds, **names):
+        if event.endswith("backend_compile_duration"):
+            found.append(names)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.mark.slow
-def test_calls_teach_and_the_file_outlives_the_process(cache_directory):
+def test_calls_teach_and_the_file_outlives_the_process(cache_directory, compiled):
     params = tiny_llama(3, num_layers=3)
     directory = cache_directory / "jlade" / "costs"
     first = jlade.generate(params, [1, 2, 3], max_new_tokens=40)
     assert (find(params).num_calls, directory.exists()) == (0, False), "the first call compiles"
+    assert compiled
     before = find(params).costs()
-    programs = loop._run.__wrapped__._cache_size()
+    compiled.clear()
     for number in (1, 2):
         out = jlade.generate(params, [1, 2, 3], max_new_tokens=40)
         np.testing.assert_array_equal(out.tokens, first.tokens)
         assert find(params).num_calls == number
-    assert loop._run.__wrapped__._cache_size() == programs
+    assert not compiled
     after = find(params).costs()
     assert not np.array_equal(after, before)
     assert after[-1] == 1
     (file,) = directory.iterdir()
     assert file.stat().st_size < 4096
-    learned._find.cache_clear()
+    learned.forget()
     np.testing.assert_array_equal(find(params).costs(), after)
 
     file.write_text(file.read_text()[:100])
-    learned._find.cache_clear()
+    learned.forget()
     with pytest.warns(UserWarning, match="is ignored; later calls write it anew"):
         np.testing.assert_array_equal(find(params).costs(), before)
 

@@ -6,9 +6,11 @@ import sys
 import threading
 
 import pytest
+from starlette.testclient import TestClient
 
 from jlade import cli
 from jlade.cli import serve
+from jlade.engine.programs import Programs
 from jlade.server import lifecycle
 
 
@@ -67,15 +69,13 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
         def run(self, sockets):
             for thread in [each for each in threading.enumerate() if each.name == "jlade start"]:
                 thread.join()
-            served.append((self._app.service, sockets[0].getsockname()))
+            served.append((self.config.app.service, sockets[0].getsockname()))
 
     keys = tmp_path / "keys"
     keys.write_text("first\n\n  second \n", encoding="utf-8")
     monkeypatch.setattr(lifecycle, "Server", Server)
     monkeypatch.setattr(lifecycle, "leave", lambda status: None)
-    monkeypatch.setattr(
-        "jlade.engine.programs.Programs.compile_next", lambda self: setattr(self, "_left", self._left[1:])
-    )
+    monkeypatch.setattr(Programs, "compile", lambda self, part: None)
     arguments = ["--host", "0.0.0.0", "--port", "0", "--api-key-file", str(keys), "--capacity", "512"]
     assert cli.main(["serve", *arguments, "--max-sequences", "2", "--lookahead", "tree=7"]) == 0
     (service, address) = served[0]
@@ -86,8 +86,10 @@ def test_a_model_keys_and_settings_reach_the_server(monkeypatch, tmp_path, capsy
         f"demo is being loaded, to serve it at http://0.0.0.0:{address[1]}",
         *[f"{number} of 11 sets of programs are compiled" for number in range(12)],
     ]
-    assert (service._engine.max_sequences, service._engine.capacity) == (2, 512)
-    assert service._reader.sampling.temperature == 1.0
-    assert (service._reader.capacity, service._reader.max_prediction) == (512, serve.MAX_PREDICTION)
-    assert (service._reader.max_top_logprobs, service._reader.max_logprobs) == (20, 5), "OpenAI's limits"
-    assert serve._read_keys(str(keys)) == ["first", "second"]
+    assert (service.engine.max_sequences, service.engine.capacity) == (2, 512)
+    assert service.reader.sampling.temperature == 1.0
+    assert (service.reader.capacity, service.reader.max_prediction) == (512, serve.MAX_PREDICTION)
+    assert (service.reader.max_top_logprobs, service.reader.max_logprobs) == (20, 5), "OpenAI's limits"
+    client = TestClient(service.app)
+    answers = [client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) for key in ("first", "second", "")]
+    assert [answer.status_code for answer in answers] == [200, 200, 401]

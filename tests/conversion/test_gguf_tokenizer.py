@@ -33,8 +33,7 @@ TEXTS = [
     "<end>a<end> b <user>  c<end><user>",
     "",
 ]
-BYTES = [chr(i) for i in text._PRINTABLE] + [chr(256 + i) for i in range(len(text._OTHERS))]
-OF_BYTE = {byte: character for character, byte in text._BYTE_OF.items()}
+OF_BYTE = {byte: character for character, byte in text.BYTE_OF.items()}
 
 
 def random_texts(number=150):
@@ -48,7 +47,7 @@ def byte_level():
     """Returns tokens, types and merges of a byte-level BPE."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=text.LETTERS_OF_BYTES, show_progress=False)
     tokenizer.train_from_iterator([CORPUS * 3], trainer)
     model = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)

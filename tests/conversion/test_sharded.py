@@ -120,7 +120,7 @@ def test_a_mesh_that_cannot_work_is_refused_before_a_tensor_is_read(tmp_path, mo
     save_hf(random_params(), tmp_path / "hf")
     conversion.save(random_params(), tmp_path / "own")
     monkeypatch.setattr(StoredTensor, "read", read)
-    monkeypatch.setattr(checkpoint, "_restore", read)
+    monkeypatch.setattr(ocp.Checkpointer, "restore", read)
     for path in (tmp_path / "hf", tmp_path / "own"):
         with pytest.raises(ValueError, match=r"mesh has model=3, but the model has 8 heads, .* 1, 2, 4, 8 devices"):
             jlade.load(path, mesh=jlade.make_mesh(model=3))

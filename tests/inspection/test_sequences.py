@@ -6,6 +6,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.choosing import estimate
+from jlade.engine import rows
 from jlade.inspection import sequences, targets
 from jlade.inspection.programs import Programs
 from jlade.models import sharding
@@ -36,13 +37,19 @@ def test_as_many_rows_fit_and_more_do_not(sizes):
         assert (needed + memory.temp_size_in_bytes + found.prompt <= limit) is fits
 
 
-def test_shapes_are_those_of_a_running_engine():
+def test_shapes_are_those_of_a_running_engine(monkeypatch):
+    states, run = [], rows.run
+
+    def watched(params, state, *arguments):
+        states.append((len(state.done), sum(leaf.nbytes for leaf in jax.tree.leaves(state))))
+        return run(params, state, *arguments)
+
+    monkeypatch.setattr(rows, "run", watched)
     found = sequences.from_shapes(programs_on(), SETTING, 2**30)
     assert found.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(PARAMS))
     with jlade.Engine(PARAMS, max_sequences=3, capacity=CAPACITY, lookahead=SETTING) as engine:
         engine.submit([1, 2], max_new_tokens=2).result()
-        state = engine._running.state
-        held, number = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), len(state.done)
+    number, held = states[-1]
     assert 0 <= held - number * found.row < 256  # arrays for all rows together
 
 

@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jlade
-from jlade.decoding import loop
 from jlade.testing import check_decoder
 from tests.decoding.test_programs import copies_in_loops
 
@@ -169,7 +168,11 @@ def test_steps_of_a_model_as_it_is_copy_what_its_attention_copies():
     cache, size = found.init_cache(params, 2, capacity), TREE.block_size
     state = jax.eval_shape(lambda: jlade.start(jlade.Prefix(cache), inputs, config))
     rest = dataclasses.replace(state, memory=None)
-    steps = loop._run.__wrapped__.lower(params, rest, state.memory, jnp.int32(9), None, config)
+
+    def run_steps(params, rest, memory, max_steps):
+        return jlade.run_steps(params, dataclasses.replace(rest, memory=memory), config, max_steps)
+
+    steps = jax.jit(run_steps, donate_argnames="memory").lower(params, rest, state.memory, jnp.int32(9))
 
     def alone(params, cache, tokens, mask):
         def run(carry):

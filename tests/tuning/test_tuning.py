@@ -119,7 +119,7 @@ def test_pruning_never_costs_the_fastest_setting(data):
 def test_steps_are_timed_up_to_the_block_that_no_wider_setting_pays_for():
     def times(settings, cost):
         result = {}
-        search._time_blocks(settings, lambda timed: [cost(s.block_size) for s in timed], result, lambda *what: None, 0)
+        search.time_blocks(settings, lambda timed: [cost(s.block_size) for s in timed], result, lambda *what: None, 0)
         assert list(result.items()) == [(size, cost(size)) for size in result]
         return list(result)
 
@@ -132,7 +132,7 @@ def test_steps_are_timed_up_to_the_block_that_no_wider_setting_pays_for():
 def test_disturbed_times_of_steps_do_not_count():
     disturbed = iter([[5.0], [1.0, 9.0], [3.0, 2.0], [2.0, 4.0]])  # plain, and blocks of 4, 8 and 120 tokens
     times = {}
-    search._time_blocks([SMALL, LONG, WIDE], lambda timed: next(disturbed), times, lambda *what: None, 0)
+    search.time_blocks([SMALL, LONG, WIDE], lambda timed: next(disturbed), times, lambda *what: None, 0)
     assert times == {1: 1.0, 4: 2.0, 8: 2.0, 120: 4.0}
 
 
