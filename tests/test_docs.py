@@ -127,6 +127,8 @@ def run_line(words, place, monkeypatch, capsys):
             check_package(package, place)
         case [script] if script.startswith("benchmarks/"):
             assert os.access(ROOT / script, os.X_OK), place
+        case ["python", "-m", module, *arguments] if module.startswith("tests.stress."):
+            check_script(f"{module.replace('.', '/')}.py", arguments, place)
         case ["python", script, *arguments]:
             check_script(script, arguments, place)
         case _:
@@ -254,6 +256,8 @@ def test_the_readme_is_short_and_links_every_page():
         ("pip install '.[nothing]'", "no extra"),
         ("python benchmarks/nothing.py", "there is no"),
         ("python benchmarks/loading.py --nothing", "no option --nothing"),
+        ("python -m tests.stress.nothing", "there is no"),
+        ("python -m tests.stress.soak --nothing", "no option --nothing"),
         ("make nothing", "page:1"),
     ],
 )

@@ -1,6 +1,6 @@
 """A soak: many generations in one process, of all kinds, against recorded texts; the memory of the process meanwhile.
 
-    python benchmarks/soak.py --json benchmarks/results/soak.json
+    python -m tests.stress.soak --json benchmarks/results/soak.json
 
 The kinds are single prompts, batches, sampled texts, stop strings, turns from an earlier state, streams that are left,
 interrupted calls, wrong arguments, and requests of an engine, a part of them cancelled. Prompts, lengths and settings
@@ -18,14 +18,10 @@ import json
 import pathlib
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jax
 import numpy as np
@@ -35,7 +31,7 @@ from benchmarks import report
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.generation import memory
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 ADAPTIVE = LookaheadConfig.tree(7, relative_step_time=1.5)
 SETTINGS = "auto", None, LookaheadConfig.paper(4, 3, 2), ADAPTIVE
 SAMPLINGS = SamplingConfig(temperature=0.8), SamplingConfig(temperature=1.0, top_p=0.9, repetition_penalty=1.1)

@@ -1,7 +1,7 @@
 """Kills jlade at random moments, and fills its disk: whole files are left, and the next run finishes the job.
 
-    python benchmarks/kills.py --moments 50 --json benchmarks/results/kills.json
-    python benchmarks/kills.py tune pool --moments 10
+    python -m tests.stress.kills --moments 50 --json benchmarks/results/kills.json
+    python -m tests.stress.kills tune pool --moments 10
 
 Each job runs once undisturbed. Then it begins as often as `--moments` says, each time in a new directory, and is ended
 by SIGKILL after a random part of the undisturbed time. Every file that is left must be whole, but for the last line of
@@ -31,9 +31,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,6 @@
 """Faults of clients against a server: malformed requests and slow clients, while right requests get their texts.
 
-    python benchmarks/server_faults.py --json results.json
+    python -m tests.stress.server_faults --json results.json
 
 It starts `jlade serve` and sends --count malformed requests from 32 clients. Each has to be refused, in OpenAI's form
 if it is HTTP, or its connection closed; one that is incomplete may wait. Meanwhile clients that never finish have to be
@@ -28,9 +28,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
-
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jlade
 from benchmarks import report
