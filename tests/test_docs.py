@@ -160,8 +160,11 @@ def flags_of(script):
     """Returns the options that a script adds to its parser, itself or in the benchmarks that it imports from."""
     options = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            options |= {ast.literal_eval(argument) for argument in node.args}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "add_argument":
+                options |= {ast.literal_eval(argument) for argument in node.args}
+            elif ast.unparse(node.func) == "report.make_parser":
+                options |= flags_of(ROOT / "benchmarks" / "report.py")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks."):
             options |= flags_of(ROOT / f"{node.module.replace('.', '/')}.py")
     return options

@@ -8,7 +8,6 @@ are drawn at random. Greedy texts have to be those that transformers wrote (test
 of plain decoding with their keys.
 """
 
-import argparse
 import collections
 import contextlib
 import dataclasses
@@ -229,10 +228,9 @@ def held() -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--number", type=int, default=10_000, metavar="N", help="generations (default: %(default)s)")
     parser.add_argument("--first", type=int, default=100, metavar="N", help="generations before the first measurement")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     begin, counts = time.perf_counter(), collections.Counter[str]()
     measured = {}
@@ -243,9 +241,8 @@ def main() -> None:
             counts += run(soak, end - start, seed)
             measured[end] = held()
             print(f"{end} generations, {measured[end]}", flush=True)
-            if options.json:  # of those so far
-                seconds = time.perf_counter() - begin
-                report.write(options.json, {"number": end, "seconds": seconds, "kinds": counts, "memory": measured})
+            seconds = time.perf_counter() - begin
+            report.write(options.json, {"number": end, "seconds": seconds, "kinds": counts, "memory": measured})
 
 
 if __name__ == "__main__":
