@@ -29,7 +29,7 @@ import numpy as np
 
 import jlade
 from benchmarks import inflate
-from benchmarks.parts import Figures, Parts, add_arguments
+from benchmarks.parts import Figures, Parts, make_parser
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.mesh import default_device, device_of
 from jlade.models.llama import Llama, LlamaParams
@@ -45,7 +45,7 @@ TREES = {"window and tree": LookaheadConfig(), "tree of 63": LookaheadConfig.tre
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add_model_arguments(parser)
     parser.add_argument(
         "--prompts", type=int, default=3, metavar="P", help="prompts of each kind, decoded one at a time"
@@ -55,7 +55,6 @@ def main() -> None:
         "--batches", type=int, nargs="*", default=[8, 4], metavar="B", help="batch sizes to measure besides 1"
     )
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each program")
-    add_arguments(parser)
     options = parser.parse_args()
 
     names = ("shape", "dtype", "attention", "new_tokens", "prompts", "repeat")

@@ -9,7 +9,6 @@ in a model. The floor is the time of a copy of as many bytes as the keys and val
 bfloat16 alone gives about 0.002.
 """
 
-import argparse
 import functools
 import itertools
 import statistics
@@ -52,13 +51,12 @@ TINY: dict[str, Any] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--head-dim", type=int, metavar="D", help="instead of 128, or of 64 with --tiny")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
     parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive steps per measurement")
-    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     options = parser.parse_args()
     sizes = dict(TINY if options.tiny else FULL)
     if options.head_dim:
@@ -99,11 +97,9 @@ def main() -> None:
                 )  # fmt: skip
             progress.advance(task)
     console.print(table)
-    if options.json:
-        shape = {"layers": sizes["layers"], "head_dim": sizes["head_dim"], "capacity": capacity}
-        report.write(
-            options.json, {"copy_bytes_per_second": bandwidth, "dtype": options.dtype} | shape | {"cases": figures}
-        )
+    facts = {"copy_bytes_per_second": bandwidth, "dtype": options.dtype, "layers": sizes["layers"]}
+    facts |= {"head_dim": sizes["head_dim"], "capacity": capacity, "cases": figures}
+    report.write(options.json, facts)
 
 
 def _arguments(

@@ -15,7 +15,6 @@ Compilation: `jlade.decode` as one program, for one prompt in a capacity of 1024
 It needs no weights. Adaptive decoding is one program with steps of three widths.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -38,7 +37,7 @@ import jax.numpy as jnp
 
 import jlade
 from benchmarks import inflate
-from benchmarks.parts import Figures, Parts, add_arguments
+from benchmarks.parts import Figures, Parts, make_parser
 from jlade.config import PLAIN, LookaheadConfig
 from jlade.mesh import default_device
 from jlade.models.llama import init_params
@@ -82,14 +81,13 @@ STARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["134m", "7b"], choices=[*inflate.SHAPES], help="to compile")
     parser.add_argument("--repeat", type=int, default=3, metavar="R", help="processes of each kind")
     parser.add_argument("--beside", metavar="PYTHON", help="measure the jlade of this Python executable too, in turns")
     parser.add_argument(
         "--tune-settings", nargs="+", metavar="W,N,G", help="settings to tune (default: all usual ones)"
     )
-    add_arguments(parser)
     options = parser.parse_args()
 
     settings = {name: getattr(options, name) for name in ("repeat", "beside", "tune_settings")}

@@ -6,9 +6,7 @@
 The sizes take turns, and the least time counts.
 """
 
-import argparse
 import itertools
-import json
 import sys
 import sysconfig
 import time
@@ -23,20 +21,19 @@ from rich.console import Console
 from rich.table import Table
 
 import jlade
+from benchmarks import report
 from jlade.decoding import loop, prefill
-from jlade.evaluation.provenance import provenance
 from jlade.generation import text
 from jlade.lookahead import names
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--lookahead", default="tree=7", metavar="SETTING")
     parser.add_argument("--sizes", type=int, nargs="+", default=[0, 10_000, 100_000, 1_000_000], metavar="TOKENS")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     params, tokenizer = jlade.demo() if options.model is None else jlade.load(options.model, "float32")
@@ -69,10 +66,9 @@ def main() -> None:
         relative = seconds / step_seconds[options.sizes[0]]
         table.add_row(f"{size}", f"{index_seconds[size]:.2f}", f"{1000 * seconds:.2f}", f"{relative:.2f}")
     Console().print(table)
-    if options.json:
-        figures = provenance() | {"model": options.model or "demo", "lookahead": options.lookahead}
-        figures |= {"index_seconds": index_seconds, "step_seconds": step_seconds}
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    figures = {"model": options.model or "demo", "lookahead": options.lookahead}
+    figures |= {"index_seconds": index_seconds, "step_seconds": step_seconds}
+    report.write(options.json, figures)
 
 
 def library(tokenizer: text.Tokenizer, least: int) -> list[int]:

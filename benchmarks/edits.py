@@ -8,9 +8,7 @@ and without the prediction. The texts have to be the same. Only steps are counte
 copies in fact where most of its tokens stand in the old program too, in the same order.
 """
 
-import argparse
 import difflib
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 import jlade
+from benchmarks import report
 from jlade.conversion import location
 from jlade.evaluation import records
-from jlade.evaluation.provenance import provenance
 from jlade.generation import chat_template
 from jlade.lookahead import names
 
@@ -41,13 +39,12 @@ class Task(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("data", help="programs: records with prompt, canonical_solution and entry_point")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--lookahead", default="tree=63", metavar="SETTING")
     parser.add_argument("--tasks", type=int, default=20, metavar="Q")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     params, tokenizer = jlade.load(options.model, "float32")
@@ -92,9 +89,7 @@ def main() -> None:
             "with": tokens / predicted_steps,
         }
     Console().print(table)
-    if options.json:
-        result = provenance() | {"lookahead": options.lookahead, "tokens_per_step": figures}
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report.write(options.json, {"lookahead": options.lookahead, "tokens_per_step": figures})
 
 
 def tasks(file: str, number: int) -> list[Task]:

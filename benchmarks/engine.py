@@ -35,7 +35,7 @@ from jlade.lookahead import names
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--lookahead", default="auto", metavar="SETTING")
     parser.add_argument("--prompts", type=int, default=64, metavar="N")
@@ -47,7 +47,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of each number of clients, with --load")
     parser.add_argument("--temperature", type=float, default=0, help="of their texts, with --load (default: 0)")
     parser.add_argument("--repeats", type=int, default=3, metavar="R")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model)
@@ -56,8 +55,7 @@ def main() -> None:
     prompts = [ids[-256:] for ids in _prompts(tokenizer)]
     prompts = (prompts * -(-options.prompts // len(prompts)))[: options.prompts]
     figures = (_load if options.load else _list)(params, prompts, lookahead, options)
-    if options.json:
-        report.write(options.json, vars(options) | figures)
+    report.write(options.json, vars(options) | figures)
 
 
 def _prompts(tokenizer: text.Tokenizer) -> list[list[int]]:

@@ -71,14 +71,13 @@ DEVICES = ["attached", *targets.TARGETS]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=DEVICES)
     parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=list(MODELS))
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
     parser.add_argument("--layers", type=int, default=LAYERS, metavar="L", help="to compile, 0 for all (default: 4)")
-    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--table", metavar="FILE", help="print the tables of earlier results")
     options = parser.parse_args()
     if options.table:
@@ -105,8 +104,7 @@ def main() -> None:
                     figures = extrapolate(name, MODELS[shape], request, options.layers or MODELS[shape].num_layers)
                 rows.append(case | figures)
                 print("  ".join(f"{name} {_short(value)}" for name, value in rows[-1].items()), flush=True)
-                if options.json:  # after each row, as all of them take an hour
-                    report.write(options.json, facts | {"rows": rows})
+                report.write(options.json, facts | {"rows": rows})  # after each row, as all of them take an hour
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:

@@ -11,7 +11,6 @@ Sampled texts are compared with those of plain sampling with the same keys. A ba
 alone and one for all of them together; temperatures rotate from prompt to prompt.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -27,7 +26,7 @@ import numpy as np
 
 import jlade
 from benchmarks.accelerator import PROMPTS, first_difference, make_decoder
-from benchmarks.parts import Figures, Parts, add_arguments
+from benchmarks.parts import Figures, Parts, make_parser
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.lookahead.names import label
 
@@ -62,11 +61,10 @@ CONTROLS.append(functools.reduce(lambda one, other: one | other, CONTROLS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=26, metavar="P", help="number of prompts (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="of greedy texts, at most 256")
     parser.add_argument("--attention", metavar="NAME", help="argument of `Llama` (default: Llama's own)")
-    add_arguments(parser)
     options = parser.parse_args()
 
     lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]

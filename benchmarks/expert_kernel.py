@@ -10,7 +10,6 @@ float32 on the same numbers. The kernel is measured for one token too, which `jl
 JAX.
 """
 
-import argparse
 import functools
 import sys
 from pathlib import Path
@@ -42,12 +41,11 @@ LAYERS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
     parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive calls per measurement")
-    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     options = parser.parse_args()
     measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
     console = Console()
@@ -84,9 +82,8 @@ def main() -> None:
                 progress.advance(task)
             del layers
     console.print(table)
-    if options.json:
-        facts = {"copy_bytes_per_second": rate, "dtype": options.dtype, "layers": LAYERS}
-        report.write(options.json, facts | {"cases": figures})
+    facts = {"copy_bytes_per_second": rate, "dtype": options.dtype, "layers": LAYERS}
+    report.write(options.json, facts | {"cases": figures})
 
 
 def _implementations(shape: Shape, console: Console) -> list[str]:

@@ -36,13 +36,12 @@ VOCABULARY = 4096  # with fewer layers than the model has, whose output matrix w
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=["qwen3-30b-a3b", "gpt-oss-20b", "mixtral-8x7b"], metavar="NAME")
     parser.add_argument("--device", default="h100")
     parser.add_argument("--mesh", type=int, default=1, metavar="N", help="devices that share the model")
     parser.add_argument("--layers", type=int, help="of the model (default: all)")
     parser.add_argument("--capacity", type=int, default=1024, metavar="C")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     results = []
     for model in options.models:
@@ -54,8 +53,7 @@ def main() -> None:
         params = param_shapes(config, jnp.float32 if options.device == "cpu" else jnp.bfloat16)
         results.append({"model": model, "layers": config.num_layers} | measure(params, options))
         print_result(results[-1])
-        if options.json:
-            report.write(options.json, {"device": options.device, "mesh": options.mesh, "results": results})
+        report.write(options.json, {"device": options.device, "mesh": options.mesh, "results": results})
 
 
 def measure(params: Any, options: argparse.Namespace) -> dict[str, Any]:

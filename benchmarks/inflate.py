@@ -22,7 +22,7 @@ import sys
 from typing import Any
 
 if __name__ == "__main__":
-    # Import from the repository, not from the script's directory: see compression.py.
+    # Import from the repository, not from this folder.
     sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jax

@@ -8,7 +8,6 @@ long as one may be before it is tokenized comes last, once with a short request 
 goes away.
 """
 
-import argparse
 import contextlib
 import json
 import pathlib
@@ -34,10 +33,9 @@ SIZE = MOST_BYTES - 1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--repeat", type=int, default=5, metavar="N")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     command = [sys.executable, "-m", "jlade", "serve", *([] if options.model == "demo" else [options.model])]
     with subprocess.Popen([*command, "--port", "0", "--warm-up"], stdout=subprocess.PIPE, text=True) as server:
@@ -49,8 +47,7 @@ def main() -> None:
         server.wait(60)
         result["seconds to end"] = time.perf_counter() - begin
     print(json.dumps(result, indent=1))
-    if options.json:
-        report.write(options.json, vars(options) | result)
+    report.write(options.json, vars(options) | result)
 
 
 def longest_token(model: str) -> int:

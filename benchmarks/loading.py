@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Import from the repository, not from the script's directory: see compression.py.
+# Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
@@ -49,12 +49,11 @@ FORMATS = {"Hugging Face": (save_hf, load_hf), "Orbax": (save, load_own)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=5, metavar="R")
     parser.add_argument(
         "--directory", default=tempfile.gettempdir(), metavar="DIR", help="a directory with room for 2.3 GB"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     parser.add_argument("--onto-devices", action="store_true", help="load onto 8 virtual devices")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -95,8 +94,7 @@ def _report(runs: dict[str, list[dict[str, Any]]], file: str | None) -> None:
         numbers = (weights / 1e9, seconds, seconds / own, peak / 1e9, peak / weights)
         table.add_row(way, *(f"{number:.2f}" for number in numbers))
     Console().print(table)
-    if file:
-        report.write(file, {"ways": figures})
+    report.write(file, {"ways": figures})
 
 
 def _report_devices(runs: dict[str, list[dict[str, Any]]], file: str | None) -> None:
@@ -111,8 +109,7 @@ def _report_devices(runs: dict[str, list[dict[str, Any]]], file: str | None) -> 
         figures[-1] |= {"seconds": middle["seconds"], "runs": results}
         table.add_row(way, f"{middle['seconds']:.2f}", f"{of_share:.3f}", f"{host / 1e6:.0f}", f"{read:.3f}")
     Console().print(table)
-    if file:
-        report.write(file, {"ways": figures})
+    report.write(file, {"ways": figures})
 
 
 def _write(directory: Path, kind: str) -> None:

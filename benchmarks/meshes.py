@@ -7,7 +7,6 @@ All prompts are decoded as one batch, filled up to a multiple of the largest `da
 On GPUs and TPUs a second call is timed.
 """
 
-import argparse
 import json
 import pathlib
 import sys
@@ -32,14 +31,13 @@ GREEDY, SAMPLED = SamplingConfig(), SamplingConfig(temperature=0.8)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--model", metavar="DIR", help="Hugging Face LLaMA directory (default: the demo model)")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--lookahead", default="15,5,15", metavar="W,N,G")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="M")
     parser.add_argument("--prompts", type=int, metavar="P", help="decode the first P prompts only")
     parser.add_argument("--cpu-devices", type=int, metavar="D", help="make D virtual devices of the CPU")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     if options.cpu_devices:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
@@ -72,10 +70,9 @@ def main() -> None:
         time_of_step = f"{row['step_ms']:.1f}" if row["step_ms"] else "-"
         table.add_row(row["name"], str(row["mesh"])[1:-1], *equal, str(row["steps"]), time_of_step)
     Console().print(table)
-    if options.json:
-        facts = {"model": options.model or "demo", "dtype": options.dtype, "prompts": len(prompts)}
-        facts |= {"lookahead": options.lookahead, "max_new_tokens": options.max_new_tokens, "rows": found}
-        report.write(options.json, facts)
+    facts = {"model": options.model or "demo", "dtype": options.dtype, "prompts": len(prompts)}
+    facts |= {"lookahead": options.lookahead, "max_new_tokens": options.max_new_tokens, "rows": found}
+    report.write(options.json, facts)
 
 
 def _decode(

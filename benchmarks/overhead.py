@@ -15,7 +15,6 @@ of `jlade.step` under `jax.jit`, which copies the cache. The part "generate" com
 inputs, already on the device: the difference is checks, padding, transfers and detokenization.
 """
 
-import argparse
 import functools
 import statistics
 import sys
@@ -32,7 +31,7 @@ import numpy as np
 
 import jlade
 from benchmarks.accelerator import PROMPT_TOKENS, add_model_arguments, in_turns, load, make_decoder, prompts_of
-from benchmarks.parts import Figures, Parts, add_arguments
+from benchmarks.parts import Figures, Parts, make_parser
 from jlade.config import PLAIN, SMALL_BLOCK, LookaheadConfig
 from jlade.drafts.tree import Tree
 from jlade.lookahead import block as blocks
@@ -53,12 +52,11 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add_model_arguments(parser)
     parser.set_defaults(shape="134m", dtype="float32")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="M", help="tokens of the timed text")
     parser.add_argument("--repeat", type=int, default=11, metavar="R", help="timings of each loop")
-    add_arguments(parser)
     options = parser.parse_args()
 
     parts = Parts(options, {name: getattr(options, name) for name in ("shape", "dtype", "attention", "new_tokens")})

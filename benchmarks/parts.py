@@ -18,13 +18,12 @@ Figures = dict[str, Any]
 SECONDS = "seconds of this part"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that `Parts` takes."""
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the arguments that `Parts` takes."""
+    parser = report.make_parser(description)
     parser.add_argument("--only", nargs="+", metavar="PART", help="run only these parts, in the usual order")
     parser.add_argument("--minutes", type=float, default=60, metavar="M", help="start no part that would end later")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the figures, with machine and versions, to FILE after every part"
-    )
+    return parser
 
 
 class Parts:
@@ -85,8 +84,7 @@ class Parts:
         self._write()
 
     def _write(self) -> None:
-        if self.options.json:
-            report.write(self.options.json, self.settings | {"parts": self.results})
+        report.write(self.options.json, self.settings | {"parts": self.results})
 
     def _earlier(self) -> dict[str, Figures]:
         if not self.options.json or not Path(self.options.json).exists():

@@ -8,8 +8,6 @@ total time of a list of prompts that share nothing shows the cost of keeping. Th
 have to be the same. Ratios are medians over the repeats.
 """
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,14 +21,14 @@ import jax
 import numpy as np
 
 import jlade
-from jlade.evaluation.provenance import provenance
+from benchmarks import report
 from jlade.lookahead import names
 
 Tokens = list[list[int]]  # of all texts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--lookahead", default="auto", metavar="SETTING")
     parser.add_argument("--rows", type=int, default=8, metavar="B")
@@ -38,7 +36,6 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=32, metavar="T", help="tokens of the second turn")
     parser.add_argument("--new", type=int, default=32, metavar="M", help="tokens of a text")
     parser.add_argument("--repeats", type=int, default=15, metavar="R")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     params, _ = jlade.demo() if options.model == "demo" else jlade.load(options.model)
@@ -84,7 +81,7 @@ def main() -> None:
         "continuations": continuations,
         "prompts that share nothing": others,
     }
-    figures: dict[str, Any] = provenance() | vars(options)
+    figures: dict[str, Any] = dict(vars(options))
     with jlade.Engine(params, **of_engine) as keeping, jlade.Engine(params, prefix_memory=0, **of_engine) as reading:
         for engine in (keeping, reading):
             engine.warm_up()
@@ -98,8 +95,7 @@ def main() -> None:
             ratio = float(np.median(np.divide(seconds["read"], seconds["kept"])))
             print(f"{name}: {ratio:.2f} times as fast with prefixes, {np.median(seconds['kept']):.3f} s")
             figures[name] = {"seconds": seconds, "ratio": ratio}
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    report.write(options.json, figures)
 
 
 if __name__ == "__main__":

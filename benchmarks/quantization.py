@@ -10,7 +10,6 @@ difference between a long and a short text. `temporary MB` is the memory of `jla
 besides its arguments and results. A copy of the weights in floating point would show there.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -40,14 +39,13 @@ FEW, MANY = 16, 144  # new tokens of two texts; their difference in time is that
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument(
         "--shape", choices=inflate.SHAPES, help="shape of the model for speed (default: the demo model)"
     )
     parser.add_argument("--speed-only", action="store_true", help="skip quality")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
     parser.add_argument("--repeat", type=int, default=7, metavar="R", help="timings of each program")
-    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     options = parser.parse_args()
 
     prompts = [json.loads(line)["ids"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
@@ -59,10 +57,9 @@ def main() -> None:
     if quality:
         Console().print(_table("quality, demo model", quality))
     Console().print(_table(f"speed, {options.shape or 'demo model'}", speed))
-    if options.json:
-        settings = {"shape": options.shape or "demo", "prompts": len(prompts), "repeat": options.repeat}
-        settings |= {"max_new_tokens": options.max_new_tokens}
-        report.write(options.json, settings | {"quality": quality, "speed": speed})
+    settings = {"shape": options.shape or "demo", "prompts": len(prompts), "repeat": options.repeat}
+    settings |= {"max_new_tokens": options.max_new_tokens}
+    report.write(options.json, settings | {"quality": quality, "speed": speed})
 
 
 def _quality(prompts: Sequence[list[int]], max_new_tokens: int) -> dict[str, dict[str, float]]:

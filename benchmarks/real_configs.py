@@ -9,7 +9,6 @@ of TPUs and GPUs are in the extras tpu-compiler and gpu-compiler. Of the devices
 and the others the lookahead. Models of families that are not supported are named and left out.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -46,11 +45,10 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {  # of the table, by thei
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS, metavar="NAME", help="(default: all)")
     parser.add_argument("--places", nargs="+", default=list(PLACES), choices=list(PLACES), help="(default: all)")
     parser.add_argument("--capacity", type=int, default=1024, metavar="C", help="cache entries (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--table", metavar="FILE", help="print the table of earlier results")
     options = parser.parse_args()
     if options.table:
@@ -72,8 +70,7 @@ def main() -> None:
             rows.append({"model": model, "place": place} | found.facts())
             outcome = "compiled" if found.failure is None else f"refused: {found.failure.splitlines()[0]}"
             print(f"{model} on {place}: {outcome}, {found.compile_seconds:.0f} s", file=sys.stderr, flush=True)
-            if options.json:  # after each row, as all of them take long
-                report.write(options.json, {"rows": rows})
+            report.write(options.json, {"rows": rows})  # after each row, as all of them take long
     print(table(rows))
 
 

@@ -55,7 +55,7 @@ PROMPTS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=2, help="prompts of an update; an epoch has 8")
     parser.add_argument("--generations", type=int, default=8, help="rollouts of each prompt")
@@ -63,7 +63,6 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--lookahead", default="tree=7", metavar="SETTING")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
 
@@ -96,10 +95,9 @@ def main() -> None:
             speed = epoch["tokens"] / epoch["seconds"]
             table.add_row(str(number), name, str(epoch["tokens"]), steps, f"{speed:.0f}", f"{epoch['reward']:.3f}")
     Console().print(table)
-    if options.json:
-        versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax", "optax")}
-        result = {"settings": vars(options), "engines": figures}
-        report.write(options.json, versions | result)
+    versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax", "optax")}
+    result = {"settings": vars(options), "engines": figures}
+    report.write(options.json, versions | result)
 
 
 def summary(rollouts: list[dict[str, Any]]) -> dict[str, Any]:

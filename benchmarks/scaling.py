@@ -8,7 +8,6 @@
 All figures are estimates of `jlade.plan`, with bfloat16 weights and 4096 cache entries.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -45,8 +44,7 @@ SOURCES = {"smollm2": "tokens per step of SmolLM2", "paper": "the paper's settin
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE")
+    parser = report.make_parser(__doc__)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--batches", action="store_true")
     parser.add_argument("--plot", metavar="IMAGE")

@@ -67,14 +67,13 @@ class Answer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--rows", type=int, default=8, metavar="B")
     parser.add_argument("--at-once", type=int, default=200, metavar="N")
     parser.add_argument("--in-sequence", type=int, default=2000, metavar="N")
     parser.add_argument("--clients", type=int, default=16, metavar="N")
     parser.add_argument("--cancelled", type=float, default=0.1, metavar="SHARE")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model)
@@ -91,8 +90,7 @@ def main() -> None:
     figures["static"] = _static(params, tokenizer, [kind for kind, _ in at_once], options.rows)
     figures["ratio"] = figures["at_once"]["tokens_per_second"] / figures["static"]["tokens_per_second"]
     print(json.dumps(figures, indent=1))
-    if options.json:
-        report.write(options.json, vars(options) | figures)
+    report.write(options.json, vars(options) | figures)
 
 
 def _kinds(tokenizer: text.Tokenizer) -> Iterator[Kind]:

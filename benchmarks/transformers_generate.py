@@ -8,7 +8,6 @@ after each way has decoded the shortest and the longest prompt. These first call
 of the weights are recorded apart.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -36,10 +35,9 @@ LOOKUP = 10  # tokens of a draft of transformers' prompt lookup, as in its docum
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--questions", type=int, default=1, metavar="Q", help="of each sample data set")
     parser.add_argument("--new-tokens", type=int, default=128, metavar="M")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     file = location.installed("smollm2")
@@ -102,23 +100,22 @@ def main() -> None:
             f"{figures['equal_texts']}/{len(prompts)}",
         )
     Console().print(table, f"copying the weights: {copying:.1f} s")
-    if options.json:
-        report.write(
-            options.json,
-            {
-                "torch": torch.__version__,
-                "torch_threads": torch.get_num_threads(),
-                "transformers": transformers.__version__,
-                "model": "smollm2",
-                "dtype": "float32",
-                "new_tokens": options.new_tokens,
-                "prompts": {name: ids.shape[1] for name, ids in prompts.items()},
-                "copying_seconds": copying,
-                "ways": results,
-                "seconds": seconds,
-                "tokens": {name: len(texts[base][name]) for name in prompts},
-            },
-        )
+    report.write(
+        options.json,
+        {
+            "torch": torch.__version__,
+            "torch_threads": torch.get_num_threads(),
+            "transformers": transformers.__version__,
+            "model": "smollm2",
+            "dtype": "float32",
+            "new_tokens": options.new_tokens,
+            "prompts": {name: ids.shape[1] for name, ids in prompts.items()},
+            "copying_seconds": copying,
+            "ways": results,
+            "seconds": seconds,
+            "tokens": {name: len(texts[base][name]) for name in prompts},
+        },
+    )
 
 
 def encode(tokenizer: Any, question: datasets.Question) -> torch.Tensor:

@@ -7,7 +7,6 @@ of as many tokens with the same cache: decoding it as it is cannot take less. Th
 fastest one counts, in wall-clock time and in that of all cores together, which other programs affect least.
 """
 
-import argparse
 import dataclasses
 import importlib.metadata
 import sys
@@ -36,11 +35,10 @@ Run = Callable[[], tuple[int, float, float]]  # steps, and their seconds by the 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--lookahead", default="tree=7", metavar="SETTING", help="beside plain steps")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     params, demo = jlade.demo(dtype="float32")
@@ -69,9 +67,8 @@ def main() -> None:
         for name, each in of_setting.items():
             table.add_row(setting, name, f"{each['wall']:.2f}", f"{each['cores']:.2f}")
     Console().print(table)
-    if options.json:
-        versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax")}
-        report.write(options.json, versions | {"settings": vars(options), "milliseconds": result})
+    versions = {name: importlib.metadata.version(name) for name in ("google-tunix", "flax")}
+    report.write(options.json, versions | {"settings": vars(options), "milliseconds": result})
 
 
 def steps(own: Any, params: Any, prompt: list[int], options: dict[str, Any]) -> Run:

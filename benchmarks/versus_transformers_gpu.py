@@ -9,7 +9,6 @@ GPUs. Every prompt has 200 tokens, since with a static cache another length comp
 before it is timed; runs are timed in turns.
 """
 
-import argparse
 import functools
 import os
 import statistics
@@ -36,7 +35,7 @@ from benchmarks.accelerator import (
     make_decoder,
     prompts_of,
 )
-from benchmarks.parts import Figures, Parts, add_arguments
+from benchmarks.parts import Figures, Parts, make_parser
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import to_hf
 from jlade.conversion.tensors import named_arrays
@@ -44,12 +43,11 @@ from jlade.models.llama import LlamaParams
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add_model_arguments(parser)
     parser.add_argument("--new-tokens", type=int, default=128, metavar="M", help="tokens of each text")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 4], metavar="B", help="batch sizes")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each run")
-    add_arguments(parser)
     options = parser.parse_args()
 
     settings = {name: getattr(options, name) for name in ("shape", "dtype", "attention", "new_tokens", "repeat")}

@@ -7,8 +7,6 @@ prompts and their greedy texts as corpus, and with the states of their calls. Th
 are counted, so the time does not matter.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 import jlade
+from benchmarks import report
 from jlade.evaluation import datasets
-from jlade.evaluation.provenance import provenance
 from jlade.generation import text
 from jlade.lookahead import names
 
@@ -30,7 +28,7 @@ WAYS = ("cold", "texts", "states")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("data", help="prompts, as `jlade bench --data` reads them")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--lookahead", default="10,5,10:tree=80", metavar="SETTING")
@@ -38,7 +36,6 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, default=1, metavar="K", help="decode every K-th prompt; all are in the corpus"
     )
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
 
     params, tokenizer = jlade.load(options.model, "float32")
@@ -73,9 +70,7 @@ def main() -> None:
     for task, of_task in rates.items():
         table.add_row(task, *(f"{of_task[way]:.2f}" for way in WAYS))
     Console().print(table)
-    if options.json:
-        figures = provenance() | {"lookahead": options.lookahead, "tokens_per_step": rates}
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    report.write(options.json, {"lookahead": options.lookahead, "tokens_per_step": rates})
 
 
 if __name__ == "__main__":

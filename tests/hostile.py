@@ -2,7 +2,7 @@
 
 A changed file causes an error that names it (ValueError, OSError or TypeError), or is read. The settings that jlade
 keeps for itself are ignored with a warning instead. `tests/test_hostile.py` reads some of each format, and
-`benchmarks/fuzz.py` thousands.
+`tests/stress/fuzz.py` thousands.
 """
 
 import copy

@@ -127,6 +127,8 @@ def run_line(words, place, monkeypatch, capsys):
             check_package(package, place)
         case [script] if script.startswith("benchmarks/"):
             assert os.access(ROOT / script, os.X_OK), place
+        case ["python", "-m", module, *arguments] if module.startswith("tests.stress."):
+            check_script(f"{module.replace('.', '/')}.py", arguments, place)
         case ["python", script, *arguments]:
             check_script(script, arguments, place)
         case _:
@@ -158,8 +160,11 @@ def flags_of(script):
     """Returns the options that a script adds to its parser, itself or in the benchmarks that it imports from."""
     options = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            options |= {ast.literal_eval(argument) for argument in node.args}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "add_argument":
+                options |= {ast.literal_eval(argument) for argument in node.args}
+            elif ast.unparse(node.func) == "report.make_parser":
+                options |= flags_of(ROOT / "benchmarks" / "report.py")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmarks."):
             options |= flags_of(ROOT / f"{node.module.replace('.', '/')}.py")
     return options
@@ -254,6 +259,8 @@ def test_the_readme_is_short_and_links_every_page():
         ("pip install '.[nothing]'", "no extra"),
         ("python benchmarks/nothing.py", "there is no"),
         ("python benchmarks/loading.py --nothing", "no option --nothing"),
+        ("python -m tests.stress.nothing", "there is no"),
+        ("python -m tests.stress.soak --nothing", "no option --nothing"),
         ("make nothing", "page:1"),
     ],
 )

@@ -16,7 +16,7 @@ from jlade.generation import chat_template, text, tokenizer_files
 from tests import hostile
 from tests.conversion.test_huggingface import write_checkpoint
 
-# Changed files of each format; `benchmarks/fuzz.py` reads thousands. Those of Orbax leave errors that raise later, so
+# Changed files of each format; `tests/stress/fuzz.py` reads thousands. Those of Orbax leave errors that raise later, so
 # `tests/conversion/test_corruption.py` reads some in a process of their own.
 EXAMPLES = {
     "safetensors": 100,

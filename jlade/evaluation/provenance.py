@@ -17,10 +17,11 @@ from jlade.choosing import sheet
 def provenance() -> dict[str, Any]:
     """Returns machine, versions, command and date of a result."""
     program, *arguments = sys.argv
-    command = ["jlade"] if os.path.basename(program) in ("jlade", "__main__.py") else ["python", program]
+    is_jlade = os.path.basename(program) in ("jlade", "__main__.py")
+    command = ["jlade", *arguments] if is_jlade else ["python", *sys.orig_argv[1:]]  # which has the -m of a module
     return {
         "date": datetime.date.today().isoformat(),
-        "command": " ".join([*command, *arguments]),
+        "command": " ".join(command),
         "processor": sheet.processor(),
         "cores": os.cpu_count(),
         "device": mesh.default_device().device_kind,

@@ -1,4 +1,4 @@
-"""Clients that are slow, and too many of them. `benchmarks/server_faults.py` sends them to the demo model."""
+"""Clients that are slow, and too many of them. `tests/stress/server_faults.py` sends them to the demo model."""
 
 import json
 import socket
@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from benchmarks import server_faults
 from jlade.server import guard, lifecycle
 from tests.server.conftest import running, wait_until
 from tests.server.tiny_chat import alone
+from tests.stress import server_faults
 
 
 @pytest.fixture(scope="module")

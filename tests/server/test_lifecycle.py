@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 import jlade
-from benchmarks import server_faults
 from jlade.server import lifecycle
 from tests import processes
 from tests.server.conftest import wait_until
+from tests.stress import server_faults
 
 LONG = {"prompt": "def f(", "temperature": 0, "max_tokens": 900, "ignore_eos": True, "stream": True}
 LONG["stream_options"] = {"include_usage": True}

@@ -1,7 +1,7 @@
 """Hostile files: thousands of changed files of every format that jlade reads, and what comes of reading them.
 
-    python benchmarks/fuzz.py                                # 10,000 of each format, an hour
-    python benchmarks/fuzz.py --formats gguf pool --inputs 500
+    python -m tests.stress.fuzz                                 # 10,000 of each format, an hour
+    python -m tests.stress.fuzz --formats gguf pool --inputs 500
 
 `tests/hostile.py` has the formats, the changes and what counts as a fault. Each format is read in a process of its own,
 which may end (a crash), take longer than 5 seconds for a file (a hang), or raise anything but an error that names the
@@ -26,9 +26,6 @@ import tempfile
 import time
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).parent.parent)  # the repository, not the script's directory
-
 SECONDS = 5
 MEMORY = 2**30
 VERSIONS = ("jax", "safetensors", "tokenizers", "transformers", "gguf", "orbax-checkpoint", "tensorstore", "hypothesis")
@@ -51,7 +48,7 @@ def main() -> None:
         record = supervise(name, options)
         known = json.loads(options.output.read_text()) if options.output.exists() else {"formats": {}}
         known |= {
-            "command": "python benchmarks/fuzz.py",
+            "command": "python -m tests.stress.fuzz",
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
             "versions": {package: importlib.metadata.version(package) for package in VERSIONS},
         }
@@ -65,7 +62,7 @@ def supervise(name: str, options: argparse.Namespace) -> dict[str, Any]:
     counts: collections.Counter[str] = collections.Counter()
     slowest, memory, seconds, seed = 0.0, 0.0, 0.0, options.seed
     while (done := counts.total()) < options.inputs:
-        command = [sys.executable, __file__, "--in-process", "--formats", name, "--seed", str(seed)]
+        command = [sys.executable, "-m", "tests.stress.fuzz", "--in-process", "--formats", name, "--seed", str(seed)]
         command += ["--inputs", str(options.inputs - done), "--faults", str(options.faults)]
         begin = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

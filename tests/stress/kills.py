@@ -1,7 +1,7 @@
 """Kills jlade at random moments, and fills its disk: whole files are left, and the next run finishes the job.
 
-    python benchmarks/kills.py --moments 50 --json benchmarks/results/kills.json
-    python benchmarks/kills.py tune pool --moments 10
+    python -m tests.stress.kills --moments 50 --json benchmarks/results/kills.json
+    python -m tests.stress.kills tune pool --moments 10
 
 Each job runs once undisturbed. Then it begins as often as `--moments` says, each time in a new directory, and is ended
 by SIGKILL after a random part of the undisturbed time. Every file that is left must be whole, but for the last line of
@@ -13,7 +13,6 @@ Jobs are forked from one process that has imported all of jlade, so that no time
 JAX itself, whose threads a fork would lack.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import hashlib
@@ -31,9 +30,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-# Import from the repository, not from this folder.
-sys.path[0] = str(Path(__file__).parent.parent)
 
 import jax
 import jax.numpy as jnp
@@ -70,12 +66,11 @@ class Job(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)} (default: all)")
     parser.add_argument("--moments", type=int, default=50, metavar="K", help="runs to kill of each job (default: 50)")
     parser.add_argument("--full-disks", type=int, default=0, metavar="D", help="disks that are too small, of each job")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE", help="write the figures, with machine and versions, to FILE")
     options = parser.parse_args()
     jobs = {name: each for name, each in JOBS.items() if name in options.jobs or not options.jobs}
     result: dict[str, Any] = {"jobs": {}}
@@ -89,13 +84,12 @@ def main() -> None:
             figures = trials(job, place, options.moments, options.full_disks, random.Random(options.seed))
             result["jobs"][name] = figures
             print(name, json.dumps(figures), flush=True)
-            if options.json:
 
-                def write(_: Path) -> int:
-                    report.write(options.json, result)
-                    return 0
+            def write(_: Path) -> int:
+                report.write(options.json, result)
+                return 0
 
-                assert begun(write, place).wait() == 0  # not here, as it asks JAX for the device
+            assert begun(write, place).wait() == 0  # not here, as it asks JAX for the device
 
 
 def prepare(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Commands that are killed at random moments; `benchmarks/kills.py` does it more often, with more commands."""
+"""Commands that are killed at random moments; `kills.py` does it more often, with more commands."""
 
 import json
 import pathlib
@@ -9,22 +9,14 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_commands_that_are_killed_leave_whole_files_and_the_next_run_finishes(tmp_path):
     """The script itself compares files with those of an undisturbed run, and fails if they differ."""
     jobs = ("convert-hf", "pool")
-    command = [
-        sys.executable,
-        ROOT / "benchmarks" / "kills.py",
-        *jobs,
-        "--moments",
-        "3",
-        "--json",
-        tmp_path / "kills.json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.stress.kills", *jobs, "--moments", "3", "--json", tmp_path / "kills.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "kills.json").read_text(encoding="utf-8"))["jobs"]
     assert tuple(figures) == jobs

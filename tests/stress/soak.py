@@ -1,6 +1,6 @@
 """A soak: many generations in one process, of all kinds, against recorded texts; the memory of the process meanwhile.
 
-    python benchmarks/soak.py --json benchmarks/results/soak.json
+    python -m tests.stress.soak --json benchmarks/results/soak.json
 
 The kinds are single prompts, batches, sampled texts, stop strings, turns from an earlier state, streams that are left,
 interrupted calls, wrong arguments, and requests of an engine, a part of them cancelled. Prompts, lengths and settings
@@ -8,7 +8,6 @@ are drawn at random. Greedy texts have to be those that transformers wrote (test
 of plain decoding with their keys.
 """
 
-import argparse
 import collections
 import contextlib
 import dataclasses
@@ -18,14 +17,10 @@ import json
 import pathlib
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 
 import jax
 import numpy as np
@@ -35,7 +30,7 @@ from benchmarks import report
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.generation import memory
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 ADAPTIVE = LookaheadConfig.tree(7, relative_step_time=1.5)
 SETTINGS = "auto", None, LookaheadConfig.paper(4, 3, 2), ADAPTIVE
 SAMPLINGS = SamplingConfig(temperature=0.8), SamplingConfig(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
@@ -233,10 +228,9 @@ def held() -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--number", type=int, default=10_000, metavar="N", help="generations (default: %(default)s)")
     parser.add_argument("--first", type=int, default=100, metavar="N", help="generations before the first measurement")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     begin, counts = time.perf_counter(), collections.Counter[str]()
     measured = {}
@@ -247,9 +241,8 @@ def main() -> None:
             counts += run(soak, end - start, seed)
             measured[end] = held()
             print(f"{end} generations, {measured[end]}", flush=True)
-            if options.json:  # of those so far
-                seconds = time.perf_counter() - begin
-                report.write(options.json, {"number": end, "seconds": seconds, "kinds": counts, "memory": measured})
+            seconds = time.perf_counter() - begin
+            report.write(options.json, {"number": end, "seconds": seconds, "kinds": counts, "memory": measured})
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Faults of clients against a server: malformed requests and slow clients, while right requests get their texts.
 
-    python benchmarks/server_faults.py --json results.json
+    python -m tests.stress.server_faults --json results.json
 
 It starts `jlade serve` and sends --count malformed requests from 32 clients. Each has to be refused, in OpenAI's form
 if it is HTTP, or its connection closed; one that is incomplete may wait. Meanwhile clients that never finish have to be
 closed in time, and others get the greedy texts of `jlade.generate`. Afterwards no row may be taken.
 """
 
-import argparse
 import collections
 import concurrent.futures
 import contextlib
@@ -29,9 +28,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Import from the repository, not from this folder.
-sys.path[0] = str(pathlib.Path(__file__).parent.parent)
-
 import jlade
 from benchmarks import report
 from jlade.server.lifecycle import MOST_IDLE
@@ -47,11 +43,10 @@ RUSH = 600  # connections at once that send nothing
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--model", default="demo", help="the recorded run had the first layer of the demo model")
     parser.add_argument("--count", type=int, default=10_000, metavar="N", help="malformed requests")
     parser.add_argument("--slow", type=int, default=40, metavar="N", help="slow clients of each kind")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     params, tokenizer = jlade.demo() if options.model == "demo" else jlade.load(options.model)
     texts = jlade.generate(params, PROMPTS, tokenizer=tokenizer, lookahead=None, max_new_tokens=NUM_TOKENS).text
@@ -76,8 +71,7 @@ def main() -> None:
             figures |= {"slow": slow.result(), "rush": RUSH, "kept": kept, "megabytes": megabytes}
         figures |= {"right": counts, "log": pathlib.Path(folder, "log").read_text(encoding="utf-8")}
     print(json.dumps(figures, indent=1))
-    if options.json:
-        report.write(options.json, vars(options) | figures)
+    report.write(options.json, vars(options) | figures)
 
 
 @contextlib.contextmanager

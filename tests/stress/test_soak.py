@@ -1,10 +1,10 @@
-"""A short form of benchmarks/soak.py: calls of all kinds in one process, whose texts are right and leave no arrays."""
+"""A short form of soak.py: calls of all kinds in one process, whose texts are right and leave no arrays."""
 
 import pytest
 
 import jlade
-from benchmarks import soak
-from benchmarks.soak import ADAPTIVE, MOST, SEEDS
+from tests.stress import soak
+from tests.stress.soak import ADAPTIVE, MOST, SEEDS
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
