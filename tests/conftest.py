@@ -71,7 +71,7 @@ def cache_directory(tmp_path_factory, monkeypatch):
 
 # Without XLA's optimizations programs compile in a third of the time and run in several times the time. Tests of logic
 # do without. Modules that set `OPTIMIZED = True` compile as users do: exactness on the demo model, and the text of
-# compiled programs. They come last, as no program of the others serves them.
+# compiled programs. They come first, as no program of the others serves them and they take long.
 def is_optimized(module):
     return getattr(module, "OPTIMIZED", False)
 
@@ -99,7 +99,7 @@ def resident_bytes():
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: is_optimized(item.module))
+    items.sort(key=lambda item: not is_optimized(item.module))
 
 
 def pytest_collection_finish():

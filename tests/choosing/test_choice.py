@@ -213,6 +213,7 @@ def test_auto_is_the_default_and_reads_the_file_once(monkeypatch):
     assert jlade.prepare(params, [[1], [2]], max_new_tokens=4)[1].lookahead == SMALL_BLOCK
 
 
+@pytest.mark.slow
 def test_auto_continues_with_the_setting_of_a_state_of_one_sequence():
     params = tiny_llama(3, num_layers=1)
     choice.save(key_of(params, 2), LookaheadConfig.paper(5, 4, 3), {})

@@ -51,6 +51,7 @@ def streamed(monkeypatch):
     return requests
 
 
+@pytest.mark.slow
 def test_the_answers_are_those_to_the_whole_conversation_and_nothing_else_is_written(chat, demo):
     params, tokenizer = demo
     conversation, answers = "", []

@@ -96,6 +96,7 @@ def test_json_has_the_figures_of_each_prompt(files, expected, capsys):
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--json"], ["--batch-size", "2"]], ids=["text", "json", "rows"])
 def test_logits_that_are_not_finite_are_an_error_at_the_end(more, demo, files, monkeypatch, capsys):
     params, tokenizer = demo

@@ -54,6 +54,7 @@ def test_one_key_for_a_batch(kind):
     assert generate(PROMPTS[0], key=key, lookahead=None).tokens.tolist() == texts[0][:1]
 
 
+@pytest.mark.slow
 def test_a_key_for_each_sequence(kind):
     """Their keys differ in a word that is not the first, too."""
     keys = jax.random.split(jax.random.key(7, impl=kind), len(PROMPTS))

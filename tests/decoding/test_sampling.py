@@ -227,6 +227,7 @@ def test_keys_decide_the_text():
     assert first[0] != first[1], "equal prompts in a batch should get texts of their own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lookahead",
     [

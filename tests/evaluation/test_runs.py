@@ -65,6 +65,7 @@ def whole(tmp_path_factory):
     return file
 
 
+@pytest.mark.slow
 def test_a_run_has_every_cell_in_order(whole):
     run = runs.read(whole)
     assert run.about == ABOUT

@@ -10,8 +10,9 @@ from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.evaluation import trace as trace_lib
 from jlade.lookahead import block
-from tests.tiny import slow, tiny_llama, tiny_tokenizer
+from tests.tiny import tiny_llama, tiny_tokenizer
 
+pytestmark = pytest.mark.slow  # a browser
 LOOKAHEAD = LookaheadConfig.paper(5, 4, 5)
 TREE = LookaheadConfig()
 MARKS = str.maketrans({" ": "·", "\n": "↵"})
@@ -69,7 +70,6 @@ def check_shows(page, found, number):
     assert titles(page, "#ngrams td") == names(found, *(ngram.tokens for ngram in step.ngrams))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 def test_stepping(found, file, width, open_page):
     opened = open_page(file, width)
@@ -162,7 +162,6 @@ def test_colours_follow_the_system(file, open_page):
     assert dark_ink - dark_paper > 180
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lookahead", "panels"),
     [
@@ -171,9 +170,9 @@ def test_colours_follow_the_system(file, open_page):
         (LookaheadConfig.paper(6, 2, 4), ["text", "guess", "verify", "learn", "attend"]),
         (LookaheadConfig.paper(4, 4, 0), ["text", "guess", "attend"]),
         (LookaheadConfig.paper(60, 5, 60), ["text", "guess", "verify", "learn", "attend"]),
-        slow(LookaheadConfig.tree(63), ["text", "verify", "learn", "attend"]),
-        slow(LookaheadConfig.tree(15, relative_step_time=3.0), ["text", "verify", "learn", "attend"]),
-        slow(LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0), ["text", "guess", "verify", "learn", "attend"]),
+        (LookaheadConfig.tree(63), ["text", "verify", "learn", "attend"]),
+        (LookaheadConfig.tree(15, relative_step_time=3.0), ["text", "verify", "learn", "attend"]),
+        (LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0), ["text", "guess", "verify", "learn", "attend"]),
     ],
     ids=str,
 )

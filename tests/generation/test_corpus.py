@@ -74,6 +74,7 @@ def test_recycled_logits_begin_with_the_most_frequent_next_tokens(texts):
         assert len(set(found)) == len(found)
 
 
+@pytest.mark.slow
 def test_the_states_of_a_corpus_bring_their_recycled_logits():
     states = [generate(prompt, keep_state=True).state for prompt in ([3, 1, 4], [1, 5])]
     inputs, _ = jlade.prepare(PARAMS, [[3], [4]], lookahead=TREE, corpus=states)
@@ -156,6 +157,7 @@ def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
     np.testing.assert_array_equal(last.generation.accepted, first.accepted)
 
 
+@pytest.mark.slow
 def test_a_corpus_serves_as_the_list_of_its_texts_does():
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]]
     of_list, indexed = (generate([3, 1, 4], corpus=each) for each in (texts, jlade.Corpus(texts)))

@@ -181,6 +181,7 @@ def test_a_streamer_receives_what_transformers_gives_it(model, batch):
     assert_equal(expected, found)
 
 
+@pytest.mark.slow
 def test_a_streamer_of_text(model, batch, tokenizer, capsys):
     inputs = {"input_ids": batch["input_ids"][:1]}
     model.generate(**inputs, max_new_tokens=40, do_sample=False, streamer=transformers.TextStreamer(tokenizer))
@@ -191,6 +192,7 @@ def test_a_streamer_of_text(model, batch, tokenizer, capsys):
     assert len(theirs) > 40
 
 
+@pytest.mark.slow
 def test_a_dictionary_is_returned(model, decode, batch):
     expected, found = both(model, decode, batch, return_dict_in_generate=True)
     assert type(found) is type(expected)

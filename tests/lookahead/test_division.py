@@ -49,6 +49,7 @@ def check_shares(setting, form, number):
 few = settings(max_examples=30)  # each compiles a program
 
 
+@pytest.mark.slow
 @few
 @given(W=st.integers(0, 9), N=st.integers(2, 6), G=st.integers(0, 7), number=st.integers(1, 9))
 def test_shares_of_the_paper_are_parts_of_the_block(W, N, G, number):  # noqa: N803

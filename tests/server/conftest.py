@@ -18,6 +18,7 @@ from jlade.server.loading import Loading
 from jlade.server.protocol import Reader
 from tests.server.tiny_chat import CHAT_TOKENIZER, PARAMS, TOKENIZER
 
+LOOKAHEAD = LookaheadConfig.tree(7, sources=("prediction", "suffix"))  # which compiles soon
 READER = Reader(
     tokenizer=TOKENIZER,
     chat_template=ChatTemplate(CHAT_TOKENIZER),
@@ -84,7 +85,7 @@ def fill(engine, rounds):
 @pytest.fixture(scope="session")
 def engine():
     options = {"max_sequences": 3, "max_waiting": 8, "max_prediction": 16, "max_top_logprobs": 3}
-    with jlade.Engine(PARAMS, TOKENIZER, lookahead=LookaheadConfig.tree(7), **options) as made:
+    with jlade.Engine(PARAMS, TOKENIZER, lookahead=LOOKAHEAD, **options) as made:
         yield made
 
 

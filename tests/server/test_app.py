@@ -13,12 +13,11 @@ import pytest
 from hypothesis import strategies
 
 import jlade
-from jlade import LookaheadConfig
 from jlade.engine import rows
 from jlade.generation import text as text_lib
 from jlade.generation.results import NOT_FINITE
 from jlade.server import app, guard
-from tests.server.conftest import fill, running, wait_until
+from tests.server.conftest import LOOKAHEAD, fill, running, wait_until
 from tests.server.tiny_chat import PARAMS, TOKENIZER, alone
 from tests.tiny import slow
 
@@ -148,7 +147,7 @@ def test_metrics_count_requests_and_tokens(served):
     steps = served.metric("vllm:spec_decode_num_drafts_total") - drafts
     assert steps + served.metric("vllm:spec_decode_num_accepted_tokens_total") - accepted == 40
     assert 0 < steps < 40
-    options = {"tokenizer": TOKENIZER, "lookahead": LookaheadConfig.tree(7), "max_new_tokens": 20, "eos_ids": ()}
+    options = {"tokenizer": TOKENIZER, "lookahead": LOOKAHEAD, "max_new_tokens": 20, "eos_ids": ()}
     expected = jlade.generate(PARAMS, "ab", with_statistics=True, **options).statistics.num_drafted.sum()
     assert served.metric("vllm:spec_decode_num_draft_tokens_total") - drafted == 2 * expected > 0
     assert served.metric("jlade:tokens_per_step_count") == drafts + steps
@@ -263,7 +262,7 @@ def test_logits_that_are_not_finite_are_a_fault_after_the_text(engine):
     prompt = [3, 1, 2]
     token = alone(prompt, max_new_tokens=9).tokens[0, 4]
     params = dataclasses.replace(PARAMS, embedding=PARAMS.embedding.at[token].set(float("nan")))
-    options = {"max_sequences": 3, "max_prediction": 16, "max_top_logprobs": 3, "lookahead": LookaheadConfig.tree(7)}
+    options = {"max_sequences": 3, "max_prediction": 16, "max_top_logprobs": 3, "lookahead": LOOKAHEAD}
     before = jlade.generate(params, prompt, max_new_tokens=9, tokenizer=TOKENIZER, eos_ids=(12,), lookahead=None)
     assert before.finish_reason == ("error",)
     assert before.text[0] != ""

@@ -67,6 +67,7 @@ def test_a_client_that_does_not_read_is_closed(impatient, is_slow):
     assert (b"[DONE]" in received) == is_slow
 
 
+@pytest.mark.slow
 def test_the_oldest_of_many_idle_connections_are_closed(engine, expected, monkeypatch):
     monkeypatch.setattr(lifecycle, "MOST_IDLE", 5)
     monkeypatch.setattr(lifecycle, "RUSH_SECONDS", 0.2)

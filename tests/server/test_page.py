@@ -8,6 +8,7 @@ import pytest
 from tests.server.conftest import running, wait_until
 from tests.server.tiny_chat import alone
 
+pytestmark = pytest.mark.slow  # a browser
 CHAT = "/v1/chat/completions"
 QUESTION = "cab"
 PROMPT = f"{QUESTION}c"  # of the template
@@ -35,7 +36,6 @@ def wait_for_end(page):
     page.get_by_role("button", name="Send").wait_for()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "question"), [(390, QUESTION), (1200, "bab")])
 def test_an_answer_in_the_colours_of_its_steps(width, question, served, open_page):
     opened = open_page(f"{served.url}/", width)
@@ -192,7 +192,6 @@ def test_a_key_is_asked_for(engine, open_page):
         assert page.locator(".answer pre").text_content() == alone(PROMPT, max_new_tokens=20).text[0]
 
 
-@pytest.mark.slow
 def test_the_page_runs_and_loads_nothing_but_itself(served, opened):
     policy = served.client.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy
