@@ -126,7 +126,7 @@ get_compile_options = compiler.get_compile_options
 def cheap_compile_options(*args, **kwargs):
     options = get_compile_options(*args, **kwargs)
     cheap = [("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)]
-    cheap += [("xla_cpu_parallel_codegen_split_count", 1), ("xla_cpu_opt_preset", "CPU_OPT_PRESET_FAST_COMPILE")]
+    cheap += [("xla_cpu_parallel_codegen_split_count", 1)]
     if jax.__version_info__ < (0, 11):  # the older code generator of CPUs takes less time, and later XLAs lack it
         cheap.append(("xla_cpu_use_fusion_emitters", False))
     options.env_option_overrides = [*options.env_option_overrides, *cheap]

@@ -49,6 +49,7 @@ def test_a_tokenizer_in_another_format_is_said(name, small_demo, tmp_path):
         jlade.load(tmp_path / "model", strict=True)
 
 
+@pytest.mark.slow
 def test_a_loaded_directory_generates(tmp_path, demo):
     shutil.copytree(DEMO, tmp_path / "copy")
     params, tokenizer = jlade.load(tmp_path / "copy", "float32")

@@ -128,6 +128,7 @@ def test_a_round_trip_adds_no_generation_config(run, tmp_path):
         assert (tmp_path / target / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_converted_checkpoint_generates_and_chats_as_before(run, small_demo, demo, tmp_path):
     run(small_demo, tmp_path / "own")
     params, tokenizer = jlade.load(tmp_path / "own")

@@ -17,6 +17,7 @@ from jlade.cli import options
 from jlade.generation.results import NOT_FINITE
 from tests.cli.conftest import BLOCK
 from tests.cli.own_terminal import Terminal
+from tests.tiny import slow
 
 PROMPTS = ("import os\n", "def read_config(path):")
 LIMIT = ["--max-new-tokens", "12"]
@@ -72,7 +73,7 @@ def test_text_is_written_as_it_is_made(files, monkeypatch):
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(written))
 
 
-@pytest.mark.parametrize("arguments", [[], ["-"]])
+@pytest.mark.parametrize("arguments", [slow([]), ["-"]])
 def test_standard_input_is_one_prompt(arguments, expected, monkeypatch, capsys):
     type_in(monkeypatch, PROMPTS[0].encode())
     assert run(capsys, *arguments, *LIMIT) == f"{expected.text[0]}\n"
@@ -273,6 +274,7 @@ def test_the_output_must_be_a_file(files, tmp_path, capsys):
         assert f"--output must be a file, got {name}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", ["1", "2"])
 def test_a_prompt_that_does_not_fit_is_reported_and_skipped(batch_size, files, expected, tmp_path, capsys):
     (tmp_path / "long").write_text("x " * 3000)

@@ -49,6 +49,7 @@ def test_a_prompt_is_completed(file, run, tmp_path):
     assert expected.text[0] in run("generate", tmp_path / "prompt.txt", "--model", file, *LIMIT)
 
 
+@pytest.mark.slow
 def test_the_chat_uses_the_template_of_the_file(file, run, monkeypatch):
     params, tokenizer = jlade.load(file)
     prompt = "<user>Why?<end>\n"

@@ -73,6 +73,7 @@ def test_generate_gives_the_texts_of_one_device(model, capsys):
     assert printed[0] == printed[1]
 
 
+@pytest.mark.slow
 def test_complete_compares_on_the_mesh(model, capsys):
     arguments = ["ab", "--model", str(model), "--max-new-tokens", "6", *SETTING, "--mesh", "lookahead=4", "--json"]
     assert cli.main(arguments) == 0

@@ -72,6 +72,7 @@ def test_a_key_for_each_sequence(kind):
         assert [request.result().tokens[0].tolist() for request in requests] == alone
 
 
+@pytest.mark.slow
 def test_the_kind_by_default(kind, by_default):
     texts = generate(PROMPTS, key=jax.random.key(7, impl=kind), lookahead=None).tokens.tolist()
     for key in (jax.random.key(7), jax.random.PRNGKey(7)):

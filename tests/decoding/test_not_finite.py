@@ -189,6 +189,7 @@ def test_controls_neither_hide_nor_cause_an_error():
     assert np.isnan(out.logprobs).all()
 
 
+@pytest.mark.slow
 def test_logits_of_minus_infinity_alone():
     """Some tokens without a chance are usual, all of them are an error."""
     bias = jnp.full(16, -jnp.inf)
@@ -198,6 +199,7 @@ def test_logits_of_minus_infinity_alone():
     assert results(generate(params, lookahead=WINDOW)) == [([], "error")] * len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_ends_that_come_first():
     """An end token or the limit before the failure keeps its reason."""
     text, _ = expected("embedding")[0]

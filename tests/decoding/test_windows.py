@@ -59,7 +59,7 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahea
     [
         slow((2, 2, 2), LookaheadConfig.tree(7)),
         slow((4, 1, 1), LOOKAHEAD),
-        ((1, 1, 2), LOOKAHEAD),
+        slow((1, 1, 2), LOOKAHEAD),
         slow((1, 4, 1), LOOKAHEAD),
     ],
     ids=str,
@@ -114,6 +114,7 @@ def test_turns_of_a_conversation():
         np.testing.assert_array_equal(generate(left, state=state).tokens, generate(left).tokens)
 
 
+@pytest.mark.slow
 def test_only_a_ring_that_is_full_is_emptied(monkeypatch):
     short, long = generate([3, 1, 4], max_new_tokens=5), generate([3, 1, 4], max_new_tokens=7)
     seen = []

@@ -41,6 +41,7 @@ def text_of(engine, kind, prompt, num_cached, **options):
     return [*prompt, *tokens[0].tolist()]
 
 
+@pytest.mark.slow
 def test_the_next_turn_reads_what_is_new(engine, kind):
     chat = [1, *SYSTEM[:110]]
     text, known = chat, 0
@@ -79,6 +80,7 @@ def test_short_beginnings_are_read_again(engine, kind):
         text_of(engine, kind, [7, 7, 7, 7], 0)
 
 
+@pytest.mark.slow
 def test_after_a_fault_prompts_are_read_anew(engine, kind, monkeypatch):
     """A program that failed may have spoilt a prefix."""
     prompt = [8, *SYSTEM]

@@ -125,6 +125,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["4,4,3", *map(slow, ["plain", "4,4,3:warm", "4,4,3:t=1"])])
 def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
     looks = []

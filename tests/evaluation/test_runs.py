@@ -85,6 +85,7 @@ def test_a_run_has_every_cell_in_order(whole):
     ]
 
 
+@pytest.mark.slow
 def test_warm_pools_go_from_turn_to_turn_and_question_to_question(whole):
     results = {result.key: result for result in runs.read(whole).results}
     pool, candidates = None, []

@@ -217,6 +217,7 @@ def data_of(page):
     return json.loads(embedded)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_trace_and_the_masks():
     lookahead = LookaheadConfig.paper(4, 4, 3, relative_step_time=9.0)
     found = traced(lookahead=lookahead)

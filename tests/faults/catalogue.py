@@ -316,7 +316,7 @@ FAULTS = (
         "jlade/decoding/shares.py",
         'own.at[place].get(mode="fill", fill_value=0)',
         'own.at[place].get(mode="clip")',
-        ("tests/decoding/test_windows.py::test_meshes",),
+        ("tests/decoding/test_mesh.py::test_settings",),
     ),
     # Generation.
     Fault(

@@ -96,6 +96,7 @@ def test_a_larger_corpus_of_the_same_power_of_two_compiles_nothing():
     assert text[-1] == text[-3] == NONE != text[-4]
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 2, 5, 300]),
@@ -171,6 +172,7 @@ def test_a_corpus_serves_as_the_list_of_its_texts_does():
         jlade.Corpus([[]])
 
 
+@pytest.mark.slow
 def test_a_saved_corpus_is_read_from_the_file_where_it_is_needed(tmp_path):
     corpus = jlade.Corpus([[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]])
     jlade.save_corpus(corpus, tmp_path / "corpus")

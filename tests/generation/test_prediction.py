@@ -110,6 +110,7 @@ def test_auto_ignores_it_where_its_setting_has_no_tree(monkeypatch):
     assert config.lookahead == LookaheadConfig.paper(0, 4, 1)
 
 
+@pytest.mark.slow
 def test_the_source_without_a_prediction_drafts_nothing():
     lookahead = LookaheadConfig.tree(9, sources=("prediction", "suffix"))
     assert text_of(generate([3, 1], lookahead=lookahead)) == text_of(generate([3, 1], lookahead=None))

@@ -139,6 +139,7 @@ def test_the_pool_carries_over():
         assert [tuple(ngram[1:]) for ngram in found if ngram[0] == key] == pool.lookup(key)
 
 
+@pytest.mark.slow
 def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     prompts = [[3, 1, 4], [3, 1, 4, 1]]
     alone = generate(prompts, with_statistics=True)

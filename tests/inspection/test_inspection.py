@@ -39,6 +39,7 @@ def test_a_model_on_this_machine(found):
     assert len(found.chunks) == 1
 
 
+@pytest.mark.slow
 def test_facts_are_json(found):
     facts = json.loads(json.dumps(found.facts()))
     assert facts["lookahead"] == {"window_size": 3, "ngram_size": 4, "guess_set_size": 2, "tree_size": None}
@@ -48,6 +49,7 @@ def test_facts_are_json(found):
     assert facts["kernels_per_step"] > 10
 
 
+@pytest.mark.slow
 def test_a_directory_with_nothing_but_a_config(tmp_path, found):
     save_hf(PARAMS, tmp_path / "whole")
     (tmp_path / "bare").mkdir()
@@ -110,6 +112,7 @@ def test_a_program_that_the_compiler_refuses(monkeypatch):
     assert facts["argument_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_parameters_may_be_shapes(found):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), PARAMS)
     again = jlade.inspect(shapes, "cpu", lookahead=LookaheadConfig.paper(3, 4, 2), capacity=64)

@@ -220,6 +220,7 @@ def test_alternatives_of_tokens(client):
         np.testing.assert_allclose(list(top.values()), [each.logprob for each in entry.top_logprobs], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_prediction_changes_the_usage_alone(client):
     letters = {str(token): -100 for token in range(13) if token not in (0, 1, 4)}  # spell a text in one way
     options = {"temperature": 0, "max_tokens": 30, "logit_bias": letters}

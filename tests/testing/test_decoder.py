@@ -15,6 +15,7 @@ from tests import plain_llama
 from tests.tiny import slow, tiny_llama
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 def test_the_llama_passes(dtype, caplog):
     params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(num_layers=1, eos_ids=(3, 12)))

@@ -241,6 +241,7 @@ def test_ctrl_c_gives_what_was_measured_and_stores_nothing(number, sizes, settin
     assert choice.load(choice.key(params, params.decoder, 1)) is None
 
 
+@pytest.mark.slow
 def test_the_result_is_stored_for_auto(clock):
     params = tiny_llama(3)
     arguments = {"settings": [SMALL], "max_new_tokens": 24}
