@@ -8,6 +8,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
+from tests.texts import assert_text
 from tests.tiny import slow
 
 OPTIMIZED = True
@@ -27,7 +28,7 @@ SOME_PROMPTS = [
 def assert_exact(params, cases, lookahead):
     for prompt, expected in cases:
         out = jlade.generate(params, prompt["ids"], max_new_tokens=256, lookahead=lookahead, eos_ids=())
-        assert out.tokens[0].tolist() == expected, prompt["id"]
+        assert_text(out, expected, name=prompt["id"])
 
 
 @pytest.mark.slow

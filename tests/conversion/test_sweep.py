@@ -298,7 +298,7 @@ def bases(tmp_path_factory):
     return directory_of
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, *list(CASES)[::4]))
+@pytest.mark.parametrize("case", slow_but(CASES, *list(CASES)[::8]))
 def test_a_changed_checkpoint_is_read_as_transformers_does_or_refused_by_name(case, bases, tmp_path):
     change, expected = CASES[case]
     directory = shutil.copytree(bases(case.partition(":")[0]), tmp_path / "model")

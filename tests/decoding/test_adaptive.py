@@ -10,6 +10,7 @@ import jlade
 from jlade import LookaheadConfig
 from jlade.lookahead import adaptive
 from tests.lookahead.test_adaptive import levels_of
+from tests.texts import assert_same_texts
 from tests.tiny import slow, tiny_llama
 
 
@@ -22,7 +23,7 @@ def test_an_adaptive_decode_gives_the_same_text_in_steps_of_several_widths(looka
         generate(lookahead=dataclasses.replace(lookahead, relative_step_time=cost)) for cost in (9.0, 0.1)
     )
     for out in (wide, never_pays, always_pays):
-        np.testing.assert_array_equal(out.tokens, plain.tokens)
+        assert_same_texts(out, plain)
     np.testing.assert_array_equal(always_pays.accepted, wide.accepted)
 
     accepted = never_pays.accepted[0]
@@ -41,7 +42,7 @@ def test_an_adaptive_decode_with_a_tree_falls_back_to_plain_steps_that_learn():
     plain, wide = generate(lookahead=None), generate(lookahead=lookahead)
     slow, free = (generate(lookahead=dataclasses.replace(lookahead, relative_step_time=cost)) for cost in (40.0, 0.1))
     for out in (wide, slow, free):
-        np.testing.assert_array_equal(out.tokens, plain.tokens)
+        assert_same_texts(out, plain)
     np.testing.assert_array_equal(free.accepted, wide.accepted)
     of_narrow = 2 * adaptive.TRIAL  # steps at full width and with the narrow tree
     np.testing.assert_array_equal(slow.accepted[0, : adaptive.TRIAL], wide.accepted[0, : adaptive.TRIAL])
@@ -60,7 +61,7 @@ def test_a_tree_without_a_window_is_as_wide_as_its_forecast_says():
         for cost in (0.1, 3.0, 100.0)
     )
     for out in (wide, free, fair, slow):
-        np.testing.assert_array_equal(out.tokens, plain.tokens)
+        assert_same_texts(out, plain)
     np.testing.assert_array_equal(free.accepted, wide.accepted)
     drafted = [set(out.statistics.num_drafted[0, 1 : out.steps[0]].tolist()) for out in (free, fair, slow)]
     assert max(drafted[0]) == 7

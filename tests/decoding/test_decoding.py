@@ -22,6 +22,7 @@ from jlade.drafts import recycled as recycling
 from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
+from tests.texts import assert_text
 from tests.tiny import slow, slow_but, tiny_llama
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
@@ -148,7 +149,7 @@ def test_equals_the_reference(lookahead, seed, prompt, max_new_tokens, key, eos_
     out = jlade.generate(
         tiny_llama(seed), prompt, max_new_tokens=max_new_tokens, lookahead=lookahead, eos_ids=eos_ids, key=key
     )
-    assert generated(out) == expected
+    assert_text(out, *expected)
 
 
 @pytest.mark.slow
@@ -182,7 +183,7 @@ def test_equals_the_reference_with_a_corpus(seed, prompt, corpus, is_of_the_mode
         corpus = [*corpus, prompt[-3:] + decode_plainly(seed, prompt, 20, PLAIN, key, ())[0]]
     expected = decode_plainly(seed, prompt, 30, lookahead, key, (), corpus)
     out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=30, lookahead=lookahead, key=key, corpus=corpus)
-    assert generated(out) == expected
+    assert_text(out, *expected)
 
 
 @pytest.mark.slow
@@ -204,7 +205,7 @@ def test_equals_the_reference_with_a_prediction(seed, prompt, edits):
     out = jlade.generate(
         tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key, prediction=predicted or None
     )
-    assert generated(out) == expected
+    assert_text(out, *expected)
 
 
 @settings(max_examples=8, phases=NO_SHRINKING)
@@ -230,7 +231,7 @@ def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
     key = jax.random.key(0)
     expected = decode_plainly(seed, prompt, 40, lookahead, key, ())
     out = jlade.generate(tiny_llama(seed), prompt, max_new_tokens=40, lookahead=lookahead, key=key)
-    assert generated(out) == expected
+    assert_text(out, *expected)
 
 
 @pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), slow(((8, 2), (2, 0)))], ids=str)

@@ -14,6 +14,7 @@ from jlade.mesh import MODEL
 from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
+from tests.texts import assert_same_texts
 from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 CASES = [
@@ -54,7 +55,7 @@ def qwen(vocab_size):
 
 
 def assert_same(found, expected):
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    assert_same_texts(found, expected)
     np.testing.assert_array_equal(found.steps, expected.steps)
     np.testing.assert_array_equal(found.accepted, expected.accepted)
     assert found.finish_reason == expected.finish_reason

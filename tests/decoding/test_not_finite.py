@@ -209,6 +209,7 @@ def test_ends_that_come_first():
     assert results(out) == [(text, "length")]
 
 
+@pytest.mark.slow
 def test_streams():
     for name in ("embedding", "layer"):
         options = {"max_new_tokens": LIMIT, "eos_ids": (), "lookahead": WINDOW}

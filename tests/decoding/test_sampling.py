@@ -21,6 +21,7 @@ from jlade.drafts.prediction import Reading
 from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window, sources_of
+from tests.texts import assert_same_texts
 from tests.tiny import slow, tiny_llama
 
 VOCAB = 13
@@ -203,7 +204,7 @@ def test_sampled_texts_are_the_same_for_every_setting(lookahead):
     arguments = {"max_new_tokens": 30, "sampling": CONTROLS, "key": jax.random.key(1)}
     plain = jlade.generate(tiny_llama(2), prompts, lookahead=None, **arguments)
     out = jlade.generate(tiny_llama(2), prompts, lookahead=lookahead, **arguments)
-    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert_same_texts(out, plain)
 
 
 @pytest.mark.slow
@@ -215,7 +216,7 @@ def test_sampled_texts_of_the_demo_model_are_those_of_plain_sampling(demo, golde
     out = jlade.generate(
         demo[0], prompts, lookahead=LookaheadConfig(tree_size=12, window_size=3, ngram_size=4), **arguments
     )
-    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert_same_texts(out, plain)
     assert out.compression.mean() > 1.1
 
 
@@ -255,7 +256,7 @@ def test_sequences_with_settings_and_keys_of_their_own_get_what_they_get_alone(l
 @pytest.mark.parametrize(
     "lookahead",
     [
-        None,
+        slow(None),
         LOOKAHEADS[0],
         slow(LOOKAHEADS[-1]),
         slow(LookaheadConfig.paper(4, 4, 3, verification="rejection")),

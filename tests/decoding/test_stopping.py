@@ -15,6 +15,7 @@ from jlade.decoding import loop
 from jlade.generation import stop_strings as automata
 from tests import reference
 from tests.decoding.test_decoding import first_window, logits_of
+from tests.texts import assert_same_texts
 from tests.tiny import TOKENS, slow, tiny_llama, tiny_tokenizer
 
 LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
@@ -141,7 +142,7 @@ def test_before_min_new_tokens_nothing_ends_a_text():
     arguments = {"eos_ids": eos_ids, "key": repeated(jax.random.key(0), len(least)), "min_new_tokens": least}
     out = generate([prompt] * len(least), **arguments)
     plain = generate([prompt] * len(least), **arguments | {"lookahead": None})
-    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert_same_texts(out, plain)
     for row, minimum in enumerate(least):
         tokens, accepted = reference.decode(
             banning_next_token(eos_ids, len(prompt) + minimum),

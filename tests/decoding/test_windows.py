@@ -10,6 +10,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop
 from tests.models.test_families import checkpoint
+from tests.texts import assert_same_texts
 from tests.tiny import slow, tiny_llama
 
 SIZES = {"max_position_embeddings": 1024, "sliding_window": 7}
@@ -69,7 +70,7 @@ def test_meshes(sizes, lookahead):
     prompts = [rng.integers(0, 13, length).tolist() for length in (90, 2, 31, 8)]
     expected = generate(prompts, lookahead=lookahead)
     found = generate(prompts, lookahead=lookahead, mesh=jlade.make_mesh(*sizes))
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    assert_same_texts(found, expected)
     np.testing.assert_array_equal(found.accepted, expected.accepted)
 
 
@@ -103,7 +104,7 @@ def test_turns_of_a_conversation():
     rng, texts, state = np.random.default_rng(0), [[3, 1, 4], [1], list(range(12))], None
     for _ in range(4):
         whole, out = generate(texts), generate(texts, state=state)
-        np.testing.assert_array_equal(out.tokens, whole.tokens)
+        assert_same_texts(out, whole)
         state = out.state
         texts = [
             [*text, *row.tolist(), *rng.integers(0, 13, 3).tolist()]
@@ -111,7 +112,7 @@ def test_turns_of_a_conversation():
         ]
     for cut in (1, 5, 20, 60):
         left = [[*text[:cut], (text[cut] + 1) % 13, 2] for text in texts]
-        np.testing.assert_array_equal(generate(left, state=state).tokens, generate(left).tokens)
+        assert_same_texts(generate(left, state=state), generate(left))
 
 
 @pytest.mark.slow
@@ -135,4 +136,4 @@ def test_a_ring_grows_with_a_text_until_it_has_the_window():
     longer = generate(text, state=first.state)
     shapes = [[layer.shape[2] for layer in out.state.memory.cache.values] for out in (first, longer)]
     assert shapes == [[1024, 8], [1504, 8]]
-    np.testing.assert_array_equal(longer.tokens, generate(text).tokens)
+    assert_same_texts(longer, generate(text))

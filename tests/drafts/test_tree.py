@@ -142,6 +142,7 @@ def test_rejection_draws_from_the_models_distribution(tree):
     assert accepted.max() > 2
 
 
+@pytest.mark.slow
 @given(st.integers(0, 4), st.integers(2, 5), drawn)
 def test_a_block_with_a_tree(window_size, ngram_size, case):
     form = merge(*case).form

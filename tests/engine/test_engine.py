@@ -23,6 +23,7 @@ from jlade.decoding import prefill, sampling
 from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
+from tests.texts import assert_same_texts
 from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 SETTINGS = {
@@ -88,7 +89,7 @@ def alone(prompt, options, setting="paper"):
 
 
 def assert_equal(got, expected):
-    np.testing.assert_array_equal(got.tokens, expected.tokens)
+    assert_same_texts(got, expected)
     assert (got.text, got.finish_reason) == (expected.text, expected.finish_reason)
     np.testing.assert_array_equal(got.lengths, expected.lengths)
     assert got.accepted.sum() == got.lengths.sum()

@@ -147,6 +147,7 @@ def test_a_run_interrupted_anywhere_becomes_that_of_an_uninterrupted_one(num_res
     assert file.read_bytes().splitlines()[: 1 + num_results] == whole.read_bytes().splitlines()[: 1 + num_results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", [b"", b'{"run": {"mod'])
 def test_a_run_interrupted_in_its_first_line_begins_anew(written, whole, tmp_path):
     file = tmp_path / "run.jsonl"

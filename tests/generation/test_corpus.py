@@ -19,6 +19,7 @@ from jlade.drafts import suffix
 from jlade.drafts.index import candidates
 from jlade.drafts.tree import NONE
 from jlade.generation import corpus as corpus_lib
+from tests.texts import assert_same_texts
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama(2, max_positions=128)
@@ -45,7 +46,7 @@ def test_the_text_is_the_same_in_fewer_steps():
     cold = generate([3, 1, 4], keep_state=True, with_statistics=True)
     for corpus in ([text_of([3, 1, 4], cold)], [cold.state], [[7, 7], cold.state, [5]]):
         warm = generate([3, 1, 4], corpus=corpus, with_statistics=True)
-        np.testing.assert_array_equal(warm.tokens, cold.tokens)
+        assert_same_texts(warm, cold)
         assert warm.steps[0] < cold.steps[0]
         assert warm.statistics.contributed["corpus"][0] > cold.statistics.contributed["corpus"][0] == 0
 
@@ -149,11 +150,11 @@ def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
     monkeypatch.setattr(corpus_lib, "LONG", 1024)
     monkeypatch.setattr(suffix, "RECENT", 64)
     indexed = generate(prompts)
-    np.testing.assert_array_equal(indexed.tokens, expected.tokens)
+    assert_same_texts(indexed, expected)
     np.testing.assert_array_equal(indexed.accepted, expected.accepted)
     state = generate(prompts[0], keep_state=True).state
     assert state.memory.drafts.states["suffix"] is not None
-    np.testing.assert_array_equal(generate(turn, state=state).tokens, later.tokens)
+    assert_same_texts(generate(turn, state=state), later)
     *_, last = jlade.stream(tiny_llama(2, max_positions=1024), prompts[0], max_new_tokens=40, lookahead=TREE)
     np.testing.assert_array_equal(last.generation.accepted, first.accepted)
 
@@ -162,7 +163,7 @@ def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
 def test_a_corpus_serves_as_the_list_of_its_texts_does():
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]]
     of_list, indexed = (generate([3, 1, 4], corpus=each) for each in (texts, jlade.Corpus(texts)))
-    np.testing.assert_array_equal(of_list.tokens, indexed.tokens)
+    assert_same_texts(of_list, indexed)
     np.testing.assert_array_equal(of_list.accepted, indexed.accepted)
     assert repr(jlade.Corpus(texts)) == "Corpus of 2 texts, 13 tokens"
     assert repr(jlade.Corpus([])) == "Corpus of 0 texts, 0 tokens"

@@ -11,6 +11,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop, prefill
 from tests import reference
+from tests.texts import assert_same_texts
 from tests.tiny import slow, tiny_llama, tiny_tokenizer
 
 generate = functools.partial(jlade.generate, max_new_tokens=12, lookahead=LookaheadConfig.paper(4, 4, 3))
@@ -33,7 +34,7 @@ stream = functools.partial(jlade.stream, max_new_tokens=12, lookahead=LookaheadC
 )
 def test_forms_of_a_prompt(prompt):
     expected = generate(tiny_llama(3), [1, 2, 3])
-    np.testing.assert_array_equal(generate(tiny_llama(3), prompt).tokens, expected.tokens)
+    assert_same_texts(generate(tiny_llama(3), prompt), expected)
 
 
 def test_results_of_a_batch_are_in_order_and_padded():
@@ -70,7 +71,7 @@ def test_the_default_limit_is_what_fits_up_to_256(default):
     out = jlade.generate(tiny_llama(3), prompts, **options)
     assert out.lengths.tolist() == [61, 4], "the model reads 64 positions"
     explicit = jlade.generate(tiny_llama(3), prompts, **options | {"max_new_tokens": [61, 4]})
-    np.testing.assert_array_equal(out.tokens, explicit.tokens)
+    assert_same_texts(out, explicit)
     inputs, _ = jlade.prepare(tiny_llama(3, max_positions=4096), [[1], [1] * 768, [1] * 3900], **default)
     assert inputs.stopping.max_new_tokens.tolist() == [256, 256, 196]
     with pytest.raises(ValueError, match="prompt of 64 tokens leaves no room for a new one"):
@@ -251,7 +252,7 @@ def test_a_decoder_can_be_named_for_parameters_that_do_not_carry_one():
             return super().logits(params["model"], *args)
 
     out = generate(bare, [1, 2, 3], decoder=Wrapped(params.config))
-    np.testing.assert_array_equal(out.tokens, generate(params, [1, 2, 3]).tokens)
+    assert_same_texts(out, generate(params, [1, 2, 3]))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import jlade
 from jlade import LookaheadConfig, NGramPool, SamplingConfig
 from jlade.decoding import loop
 from tests import reference
+from tests.texts import assert_same_texts
 from tests.tiny import slow, tiny_llama
 
 LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
@@ -33,7 +34,7 @@ def test_a_continued_conversation_equals_the_whole_read_anew(sampling, lookahead
         arguments["lookahead"] = lookahead
         whole = generate(texts, **arguments)
         out = generate(texts, state=state, **arguments)
-        np.testing.assert_array_equal(out.tokens, whole.tokens)
+        assert_same_texts(out, whole)
         np.testing.assert_allclose(out.logprobs, whole.logprobs, atol=1e-4)
         state = out.state
         texts = [
@@ -83,7 +84,7 @@ def test_a_state_of_one_sequence_serves_a_batch():
     texts = [[*prefix, 5, 3], [*prefix, 5, 8, 9], [*prefix[:3], 7], [12]]
     shared = generate(prefix, max_new_tokens=1)
     together = generate(texts, state=shared.state)
-    np.testing.assert_array_equal(together.tokens, generate(texts).tokens)
+    assert_same_texts(together, generate(texts))
     for row, text in enumerate(texts):
         alone = generate(text, state=shared.state)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
@@ -95,7 +96,7 @@ def test_a_text_that_leaves_the_earlier_one_is_read_from_there(cut):
     first = generate([3, 1, 4], max_new_tokens=20)
     text = [3, 1, 4, *first.tokens[0].tolist()]
     text = [*text[:cut], (text[cut] + 1) % 13, 2, 3]
-    np.testing.assert_array_equal(generate(text, state=first.state).tokens, generate(text).tokens)
+    assert_same_texts(generate(text, state=first.state), generate(text))
 
 
 def test_a_state_can_be_continued_twice_and_streamed():
@@ -120,7 +121,7 @@ def test_a_state_grows_with_the_text():
     text = [3, 1, 4, *first.tokens[0].tolist()] * 60
     longer = generate(text, max_new_tokens=15, state=first.state)
     assert longer.state.tokens.shape == (1, 2048)
-    np.testing.assert_array_equal(longer.tokens, generate(text, max_new_tokens=15).tokens)
+    assert_same_texts(longer, generate(text, max_new_tokens=15))
 
 
 @pytest.mark.slow
@@ -151,7 +152,7 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     of_one_row = NGramPool.of(loaded.ngrams[0], 13)
     for pool in (loaded, of_one_row):
         out = generate(prompts, pool=pool, with_statistics=True)
-        np.testing.assert_array_equal(out.tokens, alone.tokens)
+        assert_same_texts(out, alone)
         assert out.steps.sum() < alone.steps.sum()
         assert (out.statistics.steps_with_draft == out.steps).all()
     pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=LOOKAHEAD, pool=of_one_row))

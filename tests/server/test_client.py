@@ -153,6 +153,7 @@ def test_log_probabilities_of_prompts(client, tmp_path):
         np.testing.assert_allclose(best, logprobs.max(-1), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_completion_that_ends_at_once_has_one_more_token(client):
     """lm-eval drops the last one of prompt and text, whether it is an end token or not."""
     options = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "logit_bias": {"12": 100}}

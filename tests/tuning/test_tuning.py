@@ -255,6 +255,7 @@ def test_the_result_is_stored_for_auto(clock):
     assert stored["trials"] == json.loads(json.dumps(result.figures()["trials"]))
 
 
+@pytest.mark.slow
 def test_a_result_of_less_text_does_not_replace_one_of_more(clock):
     params = tiny_llama(3)
     tune = functools.partial(jlade.tune, params, [[1, 2, 3], [4]], settings=[], max_new_tokens=24)
