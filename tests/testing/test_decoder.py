@@ -249,6 +249,7 @@ QUICK = (
     "sees unused entries",
     "joins the masks of all sequences",
     "counts positions itself",
+    "NaN past the last position",
 )
 
 
