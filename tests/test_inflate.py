@@ -15,7 +15,7 @@ from jlade import LookaheadConfig
 from jlade.conversion.tensors import expected_tensors, named_arrays
 from jlade.models.rotary import LinearScaling
 from tests import plain_llama
-from tests.tiny import slow, tiny_llama
+from tests.tiny import tiny_llama
 
 OPTIMIZED = True
 
@@ -52,10 +52,8 @@ def assert_same_logits(params, larger, tokens):
     np.testing.assert_allclose(logits[:, size:], means, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("source", "changes"),
-    [(slow if name != "all larger" else pytest.param)(*case, id=name) for name, case in CASES.items()],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "changes"), CASES.values(), ids=CASES)
 def test_logits_equal_those_of_the_source(source, changes):
     params = tiny_llama(**source)
     larger = inflated(params, **changes)

@@ -18,6 +18,7 @@ SHORT = ["import os\n", "--max-new-tokens", "12"]
 PIECE = piece([5], "x")
 
 
+@pytest.mark.slow
 def test_prints_the_completion_and_both_rows(demo, capsys):
     params, tokenizer = demo
     expected = jlade.generate(params, SHORT[0], tokenizer=tokenizer, max_new_tokens=12, lookahead=None)

@@ -17,7 +17,6 @@ from jlade.cli import options
 from jlade.generation.results import NOT_FINITE
 from tests.cli.conftest import BLOCK
 from tests.cli.own_terminal import Terminal
-from tests.tiny import slow
 
 PROMPTS = ("import os\n", "def read_config(path):")
 LIMIT = ["--max-new-tokens", "12"]
@@ -73,7 +72,8 @@ def test_text_is_written_as_it_is_made(files, monkeypatch):
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(written))
 
 
-@pytest.mark.parametrize("arguments", [slow([]), ["-"]])
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["-"]])
 def test_standard_input_is_one_prompt(arguments, expected, monkeypatch, capsys):
     type_in(monkeypatch, PROMPTS[0].encode())
     assert run(capsys, *arguments, *LIMIT) == f"{expected.text[0]}\n"

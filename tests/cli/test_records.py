@@ -11,7 +11,6 @@ from openai.types.chat import ChatCompletion
 import jlade
 from jlade import SamplingConfig, cli
 from jlade.generation import chat_template
-from tests.tiny import slow
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": "def f("}]
@@ -58,7 +57,8 @@ def hello(small_demo):
     return chat_template.encode(chat_template.load_tokenizer(small_demo), HELLO)
 
 
-@pytest.mark.parametrize("batch_size", ["3", slow("1")])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", ["3", "1"])
 def test_each_text_is_that_of_its_record_alone(batch_size, alone, hello, generate):
     default = jax.random.key(9)
     controlled = SamplingConfig(temperature=1.0, top_p=0.9, logit_bias={699: 5.0})

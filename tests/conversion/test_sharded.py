@@ -244,7 +244,7 @@ def bytes_held(arrays=None):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sizes", "int8"),
-    [("hf", (1, 1, 8), False), slow("own", (1, 2, 4), False), slow("own", (1, 1, 8), True)],
+    [("hf", (1, 1, 8), False), ("own", (1, 2, 4), False), ("own", (1, 1, 8), True)],
     ids=str,
 )
 def test_no_device_and_no_host_holds_the_model(kind, sizes, int8, tmp_path, monkeypatch):

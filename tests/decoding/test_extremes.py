@@ -14,7 +14,7 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import sampling
 from jlade.vocabulary import VocabularyShard
-from tests.tiny import slow, tiny_llama
+from tests.tiny import tiny_llama
 
 VOCAB, POSITIONS = 13, 3
 GREEDY = sampling.LEAST_TEMPERATURE
@@ -113,9 +113,9 @@ def test_every_value_of_every_control_draws_as_in_float64(config, scale, seed):
 @pytest.mark.parametrize(
     "config",
     [
-        slow(SamplingConfig(temperature=1.0, top_p=1e-38)),
-        slow(SamplingConfig(temperature=1.2e-38)),
-        slow(SamplingConfig(temperature=1e-45, top_p=1e-45, min_p=1e-45)),
+        SamplingConfig(temperature=1.0, top_p=1e-38),
+        SamplingConfig(temperature=1.2e-38),
+        SamplingConfig(temperature=1e-45, top_p=1e-45, min_p=1e-45),
         SamplingConfig(temperature=1e-5, logit_bias={5: -1e300}),
     ],
     ids=str,

@@ -124,7 +124,7 @@ def test_greedy(setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["plain", slow("window"), slow("both")])
+@pytest.mark.parametrize("setting", ["plain", "window", "both"])
 def test_coupled_sampling(setting):
     keys = jax.random.split(jax.random.key(1), len(PROMPTS))
     for name, params in BROKEN.items():

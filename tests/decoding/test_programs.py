@@ -12,7 +12,7 @@ from jlade.config import PLAIN
 from jlade.decoding import loop
 from jlade.inspection import compiled
 from jlade.inspection.compiled import Sizes
-from tests.tiny import slow, tiny_llama
+from tests.tiny import tiny_llama
 
 OPTIMIZED = True
 
@@ -45,17 +45,18 @@ def test_no_loop_over_chunks_copies_a_cache_layer(batch_size, windows):
     assert copies_in_loops(read.compile().as_text(), layers) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "batch_size", "windows"),
     [
-        slow("prompt pool", 3, ()),
-        slow("plain", 1, ()),
-        slow("tree", 3, (1000, None)),
+        ("prompt pool", 3, ()),
+        ("plain", 1, ()),
+        ("tree", 3, (1000, None)),
         ("prompt pool", 1, ()),
-        slow("window", 3, ()),
-        slow("adaptive", 1, ()),
-        slow("adaptive tree", 1, (1000, None)),
-        slow("plain", 1, (1000, 1000)),
+        ("window", 3, ()),
+        ("adaptive", 1, ()),
+        ("adaptive tree", 1, (1000, None)),
+        ("plain", 1, (1000, 1000)),
     ],
 )
 def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size, windows):

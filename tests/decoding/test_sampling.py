@@ -193,8 +193,8 @@ def sampled_next_token(params, config, key, row, prompt_length):
     "lookahead",
     [
         LOOKAHEADS[4],
-        slow(LOOKAHEADS[5]),
-        slow(LOOKAHEADS[-1]),
+        LOOKAHEADS[5],
+        LOOKAHEADS[-1],
     ],
     ids=str,
 )
@@ -232,9 +232,9 @@ def test_keys_decide_the_text():
 @pytest.mark.parametrize(
     "lookahead",
     [
-        slow(LookaheadConfig.paper(4, 4, 3, verification="rejection")),
+        LookaheadConfig.paper(4, 4, 3, verification="rejection"),
         LOOKAHEADS[0],
-        slow(LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3, verification="rejection")),
+        LookaheadConfig(tree_size=14, window_size=2, guess_set_size=3, verification="rejection"),
     ],
     ids=str,
 )
@@ -407,7 +407,7 @@ def test_texts_follow_the_models_distribution(verification, window_draw, small_m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [slow("rbg"), "unsafe_rbg"])
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
 def test_texts_with_keys_of_other_kinds_follow_it_too(kind, small_model, expected_counts):
     assert p_value(small_model, expected_counts, LookaheadConfig.paper(2, 3, 4), kind) > RIGHT
 

@@ -11,7 +11,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop
 from tests.models.test_families import checkpoint
 from tests.texts import assert_same_texts
-from tests.tiny import slow, tiny_llama
+from tests.tiny import tiny_llama
 
 SIZES = {"max_position_embeddings": 1024, "sliding_window": 7}
 MODELS = {
@@ -26,8 +26,8 @@ PROMPT_LENGTHS = (300, 1, 170, 9)  # read in chunks of 128 and 16 tokens, some o
     ("name", "lookahead"),
     [
         ("in every layer", LookaheadConfig.paper(4, 4, 3)),
-        slow("in one of two", LookaheadConfig.tree(7)),
-        slow("in one of two", LookaheadConfig()),
+        ("in one of two", LookaheadConfig.tree(7)),
+        ("in one of two", LookaheadConfig()),
     ],
 )
 def test_a_ragged_batch_of_long_prompts(name, lookahead, tmp_path):
@@ -55,13 +55,14 @@ LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
 generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahead=LOOKAHEAD, keep_state=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "lookahead"),
     [
-        slow((2, 2, 2), LookaheadConfig.tree(7)),
-        slow((4, 1, 1), LOOKAHEAD),
-        slow((1, 1, 2), LOOKAHEAD),
-        slow((1, 4, 1), LOOKAHEAD),
+        ((2, 2, 2), LookaheadConfig.tree(7)),
+        ((4, 1, 1), LOOKAHEAD),
+        ((1, 1, 2), LOOKAHEAD),
+        ((1, 4, 1), LOOKAHEAD),
     ],
     ids=str,
 )

@@ -52,6 +52,7 @@ def test_the_next_turn_reads_what_is_new(engine, kind):
         known = len(text) - 1
 
 
+@pytest.mark.slow
 def test_equal_prompts_are_read_once(engine, kind):
     prompt, sampling = [2, *SYSTEM], SamplingConfig(temperature=1.0)
     for number in range(4):

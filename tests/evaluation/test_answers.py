@@ -14,7 +14,7 @@ from jlade.evaluation import answers
 from jlade.evaluation.answers import GROWTH_STEPS, Model
 from jlade.evaluation.methods import parse
 from tests import plain_llama
-from tests.tiny import TOKENS, slow, tiny_llama, tiny_tokenizer
+from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
 
 PROMPT, KEY, NEW = [3, 1, 4, 1, 5], jax.random.key(7), 30
 PARAMS = tiny_llama(2, max_positions=128)
@@ -33,7 +33,8 @@ def tokens(generation):
     return generation.tokens[0, : generation.lengths[0]].tolist()
 
 
-@pytest.mark.parametrize("name", ["4,4,3", *map(slow, ["plain", "auto", "4,4,3:no-prompt", "plain:t=1", "4,4,3:t=1"])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["4,4,3", "plain", "auto", "4,4,3:no-prompt", "plain:t=1", "4,4,3:t=1"])
 def test_an_answer_is_that_of_generate(name):
     method = parse(name)
     answer, pool = MODEL.answer(PROMPT, method, KEY)
@@ -52,7 +53,7 @@ def test_an_answer_is_that_of_generate(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "4,4,3", slow("tree=5")])
+@pytest.mark.parametrize("name", ["plain", "4,4,3", "tree=5"])
 def test_of_choices_the_most_probable_is_the_answer(name):
     """Among the tokens of three letters, by the logits of the model itself."""
     letters = [4, 3, 2]
@@ -126,7 +127,7 @@ def compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["4,4,3", *map(slow, ["plain", "4,4,3:warm", "4,4,3:t=1"])])
+@pytest.mark.parametrize("name", ["4,4,3", "plain", "4,4,3:warm", "4,4,3:t=1"])
 def test_nothing_is_compiled_while_the_clock_runs(name, compiled, monkeypatch):
     looks = []
     clock = types.SimpleNamespace(perf_counter=lambda: looks.append(len(compiled)) or len(looks))

@@ -11,7 +11,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.drafts import prediction
 from jlade.drafts.prediction import SECOND, Reading
 from jlade.generation import prediction as prediction_lib
-from tests.tiny import slow, tiny_llama, tiny_tokenizer
+from tests.tiny import tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama()
 find = jax.jit(prediction.find)
@@ -56,7 +56,7 @@ def test_nothing_is_read_after_the_end_of_a_prediction():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verification", ["coupled", slow("rejection")])
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_sampled_texts_are_exact(verification):
     """Coupled ones are those of plain sampling; by rejection a prediction makes no difference to what is possible."""
     sampling, key = SamplingConfig(temperature=0.8, top_k=3), jax.random.key(5)

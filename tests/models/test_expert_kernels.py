@@ -77,7 +77,7 @@ def tiled(*arguments, activation):
 
 @pytest.mark.parametrize("has_biases", [slow(False), True])
 @pytest.mark.parametrize("num_elsewhere", [slow(0), 2])
-@pytest.mark.parametrize("num_tokens", [1, 12])
+@pytest.mark.parametrize("num_tokens", [slow(1), 12])
 @pytest.mark.parametrize(
     "kind",
     [ways.by_expert, ways.by_token, ways.all_with_all, pytest.param(tiled, marks=needs_kernel)],

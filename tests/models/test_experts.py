@@ -11,6 +11,7 @@ from jlade.models.architecture import LlamaConfig
 from jlade.models.experts import Experts, mix, products, route, ways
 from jlade.models.quantization import quantize_matrix
 from tests.models.mixture import mixture
+from tests.tiny import slow
 
 WAYS = {"sorted": ways.by_expert, "each": ways.by_token, "all": ways.all_with_all}
 E, F = 16, 12
@@ -26,7 +27,7 @@ def random_experts(number, biases):
 
 @pytest.mark.parametrize(
     ("tokens", "number", "k", "activation"),
-    [(1, 4, 2, "silu"), (7, 8, 3, "clipped_silu"), (100, 5, 2, "clipped_silu"), (40, 64, 8, "silu")],
+    [(1, 4, 2, "silu"), (7, 8, 3, "clipped_silu"), slow(100, 5, 2, "clipped_silu"), slow(40, 64, 8, "silu")],
 )
 def test_every_way_gives_the_mixture_of_each_token(tokens, number, k, activation):
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 
 from jlade.models import padding
 from jlade.models.llama import quantize
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,12 @@ def run(decoder, params, block_size, mask):
 
 @pytest.mark.parametrize(
     ("variant", "block_size", "shape"),
-    [("plain", 5, "mask"), ("windows", 7, "mask of each sequence"), ("int8", 12, "mask"), ("windows", 12, "mask")],
+    [
+        slow("plain", 5, "mask"),
+        ("windows", 7, "mask of each sequence"),
+        ("int8", 12, "mask"),
+        slow("windows", 12, "mask"),
+    ],
 )
 def test_padded_blocks_give_the_same_results(variant, block_size, shape):
     params = tiny_llama(sliding_windows=(4, None)) if variant == "windows" else tiny_llama()

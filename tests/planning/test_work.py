@@ -38,7 +38,7 @@ BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
 @pytest.mark.parametrize(
     ("sizes", "setting", "changes"),
     [
-        ((1, 8, 1), SETTING, {}),
+        slow((1, 8, 1), SETTING, {}),
         slow((1, 1, 8), SETTING, {}),  # with copies of the KV heads
         ((2, 2, 2), SETTING, {"tie_embeddings": True}),
         slow((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device

@@ -94,7 +94,7 @@ def in_ring(text, lengths, capacity):
     ],
     ids=["scale and cap", "sinks", "window", "all"],
 )
-@pytest.mark.parametrize(("block_size", "num_masks"), [(5, 1), (70, 3)])
+@pytest.mark.parametrize(("block_size", "num_masks"), [(5, 1), slow(70, 3)])
 def test_variations(kernel, block_size, num_masks, variations, has_sinks, monkeypatch):
     """The reference has the whole text. With a window, the kernel has a ring that goes round in the last sequence."""
     monkeypatch.setattr(hopper, "PROGRAMS", 6)
@@ -133,7 +133,7 @@ def test_vmap(kernel, num_masks, monkeypatch):
     ("name", "module", "kernel", "device", "dtype", "variations"),
     [
         pytest.param("gpu", hopper, gpu, HOPPER, jnp.bfloat16, {}, id="gpu", marks=simulated_gpu),
-        slow("tpu", tpu_module, tpu, TPU, jnp.float32, {}, id="tpu"),
+        pytest.param("tpu", tpu_module, tpu, TPU, jnp.float32, {}, id="tpu"),
         pytest.param(
             *("tpu", tpu_module, tpu, TPU, jnp.float32),
             {"sliding_windows": (5,), "attention_scale": 0.5, "attention_cap": 2.0},
