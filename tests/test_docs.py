@@ -20,9 +20,9 @@ from jlade.choosing import estimate
 from jlade.cli import generate, inspection, options, serve
 from jlade.conversion import location
 from jlade.evaluation.experiments import EXPERIMENTS
-from tests.cli.conftest import BLOCK
 from tests.conversion.test_adapter import shapes_of, write_adapter
 from tests.conversion.test_gguf_tokenizer import write_chat
+from tests.tiny import PAPER
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -68,7 +68,7 @@ def inline_code(page):
 def workplace(tmp_path, monkeypatch, small_demo):
     """A directory with the files that the examples name."""
     monkeypatch.setattr(options, "DEMO", small_demo)
-    monkeypatch.setattr(estimate, "SMALL_BLOCK", BLOCK)  # which compiles soon
+    monkeypatch.setattr(estimate, "SMALL_BLOCK", PAPER)  # which compiles soon
     monkeypatch.setattr(location, "installed", lambda name: None)  # `make chat` may have installed a model
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)  # one process runs the examples
     (tmp_path / "path" / "to").mkdir(parents=True)

@@ -14,6 +14,9 @@ from jlade.cli.options import DEMO
 from jlade.conversion import save_hf
 from jlade.models.llama import LlamaConfig, LlamaParams, init_params
 
+# The block of all tests that are not about blocks, so that they share programs.
+PAPER = jlade.LookaheadConfig.paper(4, 4, 3)
+
 
 @functools.cache
 def tiny_llama(seed: int = 0, **changes) -> LlamaParams:

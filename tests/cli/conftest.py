@@ -3,18 +3,17 @@ import signal
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, cli
+from jlade import cli
 from jlade.choosing import estimate
 from jlade.cli import options
-
-BLOCK = LookaheadConfig.paper(4, 4, 3)
+from tests.tiny import PAPER
 
 
 @pytest.fixture(autouse=True)
 def small_model(small_demo, monkeypatch):
     """Makes one layer of the demo model and a block that compiles soon the defaults of all commands."""
     monkeypatch.setattr(options, "DEMO", small_demo)
-    monkeypatch.setattr(estimate, "SMALL_BLOCK", BLOCK)
+    monkeypatch.setattr(estimate, "SMALL_BLOCK", PAPER)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from jlade.conversion import location
 from jlade.generation import text
 from jlade.generation.results import NOT_FINITE
 from tests import tiny
-from tests.cli.conftest import BLOCK
 from tests.cli.own_terminal import Terminal
+from tests.tiny import PAPER
 
 LIMIT = ["--max-new-tokens", "8"]
 
@@ -57,7 +57,7 @@ def test_the_answers_are_those_to_the_whole_conversation_and_nothing_else_is_wri
     conversation, answers = "", []
     for question in ("import os", "def f("):
         conversation += question
-        *_, last = jlade.stream(params, conversation, tokenizer=tokenizer, lookahead=BLOCK, max_new_tokens=8)
+        *_, last = jlade.stream(params, conversation, tokenizer=tokenizer, lookahead=PAPER, max_new_tokens=8)
         answers.append(last.generation.text[0])
         conversation += answers[-1]
     captured = chat(["import os", "", "def f(", "/stats"])

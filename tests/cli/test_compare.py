@@ -10,8 +10,7 @@ from jlade import cli
 from jlade.cli import compare, options
 from jlade.config import PLAIN
 from jlade.generation.results import NOT_FINITE
-from tests.cli.conftest import BLOCK
-from tests.tiny import piece
+from tests.tiny import PAPER, piece
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
 
@@ -71,7 +70,7 @@ def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, cap
     monkeypatch.setattr(jlade, "stream", stream)
     controls = ["--temperature", "0.8", "--top-k", "50", "--top-p", "0.9", "--repetition-penalty", "1.1", "--seed", "3"]
     assert cli.main([*SHORT, "--json", "--stop", "a", "--stop", "b", "--min-new-tokens", "2", *controls]) == 0
-    assert {request["lookahead"] for request in requests} == {PLAIN, BLOCK}
+    assert {request["lookahead"] for request in requests} == {PLAIN, PAPER}
     for request in requests:
         assert request["sampling"] == jlade.SamplingConfig(temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1)
         assert (request["stop"], request["min_new_tokens"], request["max_new_tokens"]) == (["a", "b"], 2, 12)
@@ -147,7 +146,7 @@ def test_without_comparison_the_prompt_is_decoded_once(monkeypatch, capsys):
 
     monkeypatch.setattr(jlade, "stream", counted)
     assert cli.main([*SHORT, "--no-compare"]) == 0
-    assert set(settings) == {BLOCK}
+    assert set(settings) == {PAPER}
     printed = capsys.readouterr().out
     assert "plain" not in printed
     assert "identical" not in printed
@@ -180,7 +179,7 @@ def test_a_slow_wide_block_is_explained(monkeypatch, capsys):
     assert cli.main(SHORT) == 0
     printed = capsys.readouterr().out
     assert (
-        f"accepts 2.00 tokens a step and feeds {BLOCK.block_size} to the model: a CPU takes time for each of them"
+        f"accepts 2.00 tokens a step and feeds {PAPER.block_size} to the model: a CPU takes time for each of them"
         in printed
     )
     assert "identical: both texts have the same 4 tokens" in printed

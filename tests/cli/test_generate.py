@@ -15,8 +15,8 @@ import jlade
 from jlade import cli
 from jlade.cli import options
 from jlade.generation.results import NOT_FINITE
-from tests.cli.conftest import BLOCK
 from tests.cli.own_terminal import Terminal
+from tests.tiny import PAPER
 
 PROMPTS = ("import os\n", "def read_config(path):")
 LIMIT = ["--max-new-tokens", "12"]
@@ -26,7 +26,7 @@ LIMIT = ["--max-new-tokens", "12"]
 def expected(demo):
     """What `jlade.generate` makes of each prompt alone, in lists."""
     params, tokenizer = demo
-    options = {"tokenizer": tokenizer, "lookahead": BLOCK, "max_new_tokens": 12, "logprobs": True}
+    options = {"tokenizer": tokenizer, "lookahead": PAPER, "max_new_tokens": 12, "logprobs": True}
     made = [jlade.generate(params, prompt, **options) for prompt in PROMPTS]
     names = ("text", "tokens", "steps", "logprobs", "compression")
     return types.SimpleNamespace(**{name: [getattr(each, name)[0] for each in made] for name in names})
@@ -138,7 +138,7 @@ def test_each_non_blank_line_is_a_prompt(files, expected, monkeypatch, capsys):
 def test_the_first_sampled_text_is_that_of_jlade_prompt_and_each_prompt_has_a_key(files, demo, capsys):
     params, tokenizer = demo
     key = jax.random.key(7)
-    controls = {"lookahead": BLOCK, "max_new_tokens": 12, "sampling": jlade.SamplingConfig(temperature=1.0)}
+    controls = {"lookahead": PAPER, "max_new_tokens": 12, "sampling": jlade.SamplingConfig(temperature=1.0)}
     controls["stop"] = ["  1, 1", "never"]
     expected = [
         jlade.generate(params, prompt, tokenizer=tokenizer, key=each, **controls)

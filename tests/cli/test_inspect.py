@@ -18,9 +18,9 @@ from jlade.conversion.tensors import build_params
 from jlade.conversion.weight_files import StoredTensor
 from jlade.inspection import targets
 from jlade.models.rotary import YarnScaling
-from tests.cli.conftest import BLOCK
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.conversion.test_round_trip import SHAPE
+from tests.tiny import PAPER
 
 QWEN = dataclasses.replace(
     SHAPE,
@@ -82,7 +82,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
         "tokenizer": True,
         "chat_template": True,
     }
-    assert facts["lookahead"] == {name: getattr(BLOCK, name) for name in facts["lookahead"]}
+    assert facts["lookahead"] == {name: getattr(PAPER, name) for name in facts["lookahead"]}
     assert len(facts["lookahead"]) == 4
     assert facts["device"] == jax.devices()[0].device_kind
     assert facts["sampling"] == {"temperature": 0.0}

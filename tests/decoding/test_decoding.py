@@ -23,11 +23,11 @@ from jlade.lookahead import window
 from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
 from tests.texts import assert_text
-from tests.tiny import slow, slow_but, tiny_llama
+from tests.tiny import PAPER, slow, slow_but, tiny_llama
 
 NO_SHRINKING = (Phase.explicit, Phase.generate)  # every example may compile a program
 SETTINGS = [
-    LookaheadConfig.paper(4, 4, 3),
+    PAPER,
     LookaheadConfig.paper(1, 5, 6, pool_from_prompt=False),
     LookaheadConfig.paper(6, 2, 4),
     LookaheadConfig.paper(0, 3, 2),
@@ -236,7 +236,7 @@ def test_equals_the_reference_at_random_settings(lookahead, seed, prompt):
 
 @pytest.mark.parametrize("chunks", [((8, 6), (4, 2), (2, 0)), slow(((8, 2), (2, 0)))], ids=str)
 def test_prompts_longer_than_a_prefill_chunk(chunks):
-    params, key, lookahead = tiny_llama(), jax.random.key(1), LookaheadConfig.paper(4, 4, 3)
+    params, key, lookahead = tiny_llama(), jax.random.key(1), PAPER
     for length in (1, 3, 4, 5, 8, 9, 17):
         prompt = np.random.default_rng(length).integers(0, 13, length).tolist()
         inputs, config = jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, key=key)
@@ -279,7 +279,7 @@ def test_sequences_of_a_ragged_batch_get_what_they_get_alone(lookahead):
 
 def test_every_position_of_an_end_token_within_a_step():
     """Each token of a text in turn as the end token: it is cut there, wherever in a step it falls."""
-    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig.paper(4, 4, 3)
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], PAPER
     whole, accepted = generated(jlade.generate(params, prompt, max_new_tokens=40, lookahead=lookahead, eos_ids=()))
     assert max(accepted) > 2
     for eos in set(whole):
@@ -291,7 +291,7 @@ def test_every_position_of_an_end_token_within_a_step():
 
 
 def test_every_limit_cuts_exactly():
-    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], LookaheadConfig.paper(4, 4, 3)
+    params, prompt, lookahead = tiny_llama(3), [3, 1, 4], PAPER
     whole, _ = generated(jlade.generate(params, prompt, max_new_tokens=30, lookahead=lookahead, eos_ids=()))
     for limit in range(1, 30):
         out = jlade.generate(params, prompt, max_new_tokens=limit, lookahead=lookahead, eos_ids=())
@@ -302,14 +302,14 @@ def test_every_limit_cuts_exactly():
 @pytest.mark.slow
 def test_a_text_can_fill_the_models_positions_to_the_last():
     params = tiny_llama(max_positions=32)
-    out = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=LookaheadConfig.paper(4, 4, 3))
+    out = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=PAPER)
     plain = jlade.generate(params, [1, 2], max_new_tokens=30, lookahead=None)
     assert out.lengths.tolist() == [30]
     assert out.tokens.tolist() == plain.tokens.tolist()
 
 
 def test_no_request_sees_anothers_pool():
-    params, lookahead = tiny_llama(3), LookaheadConfig.paper(4, 4, 3)
+    params, lookahead = tiny_llama(3), PAPER
     first = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
     jlade.generate(params, [7, 8, 9], max_new_tokens=40, lookahead=lookahead)
     again = jlade.generate(params, [3, 1, 4], max_new_tokens=40, lookahead=lookahead)
@@ -323,7 +323,7 @@ def state_before_steps(params, prompts, lookahead, **options):
 
 def test_step_leaves_its_state_as_it_was():
     params = tiny_llama()
-    state, config = state_before_steps(params, [1, 2, 3], LookaheadConfig.paper(4, 4, 3), max_new_tokens=20)
+    state, config = state_before_steps(params, [1, 2, 3], PAPER, max_new_tokens=20)
     before = jax.tree.map(jnp.copy, state)
     one_step = jax.jit(functools.partial(jlade.step, config=config))
     first, second = (one_step(params, state) for _ in range(2))
@@ -342,9 +342,7 @@ def without_keys(state):
 def test_a_sequence_that_is_done_stays_as_it_is():
     params = tiny_llama()
     prompts = [[1, 2, 3], [4, 5, 6]]
-    state, config = state_before_steps(
-        params, prompts, LookaheadConfig.paper(4, 4, 3), max_new_tokens=[2, 40], eos_ids=()
-    )
+    state, config = state_before_steps(params, prompts, PAPER, max_new_tokens=[2, 40], eos_ids=())
     one_step = jax.jit(functools.partial(jlade.step, config=config))
     while not state.done[0]:
         state = one_step(params, state)
@@ -356,7 +354,7 @@ def test_a_sequence_that_is_done_stays_as_it_is():
 
 @pytest.mark.slow
 def test_decode_works_inside_the_callers_own_jit_and_vmap():
-    params, lookahead = tiny_llama(3), LookaheadConfig.paper(4, 4, 3)
+    params, lookahead = tiny_llama(3), PAPER
     prompts = np.array([[1, 2], [3, 4], [5, 6]])
     of_all = [jlade.prepare(params, prompt, max_new_tokens=20, lookahead=lookahead, eos_ids=()) for prompt in prompts]
     config = of_all[0][1]
@@ -421,7 +419,7 @@ def test_a_program_holds_no_step_cost():
 
 @pytest.mark.slow
 def test_works_with_64_bit_types_enabled():
-    params, lookahead = tiny_llama(3), LookaheadConfig.paper(4, 4, 3)
+    params, lookahead = tiny_llama(3), PAPER
     expected = generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead))
     with jax.enable_x64(True):
         assert generated(jlade.generate(params, [3, 1, 4], max_new_tokens=30, lookahead=lookahead)) == expected

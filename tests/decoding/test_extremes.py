@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import SamplingConfig
 from jlade.decoding import sampling
 from jlade.vocabulary import VocabularyShard
-from tests.tiny import tiny_llama
+from tests.tiny import PAPER, tiny_llama
 
 VOCAB, POSITIONS = 13, 3
 GREEDY = sampling.LEAST_TEMPERATURE
@@ -122,7 +122,7 @@ def test_every_value_of_every_control_draws_as_in_float64(config, scale, seed):
 )
 def test_the_limit_is_the_greedy_text(config):
     generate = functools.partial(jlade.generate, tiny_llama(2), [3, 1, 4, 1, 5], max_new_tokens=20)
-    for lookahead in (None, LookaheadConfig.paper(4, 4, 3)):
+    for lookahead in (None, PAPER):
         out = generate(sampling=config, lookahead=lookahead, logprobs=True)
         bias = SamplingConfig(logit_bias=config.logit_bias)
         assert out.tokens.tolist() == generate(sampling=bias, lookahead=None).tokens.tolist()

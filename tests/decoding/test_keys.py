@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
-from tests.tiny import slow_but, tiny_llama
+from jlade import SamplingConfig
+from tests.tiny import PAPER, slow_but, tiny_llama
 
 KINDS = ["threefry2x32", "rbg", "unsafe_rbg"]
-BLOCK = LookaheadConfig.paper(4, 4, 3)
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
 SAMPLED = {"max_new_tokens": 20, "sampling": SamplingConfig(temperature=1.0), "eos_ids": ()}
 generate = functools.partial(jlade.generate, tiny_llama(2), **SAMPLED)
@@ -45,7 +44,7 @@ def test_texts_of_threefry_keys_are_those_of_earlier_versions():
 @pytest.mark.slow
 def test_one_key_for_a_batch(kind):
     key = jax.random.key(7, impl=kind)
-    texts = [generate(PROMPTS, key=key, lookahead=lookahead).tokens.tolist() for lookahead in (None, BLOCK)]
+    texts = [generate(PROMPTS, key=key, lookahead=lookahead).tokens.tolist() for lookahead in (None, PAPER)]
     assert texts[0] == texts[1]
     other = generate(PROMPTS, key=jax.random.key(8, impl=kind), lookahead=None).tokens.tolist()
     equal = generate([[1], [1], [1]], key=key, lookahead=None).tokens.tolist()
@@ -63,11 +62,11 @@ def test_a_key_for_each_sequence(kind):
     keys = jax.random.wrap_key_data(data, impl=kind)
     pairs = list(zip(PROMPTS, keys, strict=True))
     alone = [generate(prompt, key=key, lookahead=None).tokens[0].tolist() for prompt, key in pairs]
-    for lookahead in (None, BLOCK):
+    for lookahead in (None, PAPER):
         assert generate(PROMPTS, key=keys, lookahead=lookahead).tokens.tolist() == alone
     equal = generate([[1], [1], [1]], key=keys, lookahead=None).tokens.tolist()
     assert equal[0] != equal[1] != equal[2]
-    with jlade.Engine(tiny_llama(2), max_sequences=3, lookahead=BLOCK) as engine:
+    with jlade.Engine(tiny_llama(2), max_sequences=3, lookahead=PAPER) as engine:
         requests = [engine.submit(prompt, key=key, **SAMPLED) for prompt, key in pairs]
         assert [request.result().tokens[0].tolist() for request in requests] == alone
 
@@ -76,8 +75,8 @@ def test_a_key_for_each_sequence(kind):
 def test_the_kind_by_default(kind, by_default):
     texts = generate(PROMPTS, key=jax.random.key(7, impl=kind), lookahead=None).tokens.tolist()
     for key in (jax.random.key(7), jax.random.PRNGKey(7)):
-        assert generate(PROMPTS, key=key, lookahead=BLOCK).tokens.tolist() == texts
-    with jlade.Engine(tiny_llama(2), max_sequences=3, lookahead=BLOCK) as engine:
+        assert generate(PROMPTS, key=key, lookahead=PAPER).tokens.tolist() == texts
+    with jlade.Engine(tiny_llama(2), max_sequences=3, lookahead=PAPER) as engine:
         together = engine.generate(PROMPTS, key=jax.random.key(7), **SAMPLED)
         assert [out.tokens[0].tolist() for out in together] == texts
     assert (

@@ -15,7 +15,7 @@ from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
 from tests.texts import assert_same_texts
-from tests.tiny import slow, tiny_llama, tiny_tokenizer
+from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
 CASES = [
     slow("greedy", (1, 8, 1)),
@@ -68,7 +68,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize(("name", "sizes"), CASES)
 def test_settings(name, sizes):
-    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS[name]
+    options = {"max_new_tokens": 24, "lookahead": PAPER} | SETTINGS[name]
     expected = jlade.generate(qwen(16), PROMPTS, **options)
     assert_same(jlade.generate(qwen(16), PROMPTS, mesh=jlade.make_mesh(*sizes), **options), expected)
 
@@ -93,7 +93,7 @@ VARIATIONS = {
 def test_variations_of_the_architecture(name):
     """On 4 devices for 2 KV heads, whose norm of all heads counts each head once."""
     params = tiny_llama(num_heads=8, intermediate_size=32, vocab_size=16, **VARIATIONS[name])
-    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)}
+    options = {"max_new_tokens": 24, "lookahead": PAPER}
     expected = jlade.generate(params, PROMPTS[:2], **options)
     assert_same(jlade.generate(params, PROMPTS[:2], mesh=jlade.make_mesh(lookahead=2, model=4), **options), expected)
 
@@ -112,7 +112,7 @@ def test_the_demo_model(demo, golden):
 @pytest.mark.slow
 def test_a_vocabulary_that_does_not_divide():
     """It is whole on each device."""
-    options = {"max_new_tokens": 24, "lookahead": LookaheadConfig.paper(4, 4, 3)} | SETTINGS["penalties"]
+    options = {"max_new_tokens": 24, "lookahead": PAPER} | SETTINGS["penalties"]
     expected = jlade.generate(qwen(13), PROMPTS, **options)
     assert_same(jlade.generate(qwen(13), PROMPTS, mesh=jlade.make_mesh(1, 2, 4), **options), expected)
 
@@ -156,7 +156,7 @@ def test_all_that_a_call_may_bring():
     mesh = jlade.make_mesh(1, 2, 4)
     placed = sharding.put(params, sharding.mesh_for(params.config, mesh))
     options = {
-        "lookahead": LookaheadConfig.paper(4, 4, 3),
+        "lookahead": PAPER,
         "tokenizer": tiny_tokenizer(),
         "stop": ["aab"],
         "max_new_tokens": 16,
@@ -221,10 +221,10 @@ def test_compiled_once():
         jlade.generate(params, prompt, **options)
         list(jlade.stream(params, prompt, **options))
 
-    generate(PROMPTS[0], 0, 0.7, 8, LookaheadConfig.paper(4, 4, 3))
+    generate(PROMPTS[0], 0, 0.7, 8, PAPER)
     assert compiled
     compiled.clear()
-    generate(PROMPTS[1], 1, 0.9, 12, LookaheadConfig.paper(4, 4, 3))
+    generate(PROMPTS[1], 1, 0.9, 12, PAPER)
     assert compiled == []
     jlade.generate(params, PROMPTS[1], max_new_tokens=9, mesh=mesh, lookahead=None)
     assert compiled != []

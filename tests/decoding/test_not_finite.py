@@ -12,15 +12,14 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from tests import plain_llama
-from tests.tiny import slow, tiny_llama
+from tests.tiny import PAPER, slow, tiny_llama
 
 LIMIT = 16
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 1, 5], [8, 1, 8, 1], [2, 2]]
-WINDOW = LookaheadConfig.paper(4, 4, 3)
 TREE = LookaheadConfig.tree(8)
 SETTINGS = {
     "plain": None,
-    "window": WINDOW,
+    "window": PAPER,
     "both": LookaheadConfig(tree_size=8, window_size=3, ngram_size=3, guess_set_size=2),
     "chain": LookaheadConfig.jacobi(5),
     "adaptive": dataclasses.replace(TREE, relative_step_time=1.5),
@@ -136,7 +135,7 @@ def test_coupled_sampling(setting):
 @pytest.mark.slow
 def test_rejection_sampling():
     """The text depends on the setting, but it ends where the logits after it are not finite, and nowhere before."""
-    lookahead = dataclasses.replace(WINDOW, verification="rejection")
+    lookahead = dataclasses.replace(PAPER, verification="rejection")
     for name, params in BROKEN.items():
         out = generate(params, lookahead=lookahead, sampling=SAMPLED, key=jax.random.key(2))
         for prompt, (text, reason) in zip(PROMPTS, results(out), strict=True):
@@ -173,8 +172,8 @@ def test_a_token_of_the_prompt_may_have_logits_that_are_not_finite():
     embedding = params.embedding.at[:, 3].set(0).at[token, 3].set(1)
     params = params.replace(layers=(layer,), embedding=embedding)
     prompt = [token, *(PROMPTS[0] * 3)[:20]]
-    assert results(generate(params, [prompt], lookahead=WINDOW)) == [plain(params, prompt)]
-    assert results(generate(params, [[1, token]], lookahead=WINDOW)) == [([], "error")]
+    assert results(generate(params, [prompt], lookahead=PAPER)) == [plain(params, prompt)]
+    assert results(generate(params, [[1, token]], lookahead=PAPER)) == [([], "error")]
 
 
 @pytest.mark.slow
@@ -182,9 +181,9 @@ def test_controls_neither_hide_nor_cause_an_error():
     """The model's own logits decide: a bias or a ban of -inf ends no text, and saves none."""
     everything = dict.fromkeys(range(15), -np.inf)
     sampling = SamplingConfig(logit_bias=everything, temperature=1.0, top_p=0.9)
-    out = generate(model(), sampling=sampling, lookahead=WINDOW, eos_ids=[3], min_new_tokens=4, logprobs=True)
+    out = generate(model(), sampling=sampling, lookahead=PAPER, eos_ids=[3], min_new_tokens=4, logprobs=True)
     assert results(out) == [([15] * LIMIT, "length")] * len(PROMPTS)
-    out = generate(BROKEN["layer"], sampling=sampling, lookahead=WINDOW, eos_ids=[3], min_new_tokens=4, logprobs=True)
+    out = generate(BROKEN["layer"], sampling=sampling, lookahead=PAPER, eos_ids=[3], min_new_tokens=4, logprobs=True)
     assert results(out) == [([], "error")] * len(PROMPTS)
     assert np.isnan(out.logprobs).all()
 
@@ -194,25 +193,25 @@ def test_logits_of_minus_infinity_alone():
     """Some tokens without a chance are usual, all of them are an error."""
     bias = jnp.full(16, -jnp.inf)
     params = dataclasses.replace(model(output_bias=True), output_bias=bias.at[5].set(0.0))
-    assert results(generate(params, lookahead=WINDOW)) == [([5] * LIMIT, "length")] * len(PROMPTS)
+    assert results(generate(params, lookahead=PAPER)) == [([5] * LIMIT, "length")] * len(PROMPTS)
     params = dataclasses.replace(params, output_bias=bias)
-    assert results(generate(params, lookahead=WINDOW)) == [([], "error")] * len(PROMPTS)
+    assert results(generate(params, lookahead=PAPER)) == [([], "error")] * len(PROMPTS)
 
 
 @pytest.mark.slow
 def test_ends_that_come_first():
     """An end token or the limit before the failure keeps its reason."""
     text, _ = expected("embedding")[0]
-    out = generate(BROKEN["embedding"], PROMPTS[:1], lookahead=WINDOW, eos_ids=text[-1])
+    out = generate(BROKEN["embedding"], PROMPTS[:1], lookahead=PAPER, eos_ids=text[-1])
     assert results(out) == [(text, "eos")]
-    out = generate(BROKEN["embedding"], PROMPTS[:1], lookahead=WINDOW, max_new_tokens=len(text))
+    out = generate(BROKEN["embedding"], PROMPTS[:1], lookahead=PAPER, max_new_tokens=len(text))
     assert results(out) == [(text, "length")]
 
 
 @pytest.mark.slow
 def test_streams():
     for name in ("embedding", "layer"):
-        options = {"max_new_tokens": LIMIT, "eos_ids": (), "lookahead": WINDOW}
+        options = {"max_new_tokens": LIMIT, "eos_ids": (), "lookahead": PAPER}
         *_, last = pieces = list(jlade.stream(BROKEN[name], PROMPTS[0], **options))
         assert results(last.generation) == expected(name)[:1]
         assert np.concatenate([piece.tokens for piece in pieces]).tolist() == expected(name)[0][0]
@@ -222,16 +221,16 @@ def test_turns_after_an_error():
     """NaN that a prompt left in the cache does not reach a text that leaves the prompt before it."""
     params = BROKEN["embedding of the padding"]
     healthy = PROMPTS[1]
-    failed = generate(params, [[*healthy, 0, 3]], lookahead=WINDOW, keep_state=True)
+    failed = generate(params, [[*healthy, 0, 3]], lookahead=PAPER, keep_state=True)
     assert results(failed) == [([], "error")]
-    out = generate(params, [healthy], lookahead=WINDOW, state=failed.state)
+    out = generate(params, [healthy], lookahead=PAPER, state=failed.state)
     assert results(out) == expected("embedding of the padding")[1:2]
 
 
 @pytest.mark.slow
 def test_a_mesh():
     for name, params in BROKEN.items():
-        out = generate(params, lookahead=WINDOW, mesh=jlade.make_mesh(2, 2, 2))
+        out = generate(params, lookahead=PAPER, mesh=jlade.make_mesh(2, 2, 2))
         assert results(out) == expected(name), name
 
 
@@ -241,7 +240,7 @@ def test_engines():
     params = BROKEN["embedding of the padding"]
     shared = (PROMPTS[1] * 4)[:18]
     prompts = [*PROMPTS, [*shared, 0, 0, 1], [*shared, 3], shared]
-    with jlade.Engine(params, max_sequences=2, capacity=64, lookahead=WINDOW) as engine:
+    with jlade.Engine(params, max_sequences=2, capacity=64, lookahead=PAPER) as engine:
         requests = [engine.submit(prompt, max_new_tokens=LIMIT, eos_ids=()) for prompt in prompts]
         found = [results(request.result(60))[0] for request in requests]
         assert engine.prompt_tokens[1] > 0
@@ -255,6 +254,6 @@ def test_engines():
 def test_debug_nans():
     """JAX's search for NaN finds none in a sound model, and that of a broken one."""
     with jax.debug_nans(True):
-        assert results(generate(model(), lookahead=WINDOW)) == [plain(model(), prompt) for prompt in PROMPTS]
+        assert results(generate(model(), lookahead=PAPER)) == [plain(model(), prompt) for prompt in PROMPTS]
         with pytest.raises(FloatingPointError):
-            generate(BROKEN["layer"], lookahead=WINDOW)
+            generate(BROKEN["layer"], lookahead=PAPER)

@@ -22,7 +22,7 @@ from jlade.lookahead.verification import verify_by_rejection
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window, sources_of
 from tests.texts import assert_same_texts
-from tests.tiny import slow, tiny_llama
+from tests.tiny import PAPER, slow, tiny_llama
 
 VOCAB = 13
 ALONE = [
@@ -47,7 +47,7 @@ TOGETHER = SamplingConfig(
     logit_bias={3: 1.0},
 )
 LOOKAHEADS = [
-    LookaheadConfig.paper(4, 4, 3),
+    PAPER,
     LookaheadConfig.paper(1, 5, 6, pool_from_prompt=False),
     LookaheadConfig.paper(6, 2, 4),
     LookaheadConfig.paper(0, 3, 2),

@@ -16,16 +16,15 @@ from jlade.generation import stop_strings as automata
 from tests import reference
 from tests.decoding.test_decoding import first_window, logits_of
 from tests.texts import assert_same_texts
-from tests.tiny import TOKENS, slow, tiny_llama, tiny_tokenizer
+from tests.tiny import PAPER, TOKENS, slow, tiny_llama, tiny_tokenizer
 
-LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
 LENGTH = 40
 SAMPLED = SamplingConfig(temperature=0.2, top_p=0.9)
 generate = functools.partial(
     jlade.generate,
     tiny_llama(3),
     max_new_tokens=LENGTH,
-    lookahead=LOOKAHEAD,
+    lookahead=PAPER,
     tokenizer=tiny_tokenizer(),
     logprobs=True,
     with_statistics=True,
@@ -124,7 +123,7 @@ def test_streamed_text_is_safe_from_stop_strings(stop):
     whole = generate([3, 1, 4], stop=stop)
     pieces = list(
         jlade.stream(
-            tiny_llama(3), [3, 1, 4], max_new_tokens=LENGTH, lookahead=LOOKAHEAD, stop=stop, tokenizer=tiny_tokenizer()
+            tiny_llama(3), [3, 1, 4], max_new_tokens=LENGTH, lookahead=PAPER, stop=stop, tokenizer=tiny_tokenizer()
         )
     )
     assert "".join(piece.text for piece in pieces) == whole.text[0]
@@ -152,7 +151,7 @@ def test_before_min_new_tokens_nothing_ends_a_text():
             ngram_size=4,
             guess_set_size=3,
             pool_from_prompt=True,
-            start=first_window(jax.random.key(0), prompt, LOOKAHEAD),
+            start=first_window(jax.random.key(0), prompt, PAPER),
             eos_ids=eos_ids,
         )
         assert out.tokens[row, : out.lengths[row]].tolist() == tokens
@@ -218,7 +217,7 @@ def test_sequences_have_limits_and_stops_of_their_own():
 
 def test_other_stops_compile_nothing(caplog):
     with jax.log_compiles():
-        generate([1, 2], stop="ab", min_new_tokens=3, lookahead=LOOKAHEAD)
+        generate([1, 2], stop="ab", min_new_tokens=3, lookahead=PAPER)
         assert any("Compiling" in record.message for record in caplog.records)
         caplog.clear()
         generate(
@@ -227,14 +226,14 @@ def test_other_stops_compile_nothing(caplog):
             min_new_tokens=9,
             eos_ids=[1, 2] * 10,
             max_new_tokens=12,
-            lookahead=LOOKAHEAD,
+            lookahead=PAPER,
         )
         assert not any("Compiling" in record.message for record in caplog.records)
 
 
 @pytest.mark.slow
 def test_a_step_of_a_stream_does_not_copy_the_table_of_the_stop_strings():
-    options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": LOOKAHEAD}
+    options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": PAPER}
     inputs, config = jlade.prepare(tiny_llama(3), [1, 2], max_new_tokens=12, min_new_tokens=3, **options)
     state = jlade.start(jlade.prefill(tiny_llama(3), inputs, config), inputs, config)
     table = state.constants.stopping.strings.next_state

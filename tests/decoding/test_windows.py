@@ -11,7 +11,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop
 from tests.models.test_families import checkpoint
 from tests.texts import assert_same_texts
-from tests.tiny import tiny_llama
+from tests.tiny import PAPER, tiny_llama
 
 SIZES = {"max_position_embeddings": 1024, "sliding_window": 7}
 MODELS = {
@@ -25,7 +25,7 @@ PROMPT_LENGTHS = (300, 1, 170, 9)  # read in chunks of 128 and 16 tokens, some o
 @pytest.mark.parametrize(
     ("name", "lookahead"),
     [
-        ("in every layer", LookaheadConfig.paper(4, 4, 3)),
+        ("in every layer", PAPER),
         ("in one of two", LookaheadConfig.tree(7)),
         ("in one of two", LookaheadConfig()),
     ],
@@ -51,8 +51,7 @@ def test_a_ragged_batch_of_long_prompts(name, lookahead, tmp_path):
 
 
 PARAMS = tiny_llama(3, max_positions=256, sliding_windows=(5, None))
-LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
-generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahead=LOOKAHEAD, keep_state=True)
+generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahead=PAPER, keep_state=True)
 
 
 @pytest.mark.slow
@@ -60,9 +59,9 @@ generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=20, lookahea
     ("sizes", "lookahead"),
     [
         ((2, 2, 2), LookaheadConfig.tree(7)),
-        ((4, 1, 1), LOOKAHEAD),
-        ((1, 1, 2), LOOKAHEAD),
-        ((1, 4, 1), LOOKAHEAD),
+        ((4, 1, 1), PAPER),
+        ((1, 1, 2), PAPER),
+        ((1, 4, 1), PAPER),
     ],
     ids=str,
 )
@@ -80,7 +79,7 @@ def test_sampling_and_streams():
     options = {"sampling": SamplingConfig(temperature=0.8), "key": jax.random.key(2), "max_new_tokens": 60}
     expected = generate([3, 1, 4], **options, lookahead=None).tokens
     np.testing.assert_array_equal(generate([3, 1, 4], **options).tokens, expected)
-    pieces = jlade.stream(PARAMS, [3, 1, 4], lookahead=LOOKAHEAD, **options)
+    pieces = jlade.stream(PARAMS, [3, 1, 4], lookahead=PAPER, **options)
     np.testing.assert_array_equal(np.concatenate([piece.tokens for piece in pieces]), expected[0])
 
 
@@ -131,7 +130,7 @@ def test_only_a_ring_that_is_full_is_emptied(monkeypatch):
 @pytest.mark.slow
 def test_a_ring_grows_with_a_text_until_it_has_the_window():
     params = tiny_llama(2, max_positions=2048, sliding_windows=(1500, 5))
-    generate = functools.partial(jlade.generate, params, max_new_tokens=15, lookahead=LOOKAHEAD, keep_state=True)
+    generate = functools.partial(jlade.generate, params, max_new_tokens=15, lookahead=PAPER, keep_state=True)
     first = generate([3, 1, 4])
     text = [3, 1, 4, *first.tokens[0].tolist()] * 90
     longer = generate(text, state=first.state)

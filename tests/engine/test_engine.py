@@ -24,14 +24,14 @@ from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
 from tests.texts import assert_same_texts
-from tests.tiny import slow, tiny_llama, tiny_tokenizer
+from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
 SETTINGS = {
     "plain": None,
     "tree": LookaheadConfig.tree(7),
     "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
-    "paper": LookaheadConfig.paper(4, 4, 3),
-    "windows": LookaheadConfig.paper(4, 4, 3),
+    "paper": PAPER,
+    "windows": PAPER,
 }
 SAMPLINGS = [
     SamplingConfig(),

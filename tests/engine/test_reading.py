@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, SamplingConfig
+from jlade import SamplingConfig
 from jlade.engine import rows
-from tests.tiny import slow_but, tiny_llama
+from tests.tiny import PAPER, slow_but, tiny_llama
 
 CAPACITY = 300  # entries of layers are kept up to 128, 256 or 300
 OPTIONS = {"max_new_tokens": 9, "eos_ids": ()}
@@ -25,9 +25,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def engine(kind):
-    with jlade.Engine(
-        MODELS[kind], max_sequences=2, lookahead=LookaheadConfig.paper(4, 4, 3), prefix_memory=10**7
-    ) as running:
+    with jlade.Engine(MODELS[kind], max_sequences=2, lookahead=PAPER, prefix_memory=10**7) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ from jlade.choosing import choice, learned
 from jlade.config import PLAIN
 from jlade.engine import rows, width
 from tests.engine.test_engine import PARAMS, alone, assert_equal, engine
-from tests.tiny import slow
+from tests.tiny import PAPER, slow
 
 
 def test_sizes_are_halves_and_above_8_quarters():
@@ -65,9 +65,7 @@ def test_a_text_is_that_of_its_request_alone_while_rows_come_and_go(setting, siz
 
 def test_rows_move_with_all_that_they_hold():
     """The memory of the cache that they leave is free."""
-    inputs, config = jlade.prepare(
-        PARAMS, [[1], [2, 3], [4] * 9], lookahead=LookaheadConfig.paper(4, 4, 3), max_new_tokens=5
-    )
+    inputs, config = jlade.prepare(PARAMS, [[1], [2, 3], [4] * 9], lookahead=PAPER, max_new_tokens=5)
     state = jlade.start(jlade.prefill(PARAMS, inputs, config), inputs, config)
     before, cache = host(state), state.memory.cache
     after = rows.resize(state, [2, -1, 0, -1], config)

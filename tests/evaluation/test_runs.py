@@ -17,7 +17,7 @@ from jlade.evaluation.answers import Model
 from jlade.evaluation.datasets import Question
 from jlade.evaluation.methods import parse
 from jlade.generation.difference import Difference
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
 PARAMS = tiny_llama(2, max_positions=128)
 MODEL = Model(lambda dtype: PARAMS, "float32", tiny_tokenizer(), 12)  # shared by all tests, with its programs
@@ -97,7 +97,7 @@ def test_warm_pools_go_from_turn_to_turn_and_question_to_question(whole):
                 PARAMS,
                 prompt_of(question, turn, said),
                 max_new_tokens=12,
-                lookahead=jlade.LookaheadConfig.paper(4, 4, 3),
+                lookahead=PAPER,
                 pool=pool,
                 key=key,
                 with_statistics=True,

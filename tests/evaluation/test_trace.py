@@ -20,11 +20,11 @@ from jlade.lookahead import adaptive, block
 from tests import reference
 from tests.decoding.test_decoding import first_window, next_token_of, sources_of
 from tests.lookahead.test_adaptive import levels_of
-from tests.tiny import slow, slow_but, tiny_llama, tiny_tokenizer
+from tests.tiny import PAPER, slow, slow_but, tiny_llama, tiny_tokenizer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SETTINGS = [
-    LookaheadConfig.paper(4, 4, 3),
+    PAPER,
     LookaheadConfig.paper(3, 5, 6, pool_from_prompt=False),
     LookaheadConfig.jacobi(5),
     LookaheadConfig.paper(0, 3, 2),
@@ -152,7 +152,7 @@ def test_sampled_tokens_are_those_of_generate(verification):
 
 @pytest.mark.slow
 def test_a_mesh_changes_nothing():
-    options = {"lookahead": LookaheadConfig.paper(4, 4, 3), "max_new_tokens": 12}
+    options = {"lookahead": PAPER, "max_new_tokens": 12}
     assert traced(mesh=jlade.make_mesh(lookahead=2, model=2), **options) == traced(**options)
 
 
@@ -191,7 +191,7 @@ def test_texts_and_names(demo):
 
 @pytest.mark.slow
 def test_a_stop_string_ends_the_trace():
-    options = {"lookahead": LookaheadConfig.paper(4, 4, 3)}
+    options = {"lookahead": PAPER}
     out = jlade.generate(tiny_llama(), PROMPT, tokenizer=tiny_tokenizer(), max_new_tokens=40, **options)
     stop = re.search("[abc]{3}", out.text[0][4:])[0]
     found = traced(stop=stop, **options)

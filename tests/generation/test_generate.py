@@ -12,10 +12,10 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.decoding import loop, prefill
 from tests import reference
 from tests.texts import assert_same_texts
-from tests.tiny import slow, tiny_llama, tiny_tokenizer
+from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
-generate = functools.partial(jlade.generate, max_new_tokens=12, lookahead=LookaheadConfig.paper(4, 4, 3))
-stream = functools.partial(jlade.stream, max_new_tokens=12, lookahead=LookaheadConfig.paper(4, 4, 3))
+generate = functools.partial(jlade.generate, max_new_tokens=12, lookahead=PAPER)
+stream = functools.partial(jlade.stream, max_new_tokens=12, lookahead=PAPER)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_results_of_a_batch_are_in_order_and_padded():
 @pytest.mark.slow
 def test_a_result_prints_on_a_screen(demo):
     params, tokenizer = demo
-    arguments = {"max_new_tokens": 40, "lookahead": LookaheadConfig.paper(4, 4, 3), "tokenizer": tokenizer}
+    arguments = {"max_new_tokens": 40, "lookahead": PAPER, "tokenizer": tokenizer}
     out = jlade.generate(params, "import os\n", keep_state=True, logprobs=True, **arguments)
     first, row = repr(out).splitlines()
     assert first == "Generation of tokens [1, 40], logprobs [1, 40], processed_logprobs [1, 40], state"
@@ -66,7 +66,7 @@ def test_a_result_prints_on_a_screen(demo):
 
 @pytest.mark.parametrize("default", [{}, {"max_new_tokens": None}], ids=["absent", "None"])
 def test_the_default_limit_is_what_fits_up_to_256(default):
-    options = {"lookahead": LookaheadConfig.paper(4, 4, 3), "eos_ids": (), **default}
+    options = {"lookahead": PAPER, "eos_ids": (), **default}
     prompts = [[1, 2, 3], [4] * 60]
     out = jlade.generate(tiny_llama(3), prompts, **options)
     assert out.lengths.tolist() == [61, 4], "the model reads 64 positions"
@@ -93,7 +93,7 @@ def test_the_checkpoints_own_end_tokens_are_the_default():
     assert generate(tiny_llama(3, eos_ids=(end,)), [1, 2, 3], eos_ids=()).lengths.tolist() == [12]
 
 
-@pytest.mark.parametrize("lookahead", [None, LookaheadConfig.paper(4, 4, 3)], ids=["plain", "lookahead"])
+@pytest.mark.parametrize("lookahead", [None, PAPER], ids=["plain", "lookahead"])
 def test_streamed_pieces_joined_are_the_whole(lookahead, demo):
     params, tokenizer = demo
     arguments = {"max_new_tokens": 40, "lookahead": lookahead, "tokenizer": tokenizer}
@@ -117,7 +117,7 @@ def test_a_streamer_is_given_the_prompt_and_then_what_every_step_accepts(demo):
 
     arguments = {
         "max_new_tokens": 20,
-        "lookahead": LookaheadConfig.paper(4, 4, 3),
+        "lookahead": PAPER,
         "tokenizer": tokenizer,
         "stop": "self",
     }
@@ -140,7 +140,7 @@ def test_transformers_streamers_are_taken(demo):
     params, tokenizer = demo
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     streamer = transformers.TextIteratorStreamer(tokenizer, skip_prompt=True)
-    arguments = {"max_new_tokens": 20, "lookahead": LookaheadConfig.paper(4, 4, 3), "tokenizer": tokenizer}
+    arguments = {"max_new_tokens": 20, "lookahead": PAPER, "tokenizer": tokenizer}
     out = jlade.generate(params, "import os\n", streamer=streamer, **arguments)
     assert "".join(streamer) == out.text[0]
 
@@ -162,7 +162,7 @@ def test_a_streamer_is_told_the_end_when_something_fails():
 
 @pytest.mark.parametrize(
     "lookahead",
-    [LookaheadConfig.paper(4, 4, 3), slow(LookaheadConfig.paper(0, 3, 2)), slow(LookaheadConfig.paper(3, 3, 0))],
+    [PAPER, slow(LookaheadConfig.paper(0, 3, 2)), slow(LookaheadConfig.paper(3, 3, 0))],
     ids=str,
 )
 def test_statistics_are_those_of_the_steps_and_the_pool(lookahead):

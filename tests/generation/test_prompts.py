@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
 from jlade.generation import prompts
 from tests.texts import assert_same_texts
-from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
-generate = functools.partial(jlade.generate, tiny_llama(3), max_new_tokens=12, lookahead=LookaheadConfig.paper(4, 4, 3))
+generate = functools.partial(jlade.generate, tiny_llama(3), max_new_tokens=12, lookahead=PAPER)
 TEXTS = [[1, 2, 3, 4], [4], [5, 6]]
 LEFT = [[1, 2, 3, 4], [0, 0, 0, 4], [0, 0, 5, 6]]
 RIGHT = [[1, 2, 3, 4], [4, 0, 0, 0], [5, 6, 0, 0]]

@@ -14,15 +14,14 @@ from jlade import LookaheadConfig, NGramPool, SamplingConfig
 from jlade.decoding import loop
 from tests import reference
 from tests.texts import assert_same_texts
-from tests.tiny import slow, tiny_llama
+from tests.tiny import PAPER, slow, tiny_llama
 
-LOOKAHEAD = LookaheadConfig.paper(4, 4, 3)
 TREE = LookaheadConfig(tree_size=12, window_size=2, ngram_size=3, guess_set_size=3)
 PARAMS = tiny_llama(2, max_positions=128)
-generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahead=LOOKAHEAD, keep_state=True)
+generate = functools.partial(jlade.generate, PARAMS, max_new_tokens=15, lookahead=PAPER, keep_state=True)
 
 
-@pytest.mark.parametrize("lookahead", [LOOKAHEAD, slow(TREE)], ids=["candidates", "tree"])
+@pytest.mark.parametrize("lookahead", [PAPER, slow(TREE)], ids=["candidates", "tree"])
 @pytest.mark.parametrize(
     "sampling", [SamplingConfig(), slow(SamplingConfig(temperature=0.7, repetition_penalty=1.2))], ids=str
 )
@@ -57,7 +56,7 @@ def test_a_turn_continues_with_the_recycled_logits():
     np.testing.assert_array_equal(
         first.state.memory.drafts.states["recycled"].after_token, before, "the state stays as it was"
     )
-    assert jlade.prefill(PARAMS, *jlade.prepare(PARAMS, text, lookahead=LOOKAHEAD)).sources == {}
+    assert jlade.prefill(PARAMS, *jlade.prepare(PARAMS, text, lookahead=PAPER)).sources == {}
 
 
 def test_only_what_is_new_is_read(monkeypatch):
@@ -103,7 +102,7 @@ def test_a_state_can_be_continued_twice_and_streamed():
     first = generate([3, 1, 4])
     text = [3, 1, 4, *first.tokens[0].tolist(), 7]
     keys = jax.random.split(jax.random.key(0), 1)
-    arguments = {"max_new_tokens": 15, "lookahead": LOOKAHEAD, "state": first.state, "key": keys}
+    arguments = {"max_new_tokens": 15, "lookahead": PAPER, "state": first.state, "key": keys}
     once, again = (list(jlade.stream(PARAMS, text, **arguments)) for _ in range(2))
     whole = generate(text, state=first.state, key=keys)
     for pieces in (once, again):
@@ -113,9 +112,7 @@ def test_a_state_can_be_continued_twice_and_streamed():
 
 @pytest.mark.slow
 def test_a_state_grows_with_the_text():
-    generate = functools.partial(
-        jlade.generate, tiny_llama(2, max_positions=2048), lookahead=LOOKAHEAD, keep_state=True
-    )
+    generate = functools.partial(jlade.generate, tiny_llama(2, max_positions=2048), lookahead=PAPER, keep_state=True)
     first = generate([3, 1, 4], max_new_tokens=15)
     assert first.state.tokens.shape == (1, 1024)
     text = [3, 1, 4, *first.tokens[0].tolist()] * 60
@@ -155,7 +152,7 @@ def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
         assert_same_texts(out, alone)
         assert out.steps.sum() < alone.steps.sum()
         assert (out.statistics.steps_with_draft == out.steps).all()
-    pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=LOOKAHEAD, pool=of_one_row))
+    pieces = list(jlade.stream(PARAMS, prompts[0], max_new_tokens=15, lookahead=PAPER, pool=of_one_row))
     assert len(pieces) == out.steps[0]
     without_prompt_pool = LookaheadConfig.paper(4, 4, 3, pool_from_prompt=False)
     of_batch = NGramPool.of(loaded.ngrams[:1], 13)
@@ -191,7 +188,7 @@ def test_what_does_not_fit_is_refused():
         state=generate([[1], [2]]).state,
     )
     refused(ValueError, "state is of another lookahead setting", state=state, lookahead=LookaheadConfig.paper(4, 4, 2))
-    other = jlade.generate(tiny_llama(0, head_dim=8), [1], max_new_tokens=2, lookahead=LOOKAHEAD, keep_state=True)
+    other = jlade.generate(tiny_llama(0, head_dim=8), [1], max_new_tokens=2, lookahead=PAPER, keep_state=True)
     refused(ValueError, r"state is of another model: .* float32\[1, 2, 64, 8\], accepted .*6\]", state=other.state)
     refused(TypeError, "pool must be an NGramPool, got ndarray", pool=np.zeros(3))
     refused(ValueError, "pool and state cannot both be given", state=state, pool=pool)

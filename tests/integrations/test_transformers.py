@@ -16,10 +16,9 @@ from transformers.generation import logits_process, stopping_criteria  # noqa: E
 from jlade import LookaheadConfig, SamplingConfig  # noqa: E402
 from jlade.integrations.transformers import lookahead  # noqa: E402
 from tests.models.test_families import SIZES  # noqa: E402
-from tests.tiny import slow, slow_but  # noqa: E402
+from tests.tiny import PAPER, slow, slow_but  # noqa: E402
 
 PAD, EOS = 0, 7
-SETTING = LookaheadConfig.paper(4, 4, 3)
 TOKENS = [b"<pad>", *(bytes([i]) for i in b"abcdefghijklmnopqrstuvwxyz \n"), b"ab", b"\xc3", b"\xa9", b"\n\n", b"ba"]
 
 
@@ -38,7 +37,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def decode(model):
-    return lookahead(model, lookahead=SETTING)
+    return lookahead(model, lookahead=PAPER)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,7 @@ def assert_equal(expected, found):
 )
 def test_greedy_texts_of_a_padded_batch(family, changes, batch):
     other = make(family, **changes)
-    assert_equal(*both(other, lookahead(other, lookahead=SETTING), batch))
+    assert_equal(*both(other, lookahead(other, lookahead=PAPER), batch))
 
 
 @pytest.mark.slow
@@ -101,7 +100,7 @@ def test_a_model_in_bfloat16_is_copied_bit_by_bit(batch):
     assert params.norm.dtype == "bfloat16"
     in_float32 = lookahead(other, dtype="float32").params()
     assert in_float32.embedding.tolist() == other.get_input_embeddings().weight.float().tolist()
-    assert_equal(*both(other.float(), lookahead(other, lookahead=SETTING), batch))
+    assert_equal(*both(other.float(), lookahead(other, lookahead=PAPER), batch))
 
 
 OPTIONS = [
@@ -145,7 +144,7 @@ def test_processors_and_criteria_of_ones_own(model, decode, batch):
 @pytest.mark.parametrize(("begin", "end"), [(11, 13), (10, 14), (14, 15), (20, 23)])
 def test_stop_strings_end_texts_and_may_begin_in_the_prompt(model, batch, tokenizer, begin, end):
     """The prompt has 12 tokens; the stop string is the text of tokens of the first sequence."""
-    decode = lookahead(model, lookahead=SETTING, tokenizer=tokenizer)
+    decode = lookahead(model, lookahead=PAPER, tokenizer=tokenizer)
     plain = model.generate(**batch, max_new_tokens=40, do_sample=False)
     stop = tokenizer.decode(plain[0, begin:end].tolist())
     criteria = [stopping_criteria.StopStringCriteria(tokenizer, [stop, "never"])]
@@ -176,7 +175,7 @@ def test_a_streamer_receives_what_transformers_gives_it(model, batch):
     inputs = {name: array[1:2] for name, array in batch.items()}
     options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": EOS}
     expected = model.generate(**inputs, **options, streamer=theirs)
-    found = model.generate(**inputs, **options, custom_generate=lookahead(model, lookahead=SETTING, streamer=ours))
+    found = model.generate(**inputs, **options, custom_generate=lookahead(model, lookahead=PAPER, streamer=ours))
     assert ours.calls == theirs.calls
     assert_equal(expected, found)
 
@@ -186,7 +185,7 @@ def test_a_streamer_of_text(model, batch, tokenizer, capsys):
     inputs = {"input_ids": batch["input_ids"][:1]}
     model.generate(**inputs, max_new_tokens=40, do_sample=False, streamer=transformers.TextStreamer(tokenizer))
     theirs = capsys.readouterr().out
-    decode = lookahead(model, lookahead=SETTING, streamer=transformers.TextStreamer(tokenizer))
+    decode = lookahead(model, lookahead=PAPER, streamer=transformers.TextStreamer(tokenizer))
     model.generate(**inputs, max_new_tokens=40, do_sample=False, custom_generate=decode)
     assert capsys.readouterr().out == theirs
     assert len(theirs) > 40
@@ -235,7 +234,7 @@ def test_the_seed_of_torch_decides_the_text(model, decode, batch):
 @pytest.mark.slow
 def test_controls_that_transformers_lacks(model, batch):
     """A penalty of 100 for tokens that were generated before: each is generated once."""
-    decode = lookahead(model, lookahead=SETTING, sampling=SamplingConfig(presence_penalty=100.0))
+    decode = lookahead(model, lookahead=PAPER, sampling=SamplingConfig(presence_penalty=100.0))
     found = model.generate(**batch, max_new_tokens=30, custom_generate=decode)[:, 12:]
     assert all(len(set(row)) == 30 for row in found.tolist())
 
@@ -310,7 +309,7 @@ def changing():
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_text_is_that_of_the_weights_at_the_call(change, changing, batch):
     other = make("Llama", tie_word_embeddings=True) if change is untie else changing
-    decode = lookahead(other, lookahead=SETTING)
+    decode = lookahead(other, lookahead=PAPER)
     before, found = both(other, decode, batch)
     assert_equal(before, found)
     params = decode.params()
@@ -400,7 +399,7 @@ def test_stop_strings_are_refused_where_they_would_differ(model, decode, batch, 
         criteria = [stopping_criteria.StopStringCriteria(tokenizer, stop)]
         model.generate(**batch, max_new_tokens=8, stopping_criteria=criteria, custom_generate=by, **options)
 
-    with_tokenizer = lookahead(model, lookahead=SETTING, tokenizer=tokenizer)
+    with_tokenizer = lookahead(model, lookahead=PAPER, tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"lookahead\(model, tokenizer=tokenizer\)"):
         generate(decode, "ab")
     with pytest.raises(ValueError, match="special tokens, got '<pad>'"):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig
 from jlade.conversion import load_hf
 from tests.models.test_llama import run_blocks
-from tests.tiny import slow_but
+from tests.tiny import PAPER, slow_but
 
 LENGTH = 96
 
@@ -108,5 +107,5 @@ def test_greedy_texts_equal_transformers(models):
     model, params = models
     prompt = np.random.default_rng(1).integers(0, 50, 12).tolist()
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, 12:].tolist()
-    out = jlade.generate(params, prompt, max_new_tokens=64, lookahead=LookaheadConfig.paper(4, 4, 3))
+    out = jlade.generate(params, prompt, max_new_tokens=64, lookahead=PAPER)
     assert out.tokens[0].tolist() == expected

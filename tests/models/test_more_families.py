@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import jlade
-from jlade import LookaheadConfig, conversion
+from jlade import conversion
 from jlade.conversion import load_hf, save_hf
 from jlade.models.llama import quantize
 from tests.models.test_families import checkpoint, rope
 from tests.models.test_llama import run_blocks, run_branches
-from tests.tiny import slow, slow_but
+from tests.tiny import PAPER, slow, slow_but
 
 # transformers writes settings of generation without the end token of some configurations.
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
@@ -172,7 +172,5 @@ def test_texts_are_those_of_transformers(models):
         model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
-    out = jlade.generate(
-        params, prompts, max_new_tokens=NEW_TOKENS, lookahead=LookaheadConfig.paper(4, 4, 3), eos_ids=()
-    )
+    out = jlade.generate(params, prompts, max_new_tokens=NEW_TOKENS, lookahead=PAPER, eos_ids=())
     assert out.tokens.tolist() == expected

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jlade
-from jlade import LookaheadConfig, conversion
+from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf
 from jlade.models import llama, quantization
@@ -20,7 +20,7 @@ from tests.conversion.test_huggingface import DEMO
 from tests.conversion.test_round_trip import assert_equal
 from tests.models.test_llama import run_blocks
 from tests.texts import assert_same_texts
-from tests.tiny import tiny_llama
+from tests.tiny import PAPER, tiny_llama
 
 BIASES = {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
 ALL = {"tie_embeddings": True, "qk_norm": True} | BIASES
@@ -110,7 +110,7 @@ def test_lookahead_equals_plain_decoding():
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
     plain, ahead = (
         jlade.generate(params, prompts, max_new_tokens=40, lookahead=lookahead, eos_ids=())
-        for lookahead in (None, LookaheadConfig.paper(4, 4, 3))
+        for lookahead in (None, PAPER)
     )
     assert_same_texts(ahead, plain)
     assert ahead.steps.max() < plain.steps.max()
