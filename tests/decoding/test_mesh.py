@@ -21,7 +21,7 @@ CASES = [
     slow("greedy", (1, 8, 1)),
     slow("filters", (2, 2, 2)),
     ("rejection", (1, 2, 4)),
-    slow("plain", (2, 1, 4)),
+    ("plain", (2, 1, 4)),
     slow("adaptive", (2, 2, 2)),
     slow("penalties", (1, 1, 8)),
     slow("no window", (1, 3, 1)),

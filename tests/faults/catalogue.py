@@ -221,11 +221,11 @@ FAULTS = (
     ),
     # Decoding.
     Fault(
-        "a step keeps the token after an end token",
+        "a step keeps the token after the last one of a stop string",
         "jlade/decoding/stopping.py",
         "jnp.minimum(num_accepted, first_end + 1)",
         "jnp.minimum(num_accepted, first_end + 2)",
-        ("tests/decoding/test_stopping.py::test_every_set_of_end_tokens_ends_the_text_where_it_is_found",),
+        ("tests/decoding/test_stopping.py::test_every_stop_string_ends_the_text_where_a_search_finds_it",),
     ),
     Fault(
         "a stop string ends a text a token later than it may",
