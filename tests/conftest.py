@@ -115,9 +115,8 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Returns one process more than cores, as some tests wait for others; each takes up to 2.5 GB."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores + 1
+    """Returns as many processes as cores, also those that share one; each takes up to 2.5 GB."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 get_compile_options = compiler.get_compile_options
