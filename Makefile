@@ -78,7 +78,7 @@ $(VENV)/.chat: $(BIN)/python pyproject.toml
 # Python compiles modules when they are imported: here once, in two processes, as all those of the suite would do it.
 $(VENV)/.test: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --no-compile --editable ".[test]"
-	-$(BIN)/python -c "import torch, jlade.integrations.transformers" 2> /dev/null & \
+	$(BIN)/python -c "import torch, jlade.integrations.transformers" 2> /dev/null & \
 		$(BIN)/python -m pytest --collect-only --quiet > /dev/null; wait
 	touch $@
 

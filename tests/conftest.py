@@ -49,7 +49,7 @@ if jax.__version_info__ >= (0, 11, 2):
     os.environ.setdefault("NPROC", "8")
 
 # Programs are made of many objects that live long: the collector would look at all of them every 700 new ones.
-gc.set_threshold(100_000)
+gc.set_threshold(50_000)
 
 # The texts of tests are short: with windows as short as these, the rings of the cache go round many times.
 base.MULTIPLE = 8
@@ -125,7 +125,7 @@ get_compile_options = compiler.get_compile_options
 def cheap_compile_options(*args, **kwargs):
     options = get_compile_options(*args, **kwargs)
     cheap = [("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)]
-    cheap += [("xla_cpu_parallel_codegen_split_count", 1)]
+    cheap.append(("xla_cpu_parallel_codegen_split_count", 1))
     if jax.__version_info__ < (0, 11):  # the older code generator of CPUs takes less time, and later XLAs lack it
         cheap.append(("xla_cpu_use_fusion_emitters", False))
     options.env_option_overrides = [*options.env_option_overrides, *cheap]
