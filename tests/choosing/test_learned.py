@@ -1,6 +1,5 @@
 """The costs of steps that calls of `lookahead="auto"` teach."""
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from jlade.choosing import choice, learned
 from jlade.decoding import prefill
 from jlade.generation import request
 from jlade.generation.options import Options
+from tests.compilations import recorded
 from tests.texts import assert_same_texts
 from tests.tiny import tiny_llama
 
@@ -92,15 +92,8 @@ def find(params):
 @pytest.fixture
 def compiled():
     """A list of the programs that compile."""
-    found = []
-
-    def listen(event, seconds, **names):
-        if event.endswith("backend_compile_duration"):
-            found.append(names)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(listen)
+    with recorded() as events:
+        yield events
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The commands with a GGUF file in the place of a directory."""
 
-import contextlib
 import io
 import json
 import sys
@@ -16,6 +15,7 @@ from jlade.cli import chat
 from jlade.cli import options as options_lib
 from jlade.cli.conversation import Conversation
 from jlade.conversion.gguf import unfold
+from tests.compilations import recorded
 from tests.conversion.test_gguf_tokenizer import write_chat
 
 LIMIT = ["--max-new-tokens", "4"]
@@ -157,36 +157,15 @@ def test_without_the_package_the_error_names_it(refused, monkeypatch):
 
 
 @pytest.mark.slow
-def test_after_the_warm_up_a_conversation_compiles_nothing(file, count_compilations):
+def test_after_the_warm_up_a_conversation_compiles_nothing(file):
     options = chat.parser().parse_args(["--model", str(file), "--temperature", "0.5", "--stop", "zzz"])
     request = options_lib.request(options)
     params, _ = jlade.load(file)
     conversation = Conversation(params, unfold(file), template=None, system=None)
     conversation.warm_up(request)
     assert conversation.prompt("Why?") == conversation.tokenizer.encode("<user>Why?<end>\n")
-    with count_compilations() as compiled:
+    with recorded() as compiled:
         for question in ("the then there", "we've"):
             *_, last = conversation.answer(conversation.prompt(question), request)
             conversation.add(question, last.text or "", last.generation)
     assert compiled == []
-
-
-@pytest.fixture
-def count_compilations():
-    """A context manager that yields the list of the programs compiled within it."""
-
-    @contextlib.contextmanager
-    def count():
-        compiled = []
-
-        def listen(name, seconds, **_):
-            if "backend_compile" in name:
-                compiled.append(name)
-
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
-            yield compiled
-        finally:
-            jax.monitoring.unregister_event_duration_listener(listen)
-
-    return count

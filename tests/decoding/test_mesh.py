@@ -14,6 +14,7 @@ from jlade.mesh import MODEL
 from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
+from tests.compilations import recorded
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
@@ -205,15 +206,18 @@ def test_a_batch_that_data_does_not_divide():
         jlade.stream(tiny_llama(), PROMPTS[0], max_new_tokens=2, mesh=jlade.make_mesh(2))
 
 
+@pytest.fixture
+def compiled():
+    """A list of the programs that compile."""
+    with recorded() as events:
+        yield events
+
+
 @pytest.mark.slow
-def test_compiled_once():
+def test_compiled_once(compiled):
     """Another prompt, length, limit, seed and temperature compile nothing, nor do the steps of a stream."""
     params = tiny_llama(num_heads=8, intermediate_size=32)
     mesh = jlade.make_mesh(1, 2, 4)
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **others: compiled.append(event) if event.endswith("backend_compile_duration") else None
-    )
 
     def generate(prompt, seed, temperature, max_new_tokens, lookahead):
         options = {"sampling": SamplingConfig(temperature=temperature), "key": jax.random.key(seed), "mesh": mesh}

@@ -23,6 +23,7 @@ from jlade.decoding import prefill, sampling
 from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
+from tests.compilations import recorded
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
@@ -286,11 +287,8 @@ def test_more_prompts_than_may_wait_are_completed():
 @pytest.fixture(scope="module")
 def compilations():
     """A list of the programs that compile."""
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **names: compiled.append(names) if "backend_compile" in event else None
-    )
-    return compiled
+    with recorded() as events:
+        yield events
 
 
 def assert_scores_prompts(running):

@@ -14,6 +14,7 @@ from jlade.evaluation import answers
 from jlade.evaluation.answers import GROWTH_STEPS, Model
 from jlade.evaluation.methods import parse
 from tests import plain_llama
+from tests.compilations import recorded
 from tests.tiny import TOKENS, tiny_llama, tiny_tokenizer
 
 PROMPT, KEY, NEW = [3, 1, 4, 1, 5], jax.random.key(7), 30
@@ -115,15 +116,8 @@ def test_times_are_positive_and_those_of_the_clock(monkeypatch):
 @pytest.fixture
 def compiled():
     """What JAX has traced, lowered and compiled."""
-    events = []
-
-    def listen(event, seconds, **facts):
-        if event.startswith("/jax/core/compile/"):
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
+    with recorded("/jax/core/compile/") as events:
+        yield events
 
 
 @pytest.mark.slow

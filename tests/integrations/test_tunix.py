@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import jlade
 from jlade.testing import check_decoder
+from tests.compilations import recorded
 from tests.decoding.test_programs import copies_in_loops
 
 pytest.importorskip("tunix", reason="google-tunix is not installed: pip install 'jlade[tunix]'")
@@ -340,16 +341,9 @@ def test_new_weights_compile_nothing_and_give_their_own_texts():
     own.rollout.update_params(changed)
     before = own.generate(prompts)
     changed = jax.tree.map(lambda x: x - 0.2 * jnp.abs(x), nnx.state(made))
-    programs = []
-
-    def listen(event, _, **facts):
-        if "jaxpr_to_mlir" in event:
-            programs.append(facts)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    own.rollout.update_params(changed)
-    after = own.generate(prompts)
-    jax.monitoring.clear_event_listeners()
+    with recorded("jaxpr_to_mlir") as programs:
+        own.rollout.update_params(changed)
+        after = own.generate(prompts)
     assert programs == []
     assert before.text != after.text
     nnx.update(made, changed)
