@@ -376,7 +376,7 @@ def test_decode_works_inside_the_callers_own_jit_and_vmap():
 )
 def test_prefill_is_traced_once_and_decode_once_for_each_setting(setting, block_sizes, monkeypatch):
     """Twenty prompts, limits, seeds and sets of end tokens, with and without lookahead."""
-    params = tiny_llama(max_positions=1023)  # a shape of its own
+    params = tiny_llama(max_positions=1000 + block_sizes[-1])  # a shape of this setting's own
     sizes = []
     original = type(params.decoder).forward
 
