@@ -131,7 +131,8 @@ def _parts(option: Option) -> str:
         f"Memory of a device: {decimal(memory.weights)} of weights, {decimal(memory.cache)} of cache, "
         f"{decimal(memory.pool)} of pool, about {decimal(memory.temporary)} temporary.\n"
         f"Step: arithmetic {_milliseconds(step.arithmetic)}, memory {_milliseconds(step.memory)}, small operations "
-        f"{_milliseconds(step.small)}, {collectives} collectives {_milliseconds(step.collective)}."
+        f"{_milliseconds(step.small)}, {collectives} collectives {_milliseconds(step.collective)}, window and drafts "
+        f"{_milliseconds(step.drafting)}."
     )
 
 

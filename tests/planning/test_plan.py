@@ -52,6 +52,28 @@ def test_estimates_are_near_those_of_compiled_programs():
     assert 0.5 < medians["v5p"] < 1, medians
 
 
+@pytest.mark.parametrize(
+    ("sizes", "compression", "speedup"),
+    [
+        ((1, 10, 3), 1.45, 1.36),
+        ((1, 5, 10), 1.51, 1.36),
+        ((1, 5, 30), 1.12, 1.04),
+        ((30, 5, 1), 1.79, 1.61),
+        ((15, 5, 15), 1.96, 1.78),
+        ((15, 5, 15), 2.05, 1.88),
+        ((15, 5, 15), 1.64, 1.46),  # the others are of Table 2
+        ((15, 5, 15), 1.77, 1.60),
+    ],
+)
+def test_estimated_speedups_are_near_those_that_the_paper_measured(sizes, compression, speedup):
+    """Tables 2 and 3: LLaMA-2-7B-Chat on an A100."""
+    setting = LookaheadConfig.paper(*sizes)
+    (plain,) = jlade.plan(SEVEN, "a100", lookahead=None).options
+    (found,) = jlade.plan(SEVEN, "a100", lookahead=setting, compression=compression).options
+    assert found.step.total == pytest.approx((1 + plan.DRAFTING) * (found.step.total - found.step.drafting))
+    assert found.tokens_per_second / plain.tokens_per_second == pytest.approx(speedup, rel=0.03)
+
+
 def test_collectives_take_messages_and_bytes():
     small, large = Collective(8, 8, 10, 0), Collective(8, 8, 1, 10**9)
     assert plan.collective_time(small, "v5e") == pytest.approx(10 * 2 * 3 * 1e-6)
