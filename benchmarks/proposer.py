@@ -1,7 +1,7 @@
 """jlade's drafts for vLLM without a model: their time, and the tokens per step of recorded texts.
 
     python benchmarks/proposer.py
-    python benchmarks/proposer.py --texts texts.json    # a list of {"ids": [prompt], "greedy": [answer]}
+    python benchmarks/proposer.py --texts benchmarks/prompts/smollm2.jsonl    # {"ids": [prompt], "greedy": [answer]}
 
 A call of `Proposer.propose` is timed by rows and length. The rows are pieces of the prompts and answers of the tests.
 Then a target that knows the answers decodes them, one after the other: it accepts drafts while they agree, and adds a
@@ -54,7 +54,7 @@ def main() -> None:
         print(json.dumps(line))
     named = {"demo": texts}
     if options.texts:
-        lines = json.loads(Path(options.texts).read_text(encoding="utf-8"))
+        lines = map(json.loads, Path(options.texts).read_text(encoding="utf-8").splitlines())
         named[Path(options.texts).stem] = [(line["ids"], line["greedy"]) for line in lines]
     replays = [
         {"texts": name, "number": len(some), "drafts": num_tokens, "drafter": drafter} | replay(propose, some)

@@ -1,6 +1,6 @@
 """Tokens per step with a corpus: the texts of other prompts, as token ids or as the states of their calls.
 
-    python benchmarks/warm.py prompts.jsonl --model smollm2 --lookahead tree=63
+    python benchmarks/warm.py benchmarks/prompts/smollm2.jsonl --lookahead tree=63 --every 3
 
 Every prompt of the file, with a field `ids` or `prompt`, is decoded three times: cold, with the tokens of all other
 prompts and their greedy texts as corpus, and with the states of their calls. The texts have to be the same. Only steps

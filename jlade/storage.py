@@ -188,7 +188,7 @@ def load_pool(path: str | os.PathLike[str]) -> NGramPool:
         array.dtype != np.int32 or array.ndim not in dimensions[name] for name, array in arrays.items()
     ):
         raise ValueError(
-            f"{os.fspath(path)} holds no pool: accepted are {NGRAMS} int32[..., R, G, N] and {VOCAB_SIZE} int32[], "
+            f"{os.fspath(path)} holds no pool: accepted are {NGRAMS} int32[..., R, S, N] and {VOCAB_SIZE} int32[], "
             f"got {found}"
         )
     ngrams, vocab_size = arrays[NGRAMS], int(arrays[VOCAB_SIZE])

@@ -1,8 +1,9 @@
 """The n-gram pool: recent n-grams by their first tokens, in bounded memory.
 
 The pool is a hash table. A token's n-grams are in its bucket, which it shares with other tokens where the vocabulary is
-large. A bucket has its G most recent distinct n-grams, newest first: inserting one that is there makes it the newest,
-inserting into a full bucket drops the oldest. (arXiv 2402.02057, section 3.2 and Algorithm 2.)
+large. A bucket has its S most recent distinct n-grams, newest first: inserting one that is there makes it the newest,
+inserting into a full bucket drops the oldest. S is G, or more where tokens share buckets. (arXiv 2402.02057, section
+3.2 and Algorithm 2.)
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from jlade.vocabulary import VocabularyShard
 SLOTS = 8  # slots with acceptance rates of their own; later ones share the last rate
 RATES = np.array([0.4, 0.25, 0.2, 0.15, 0.12, 0.1, 0.1, 0.1])  # initial ones by slot, measured with SmolLM2
 CHUNK = 32  # n-grams of a prompt that are inserted at once; the work for each grows with their number
-BYTES = 4 * 2**20  # of a pool at most
+BYTES = 8 * 2**20  # of a pool at most
 LANES = 128  # TPUs pad the last dimension of an array to a multiple of this
 
 
@@ -64,7 +65,7 @@ class Pool(Source):
         return jax.lax.while_loop(lambda carry: carry[0] < prompt.longest, insert_chunk, (jnp.int32(0), state))[1]
 
     def propose(self, state: "NGramPool", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
-        ngrams = lookup(state, text.tokens[text.length - 1])
+        ngrams = lookup(state, text.tokens[text.length - 1], self.guess_set_size)
         slots = np.minimum(np.arange(self.guess_set_size, dtype=np.int32), SLOTS - 1)
         return ngrams.reshape(-1), jnp.asarray(np.repeat(slots, self.ngram_size - 1))
 
@@ -82,31 +83,31 @@ class Pool(Source):
 
 @flax.struct.dataclass
 class NGramPool:
-    """The pool of one sequence, R buckets of G n-grams; [B, ...] for a batch.
+    """The pool of one sequence, R buckets of S n-grams; [B, ...] for a batch.
 
     The n-grams of a bucket are one row: TPUs pad the last dimension of an array to 128, and would pad each n-gram.
     """
 
-    rows: jax.Array  # [R, G * N] int32, newest n-gram first, then EMPTY
+    rows: jax.Array  # [R, S * N] int32, newest n-gram first, then EMPTY
     ngram_size: int = flax.struct.field(pytree_node=False)  # N
     vocab_size: int = flax.struct.field(pytree_node=False)  # V
     EMPTY: ClassVar[int] = -1  # equals no token, so an empty slot is never accepted
 
     @classmethod
     def of(cls, ngrams: jax.Array, vocab_size: int) -> Self:
-        """Returns the pool of the n-grams [..., R, G, N] int32; those of token t are in bucket t modulo R."""
+        """Returns the pool of the n-grams [..., R, S, N] int32; those of token t are in bucket t modulo R."""
         *buckets, slots, ngram_size = ngrams.shape
         return cls(ngrams.reshape(*buckets, slots * ngram_size), ngram_size, vocab_size)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[..., R, G, N]."""
+        """[..., R, S, N]."""
         *buckets, size = self.rows.shape
         return *buckets, size // self.ngram_size, self.ngram_size
 
     @property
     def ngrams(self) -> jax.Array:
-        """[..., R, G, N] int32."""
+        """[..., R, S, N] int32."""
         return self.rows.reshape(self.shape)
 
     def fan_out(self) -> list[np.ndarray]:
@@ -120,9 +121,15 @@ class NGramPool:
 
 
 def shape(vocab_size: int, ngram_size: int, guess_set_size: int) -> tuple[int, int, int]:
-    """Returns the shape of a pool: R, G and N."""
-    bucket = 4 * LANES * -(-guess_set_size * ngram_size // LANES)  # bytes
-    return min(vocab_size, BYTES // max(bucket, 1)), guess_set_size, ngram_size
+    """Returns the shape of a pool: R, S and N.
+
+    With a bucket for each token S is G. Shared buckets have as many n-grams as their lanes hold.
+    """
+    lanes = LANES * max(1, -(-guess_set_size * ngram_size // LANES))
+    buckets = BYTES // (4 * lanes)
+    if vocab_size <= buckets or not guess_set_size:
+        return min(vocab_size, buckets), guess_set_size, ngram_size
+    return buckets, lanes // ngram_size, ngram_size
 
 
 def empty(vocab_size: int, ngram_size: int, guess_set_size: int) -> NGramPool:
@@ -131,10 +138,18 @@ def empty(vocab_size: int, ngram_size: int, guess_set_size: int) -> NGramPool:
     return NGramPool.of(jnp.full(of_pool, NGramPool.EMPTY, jnp.int32), vocab_size)
 
 
-def lookup(pool: NGramPool, key: jax.Array) -> jax.Array:
-    """Returns the n-grams of the token `key` [] without it [G, N-1], newest first, `EMPTY` in other slots."""
+def lookup(pool: NGramPool, key: jax.Array, guess_set_size: int) -> jax.Array:
+    """Returns the G newest n-grams of the token `key` [] without it [G, N-1], newest first, then `EMPTY`."""
     bucket = pool.rows[key % len(pool.rows)].reshape(pool.shape[1:])
-    return jnp.where(bucket[:, :1] == key, bucket[:, 1:], NGramPool.EMPTY)
+    source = _first_of(bucket[:, 0] == key, guess_set_size)
+    return bucket[:, 1:].at[source].get(mode="fill", fill_value=NGramPool.EMPTY)
+
+
+def _first_of(stays: jax.Array, number: int) -> jax.Array:
+    """Returns the places [number] of the first ones that stay [K], and K where there are no more."""
+    preceding = jnp.cumsum(stays, dtype=jnp.int32)  # slot g takes the one that g staying ones precede
+    slot = jnp.arange(number, dtype=jnp.int32)
+    return jnp.sum(preceding[None, :] <= slot[:, None], axis=-1, dtype=jnp.int32)
 
 
 def ngrams_at(tokens: jax.Array, length: jax.Array, starts: jax.Array, ngram_size: int) -> tuple[jax.Array, jax.Array]:
@@ -156,7 +171,7 @@ def ngrams_at(tokens: jax.Array, length: jax.Array, starts: jax.Array, ngram_siz
 def insert(pool: NGramPool, ngrams: jax.Array, valid: jax.Array) -> NGramPool:
     """Returns the pool after inserting n-grams, with the result of inserting them one by one, in order.
 
-    A bucket holds its G most recent distinct n-grams: first the new ones, last first, then the old ones that are not
+    A bucket holds its S most recent distinct n-grams: first the new ones, last first, then the old ones that are not
     among them. The newest n-gram of each bucket writes all slots of that bucket; the other ones write nothing.
 
     Args:
@@ -176,18 +191,15 @@ def insert(pool: NGramPool, ngrams: jax.Array, valid: jax.Array) -> NGramPool:
     # Which n-grams stay, new and old: for each new n-gram, those of its bucket that no newer n-gram equals.
     same = same_bucket & jnp.all(ngrams[:, None] == ngrams[None, :], axis=-1)
     new_stays = valid & ~jnp.any(same & newer, axis=1)  # [M]
-    old = pool.rows[buckets].reshape(number, *pool.shape[1:])  # [M, G, N]
+    old = pool.rows[buckets].reshape(number, *pool.shape[1:])  # [M, S, N]
     renewed = jnp.any(same_bucket[:, None, :] & jnp.all(old[:, :, None] == ngrams[None, None], axis=-1), axis=-1)
-    old_stays = (old[..., 0] != NGramPool.EMPTY) & ~renewed  # [M, G]
-    stays = jnp.concatenate([same_bucket & new_stays[None, :], old_stays], axis=1)  # [M, M + G], newest first
+    old_stays = (old[..., 0] != NGramPool.EMPTY) & ~renewed  # [M, S]
+    stays = jnp.concatenate([same_bucket & new_stays[None, :], old_stays], axis=1)  # [M, M + S], newest first
 
-    # Slot g takes the n-gram that g staying ones precede.
-    preceding = jnp.cumsum(stays, axis=1, dtype=jnp.int32)
-    slot = jnp.arange(slots, dtype=jnp.int32)
-    source = jnp.sum(preceding[:, None, :] <= slot[None, :, None], axis=-1, dtype=jnp.int32)[..., None]
+    source = jax.vmap(lambda each: _first_of(each, slots))(stays)[..., None]  # [M, S, 1]
     from_old = jnp.take_along_axis(old, source - number, axis=1, mode="clip")
     from_old = jnp.where(source < number + slots, from_old, NGramPool.EMPTY)
-    content = jnp.where(source < number, ngrams.at[source[..., 0]].get(mode="clip"), from_old)  # [M, G, N]
+    content = jnp.where(source < number, ngrams.at[source[..., 0]].get(mode="clip"), from_old)  # [M, S, N]
 
     writes = valid & ~jnp.any(same_bucket & newer, axis=1)
     target = jnp.where(writes, buckets, num_buckets + index)  # indices out of range are dropped; none occurs twice

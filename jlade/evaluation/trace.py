@@ -204,7 +204,7 @@ class _Snapshot(NamedTuple):
     tokens: np.ndarray  # those so far
     window: np.ndarray  # [N-1, W]
     tree: Tree
-    pool: np.ndarray | None  # [R, G, N]
+    pool: np.ndarray | None  # [R, S, N]
     table: np.ndarray | None  # [V, k], of recycled logits
     level: int
     done: bool
@@ -286,7 +286,7 @@ def _ngrams_of_text(before: _Snapshot, after: _Snapshot, level: LookaheadConfig)
 
 
 def _has(pool: np.ndarray | None, ngram: np.ndarray) -> bool:
-    """Returns whether the pool [R, G, N] has the n-gram [N]."""
+    """Returns whether the pool [R, S, N] has the n-gram [N]."""
     return pool is not None and bool((pool[ngram[0] % len(pool)] == ngram).all(axis=-1).any())
 
 

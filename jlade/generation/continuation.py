@@ -40,7 +40,7 @@ def check(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahe
     accepted = (num_sequences, *shape) if "pool" in lookahead.reach else None
     if pool != accepted:
         raise ValueError(
-            "state is of another lookahead setting: its pool has shape [B, R, G, N] = "
+            "state is of another lookahead setting: its pool has shape [B, R, S, N] = "
             f"{_shown(pool)}, accepted is {_shown(accepted)}"
         )
 

@@ -355,7 +355,7 @@ def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: Lookahea
     shape = ngram_pool.shape(vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
     if pool.vocab_size != vocab_size or pool.shape not in (shape, (batch_size, *shape)):
         raise ValueError(
-            f"pool must be for a vocabulary of {vocab_size} tokens and have the shape [R, G, N] = {list(shape)} of "
+            f"pool must be for a vocabulary of {vocab_size} tokens and have the shape [R, S, N] = {list(shape)} of "
             f"this setting, or that for each of {batch_size} prompts, got {pool.vocab_size} and {list(pool.shape)}"
         )
     return dataclasses.replace(pool, rows=jnp.broadcast_to(pool.rows, (batch_size, *pool.rows.shape[-2:])))

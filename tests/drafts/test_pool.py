@@ -12,7 +12,7 @@ from jlade.drafts.pool import NGramPool
 from tests.reference import Pool
 
 VOCAB, BUCKETS = 5, 3  # few tokens, so that n-grams repeat, tokens share buckets, and full buckets evict
-insert, lookup = jax.jit(ngram_pool.insert), jax.jit(ngram_pool.lookup)
+insert, lookup = jax.jit(ngram_pool.insert), jax.jit(ngram_pool.lookup, static_argnums=2)
 insert_each = jax.jit(jax.vmap(ngram_pool.insert))
 
 
@@ -68,15 +68,14 @@ def test_long_random_sequences():
             put(plain, ngram)
         assert content(pool) == plain.ngrams
         for key in range(VOCAB):
-            bucket = [*plain.lookup(key % BUCKETS), *[(-1, -1, -1)] * 4][:4]
-            expected = [list(ngram[1:]) if ngram[0] == key else [-1, -1] for ngram in bucket]
-            assert lookup(pool, jnp.int32(key)).tolist() == expected
+            of_key = [list(ngram[1:]) for ngram in plain.lookup(key % BUCKETS) if ngram[0] == key]
+            assert lookup(pool, jnp.int32(key), 3).tolist() == [*of_key, *[[-1, -1]] * 3][:3]
 
 
 def test_empty_slots_come_last_and_hold_no_token():
     pool = insert(empty(2, 3), np.array([[1, 0, 0]], np.int32), np.array([True]))
-    assert lookup(pool, np.int32(1)).tolist() == [[0, 0], [-1, -1]]
-    assert lookup(pool, np.int32(4)).tolist() == [[-1, -1], [-1, -1]]  # of the same bucket
+    assert lookup(pool, np.int32(1), 3).tolist() == [[0, 0], [-1, -1], [-1, -1]]
+    assert lookup(pool, np.int32(4), 1).tolist() == [[-1, -1]]  # of the same bucket
 
 
 def test_pools_under_vmap_do_not_touch_each_other():
@@ -90,11 +89,21 @@ def test_pools_under_vmap_do_not_touch_each_other():
 @pytest.mark.parametrize("vocab_size", [13, 32_000, 128_256])
 @pytest.mark.parametrize(("ngram_size", "guess_set_size"), [(2, 1), (5, 15), (7, 64), (5, 300)])
 def test_memory_is_bounded(vocab_size, ngram_size, guess_set_size):
-    pool = ngram_pool.empty(vocab_size, ngram_size, guess_set_size)
-    buckets, numbers = pool.rows.shape
-    padded = 4 * buckets * -(-numbers // 128) * 128  # on TPUs
-    assert padded <= 4 * 2**20
-    assert buckets == vocab_size or padded > 3.8 * 2**20
+    buckets, slots, _ = ngram_pool.shape(vocab_size, ngram_size, guess_set_size)
+    padded = 4 * buckets * -(-slots * ngram_size // 128) * 128  # on TPUs
+    assert padded <= 8 * 2**20
+    assert slots == guess_set_size if buckets == vocab_size else padded > 7.6 * 2**20
+
+
+def test_a_token_that_shares_its_bucket_has_all_of_its_slots_while_the_others_have_few():
+    """A bucket of 512 bytes holds 25 n-grams of 5 tokens, of which one token can have 15."""
+    buckets, slots, ngram_size = ngram_pool.shape(49_152, 5, 15)
+    assert (buckets, slots) == (16_384, 25)
+    mine = np.array([[7, i, i, i, i] for i in range(15)], np.int32)
+    others = np.array([[7 + buckets, i, i, i, i] for i in range(10)], np.int32)
+    pool = ngram_pool.empty(49_152, ngram_size, 15)
+    pool = insert(insert(pool, mine, np.ones(15, bool)), others, np.ones(10, bool))
+    assert lookup(pool, np.int32(7), 15).tolist() == mine[::-1, 1:].tolist()
 
 
 @pytest.mark.slow
