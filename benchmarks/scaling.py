@@ -1,8 +1,7 @@
 """Estimated speed on many devices: which mesh for which model, and lookahead parallelism against tensor parallelism.
 
     python benchmarks/scaling.py --json benchmarks/results/scaling.json
-    python benchmarks/scaling.py --table         # the recommended meshes for one stream, in Markdown
-    python benchmarks/scaling.py --batches       # the recommended meshes of eight devices for batches, in Markdown
+    python benchmarks/scaling.py --table         # the recommended meshes, for one stream and for batches, in Markdown
     python benchmarks/scaling.py --plot docs/scaling.svg
 
 All figures are estimates of `jlade.plan`, with bfloat16 weights and 4096 cache entries.
@@ -46,18 +45,15 @@ SOURCES = {"smollm2": "tokens per step of SmolLM2", "paper": "the paper's settin
 def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--batches", action="store_true")
     parser.add_argument("--plot", metavar="IMAGE")
     options = parser.parse_args()
-    if options.table:
-        print(streams())
-    if options.batches:
-        print(batches())
     if options.json:
+        of_axes = [row for source in SOURCES for row in axes(source)]
         report.write(
-            options.json,
-            {"capacity": CAPACITY, "rows": rows(), "axes": [row for source in SOURCES for row in axes(source)]},
+            options.json, {"capacity": CAPACITY, "streams": streams(), "batches": batches(), "axes": of_axes}
         )
+    if options.table:
+        print(*table(streams(), "count"), "", *table(batches(), "batch_size"), sep="\n")
     if options.plot:
         plot(options.plot)
 
@@ -70,48 +66,51 @@ def plan(model: str, device: str, count: int, batch_size: int = 1, source: str |
     return jlade.plan(config, device, count, batch_size=batch_size, capacity=CAPACITY, **options)
 
 
-def streams() -> str:
-    """Returns a table of the recommended meshes for one stream."""
-    lines = ["| model, device | " + " | ".join(map(str, COUNTS)) + " |", "|---" * (1 + len(COUNTS)) + "|"]
-    for model in MODELS:
-        for device in DEVICES:
-            cells = (cell(plan(model, device, count)) for count in COUNTS)
-            lines.append(f"| {model}, {device} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def streams() -> list[dict[str, Any]]:
+    """Returns the recommended meshes for one stream, by the number of devices."""
+    return [case(model, device, count) for model in MODELS for device in DEVICES for count in COUNTS]
 
 
-def batches() -> str:
-    """Returns a table of the recommended meshes of eight devices for batches."""
-    lines = ["| model, device | " + " | ".join(map(str, BATCHES)) + " |", "|---" * (1 + len(BATCHES)) + "|"]
-    for model in ("1b", "8b", "70b"):
-        for device in DEVICES:
-            cells = (cell(plan(model, device, 8, batch_size), first=0) for batch_size in BATCHES)
-            lines.append(f"| {model}, {device} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def batches() -> list[dict[str, Any]]:
+    """Returns the recommended meshes of eight devices, by the number of texts."""
+    return [case(model, device, 8, size) for model in ("1b", "8b", "70b") for device in DEVICES for size in BATCHES]
 
 
-def cell(found: Plan, first: int = 1) -> str:
-    """Returns tokens per second, the mesh from its axis `first` on, and the setting."""
-    best = found.recommended
-    if best is None:
+def case(model: str, device: str, count: int, batch_size: int = 1) -> dict[str, Any]:
+    """Returns the recommended mesh with its setting and speed, and the speed of plain decoding."""
+    best = plan(model, device, count, batch_size).recommended
+    plain = plan(model, device, count, batch_size, source=None).recommended
+    return {
+        "model": model,
+        "device": device,
+        "count": count,
+        "batch_size": batch_size,
+        "plain": plain and plain.tokens_per_second,
+        "mesh": best and best.layout,
+        "lookahead": best and label(best.lookahead),
+        "block_size": best and best.lookahead.block_size,
+        "compression": best and best.compression,
+        "step_ms": best and 1e3 * best.step.total,
+        "tokens_per_second": best and best.tokens_per_second,
+    }
+
+
+def table(cases: list[dict[str, Any]], columns: str) -> list[str]:
+    """Returns the lines of a table in Markdown: models and devices by the column `count` or `batch_size`."""
+    numbers = dict.fromkeys(each[columns] for each in cases)
+    lines = [f"| model, device | {' | '.join(map(str, numbers))} |", "|---" * (1 + len(numbers)) + "|"]
+    first = {"count": 1, "batch_size": 0}[columns]  # a single text leaves the axis `data` at 1
+    for (model, device), of_row in itertools.groupby(cases, key=lambda each: (each["model"], each["device"])):
+        lines.append(f"| {model}, {device} | {' | '.join(cell(each, first) for each in of_row)} |")
+    return lines
+
+
+def cell(found: dict[str, Any], first: int) -> str:
+    """Returns tokens per second, the mesh from its axis `first` on, and the tokens of a step."""
+    if found["mesh"] is None:
         return "-"
-    mesh, setting = "x".join(map(str, best.layout[first:])), best.lookahead
-    size = "plain" if setting.block_size == 1 else setting.block_size
-    return f"{best.tokens_per_second:.0f} ({mesh}; {size})"
-
-
-def rows() -> list[dict[str, Any]]:
-    """Returns the recommended meshes for one stream, and their speed with plain decoding."""
-    found = []
-    for model in MODELS:
-        for device in DEVICES:
-            for count in COUNTS:
-                best = plan(model, device, count).facts()["recommended"]
-                slow = plan(model, device, count, source=None).recommended
-                names = ("mesh", "lookahead", "compression", "step_ms", "tokens_per_second")
-                case = {"model": model, "device": device, "count": count, "plain": slow and slow.tokens_per_second}
-                found.append(case | {name: best and best[name] for name in names})
-    return found
+    size = "plain" if found["block_size"] == 1 else found["block_size"]
+    return f"{found['tokens_per_second']:.0f} ({'x'.join(map(str, found['mesh'][first:]))}; {size})"
 
 
 def axes(source: str) -> list[dict[str, Any]]:

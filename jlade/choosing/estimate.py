@@ -11,8 +11,8 @@ from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
 from jlade.lookahead import division
 from jlade.models.architecture import LlamaConfig
 
-# Shares of the data sheet's rates that programs reach: on an H200 a matrix product ran at 790 of 989 TFLOP/s, a copy at
-# 4.3 of 4.8 TB/s.
+# Shares of the data sheet's rates that programs reach. Others report of an H200 that matrix products run at 790 of 989
+# TFLOP/s and copies at 4.3 of 4.8 TB/s; jlade has not been measured there.
 ARITHMETIC = 0.8
 BANDWIDTH = 0.9
 KERNEL = 2e-6  # seconds of the shortest kernel of a GPU, with its launch in a CUDA graph; assumed, not measured

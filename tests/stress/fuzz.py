@@ -18,13 +18,14 @@ import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
+
+from jlade.evaluation.provenance import provenance
 
 SECONDS = 5
 MEMORY = 2**30
@@ -47,11 +48,7 @@ def main() -> None:
     for name in options.formats or _names():
         record = supervise(name, options)
         known = json.loads(options.output.read_text()) if options.output.exists() else {"formats": {}}
-        known |= {
-            "command": "python -m tests.stress.fuzz",
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "versions": {package: importlib.metadata.version(package) for package in VERSIONS},
-        }
+        known |= provenance() | {"versions": {package: importlib.metadata.version(package) for package in VERSIONS}}
         known["formats"][name] = _added(known["formats"].get(name), record)
         options.output.write_text(json.dumps(known, indent=1) + "\n")
         print(name, json.dumps(record))
