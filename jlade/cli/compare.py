@@ -29,12 +29,16 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade complete",
-        description="Complete a prompt with a LLaMA model by exact lookahead decoding. The colours show which tokens "
+        description="Complete a prompt by exact lookahead decoding. The colours show which tokens "
         "were accepted together, in one step. The table compares with plain decoding of the same prompt.",
         epilog="A step feeds the tokens of a tree, or (N-1)(W+G) of the paper's block, to the model. They are nearly "
         "free on a GPU or TPU, where tree=119 is a good start. On a CPU they cost time, and small trees are best.",
+        examples=[
+            'jlade "def read_config(path):" --lookahead tree=63 --also 15,5,15',
+            'jlade "Once upon a time" --model path/to/model --max-new-tokens 64 --temperature 0.7',
+        ],
     )
-    result.add_argument("prompt", help="the text to complete")
+    result.add_argument("prompt", metavar="PROMPT", help="the text to complete")
     options_lib.add_shared(result)
     result.add_argument("--no-compare", action="store_true", help="decode once, without plain decoding for comparison")
     result.add_argument(
@@ -42,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SETTING",
-        help="compare with this one too; may be repeated",
+        help="decode with this setting too, to compare; may be repeated",
     )
     result.add_argument("--json", action="store_true", help="print one JSON object instead of text and table")
     return result

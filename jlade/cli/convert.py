@@ -30,9 +30,13 @@ def parser() -> argparse.ArgumentParser:
         description="Convert a checkpoint to jlade's own format or to Hugging Face's safetensors, with its "
         "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
         epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
+        examples=[
+            "jlade convert path/to/model int8-model --int8",
+            "jlade convert owner/name merged --adapter path/to/adapter --to hf",
+        ],
     )
     result.add_argument(
-        "source", metavar="SRC", help="Hugging Face directory, id of the Hub, GGUF file, or jlade's own checkpoint"
+        "source", metavar="SRC", help="directory of a checkpoint, GGUF file, smollm2, or id of the Hugging Face Hub"
     )
     result.add_argument("target", metavar="DST", help="the new directory")
     result.add_argument("--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model: a directory")
@@ -50,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         default="jlade",
         help="jlade: Orbax's format, restored in parallel by several devices; hf: safetensors (default: %(default)s)",
     )
-    result.add_argument("--revision", metavar="REV", help="branch, tag or commit of a Hub id")
+    result.add_argument("--revision", metavar="REV", help="branch, tag or commit of an id of the Hub (default: main)")
     result.add_argument(
         "--strict",
         action="store_true",

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -42,8 +43,12 @@ def parser() -> argparse.ArgumentParser:
         "holds records: objects with prompt or messages and other fields of OpenAI's interface, or lines of OpenAI's "
         "batches. The options below are the defaults of these fields.",
         epilog="Each prompt has its own random key, so that --batch-size does not change a text.",
+        examples=[
+            "jlade generate notes.py --max-new-tokens 64",
+            "jlade generate prompts.txt --lines --batch-size 8 --output texts.jsonl",
+        ],
     )
-    result.add_argument("files", nargs="*", metavar="FILE", help="a prompt; - or none for standard input")
+    result.add_argument("files", nargs="*", metavar="FILE", help="file with a prompt; - or none for standard input")
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
     result.add_argument(
         "--batch-size",
@@ -64,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         "--skip-invalid", action="store_true", help="report a prompt that cannot be completed, and go on without it"
     )
     distributed.add_arguments(result)
-    options_lib.add_shared(result)
+    options_lib.add_shared(result, has_batches=True)
     return result
 
 
@@ -145,7 +150,7 @@ def _prepare(
     options: argparse.Namespace,
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
-    reader = records.Reader(params, request, options.model)
+    reader = records.Reader(params, request, functools.partial(options_lib.find, options))
     checked = (_check(params, prompt, number, request, options, reader) for number, prompt in enumerate(prompts))
     items = [item for item in checked if item is not None]
     asked = (item.asked for item in items if item.asked is not None)

@@ -44,11 +44,14 @@ def parser() -> argparse.ArgumentParser:
     result = options_lib.Parser(
         prog="jlade inspect",
         description="Describe a checkpoint, the memory it needs, and the setting for it on this device; or, with "
-        "--device, its programs on any device. Weights are not read; a checkpoint that jlade cannot load is an error.",
+        "--device, its programs on any device. Weights are not read, and those of the Hub not fetched; a checkpoint "
+        "that jlade cannot load is an error.",
+        examples=[
+            "jlade inspect path/to/model --length 4096",
+            "jlade inspect owner/name --device h100 --lookahead tree=63",
+        ],
     )
-    result.add_argument(
-        "directory", metavar="DIR", help="Hugging Face directory, GGUF file, or directory written by `jlade convert`"
-    )
+    options_lib.add_model_name(result, as_word=True)
     result.add_argument(
         "--length",
         type=int,
@@ -71,12 +74,12 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     programs.check(options)
-    directory = location.find_local("DIR", options.directory)
+    directory = options_lib.find(options)
     if options.device is not None:
         programs.run(options, directory)
         return
     batch_size = check_int("--batch-size", options.batch_size, 1)
-    headers = read_headers(directory)
+    headers = _headers(options.model, directory)
     config = headers.config
     length = check_int("--length", config.max_positions if options.length is None else options.length, 1)
     if length > config.max_positions:
@@ -93,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
     fitting = sequences.from_shapes(rows, setting, targets.memory_of(device))
     tuned = choice.find_all(shapes, shapes.decoder)
     facts = {
-        "path": options.directory,
+        "path": str(options.model or options_lib.DEMO),
         "format": headers.format,
         "family": headers.family,
         "config": _config_facts(config),
@@ -140,7 +143,8 @@ class Headers:
       dtype: of the first values in floating point.
       is_int8: whether the matrices are stored in int8.
       bytes_by_dtype: bytes of the model's tensors by their stored type, in the spelling of the format for GGUF.
-      num_files, file_bytes: number of weight files and their total size on disk.
+      num_files, file_bytes: number of weight files and their total size on disk. These three are empty or 0 where
+        weights of the Hub have not been fetched.
     """
 
     config: LlamaConfig
@@ -160,6 +164,18 @@ class Headers:
         """Returns the bytes of the parameters in `dtype`, with matrices in int8 if `int8` or if stored so."""
         arrays = array_shapes(self.config, dtype, int8 or self.is_int8)
         return sum(array.size * array.dtype.itemsize for array in arrays.values())
+
+
+def _headers(model: str | None, directory: pathlib.Path) -> Headers:
+    """Returns the facts about the checkpoint that lies in a directory and was named `model`.
+
+    Where the weights of the Hub have not been fetched, the dtype is the one in config.json, or else float32.
+    """
+    if model is None or location.is_local(model) or any(directory.glob("*.safetensors")):
+        return read_headers(directory)
+    config, dtype = read_config(directory), auto_dtype("auto", directory)
+    family = read_json(directory / "config.json")["model_type"]
+    return Headers(config, family, "huggingface", "float32" if dtype == "auto" else str(dtype), False, {}, 0, 0)
 
 
 def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | None = None) -> Headers:
@@ -216,7 +232,9 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
     tokens = f"temperature={temperature}" if temperature else "greedy"
     dtypes = files["tensor_bytes"]
     stored = (
-        ", ".join(f"{decimal(dtypes[name])} of {name}" for name in dtypes) if len(dtypes) > 1 else next(iter(dtypes))
+        ", ".join(f"{decimal(dtypes[name])} of {name}" for name in dtypes)
+        if len(dtypes) > 1
+        else next(iter(dtypes), "")
     )
     rows = {
         "checkpoint": f"{facts['path']}, {FORMATS[facts['format']]}",
@@ -238,7 +256,7 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         "sampling": ", ".join([tokens, *(f"{name}={value}" for name, value in sampling.items())]),
         "tokenizer": "yes" if facts["tokenizer"] else "no",
         "chat template": "yes" if facts["chat_template"] else "no",
-        "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}",
+        "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}" if dtypes else "not fetched",
         f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
         "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),

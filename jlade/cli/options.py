@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.config import check_int
+from jlade.config import PRESETS, check_int
+from jlade.conversion import location
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
@@ -22,6 +23,8 @@ from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
+
+AUTO = "the result of `jlade tune` on this device for this model, or an estimate for the device"
 
 # Settings that `/set` of the chat can change too: name -> type, default, placeholder and help.
 SETTINGS: dict[str, tuple[type, Any, str, str]] = {
@@ -44,25 +47,60 @@ SETTINGS: dict[str, tuple[type, Any, str, str]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose result has the name of its command as `prog`."""
+    """A parser whose errors are one line, whose help ends with `examples`, and whose result has its name as `prog`."""
 
-    def __init__(self, **arguments: Any):
+    def __init__(self, examples: Sequence[str] = (), **arguments: Any):
         super().__init__(**arguments)
+        self.examples = tuple(examples)
         self.set_defaults(prog=self.prog)
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    def format_help(self) -> str:
+        """Returns the help, with the examples at its end."""
+        lines = ["", "examples:", *(f"  {example}" for example in self.examples)] if self.examples else []
+        return super().format_help() + "".join(f"{line}\n" for line in lines)
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits with status 2."""
         self.exit(2, f"{self.prog}: error: {message} (`{self.prog} --help` shows the options)\n")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `load`."""
+class _Model(argparse.Action):
+    """Keeps a model that is given as a word, as `--model`, or as both."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, flag: Any = None
+    ) -> None:
+        before = options.model
+        if before not in (None, value):
+            parser.error(f"the model is given twice, as {before} and as {value}")
+        options.model = value
+
+
+def add_model_name(parser: argparse.ArgumentParser, as_word: bool = False, default: str = "the demo model") -> None:
+    """Adds `--model` and `--revision`, and MODEL as a word to commands that take no prompt."""
+    if as_word:
+        parser.add_argument(
+            "model", action=_Model, nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model"
+        )
     parser.add_argument(
         "--model",
-        metavar="DIR",
-        help="directory of a LLaMA model, GGUF file, smollm2, or id of the Hugging Face Hub (default: the demo model)",
+        action=_Model,
+        metavar="MODEL",
+        help=f"directory of a checkpoint, GGUF file, smollm2, or id of the Hugging Face Hub (default: {default})",
     )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of an id of the Hub (default: main)")
+
+
+def add_model(parser: argparse.ArgumentParser, has_batches: bool = False, **arguments: Any) -> None:
+    """Adds the arguments of `load`.
+
+    Args:
+      parser: of the command.
+      has_batches: whether the command decodes several prompts at once, which the axis `data` can divide.
+      arguments: of `add_model_name`.
+    """
+    add_model_name(parser, **arguments)
     parser.add_argument(
         "--adapter", metavar="DIR", help="LoRA adapter of PEFT to merge into the model: a directory (default: none)"
     )
@@ -83,15 +121,22 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,...",
-        help="devices to use, for example lookahead=4,model=2: data divides the prompts of a batch, lookahead the "
-        "tokens of a step, model the weights (default: one device)",
+        help="devices to use, for example lookahead=4,model=2: "
+        + ("data divides the prompts of a batch, " if has_batches else "")
+        + "lookahead divides the tokens of a step, model the weights (default: one device)",
     )
 
 
-def add_shared(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that every command has."""
-    add_model(parser)
-    add_lookahead(parser)
+def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **arguments: Any) -> None:
+    """Adds the arguments that the commands which complete prompts share.
+
+    Args:
+      parser: of the command.
+      lookahead: the default setting in words.
+      arguments: of `add_model`.
+    """
+    add_model(parser, **arguments)
+    add_lookahead(parser, lookahead)
     for name, (kind, value, placeholder, explanation) in SETTINGS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=value, metavar=placeholder, help=explanation)
@@ -110,17 +155,16 @@ def _unescape(string: str) -> str:
     return re.sub(r"\\([nrt\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[match[1]], string)
 
 
-def add_lookahead(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `lookahead`."""
-    group = parser.add_argument_group(
-        "lookahead",
-        "The default is the result of `jlade tune` on this device for this model, or an estimate for the device.",
-    )
+def add_lookahead(parser: argparse.ArgumentParser, default: str = AUTO) -> None:
+    """Adds the arguments of `lookahead`, whose default setting is given in words."""
+    presets = ", ".join(f"{name} for {','.join(map(str, sizes))}" for name, sizes in PRESETS.items())
+    group = parser.add_argument_group("lookahead")
     group.add_argument(
         "--lookahead",
         metavar="SETTING",
         help="tree=M for a tree of M drafted tokens; W,N,G for the paper's window of W future positions, n-grams of N "
-        "tokens and G candidates; W,N,G:tree=M for both",
+        "tokens and G candidates; W,N,G:tree=M for both; jacobi=M for Jacobi decoding with M guesses; or "
+        f"{presets} (default: {default})",
     )
     group.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
 
@@ -164,16 +208,25 @@ def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
     controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
     given = {name: value for name, value in controls.items() if value is not None}
     jlade.SamplingConfig(**given)  # checks the arguments before a checkpoint is looked for
-    recommended = _recommended(options.model or DEMO)
+    recommended = recommended_sampling(options.model or DEMO, options.revision)
     if given.get("temperature") == 0:  # filters take time, and leave greedy text as it is
         recommended = dataclasses.replace(recommended, top_k=None, top_p=None, min_p=None)
     return dataclasses.replace(recommended, **given)
 
 
 @functools.cache
-def _recommended(model: str | pathlib.Path) -> jlade.SamplingConfig:
+def recommended_sampling(model: str | pathlib.Path, revision: str | None) -> jlade.SamplingConfig:
     """Reads the file once: `model` may be an id of the Hub, and a chat asks for each answer."""
-    return jlade.load_sampling(model)
+    return jlade.load_sampling(model, revision=revision)
+
+
+def find(options: argparse.Namespace) -> pathlib.Path:
+    """Returns the directory of the model's configuration, tokenizer and templates. Of the Hub it fetches no weights.
+
+    Raises:
+      ValueError: when there is no such model.
+    """
+    return location.find(options.model or DEMO, options.revision, argument="--model")
 
 
 def lookahead(options: argparse.Namespace) -> jlade.LookaheadConfig | Literal["auto"] | None:
@@ -268,7 +321,13 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
     mesh = make_mesh(options)
     dtype = options.dtype or ("float32" if default_device().platform == "cpu" else "bfloat16")
     params, tokenizer = jlade.load(
-        options.model or DEMO, dtype, int8=options.int8, strict=options.strict, mesh=mesh, adapter=options.adapter
+        options.model or DEMO,
+        dtype,
+        mesh=mesh,
+        revision=options.revision,
+        int8=options.int8,
+        strict=options.strict,
+        adapter=options.adapter,
     )
     if tokenizer is None:
         raise ValueError(f"--model {options.model} has no tokenizer, which prompts need")

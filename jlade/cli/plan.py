@@ -12,7 +12,6 @@ from rich.text import Text
 import jlade
 from jlade.choosing.tokens_per_step import SOURCES
 from jlade.cli import options as options_lib
-from jlade.conversion import location
 from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
 from jlade.planning.plan import DTYPES, Option, Plan
@@ -26,11 +25,13 @@ def parser() -> argparse.ArgumentParser:
         prog="jlade plan",
         description="Estimate memory and speed of decoding on many devices, for every mesh that the model can be "
         "divided among, and recommend one with a setting. The estimates come from shapes and data sheets: nothing is "
-        "compiled, and weights are not read.",
+        "compiled; weights are not read, and those of the Hub not fetched.",
+        examples=[
+            "jlade plan path/to/model --device rtx4090 --length 4096",
+            "jlade plan owner/name --device v5e --count 8 --batch-size 32",
+        ],
     )
-    result.add_argument(
-        "--model", metavar="DIR", help="directory with a config.json, or a GGUF file (default: the demo model)"
-    )
+    options_lib.add_model_name(result, as_word=True)
     result.add_argument(
         "--device", default="h100", choices=tuple(TARGETS), help="the kind of the devices (default: %(default)s)"
     )
@@ -40,8 +41,10 @@ def parser() -> argparse.ArgumentParser:
         "--length", type=int, default=1024, metavar="L", help="tokens of prompt and text (default: %(default)s)"
     )
     result.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
-    result.add_argument("--int8", action="store_true", help="matrices in int8")
-    result.add_argument("--lookahead", metavar="SETTING", help="plan for this one, like 15,5,15 (default: the fastest)")
+    result.add_argument("--int8", action="store_true", help="hold the matrices in int8")
+    result.add_argument(
+        "--lookahead", metavar="SETTING", help="plan for this setting, like 15,5,15 (default: the fastest)"
+    )
     result.add_argument(
         "--compression",
         default="smollm2",
@@ -57,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     lookahead: Any = "auto" if options.lookahead is None else options_lib.setting("--lookahead", options.lookahead)
     found = jlade.plan(
-        options_lib.DEMO if options.model is None else location.find_local("--model", options.model),
+        options_lib.find(options),
         options.device,
         options.count,
         dtype=options.dtype,

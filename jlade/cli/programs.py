@@ -32,16 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "compiled programs",
         "With --device, the programs are compiled for a device that need not be there, and their memory, copies and "
-        "estimated times are shown. DIR then needs nothing but a config.json.",
+        "estimated times are shown. MODEL then needs nothing but a config.json.",
     )
     group.add_argument("--device", choices=DEVICES, help="the device; cpu is this machine")
     group.add_argument(
         "--lookahead",
         metavar="SETTING",
-        help="the one to compile, like tree=63 (default: the device's)",
+        help="setting to compile, like tree=63 (default: the tuned one, or an estimate for the device)",
     )
-    group.add_argument("--attention", choices=attention.IMPLEMENTATIONS, help="its implementation (default: auto)")
-    group.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="their implementation (default: auto)")
+    group.add_argument(
+        "--attention", choices=attention.IMPLEMENTATIONS, help="implementation of attention (default: auto)"
+    )
+    group.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="implementation of experts (default: auto)")
     group.add_argument("--int8", action="store_true", help="matrices in int8")
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
     group.add_argument(

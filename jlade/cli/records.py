@@ -7,14 +7,15 @@ import dataclasses
 import functools
 import hashlib
 import json
+import pathlib
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from jlade.cli import options as options_lib
-from jlade.conversion import location
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.options import Keywords
@@ -87,11 +88,11 @@ class Reader:
     Args:
       params: the model's parameters.
       request: the command's options, as arguments of `jlade.generate`.
-      model: the directory or the name that `--model` gives, None for the demo model.
+      directory: returns the directory of the model's chat template.
     """
 
-    def __init__(self, params: LlamaParams, request: Keywords, model: str | None):
-        self._capacity, self._request, self._model = params.decoder.max_positions, request, model
+    def __init__(self, params: LlamaParams, request: Keywords, directory: Callable[[], pathlib.Path]):
+        self._capacity, self._request, self._directory = params.decoder.max_positions, request, directory
         self._places: dict[str, str] = {}  # by custom_id
         self._protocol = protocol.Reader(
             tokenizer=request["tokenizer"],
@@ -175,7 +176,7 @@ class Reader:
     @functools.cached_property
     def _of_chats(self) -> protocol.Reader:
         """The reader of chats: loading their template takes seconds."""
-        tokenizer = chat_template.load_tokenizer(location.find(self._model or options_lib.DEMO))
+        tokenizer = chat_template.load_tokenizer(self._directory())
         if tokenizer.chat_template is None:
             raise RequestError("the model has no chat template: give prompt instead", "messages")
         return dataclasses.replace(self._protocol, chat_template=ChatTemplate(tokenizer))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import jlade
 from jlade.cli import options as options_lib
 from jlade.config import check_int
-from jlade.conversion import location
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.text import Tokenizer
@@ -37,12 +36,17 @@ def parser() -> argparse.ArgumentParser:
         "text is that of its request alone.",
         epilog="SIGTERM and Ctrl-C let the requests that have rows end, and refuse the others; a second one ends at "
         "once.",
+        examples=[
+            "jlade serve path/to/model --max-sequences 16 --capacity 8192",
+            "jlade serve path/to/model --host 0.0.0.0 --api-key-file keys.txt",
+        ],
     )
-    result.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model")
-    options_lib.add_model(result)
+    options_lib.add_model(result, has_batches=True, as_word=True)
     options_lib.add_lookahead(result)
     result.add_argument("--host", default="127.0.0.1", help="address to listen to (default: %(default)s)")
-    result.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    result.add_argument(
+        "--port", type=int, default=8000, help="port to listen to; 0 takes a free one (default: %(default)s)"
+    )
     result.add_argument(
         "--api-key-file",
         metavar="FILE",
@@ -156,10 +160,7 @@ def _start(app: "Loading", url: str, keys: list[str], template: str | None, opti
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Checks the options, and makes `options.model` and `options.batch_size` those that `options_lib.load` reads."""
-    if options.served is not None and options.model is not None:
-        raise ValueError(f"MODEL {options.served} and --model {options.model} cannot both be given")
-    options.model = options.served or options.model
+    """Checks the options, and makes `options.batch_size` the one that `options_lib.load` reads."""
     check_int("--max-sequences", options.max_sequences, 1)
     groups = 1 if options.mesh is None else options_lib.mesh_sizes(options.mesh).get(DATA, 1)
     if options.max_sequences % groups:
@@ -191,9 +192,9 @@ def _reader(
     params: LlamaParams, tokenizer: Tokenizer, capacity: int, template: str | None, options: argparse.Namespace
 ) -> Reader:
     """Returns the reader of bodies. The controls that they do not give are the checkpoint's, or OpenAI's."""
-    of_chat = chat_template.load_tokenizer(location.find(options.model or options_lib.DEMO))
+    of_chat = chat_template.load_tokenizer(options_lib.find(options))
     has_template = template is not None or of_chat.chat_template is not None
-    sampling = jlade.load_sampling(options.model or options_lib.DEMO)
+    sampling = jlade.load_sampling(options.model or options_lib.DEMO, revision=options.revision)
     return Reader(
         tokenizer=tokenizer,
         chat_template=ChatTemplate(of_chat, template) if has_template else None,

@@ -5,8 +5,10 @@ import pathlib
 
 from jlade.cli import options as options_lib
 from jlade.cli import status
+from jlade.config import LookaheadConfig
 from jlade.evaluation import trace as trace_lib
 from jlade.files import written_whole
+from jlade.lookahead import names
 
 
 def parser() -> argparse.ArgumentParser:
@@ -15,12 +17,16 @@ def parser() -> argparse.ArgumentParser:
         prog="jlade trace",
         description="Complete a prompt, and write a page that shows each step: the window, the drafts, the tokens "
         "that were accepted and the n-grams that entered the pool. A browser opens it without a network.",
+        examples=[
+            'jlade trace "def read_config(path):" --max-new-tokens 64',
+            'jlade trace "def read_config(path):" --lookahead 15,5,15 --output paper.html',
+        ],
     )
-    result.add_argument("prompt", help="the text to complete")
+    result.add_argument("prompt", metavar="PROMPT", help="the text to complete")
     result.add_argument(
         "--output", default="trace.html", metavar="FILE", help="the page; it is replaced (default: %(default)s)"
     )
-    options_lib.add_shared(result)
+    options_lib.add_shared(result, lookahead=f"{names.name(LookaheadConfig())}, a window and a tree of drafts")
     return result
 
 

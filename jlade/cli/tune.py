@@ -29,15 +29,19 @@ def parser() -> argparse.ArgumentParser:
         description="Find the setting that decodes prompts like these fastest on this device. First, steps of "
         "several block sizes are timed. Then the settings that can still win are tried, plain decoding included. The "
         'other commands and lookahead="auto" use the result; the exit status is 1 if it cannot be stored.',
+        examples=[
+            "jlade tune --model path/to/model",
+            "jlade tune prompts.txt --lines --model path/to/model --batch-size 4",
+        ],
     )
     result.add_argument(
         "files",
         nargs="*",
         metavar="FILE",
-        help="a prompt; - for standard input (default: short pieces of code and prose)",
+        help="file with a prompt; - for standard input (default: short pieces of code and prose)",
     )
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
-    options_lib.add_model(result)
+    options_lib.add_model(result, has_batches=True)
     result.add_argument(
         "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
     )
@@ -51,7 +55,8 @@ def parser() -> argparse.ArgumentParser:
         "--settings",
         nargs="+",
         metavar="SETTING",
-        help=f"those to try besides plain decoding and the device's estimate, like tree=7 (default: {len(USUAL)})",
+        help="settings to try besides plain decoding and the device's estimate, like tree=7 (default: "
+        f"{len(USUAL)} trees and settings of the paper)",
     )
     result.add_argument(
         "--no-fallback", action="store_true", help="find a setting that never falls back to narrower steps"

@@ -23,7 +23,7 @@ COPIES = ("*/*.json", "*/*.txt", "*/*.model")  # settings of other programs, suc
 _BY_HAND = "a GGUF file can be fetched by `hf download {} FILE`, which prints its path"
 
 
-def download(name: str, revision: str | None = None, *, weights: bool = False) -> pathlib.Path:
+def download(name: str, revision: str | None = None, *, weights: bool = False, argument: str = "path") -> pathlib.Path:
     """Returns the local directory of a Hub id like "owner/name", or the GGUF file of a repository that holds no other.
 
     What the cache lacks is fetched: first config.json, then, if jlade runs the model, its other settings, the tokenizer
@@ -33,13 +33,14 @@ def download(name: str, revision: str | None = None, *, weights: bool = False) -
     Args:
       name, revision: of the repository.
       weights: whether to fetch the weights. A GGUF file comes with them in any case.
+      argument: the name in errors of the argument that is `name`.
 
     Raises:
       ValueError: if there is no repository of that name, the Hub cannot be reached, the model is not supported, or its
         weights are in no format that is read, or in several GGUF files.
     """
     neither = (
-        "path must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub like 'owner/name', "
+        f"{argument} must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub like 'owner/name', "
         f"got {name!r}"
     )
     if name.count("/") != 1 or name.startswith((".", "/", "~")):

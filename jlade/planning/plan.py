@@ -139,7 +139,8 @@ def plan(
     The estimates come from shapes and data sheets. Nothing is compiled, no weight is read, no device is needed.
 
     Args:
-      model: a directory with a `config.json`, a GGUF file, or the configuration.
+      model: a directory with a `config.json`, a GGUF file, an id of the Hugging Face Hub, of which no weights are
+        fetched, or the configuration.
       device: "v4", "v5e", "v5p", "v6e", "a100", "l4", "rtx3090", "rtx4090", "h100" or "h200".
       count: number of devices. Meshes of a divisor of it are considered too.
       dtype: of weights and cache: "bfloat16", "float16" or "float32".
@@ -159,7 +160,7 @@ def plan(
         raise ValueError(f"device must be one of {', '.join(map(repr, targets.TARGETS))}; got {device!r}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}; got {dtype!r}")
-    config = model if isinstance(model, LlamaConfig) else read_config(location.find_local("model", model))
+    config = model if isinstance(model, LlamaConfig) else read_config(location.find(model, argument="model"))
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     settings = _settings(lookahead, compression)

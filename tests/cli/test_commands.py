@@ -1,6 +1,7 @@
 """The words of the command, its errors, and its first line."""
 
 import io
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,6 +36,30 @@ def test_help_of_a_command_is_its_own(name, capsys):
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
     assert printed[0].startswith(f"usage: jlade {name} ")
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_the_examples_of_a_command_run_it(name):
+    examples = commands.COMMANDS[name].parser().examples
+    assert examples
+    for example in examples:
+        command, _ = commands.parse(shlex.split(example.partition("jlade ")[2]))
+        assert command is commands.COMMANDS[name], example
+
+
+@pytest.mark.parametrize("name", ["chat", "serve", "inspect", "plan"])
+def test_a_model_is_a_word_or_an_option(name, refused):
+    for words in (["a/b"], ["--model", "a/b"], ["a/b", "--model", "a/b"], ["--revision", "r", "--model", "a/b", "a/b"]):
+        assert commands.parse([name, *words])[1].model == "a/b"
+    assert commands.parse([name])[1].model is None
+    for words in (["a/b", "--model", "c"], ["--model", "a/b", "c"]):
+        assert "the model is given twice, as a/b and as c" in refused([name, *words])
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_every_command_takes_a_revision(name):
+    words = {"complete": ["x"], "trace": ["x"], "convert": ["a", "b"]}.get(name, [])
+    assert commands.parse([name, *words, "--revision", "v1"])[1].revision == "v1"
 
 
 @pytest.mark.parametrize(

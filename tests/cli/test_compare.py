@@ -97,7 +97,7 @@ def test_the_name_of_a_command_can_be_completed_too(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["complete"], "the following arguments are required: prompt"),
+        (["complete"], "the following arguments are required: PROMPT"),
         (["x", "--lookahead", "2,1,2"], "ngram_size must be at least 2, got 1"),
         (
             ["x", "--lookahead", "many"],

@@ -275,8 +275,8 @@ def test_checkpoints_that_cannot_be_loaded_are_refused(make, message, tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([DEMO / "config.json"], r"DIR must be a directory .*, got '.*demo/config\.json'"),
-        (["/no/where"], "DIR must be a directory .*, got '/no/where'"),
+        ([DEMO / "config.json"], r"--model must be a directory, .*, got '.*demo/config\.json'"),
+        (["/no/where"], "--model must be a directory, .*, got '/no/where'"),
         ([DEMO, "--length", 2049], "--length must be at most 2048, the model's maximum, got 2049"),
         ([DEMO, "--length", 0], "--length must be at least 1, got 0"),
         ([DEMO, "--batch-size", 0], "--batch-size must be at least 1, got 0"),

@@ -81,7 +81,8 @@ def test_nothing_fits(directory, capsys, monkeypatch):
     [
         (
             ["--model", "/no/where", "--device", "v5e"],
-            "--model must be a directory with a checkpoint, a GGUF file or smollm2, got '/no/where'",
+            "--model must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub like 'owner/name', got "
+            "'/no/where'",
         ),
         (["--model", DEMO, "--device", "cpu"], "--device: invalid choice: 'cpu'"),
         (["--model", DEMO, "--device", "v5e", "--count", 0], "count must be at least 1, got 0"),

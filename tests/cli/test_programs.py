@@ -65,6 +65,6 @@ def test_a_missing_compiler_is_named(directory, refused, monkeypatch):
 
 
 def test_a_directory_that_is_none(refused):
-    assert "DIR must be a directory with a checkpoint, a GGUF file or smollm2, got 'nowhere'" in refused(
-        ["inspect", "nowhere", "--device", "cpu"]
-    )
+    error = refused(["inspect", "nowhere", "--device", "cpu"])
+    assert "--model must be a directory, a GGUF file, smollm2 or an id of the Hugging Face Hub" in error
+    assert error.endswith("got 'nowhere'\n")

@@ -26,7 +26,6 @@ from jlade.server import lifecycle
         (["--max-sequences", "3", "--mesh", "data=2"], "--max-sequences must be a multiple of 2"),
         (["--api-key-file", "nowhere"], "nowhere cannot be read"),
         (["--template", "nowhere"], "nowhere cannot be read"),
-        (["some", "--model", "other"], "MODEL some and --model other cannot both be given"),
         (["nowhere/at-all/here"], "nowhere/at-all/here"),
         (["--lookahead", "tree=3", "--no-lookahead"], "leave one of them out"),
         (["--capacity", "1000000"], "capacity must be at most"),

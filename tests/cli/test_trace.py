@@ -6,7 +6,9 @@ import pytest
 
 import jlade
 from jlade import cli
+from jlade.cli import trace
 from jlade.evaluation import trace as trace_lib
+from jlade.lookahead import names
 
 SHORT = ["trace", "import os\n", "--max-new-tokens", "12", "--lookahead", "2,3,2"]
 
@@ -27,6 +29,15 @@ def test_the_page_is_that_of_the_trace(demo, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "trace.html").read_text(encoding="utf-8") == trace_lib.page(expected)
     steps = len(expected.steps)
     assert capsys.readouterr().out == f"trace.html: 12 tokens in {steps} steps, {12 / steps:.2f} per step\n"
+
+
+def test_the_default_setting_is_the_one_in_the_help(small_demo, tmp_path):
+    path = tmp_path / "page.html"
+    assert cli.main(["trace", "x", "--model", str(small_demo), "--max-new-tokens", "1", "--output", str(path)]) == 0
+    lookahead = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"))[1])["lookahead"]
+    sizes = {name: lookahead[name] for name in ("window_size", "ngram_size", "guess_set_size", "tree_size")}
+    default = re.search(r"\(default: (\S+), a window and", " ".join(trace.parser().format_help().split()))[1]
+    assert sizes == names.sizes(names.parse(default))
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
@@ -53,7 +64,7 @@ def test_a_page_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: prompt"),
+        ([], "the following arguments are required: PROMPT"),
         (["x", "--lookahead", "2,1,2"], "ngram_size must be at least 2, got 1"),
         (["x", "--seed", "1"], "seed has no effect at temperature 0"),
         (["x", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),

@@ -125,7 +125,7 @@ def test_a_directory_that_holds_one_model_is_that_model(whole, tmp_path):
     write_parts(tmp_path / "parts")
     for directory in (tmp_path / "one", tmp_path / "parts"):
         assert_equal(jlade.load(directory, "float32")[0], whole)
-        assert location.find_local("model", directory) == location.find(directory)
+        assert location.is_local(directory)
 
 
 def test_a_directory_that_holds_several_models_is_refused(whole, tmp_path):

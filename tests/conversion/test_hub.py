@@ -38,11 +38,12 @@ class Hub:
     Attributes:
       directory: its files.
       fetched: names of the files that clients read, in order.
+      revisions: branches, tags and commits of which clients asked for files.
       facts: what the Hub says of the repository besides the names of its files.
     """
 
     def __init__(self, directory):
-        self.directory, self.fetched, self.facts = directory, [], {}
+        self.directory, self.fetched, self.revisions, self.facts = directory, [], set(), {}
 
     def answer(self, path, is_read):
         """Returns the content at a path of the server, and its headers; None where there is nothing."""
@@ -54,7 +55,8 @@ class Hub:
         if path == f"/api/models/{NAME}/tree/{COMMIT}":
             tree = [{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in files]
             return json.dumps(tree).encode(), {}
-        name = path.removeprefix(f"/{NAME}/resolve/").partition("/")[2]
+        revision, _, name = path.removeprefix(f"/{NAME}/resolve/").partition("/")
+        self.revisions.add(revision)
         if name not in files:
             return None
         if is_read:
@@ -169,6 +171,34 @@ def test_settings_need_no_weights(hub):
     (hub.directory / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     assert jlade.load_sampling(NAME) == jlade.SamplingConfig(temperature=0.6, top_k=50)
     assert_fetched(hub, ["config.json"], SETTINGS)
+
+
+def test_a_plan_and_an_inspection_need_no_weights(hub, capsys):
+    add_demo(hub, *SETTINGS, "model.safetensors")
+    assert cli.main(["plan", NAME, "--device", "rtx4090", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == jlade.plan(DEMO, "rtx4090").facts()
+    facts = []
+    for words in ([NAME], [str(DEMO)]):
+        assert cli.main(["inspect", *words, "--json"]) == 0
+        facts.append(json.loads(capsys.readouterr().out))
+    assert_fetched(hub, ["config.json"], SETTINGS)
+    different = {name for name in facts[0] if facts[0][name] != facts[1][name]}
+    assert different == {"path", "files"}
+    assert facts[0]["files"] == {"count": 0, "bytes": 0, "tensor_bytes": {}}
+    assert cli.main(["inspect", NAME]) == 0
+    assert "not fetched" in capsys.readouterr().out
+    jlade.load(NAME)
+    assert cli.main(["inspect", NAME, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == facts[1]["files"]
+
+
+def test_commands_read_the_revision_alone(hub, tmp_path):
+    add_demo(hub, *SETTINGS, "model.safetensors")
+    (tmp_path / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}\n')
+    words = ["--model", NAME, "--revision", "v1", "--no-lookahead"]
+    assert cli.main(["generate", str(tmp_path / "prompts.jsonl"), *words]) == 0
+    assert cli.main(["convert", NAME, str(tmp_path / "new"), "--revision", "v1"]) == 0
+    assert hub.revisions == {"v1", COMMIT}
 
 
 @pytest.mark.parametrize(
