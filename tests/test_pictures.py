@@ -166,6 +166,8 @@ def test_nothing_is_cut_or_covered_and_no_two_series_look_alike(name, drawn, tmp
             assert not legend.get_window_extent().overlaps(axes.get_tightbbox()), "the legend covers the axes"
 
         for axes in figure.axes:
+            bars = sorted(bar.get_window_extent().intervaly.tolist() for bar in axes.patches)
+            assert all(high <= low + 0.1 for (_, high), (low, _) in itertools.pairwise(bars)), "a bar covers another"
             found = looks(axes)
             assert len(set(found)) == len(found), "two series look alike"
             forms = {form for _, form in found}
