@@ -10,7 +10,6 @@ All figures are estimates of `jlade.plan`, with bfloat16 weights and 4096 cache 
 import dataclasses
 import functools
 import itertools
-import math
 import pathlib
 import sys
 from typing import Any
@@ -21,7 +20,7 @@ sys.path[0] = str(pathlib.Path(__file__).parent.parent)
 import jlade
 from benchmarks import report
 from benchmarks.inflate import SHAPES
-from jlade import Plan
+from jlade import Plan, pictures
 from jlade.lookahead.names import label
 from jlade.models.llama import LlamaConfig
 from jlade.planning.work import Layout
@@ -156,24 +155,24 @@ def plot(file: str) -> None:
 
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jlade"})
     lines = {
-        "model": ("tensor parallelism, lookahead decoding", "C0o-"),
-        "both": ("both axes, lookahead decoding", "C2s-"),
-        "lookahead": ("lookahead parallelism", "C1^-"),
-        "model, plain decoding": ("tensor parallelism, plain decoding", "k.--"),
+        "model": "tensor parallelism, lookahead decoding",
+        "both": "both axes, lookahead decoding",
+        "lookahead": "lookahead parallelism, lookahead decoding",
+        "model, plain decoding": "tensor parallelism, plain decoding",
     }
     figure = Figure(figsize=(8, 6), layout="constrained")
     panels = itertools.product(SOURCES.items(), ("v5e", "h100"))
     for ((source, text), device), part in zip(panels, figure.subplots(2, 2).flat, strict=True):
         ours = [row for row in axes(source) if row["device"] == device]
-        title = f"{device}, {text}"
-        for name, (line, style) in lines.items():
-            points = [(math.log2(row["count"]), row[name]) for row in ours if row[name] is not None]
-            part.plot(*zip(*points, strict=True), style, label=line)
-        part.set_title(title, fontsize="medium")
+        series = {
+            line: [(row["count"], row[name]) for row in ours if row[name] is not None] for name, line in lines.items()
+        }
+        pictures.draw_lines(part, series, dashed=[lines["model, plain decoding"]])
+        pictures.use_log2(part, (row["count"] for row in ours))
+        part.set_title(f"{device}, {text}", fontsize="medium")
         part.set(xlabel="devices", ylabel="tokens/s, estimated", ylim=(0, None))
-        part.set_xticks(range(4), ["1", "2", "4", "8"])
-        part.grid(alpha=0.3)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
+        pictures.finish(part)
+    pictures.add_legend(figure)
     figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
 
 

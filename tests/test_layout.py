@@ -50,7 +50,7 @@ def reachable(graph, name):
 
 # From the ground up. A package imports those of lower floors, never one of its own floor or of a higher one.
 FLOORS = [
-    {"config", "files"},
+    {"config", "files", "pictures"},
     {"mesh"},
     {"vocabulary"},
     {"drafts"},
@@ -89,4 +89,4 @@ def test_modules_are_short_and_the_top_level_is_small():
     lengths = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in MODULES.items()}
     assert max(lengths.values()) <= 460, max(lengths, key=lengths.get)
     top = {path.name for path in (ROOT / "jlade").iterdir() if path.suffix == ".py" or path.is_dir()} - {"__pycache__"}
-    assert len(top - {"__main__.py"}) <= 23, sorted(top)
+    assert len(top - {"__main__.py"}) <= 24, sorted(top)

@@ -144,6 +144,14 @@ ENTRIES = (
     Entry(
         "figure6-7",
         "Figures 6, 7",
+        "speedup of pipeline parallelism without lookahead",
+        "7B and 13B, several A100",
+        "0.75x to 0.82x",
+        _parallel("pipeline parallelism, 8 devices", 4),
+    ),
+    Entry(
+        "figure6-7",
+        "Figures 6, 7",
         "speedup of lookahead parallelism",
         "CodeLlama-7B, ClassEval, 8 A100",
         "up to 4x",

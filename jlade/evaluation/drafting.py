@@ -62,7 +62,7 @@ def hits_figure(results: Results) -> Figure:
         has_pool = isinstance(setting, LookaheadConfig) and setting.guess_set_size > 0
         if rates and not parse(name).shows_growth and has_pool:
             series[parse(name).label] = [(float(step), 100 * rate) for step, rate in rates]
-    draw = figures.lines(series, "step", "% of the steps with a draft")
+    draw = figures.lines(series, "step of the text", "steps with a draft, %")
     note = (
         f"Means over {HIT_STEPS} steps. A cold pool starts empty for each prompt, a warm one with the n-grams of the "
         "prompts before."

@@ -168,9 +168,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "figure6-7": Experiment(
         "Several devices (Figures 6 and 7)",
-        "the speed of tensor, lookahead and data parallelism, estimated for 7B and 13B",
-        "Lookahead parallelism divides the tokens of a step, tensor parallelism the weights, data parallelism the "
-        "sequences.",
+        "the speed of tensor, pipeline, lookahead and data parallelism, estimated for 7B and 13B",
+        "Lookahead parallelism divides the tokens of a step, tensor parallelism the weights of each layer, pipeline "
+        "parallelism the layers, data parallelism the sequences.",
         ("plain", LOOKAHEAD),
         _any,
         _each(lambda run, results: scaling.parallelism(run, results)),

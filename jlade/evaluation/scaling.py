@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jlade.choosing.sheet import sheet
-from jlade.config import LookaheadConfig
+from jlade.config import PLAIN, LookaheadConfig
 from jlade.evaluation import figures, measures, statistics
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
@@ -16,7 +16,7 @@ from jlade.evaluation.runs import Run
 from jlade.evaluation.tables import Column, Row, Table
 from jlade.inspection.targets import TARGETS
 from jlade.models.llama import LlamaConfig
-from jlade.planning.plan import Option, plan
+from jlade.planning.plan import Option, pipeline_time, plan
 from jlade.planning.work import Layout
 
 WINDOWS, NGRAMS = (1, 2, 4, 8, 16), (3, 5, 7)  # W = G and N of Figure 4
@@ -24,8 +24,12 @@ GOOD = {"7B": (15, 5), "13B": (10, 5), "34B": (7, 5)}  # W = G and N in Table 4
 FIGURE_8_NGRAM = 5  # N
 TREES = (7, 15, 31, 63, 119)  # drafts of the trees beside Figure 4
 DEVICES = ("a100", "h100", "rtx3090", "rtx4090")  # of Table 4
+WINDOW = "window W = candidates G"  # the axis of Figures 4 and 8
 FIGURE_8_DEVICES = ("a100", "rtx3090")
 PARALLEL = (4, 8)  # devices of Figures 6 and 7
+PARALLEL_FIGURES = {"7B": 6, "13B": 7}
+ONE = Layout(1, 1, 1)
+BFLOAT16 = 2  # bytes
 
 
 def _llama(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int, num_kv_heads: int) -> LlamaConfig:
@@ -139,11 +143,12 @@ def windows_figures(results: Results) -> list[Figure]:
     points = _points(results)
     law = fit(results)
     measured = {f"N = {n}": of_ngram for n, of_ngram in _by_ngram(points).items()}
-    formula = {f"_N = {n}": [(w, _formula(law, w, n)) for w, _ in of_n] for n, of_n in _by_ngram(points).items()}
-    axes = "W = G", "tokens per step"
+    formula = {f"N = {n}": [(w, _formula(law, w, n)) for w, _ in of_n] for n, of_n in _by_ngram(points).items()}
+    draw = figures.lines(measured, WINDOW, "tokens per step", is_log=True)
+    draw_formula = figures.lines(formula, WINDOW, "tokens per step", is_log=True, dashed=formula)
     return [
-        Figure("figure4a", "Tokens per step against W and N, measured", figures.lines(measured, *axes, is_log=True)),
-        Figure("figure4b", "The fitted formula", figures.lines(formula, *axes, is_log=True), _note(results)),
+        Figure("figure4a", "Tokens per step against W and N, measured", draw),
+        Figure("figure4b", "The fitted formula", draw_formula, _note(results)),
     ]
 
 
@@ -225,7 +230,7 @@ def configurations_table(runs: Sequence[tuple[Run, Results]]) -> Table:
     return Table("table4", "Good settings by model size (Table 4 of the paper)", columns, tuple(rows), note)
 
 
-def _option(size: str, device: str, lookahead: LookaheadConfig | None, compression: float, layout: Layout) -> Option:
+def _option(size: str, device: str, lookahead: LookaheadConfig, compression: float, layout: Layout) -> Option:
     """Returns the estimate for a sequence on each part of `layout.data`."""
     given = {"lookahead": lookahead, "compression": max(1.0, compression), "batch_size": layout.data}
     options = plan(SIZES[size], device, layout.num_devices, **given).options  # type: ignore[arg-type]
@@ -234,9 +239,8 @@ def _option(size: str, device: str, lookahead: LookaheadConfig | None, compressi
 
 def _speedup(size: str, device: str, point: _Point) -> float | None:
     """Returns the estimated speedup of a setting on one device, None if the model exceeds its memory."""
-    one = Layout(1, 1, 1)
-    plain = _option(size, device, None, 1.0, one)
-    found = _option(size, device, point.setting, point.compression, one)
+    plain = _option(size, device, PLAIN, 1.0, ONE)
+    found = _option(size, device, point.setting, point.compression, ONE)
     return found.tokens_per_second / plain.tokens_per_second if found.fits else None
 
 
@@ -258,15 +262,15 @@ def devices_figure(run: Run, results: Results) -> Figure | None:
             (point.window_size, measures.speed(results[point.name]) / plain) for point in points
         ],
     }
-    for device in FIGURE_8_DEVICES:
-        name = f"_speedup of 7B, {TARGETS[device].device_kind}, estimated"
+    estimates = {f"speedup of 7B, {TARGETS[device].device_kind}, estimated": device for device in FIGURE_8_DEVICES}
+    for name, device in estimates.items():
         speedups = figure_8_speedups(results, device)
         series[name] = [(point.window_size, each) for point, each in zip(points, speedups, strict=True)]
     note = (
         f"N = {FIGURE_8_NGRAM}. The solid lines are measured with {run.about['model']}. The dashed lines are "
         "estimates: its tokens per step, with step times of a 7B model from data sheets."
     )
-    draw = figures.lines(series, "W = G", "tokens per step, speedup", is_log=True)
+    draw = figures.lines(series, WINDOW, "tokens per step; speedup, x plain", is_log=True, dashed=estimates)
     return Figure("figure8", "Tokens per step and speedup by device (Figure 8 of the paper)", draw, note)
 
 
@@ -275,23 +279,6 @@ def parallelism(run: Run, results: Results) -> list[Table | Figure | None]:
     (name,) = [name for name in results if name != str(Method())]
     setting, compression = parse(name).setting, measures.compression(results[name])
     assert isinstance(setting, LookaheadConfig)
-    ways = {"one device": Layout(1, 1, 1)}
-    for number in PARALLEL:
-        ways |= {
-            f"tensor parallelism, {number} devices": Layout(1, 1, number),
-            f"lookahead parallelism, {number} devices": Layout(1, number, 1),
-            f"data parallelism, {number} devices, {number} sequences": Layout(number, 1, 1),
-        }
-    rows: list[Row] = []
-    lengths: dict[str, list[float]] = {}
-    for size in ("7B", "13B"):
-        base = _option(size, "a100", None, 1.0, Layout(1, 1, 1)).tokens_per_second
-        for way, layout in ways.items():
-            plain = _option(size, "a100", None, 1.0, layout).tokens_per_second / layout.data
-            found = _option(size, "a100", setting, compression, layout).tokens_per_second / layout.data
-            rows.append((size, way, plain, found, plain / base, found / base))
-            lengths.setdefault(f"{way}, plain", []).append(plain)
-            lengths.setdefault(f"{way}, lookahead", []).append(found)
     columns = (
         Column("model"),
         Column("devices"),
@@ -299,14 +286,64 @@ def parallelism(run: Run, results: Results) -> list[Table | Figure | None]:
         Column("lookahead, tokens/s", ".0f"),
         Column("plain, speedup", ".2f x"),
         Column("lookahead, speedup", ".2f x"),
+        Column("plain, paper"),
+        Column("lookahead, paper"),
     )
     note = (
         f"Estimates for A100 GPUs from data sheets (`jlade plan`), for each sequence, at {parse(name).label}, with the "
-        f"{compression:.2f} tokens per step of {run.about['model']}. The paper reports that tensor parallelism of "
-        "DeepSpeed slows a step down (0.75x to 0.82x), and up to 4x with lookahead parallelism on 8 GPUs."
+        f"{compression:.2f} tokens per step of {run.about['model']}. jlade has no pipeline parallelism. For one text "
+        "its stages run one after the other, so a step is estimated to take the time of one device and, between "
+        "stages, that of a message with the hidden states of the step's tokens. The overhead of a framework is not "
+        "counted."
     )
-    title = "Speed by the way to divide a step (Figures 6 and 7 of the paper)"
-    return [
-        Table("figure6-7", title, columns, tuple(rows), note),
-        Figure("figure6-7", title, figures.bars(["7B", "13B"], lengths, "tokens/s of a sequence"), note),
-    ]
+    of_paper = (
+        " The paper's numbers are measured, relative to plain decoding by transformers. On one GPU they are for "
+        "MT-Bench with FlashAttention. The range covers tensor parallelism by DeepSpeed and pipeline parallelism by "
+        "Accelerate, for all models, tasks and numbers of GPUs. The highest speedup of lookahead parallelism is for "
+        "ClassEval."
+    )
+    rows: list[Row] = []
+    pictures = []
+    ways = _ways()
+    for size, number in PARALLEL_FIGURES.items():
+        plain = [_sequence_speed(size, PLAIN, 1.0, layout, stages) for _, layout, stages in ways]
+        found = [_sequence_speed(size, setting, compression, layout, stages) for _, layout, stages in ways]
+        rows += [
+            (size, way, one, other, one / plain[0], other / plain[0], *_of_paper(size, way))
+            for (way, *_), one, other in zip(ways, plain, found, strict=True)
+        ]
+        groups = [way.replace(", ", "\n", 1) for way, *_ in ways]
+        draw = figures.bars(groups, {"plain": plain, "lookahead": found}, "tokens/s of a sequence, estimated")
+        title = f"Estimated speed of {size} by the way to divide a step (Figure {number} of the paper)"
+        pictures.append(Figure(f"figure{number}", title, draw, note))
+    title = "Estimated speed by the way to divide a step (Figures 6 and 7 of the paper)"
+    return [Table("figure6-7", title, columns, tuple(rows), note + of_paper), *pictures]
+
+
+def _ways() -> list[tuple[str, Layout, int]]:
+    """Returns the ways to divide a step: their names, the sizes of the mesh, and the stages of a pipeline."""
+    ways = [("one device", ONE, 1)]
+    for number in PARALLEL:
+        ways += [
+            (f"tensor parallelism, {number} devices", Layout(1, 1, number), 1),
+            (f"pipeline parallelism, {number} devices", ONE, number),
+            (f"lookahead parallelism, {number} devices", Layout(1, number, 1), 1),
+            (f"data parallelism, {number} devices, {number} sequences", Layout(number, 1, 1), 1),
+        ]
+    return ways
+
+
+def _sequence_speed(size: str, setting: LookaheadConfig, compression: float, layout: Layout, stages: int) -> float:
+    """Returns the estimated tokens per second of a sequence on A100 GPUs."""
+    option = _option(size, "a100", setting, compression, layout)
+    hidden_states = BFLOAT16 * setting.block_size * SIZES[size].hidden_size
+    return option.compression / pipeline_time(option.step, hidden_states, stages, "a100")
+
+
+def _of_paper(size: str, way: str) -> tuple[str | None, str | None]:
+    """Returns the speedups of plain and of lookahead decoding that the text of Section 5.2 states."""
+    if way.startswith(("tensor", "pipeline")):
+        return "0.75x to 0.82x", None
+    if way == "lookahead parallelism, 8 devices":
+        return None, "up to 4x"
+    return ("1.07x", "1.9x") if (size, way) == ("7B", "one device") else (None, None)

@@ -204,13 +204,35 @@ def collective_time(collective: Collective, device: str) -> float:
 
     k devices send 2 log2(k) messages one after the other, and 2 (k-1) / k of their bytes.
     """
-    target, k = targets.TARGETS[device], collective.devices
+    k, (message, rate) = collective.devices, _link(device, collective.span)
+    sent = 2 * (k - 1) / k * collective.num_bytes
+    return collective.times * 2 * math.ceil(math.log2(k)) * message + sent / rate
+
+
+def pipeline_time(step: Step, num_bytes: int, stages: int, device: str) -> float:
+    """Returns the estimated seconds of a step of one text with the layers divided into stages, a device each.
+
+    No stage can begin before the one in front of it has ended, so that all of them take the time of one device, and
+    each but the last one sends a message. `jlade` has no such axis: the estimate is for comparisons.
+
+    Args:
+      step: on one device.
+      num_bytes: of a message, the hidden states of the step's tokens.
+      stages: the number of devices.
+      device: a key of `targets.TARGETS`.
+    """
+    message, rate = _link(device, stages)
+    return step.total + (stages - 1) * (message + num_bytes / rate)
+
+
+def _link(device: str, span: int) -> tuple[float, float]:
+    """Returns the seconds of a message among `span` consecutive devices, and the bytes per second of their links."""
+    target = targets.TARGETS[device]
     is_gpu = isinstance(target, Gpu)
     rate, message = sheet(target.device_kind).link, MESSAGE["gpu" if is_gpu else "tpu"]
-    if is_gpu and collective.span > MACHINE:
+    if is_gpu and span > MACHINE:
         rate, message = min(rate, NETWORK), NETWORK_MESSAGE
-    sent = 2 * (k - 1) / k * collective.num_bytes
-    return collective.times * 2 * math.ceil(math.log2(k)) * message + sent / (LINK * 1e9 * rate)
+    return message, LINK * 1e9 * rate
 
 
 def _rates(device: str) -> Rates:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from jlade import pictures
 from jlade.config import LookaheadConfig
 from jlade.files import written_whole
 from jlade.lookahead.names import label
@@ -83,7 +84,9 @@ class Tuning:
         return figures | {"path": None if self.path is None else str(self.path)}
 
     def plot(self, file: str | pathlib.Path) -> None:
-        """Draws step time and tokens per second against the block size. It needs matplotlib, the extra `plot`.
+        """Draws the time of a step against its tokens, and the speed of each setting that was tried.
+
+        It needs matplotlib, the extra `plot`.
 
         Raises:
           ValueError: when matplotlib is missing or cannot write such a file.
@@ -158,33 +161,29 @@ def check_image(file: str | pathlib.Path) -> None:
 def _plot(tuning: Tuning, file: str | pathlib.Path) -> None:
     check_image(file)
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    trials = tuning.trials
+    figure = Figure(figsize=(11, max(4.5, 1.2 + 0.25 * len(trials))), layout="constrained")
     figure.suptitle(f"{tuning.device}, batch size {tuning.batch_size}", fontsize="medium")
     left, right = figure.subplots(1, 2)
-    for trial in tuning.trials:
-        is_best = trial == tuning.best
-        look = {"marker": "*" if is_best else "o", "markersize": 14 if is_best else 6, "color": "black"}
-        size, fill = trial.lookahead.block_size, "black" if is_best else "white"
-        left.plot(size, 1000 * trial.seconds_per_step, markerfacecolor=fill, **look)
-        right.plot(size, trial.tokens_per_second, markerfacecolor=fill, **look)
-        font = {"rotation": 45, "rotation_mode": "anchor", "fontsize": "small", "weight": "bold" if is_best else None}
-        right.annotate(
-            label(trial.lookahead), (size, trial.tokens_per_second), (4, 6), textcoords="offset points", **font
-        )
-    left.plot(list(tuning.step_times), [1000 * seconds for seconds in tuning.step_times.values()], "k.-", zorder=1)
-    left.set(ylabel="one step, ms")
-    left.set_title("line: timed first; points: the settings tried", fontsize="small")
-    right.axhline(tuning.trials[0].tokens_per_second, color="black", linestyle="--", linewidth=1, zorder=1)
-    right.set(ylabel="tokens/s")
-    right.set_title("points: the settings tried; star: the fastest", fontsize="small")
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(list(tuning.step_times), labels=list(map(str, tuning.step_times)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set(xlabel="block size, tokens", xlim=(0.8, 2 * axes.dataLim.x1), ylim=(0, 1.2 * axes.dataLim.y1))
-        axes.grid(color="0.9")
-        axes.set_axisbelow(True)
+    left.plot(list(tuning.step_times), [1000 * seconds for seconds in tuning.step_times.values()], "k.-")
+    for trial in trials:
+        style = pictures.line_style(int(trial == tuning.best))
+        left.plot(trial.lookahead.block_size, 1000 * trial.seconds_per_step, **style)
+    pictures.use_log2(left, tuning.step_times)
+    left.set(xlabel="tokens of a step", ylabel="one step, ms", ylim=(0, None))
+    left.set_title("line: timed first; circles: the settings tried; square: the fastest", fontsize="small")
+    for row, trial in enumerate(trials):
+        bar = right.barh(row, trial.tokens_per_second, **pictures.bar_style(int(trial == tuning.best)))
+        right.bar_label(bar, fmt="%.1f", padding=2, fontsize="small")
+    right.axvline(trials[0].tokens_per_second, color="black", linestyle="--", linewidth=1)
+    names = [f"{label(trial.lookahead)} ({trial.lookahead.block_size})" for trial in trials]
+    right.set_yticks(range(len(trials)), labels=names, fontsize="small")
+    right.invert_yaxis()
+    right.margins(x=0.12)
+    right.set(xlabel="tokens/s", ylabel="setting (tokens of a step)")
+    right.set_title("hatched: the fastest; dashed: plain decoding", fontsize="small")
+    pictures.finish(left)
+    pictures.finish(right, grid="x")
     with written_whole(file, replace=True) as partial:
         figure.savefig(partial)

@@ -28,6 +28,8 @@ def test_the_numbers_of_a_run_stand_beside_those_of_the_paper():
     assert found["Table 3, row 9", "tokens per step"] == ["2.05", "1.80"]
     assert found["Section 2, Algorithm 1", "tokens per step of Jacobi decoding"][1] == "1.10"
     assert found["Appendix E", "answers of plain decoding in float32"][1] == "100% identical"
+    pipeline = found["Figures 6, 7", "speedup of pipeline parallelism without lookahead"]
+    assert pipeline == ["0.75x to 0.82x", "1.00x (estimated)"]
     a100, rtx3090 = (found["Figure 8", f"speedup on an {name}"][1] for name in ("A100", "RTX 3090"))
     assert a100.endswith("x (estimated)")
     assert float(a100.split("x")[0]) > float(rtx3090.split("x")[0]) > 1

@@ -84,6 +84,17 @@ def test_collectives_take_messages_and_bytes():
     assert plan.collective_time(large._replace(span=16), "v5e") == plan.collective_time(large, "v5e")
 
 
+def test_a_pipeline_adds_a_message_between_stages():
+    """Four A100s, linked at 0.8 of 300 GB/s; sixteen span two machines, with 50 GB/s and slower messages."""
+    (option,) = jlade.plan(SEVEN, "a100", lookahead=SETTING, compression=2.0).options
+    one, hidden_states = option.step.total, 120 * 4096 * 2
+    assert plan.pipeline_time(option.step, hidden_states, 1, "a100") == one
+    four = plan.pipeline_time(option.step, hidden_states, 4, "a100")
+    assert four - one == pytest.approx(3 * (2e-6 + hidden_states / (0.8 * 300e9)))
+    sixteen = plan.pipeline_time(option.step, hidden_states, 16, "a100")
+    assert sixteen - one == pytest.approx(15 * (5e-6 + hidden_states / (0.8 * 50e9)))
+
+
 def test_meshes_are_those_that_work():
     found = jlade.plan(SEVEN, "v5e", 12, batch_size=6, capacity=512)
     layouts = {option.layout for option in found.options}

@@ -339,7 +339,7 @@ def test_the_plot_shows_every_setting(tmp_path):
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
         TUNING.plot(tmp_path / "tuning.svg")
     drawn = (tmp_path / "tuning.svg").read_text()
-    assert all(f">{label}<" in drawn for label in ("plain", "tree of 3", "15, 5, 15", "tokens/s", "one step, ms"))
+    assert all(f">{label}<" in drawn for label in ("plain (1)", "tree of 3 (4)", "15, 5, 15 (120)", "tokens/s"))
 
 
 @pytest.mark.parametrize(
