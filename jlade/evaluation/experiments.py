@@ -118,7 +118,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             *(
                 f"{name}:t={temperature}{flag}"
                 for temperature in ("0.5", "1")
-                for name, flag in (("plain", ""), (LOOKAHEAD, ""), (LOOKAHEAD, ":rejection"))
+                for name, flag in (("plain", ""), (LOOKAHEAD, ""), (LOOKAHEAD, paper.SAMPLING_FLAGS))
             ),
         ),
         lambda question: question.reference is not None,
