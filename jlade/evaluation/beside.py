@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jlade.evaluation import drafting, measures, paper, scaling, statistics
+from jlade.evaluation import drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.methods import parse
 from jlade.evaluation.runs import Run
@@ -40,8 +40,8 @@ def _lookahead(results: Results) -> str | None:
 def _speedup(results: Results, name: str | None) -> str | None:
     if name is None:
         return None
-    baseline = results[str(parse(name).baseline)]
-    return f"{statistics.summary(measures.speedups(results[name], baseline)).mean:.2f}x"
+    speedup = measures.speedup(results[name], results[str(parse(name).baseline)])
+    return None if speedup is None else f"{speedup.mean:.2f}x"
 
 
 def _steps(results: Results, name: str | None) -> str | None:

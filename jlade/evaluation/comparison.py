@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jlade.evaluation import figures, measures, statistics
+from jlade.evaluation import figures, measures
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import parse
 from jlade.evaluation.runs import Result, Run
@@ -15,7 +15,7 @@ def methods_table(run: Run, results: Results) -> Table:
     """Returns tokens per step, speed and share of identical answers of each method."""
     rows = []
     for name, of_method in results.items():
-        speedup = statistics.summary(measures.speedups(of_method, results[str(parse(name).baseline)]))
+        speedup = measures.speedup(of_method, results[str(parse(name).baseline)])
         is_greedy = not parse(name).temperature
         rows.append(
             (
@@ -23,9 +23,9 @@ def methods_table(run: Run, results: Results) -> Table:
                 measures.compression(of_method),
                 measures.speed(of_method),
                 measures.first_token(of_method),
-                speedup.mean,
-                speedup.median,
-                f"{speedup.low:.2f} to {speedup.high:.2f}",
+                speedup and speedup.mean,
+                speedup and speedup.median,
+                speedup and f"{speedup.low:.2f} to {speedup.high:.2f}",
                 measures.identical(of_method) if is_greedy else None,
             )
         )

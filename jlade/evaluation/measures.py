@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from jlade.evaluation import statistics
 from jlade.evaluation.answers import Answer
 from jlade.evaluation.runs import Result
 
@@ -45,7 +46,13 @@ def speed(results: Iterable[Result]) -> float:
 def speedups(results: Sequence[Result], baselines: Sequence[Result]) -> list[float]:
     """Returns the speed relative to that of the baseline, for each question whose answers have a speed."""
     ratios = [speed([one]) / speed([other]) for one, other in zip(results, baselines, strict=True)]
-    return [ratio for ratio in ratios if not math.isnan(ratio)] or [math.nan]
+    return [ratio for ratio in ratios if not math.isnan(ratio)]
+
+
+def speedup(results: Sequence[Result], baselines: Sequence[Result]) -> statistics.Summary | None:
+    """Returns the mean of the speedups, their median and interval; None if no answer has a speed."""
+    ratios = speedups(results, baselines)
+    return statistics.summary(ratios) if ratios else None
 
 
 def first_token(results: Iterable[Result]) -> float:

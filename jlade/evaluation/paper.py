@@ -39,8 +39,8 @@ def sampling_table(results: Results) -> Table:
             [result.answers[0].text for result in of_method], [result.reference or "" for result in of_method]
         )
         rouge = [_with_interval(column) for column in zip(*scores, strict=True)]
-        speedup = statistics.summary(measures.speedups(of_method, baseline)).mean
-        rows.append((dataset, parse(name).label, *rouge, speedup, measures.compression(of_method)))
+        speedup = measures.speedup(of_method, baseline)
+        rows.append((dataset, parse(name).label, *rouge, speedup and speedup.mean, measures.compression(of_method)))
     columns = (
         Column("data set"),
         Column("method (W, N, G)"),
@@ -79,8 +79,8 @@ def ablation_table(results: Results) -> Table:
         name = str(method)
         if name in results:
             measured[i] = measures.compression(results[name])
-            speedup = statistics.summary(measures.speedups(results[name], results[str(method.baseline)])).mean
-            rows.append((f"{i}: {method.label}", speedup, measured[i], of_paper))
+            speedup = measures.speedup(results[name], results[str(method.baseline)])
+            rows.append((f"{i}: {method.label}", speedup and speedup.mean, measured[i], of_paper))
     columns = (
         Column("row: W, N, G"),
         Column("speedup", ".2f x"),

@@ -31,6 +31,12 @@ def test_methods():
     assert "2 questions, up to 8 new tokens" in table.note
 
 
+@pytest.mark.filterwarnings("error")
+def test_answers_of_one_token_have_no_speed():
+    results = {name: [result(name, answer([1]))] for name in ("plain", "15,5,15")}
+    assert rows(comparison.methods_table(run(), results))["15, 5, 15"] == ["1.00", "-", "1.10", *["-"] * 3, "100%"]
+
+
 def test_tasks():
     table = comparison.tasks_table(RESULTS)
     assert [column.name for column in table.columns] == ["tokens/step", "code", "chat", "all"]
