@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="FILE",
         help="questions: Spec-Bench, MT-Bench, HumanEval, MBPP, GSM8K, MMLU, ClassEval, CNN/DailyMail, XSum, or JSON "
-        "lines with a field prompt or ids (default: 78 samples)",
+        "lines with a field prompt or ids (default: 90 samples)",
     )
     result.add_argument(
         "--summary-prompt",

@@ -123,7 +123,7 @@ def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Data
 
 @functools.cache
 def samples(summary: SummaryPrompt = SUMMARY) -> tuple[Dataset, ...]:
-    """Returns small data sets written for jlade, 78 questions of seven tasks, whose names end in "sample"."""
+    """Returns small data sets written for jlade, 90 questions of nine tasks, whose names end in "sample"."""
     return tuple(_sample(read(file, summary)) for file in sorted(SAMPLES.glob("*.jsonl")))
 
 
