@@ -1,7 +1,6 @@
 """`jlade bench`: compares ways to decode on a model and data, and makes the paper's tables and figures of them."""
 
 import argparse
-import functools
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -52,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--summary-prompt",
         metavar="FILE",
-        help="the messages that ask for a summary: the user's with {text}, or the system's, a line ---, and the user's",
+        help="the messages that ask for a summary: the user's with {text}, or the system's, a line ---, and the "
+        "user's; another line --- and the beginning of the answer may follow these two",
     )
     result.add_argument("--methods", nargs="+", metavar="METHOD", help="those of the experiment methods")
     result.add_argument(
@@ -231,7 +231,10 @@ def _read(data: Sequence[str] | None, summary_prompt: str | None) -> Sequence[Da
 
 
 def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
-    """Returns a function that applies the model's chat template; a model without one continues the plain messages."""
+    """Returns a function that applies the model's chat template; a model without one continues the plain messages.
+
+    A last message of the assistant is the beginning of the answer.
+    """
     of_transformers = chat_template.load_tokenizer(directory)
     if of_transformers.chat_template is None:
 
@@ -239,7 +242,12 @@ def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
             return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
 
         return join
-    return functools.partial(chat_template.encode, of_transformers)
+
+    def encode(messages: Sequence[Message]) -> list[int]:
+        begins_answer = messages[-1]["role"] == "assistant"
+        return chat_template.encode(of_transformers, messages, continue_final_message=begins_answer)
+
+    return encode
 
 
 def _table(table: Table) -> RichTable:

@@ -18,17 +18,20 @@ LETTERS = "ABCDEFGHIJ"  # of choices
 
 
 class SummaryPrompt(NamedTuple):
-    """The messages that ask for a summary, with {text} in the place of the text."""
+    """The messages that ask for a summary, with {text} in the place of the text, and the beginning of the answer."""
 
     system: str
     user: str
+    beginning: str = ""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "SummaryPrompt":
-        """Returns the prompt in a file: the user's message, or the system message, a line ---, and the user's message.
+        """Returns the prompt in a file: the user's message, or the parts of the class in their order, up to three.
+
+        Lines --- separate parts.
 
         Raises:
-          ValueError: the file cannot be read, or does not have {text} once.
+          ValueError: the file cannot be read, does not have {text} once, or has more parts.
         """
         file = pathlib.Path(path)
         try:
@@ -37,11 +40,13 @@ class SummaryPrompt(NamedTuple):
             raise ValueError(f"{file} cannot be read as text: {error}") from error
         if content.count("{text}") != 1:
             raise ValueError(f"{file}: a prompt for summaries must have {{text}} once, got {content.count('{text}')}")
-        system, line, user = content.partition("\n---\n")
-        return cls(system.strip(), user.strip()) if line else cls("", content.strip())
+        parts = [part.strip() for part in content.split("\n---\n")]
+        if len(parts) > len(cls._fields):
+            raise ValueError(f"{file}: a prompt for summaries must have at most 3 parts, got {len(parts)}")
+        return cls("", *parts) if len(parts) == 1 else cls(*parts)
 
 
-# The form of Appendix D of arXiv 2402.02057.
+# The form of Appendix D of arXiv 2402.02057, which also begins the answer.
 SUMMARY = SummaryPrompt(
     "You answer with nothing but the facts of this text:\n\n{text}\n\n"
     "- Write clear and complete sentences.\n"
@@ -49,6 +54,7 @@ SUMMARY = SummaryPrompt(
     "- Do not thank the user, and do not speak of yourself.\n"
     "- Keep to the style of a business report, and be polite.",
     "Summarize the text in a few sentences.",
+    "Summary:",
 )
 
 
@@ -71,6 +77,7 @@ class Question:
     ids: tuple[int, ...] | None = None  # token ids of the prompt, in place of text
     is_chat: bool = True  # whether the turns go through the model's chat template; otherwise the model continues them
     system: str | None = None  # the system message
+    beginning: str = ""  # of the answer to a chat, which the model continues
     reference: str | None = None  # the summary that ROUGE compares with
     tests: CodeTests | None = None
     suffix: str | None = None  # the text after the gap that the answer fills; the turn is the text before it
@@ -177,8 +184,8 @@ def _with_summary(question: Question, summary: SummaryPrompt) -> Question:
     if question.reference is None:
         return question
     (text,) = question.turns
-    system, user = (message.replace("{text}", text) for message in summary)
-    return dataclasses.replace(question, turns=(user,), system=system or None)
+    system, user, beginning = (message.replace("{text}", text) for message in summary)
+    return dataclasses.replace(question, turns=(user,), system=system or None, beginning=beginning)
 
 
 def _mt_bench(record: Record, name: str, _: str) -> Question:

@@ -22,7 +22,8 @@ from jlade.files import append_line, written_whole
 from jlade.generation import difference, text
 from jlade.generation.difference import Difference
 
-Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]  # token ids of the messages of a conversation
+# Token ids of the messages of a conversation. A last message of the assistant is the beginning of the answer.
+Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]
 TIMES = ("prefill_seconds", "first_seconds", "seconds")
 VARYING = ("date", "command")  # facts about a run that may differ when it goes on
 
@@ -262,6 +263,8 @@ class _Runner:
             messages.append({"role": "user", "content": asked})
             if answered is not None:
                 messages.append({"role": "assistant", "content": answered})
+        if question.beginning:
+            messages.append({"role": "assistant", "content": question.beginning})
         return self.encode(messages)
 
     def _difference(

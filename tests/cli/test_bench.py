@@ -299,6 +299,35 @@ def test_a_model_without_a_chat_template_continues_the_messages(made, small_demo
     assert [length for length, _ in made] == [len(tokenizer.encode(text).ids) for text in texts]
 
 
+# Of LLaMA-2-Chat, whose roles must alternate.
+LLAMA_2 = (
+    "{% set system = messages[0]['content'] %}{% for message in messages[1:] %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
+    "{% if message['role'] == 'user' %}"
+    "[INST] <<SYS>>\n{{ system }}\n<</SYS>>\n\n{{ message['content'] | trim }} [/INST]"
+    "{% else %} {{ message['content'] | trim }} </s>{% endif %}{% endfor %}"
+)
+
+
+def test_summaries_are_asked_for_in_the_form_of_appendix_d(monkeypatch, small_demo, tmp_path):
+    """There the system message has the text and rules, a sentence asks, and "Summary:" begins the answer."""
+    texts = []
+
+    def answered(self, prompt, method, key, pool=None, choices=()):
+        texts.append(self.tokenizer.decode(prompt))
+        return answer([1, 2], text="made"), None
+
+    monkeypatch.setattr(Model, "answer", answered)
+    llama = tmp_path / "llama"
+    shutil.copytree(small_demo, llama)
+    (llama / "chat_template.jinja").write_text(LLAMA_2)
+    (tmp_path / "one.jsonl").write_text(json.dumps({"id": 1, "document": "It rains.", "summary": "Rain."}) + "\n")
+    arguments = ["--methods", "plain", "--data", str(tmp_path / "one.jsonl"), "--output", str(tmp_path / "out")]
+    assert cli.main(["bench", "--model", str(llama), *arguments]) == 0
+    system = r".*:\n\nIt rains\.\n\n(- .*\n)+"
+    assert re.fullmatch(rf"\[INST\] <<SYS>>\n{system}<</SYS>>\n\n.* \[/INST\] Summary:", texts[0])
+
+
 def options_of(directory):
     from jlade.cli import bench
 
