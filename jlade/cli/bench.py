@@ -25,6 +25,7 @@ from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 RUN = "run.jsonl"
+PAPER = "paper"  # in the place of a number of tokens
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,7 +83,12 @@ def parser() -> argparse.ArgumentParser:
         "--seed", type=int, metavar="S", help="choose the questions at random, and draw sampled texts, by this seed"
     )
     result.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens of an answer (default: %(default)s)"
+        "--max-new-tokens",
+        type=_max_new_tokens,
+        default=128,
+        metavar="M",
+        help=f"most tokens of an answer, or {PAPER} for the limits of the paper to prompt and answer together: 512 for "
+        "HumanEval, 2048 for ClassEval, and for others, where it names none, the model's (default: %(default)s)",
     )
     result.add_argument("--output", default="bench", metavar="DIR", help="directory of the results (default: bench)")
     result.add_argument(
@@ -98,6 +104,13 @@ def parser() -> argparse.ArgumentParser:
         "sandbox",
     )
     return result
+
+
+def _max_new_tokens(value: str) -> int | str:
+    try:
+        return value if value == PAPER else int(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, or {PAPER}, got {value!r}") from None
 
 
 def run(options: argparse.Namespace) -> None:
@@ -143,7 +156,8 @@ def _experiments(given: Sequence[str]) -> list[str]:
 
 def _check(options: argparse.Namespace) -> None:
     """Raises a ValueError that names an option with a wrong value, before anything is loaded."""
-    check_int("--max-new-tokens", options.max_new_tokens, 1)
+    if options.max_new_tokens != PAPER:
+        check_int("--max-new-tokens", options.max_new_tokens, 1)
     if options.limit is not None:
         check_int("--limit", options.limit, 1)
     if options.seed is not None:
@@ -184,7 +198,7 @@ def _run(
             return params
         return options_lib.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
 
-    model = Model(load, dtype, tokenizer, options.max_new_tokens)
+    model = Model(load, dtype, tokenizer, None if options.max_new_tokens == PAPER else options.max_new_tokens)
     about = provenance.provenance() | {
         "model": options.model or "demo",
         "adapter": options.adapter,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jlade.evaluation import figures, measures
+from jlade.evaluation import figures, measures, runs
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import parse
 from jlade.evaluation.runs import Result, Run
@@ -41,8 +41,8 @@ def methods_table(run: Run, results: Results) -> Table:
     )
     number = len(next(iter(results.values())))
     note = (
-        f"{number} questions, up to {run.about['max_new_tokens']} new tokens for each turn. Tokens per step counts "
-        "every forward pass that gives tokens. Tokens per second excludes prefill and answers of one token; the median "
+        f"{number} questions, {runs.limit(run.about)} for each turn. Tokens per step counts every "
+        "forward pass that gives tokens. Tokens per second excludes prefill and answers of one token; the median "
         "time to the first token includes prefill. Speedup is the mean over the questions, relative to plain decoding "
         "by jlade, with a bootstrap interval. Identical is the share of the answers that equal those of plain decoding "
         "in float32."

@@ -83,6 +83,7 @@ class Question:
     suffix: str | None = None  # the text after the gap that the answer fills; the turn is the text before it
     answer: str | None = None  # the right one: a number, or a letter of `choices`
     choices: str = ""  # letters, of which the model's most probable one is the answer
+    max_length: int | None = None  # tokens of prompt and answer in the paper; None where it sets no limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Data
                 f"{', '.join(known_format.fields)} and be in the same format, got the fields {_fields(record)}"
             )
         question = _with_summary(known_format.question(record, title, f"{title}/{i}"), summary)
+        question = dataclasses.replace(question, max_length=known_format.max_length)
         if question.id in questions:
             raise ValueError(f"{record.place}: the id must be unique, got {question.id!r} again")
         questions[question.id] = question
@@ -265,19 +267,20 @@ class Format(NamedTuple):
     title: str  # the data set's name; "" for the file's
     fields: tuple[str, ...]
     question: Callable[[Record, str, str], Question]  # from a record, the data set's name and an id for want of one
+    max_length: int | None = None  # of its questions: Section 5 of arXiv 2402.02057 sets that of two data sets
 
 
 # The first format that fits counts, so that of prompts, whose fields others have too, is last.
 FORMATS = {
     "mt_bench": Format("MT-Bench", ("question_id", "category", "turns"), _mt_bench),
     "humaneval_infilling": Format(
-        "HumanEval infilling", ("task_id", "prompt", "suffix", "entry_point", "test"), _humaneval
+        "HumanEval infilling", ("task_id", "prompt", "suffix", "entry_point", "test"), _humaneval, 512
     ),
-    "humaneval": Format("HumanEval", ("task_id", "prompt", "entry_point", "test"), _humaneval),
+    "humaneval": Format("HumanEval", ("task_id", "prompt", "entry_point", "test"), _humaneval, 512),
     "mbpp": Format("MBPP", ("task_id", "code", "test_list"), _mbpp),
     "mmlu": Format("MMLU", ("question", "choices", "answer"), _mmlu),
     "gsm8k": Format("GSM8K", ("question", "answer"), _gsm8k),
-    "classeval": Format("ClassEval", ("task_id", "skeleton", "class_name"), _classeval),
+    "classeval": Format("ClassEval", ("task_id", "skeleton", "class_name"), _classeval, 2048),
     "cnn_dailymail": Format(
         "CNN/DailyMail", ("id", "article", "highlights"), functools.partial(_summary, "article", "highlights")
     ),

@@ -79,6 +79,12 @@ class Run:
     results: tuple[Result, ...]
 
 
+def limit(about: Mapping[str, Any]) -> str:
+    """Returns the most new tokens of an answer of a run, in words."""
+    most = about["max_new_tokens"]
+    return "as many new tokens as the paper allows" if most == "paper" else f"up to {most} new tokens"
+
+
 def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str) -> list[Cell]:
     """Returns the cells of a question and methods, in a run in `dtype`.
 
@@ -227,7 +233,7 @@ class _Runner:
                 before = [answer.text for answer in (told or answers)[:turn]]
                 prompt = self._prompt(question, turn, before)
                 known = pool if method.is_warm else None
-                answer, pool = self.model.answer(prompt, method, key, known, question.choices)
+                answer, pool = self.model.answer(prompt, method, key, known, question.choices, question.max_length)
                 answers.append(answer)
                 differences.append(self._difference(prompt, told[turn] if told else None, answer, method))
             passed = self._judge(question, answers[-1])

@@ -26,7 +26,7 @@ def made(monkeypatch):
     """Answers that no model gives; returns the prompts' lengths and the methods."""
     asked = []
 
-    def answered(self, prompt, method, key, pool=None, choices=()):
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
         asked.append((len(prompt), str(method)))
         return answer([1, 2], text="made"), None
 
@@ -194,10 +194,32 @@ def test_data_and_seed_choose_the_questions(made, tmp_path, capsys):
     assert "task [b]|</b>" in re.sub(r"\s*│\n│\s*", " ", capsys.readouterr().out), "names are no markup"
 
 
+def test_lengths_of_the_paper_are_those_of_each_data_set(tmp_path, monkeypatch, capsys):
+    """Section 5: sequences of 512 tokens for HumanEval and 2048 for ClassEval."""
+    code = {"task_id": "1", "prompt": "def f():", "entry_point": "f", "test": "def check(f): pass"}
+    whole_class = {"task_id": "2", "skeleton": "class A:", "class_name": "A"}
+    files = {"code": code, "class": whole_class, "mine": {"prompt": "Hello"}}
+    for name, line in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    asked = []
+
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
+        asked.append((self.max_new_tokens, max_length))
+        return answer([1, 2], text="made"), None
+
+    monkeypatch.setattr(Model, "answer", answered)
+    arguments = ["--methods", "plain", "--data", *(str(tmp_path / f"{name}.jsonl") for name in files)]
+    assert cli.main(["bench", *arguments, "--max-new-tokens", "paper", "--output", str(tmp_path / "out")]) == 0
+    assert asked == [(None, 512), (None, 2048), (None, None)]
+    assert runs.read(tmp_path / "out" / "run.jsonl").about["max_new_tokens"] == "paper"
+    assert "answers of as many new tokens as the paper allows" in (tmp_path / "out" / "report.html").read_text()
+    assert "as many new tokens as the paper allows" in (tmp_path / "out" / "methods.md").read_text()
+
+
 def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
     count = itertools.count(1)
 
-    def answered(self, prompt, method, key, pool=None, choices=()):
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
         if next(count) == 3:
             raise KeyboardInterrupt
         return answer([1, 2], text="made"), None
@@ -223,7 +245,7 @@ def test_questions_without_an_answer_are_named(tmp_path, monkeypatch, capsys):
     assert "1 question" in captured.out
 
 
-def long_prompts_refused(self, prompt, method, key, pool=None, choices=()):
+def long_prompts_refused(self, prompt, method, key, pool=None, choices=(), max_length=None):
     if len(prompt) > 1000:
         raise ValueError("too long")
     return answer([1, 2], text="made"), None
@@ -237,6 +259,7 @@ def long_prompts_refused(self, prompt, method, key, pool=None, choices=()):
         (["--methods", "transformers:t=1"], "transformers decodes greedily"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--max-new-tokens", "book"], "--max-new-tokens: must be an integer of at least 1, or paper, got 'book'"),
         (["--windows", "0", "3"], "--windows must be at least 1, got 0"),
         (["--ngrams", "5"], "--ngrams must have two or more different values, got 5"),
         (["--windows", "8", "4000"], "at most 4096 are accepted"),
@@ -313,7 +336,7 @@ def test_summaries_are_asked_for_in_the_form_of_appendix_d(monkeypatch, small_de
     """There the system message has the text and rules, a sentence asks, and "Summary:" begins the answer."""
     texts = []
 
-    def answered(self, prompt, method, key, pool=None, choices=()):
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
         texts.append(self.tokenizer.decode(prompt))
         return answer([1, 2], text="made"), None
 

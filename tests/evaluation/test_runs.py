@@ -221,7 +221,7 @@ def asked(monkeypatch):
     prompts = []
     empty = runs.Answer(1, (1,), "", 1, (1,), (0,), (0, 0), (), 1.0, 1.0, 1.0, 1)
 
-    def answer(self, prompt, method, key, pool=None, choices=()):
+    def answer(self, prompt, method, key, pool=None, choices=(), max_length=None):
         prompts.append((str(method), prompt, jax.random.key_data(key).tolist()))
         return dataclasses.replace(empty, text=f"by {method}"), None
 
@@ -264,7 +264,7 @@ def test_texts_to_continue_have_no_special_tokens_and_no_template(asked, tmp_pat
 def test_differences_name_the_first_token_and_the_gap_of_the_logits(monkeypatch, tmp_path):
     answer = Model.answer
 
-    def other(self, prompt, method, key, pool=None, choices=()):
+    def other(self, prompt, method, key, pool=None, choices=(), max_length=None):
         found, pool = answer(self, prompt, method, key, pool)
         if method.setting == parse("2,3,1").setting:
             found = dataclasses.replace(found, tokens=(*found.tokens[:5], 12, *found.tokens[6:]))
