@@ -24,7 +24,7 @@ from jlade.generation import results, text
 from jlade.generation.options import Options
 from jlade.generation.request import Request
 from jlade.generation.text import Tokenizer
-from jlade.mesh import default_device
+from jlade.mesh import default_device, num_bytes
 from jlade.models.llama import LlamaParams
 
 GROWTH_STEPS = 8  # between two counts of the pool
@@ -50,6 +50,8 @@ class Answer:
       first_seconds: until the first tokens, prefill included.
       seconds: of all steps, prefill excluded.
       timed_tokens: tokens generated in `seconds`.
+      state_bytes: memory of the state between two steps, by the shapes of its arrays: cache, text, window and drafts
+        with their sources. None for transformers, and in runs that did not record it.
     """
 
     prompt_tokens: int
@@ -64,6 +66,7 @@ class Answer:
     first_seconds: float
     seconds: float
     timed_tokens: int
+    state_bytes: int | None = None
 
 
 @dataclasses.dataclass
@@ -198,6 +201,7 @@ class Model:
             first_seconds=prefill_seconds + after_first - begin,
             seconds=end - begin,
             timed_tokens=tokens,
+            state_bytes=num_bytes(state),
         ), state.pool
 
     def _prefill(self, request: Request, method: Method) -> tuple[Prefix, float]:

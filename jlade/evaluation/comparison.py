@@ -50,6 +50,44 @@ def methods_table(run: Run, results: Results) -> Table:
     return Table("methods", "Methods", columns, tuple(rows), note)
 
 
+ID_BYTES = 8  # of a token id of torch
+
+
+def costs_table(results: Results) -> Table:
+    """Returns memory, training and determinism of each method, with its speedup, as a guide compares methods."""
+    rows: list[Row] = []
+    for name, of_method in results.items():
+        method = parse(name)
+        baseline = results[str(method.baseline)]
+        speedup = measures.speedup(of_method, baseline)
+        memory = _lookup_bytes(of_method) if method.setting is None else measures.memory(of_method, baseline)
+        same = measures.same(of_method, baseline)
+        rows.append((method.label, speedup and speedup.mean, memory, "none", method.agreement, same))
+    columns = (
+        Column("method"),
+        Column("speedup", ".2f x"),
+        Column("memory, bytes", ",.0f"),
+        Column("training"),
+        Column("same as plain decoding"),
+        Column("measured", ".0%"),
+    )
+    note = (
+        "Memory of a sequence beyond that of plain decoding, by the shapes of arrays: pool, table of recycled logits, "
+        "window and drafts; of transformers' prompt lookup a copy of the text with the candidates. No method has a "
+        "draft model or trained heads. Greedy texts are those of plain decoding, and so are coupled samples with the "
+        "same key; rejection keeps their distribution. Measured is the share of the answers with the tokens of plain "
+        "decoding in the same dtype, in which rounding can decide."
+    )
+    return Table("costs", "Memory, training and determinism", columns, tuple(rows), note)
+
+
+def _lookup_bytes(results: Sequence[Result]) -> float:
+    """Returns the mean bytes of the texts with their candidates, which transformers' prompt lookup copies in a step."""
+    lookup_tokens = parse(results[0].method).lookup_tokens
+    lengths = [each.prompt_tokens + len(each.tokens) + lookup_tokens for each in measures.answers(results)]
+    return ID_BYTES * sum(lengths) / len(lengths) if lookup_tokens else 0.0
+
+
 def tasks_table(results: Results) -> Table:
     """Returns tokens per step by task, as Spec-Bench (arXiv 2401.07851) arranges methods and tasks."""
     tasks = _names(results, "task")

@@ -90,7 +90,7 @@ def _any(question: Question) -> bool:
 EXPERIMENTS: dict[str, Experiment] = {
     "methods": Experiment(
         "Methods",
-        "speed, tokens per step and accepted tokens of --methods, by task and data set (Figure 5, Spec-Bench)",
+        "speed, tokens per step, accepted tokens and memory of --methods, by task and data set (Figure 5, Spec-Bench)",
         "Each method answers the same questions. More tokens per step mean fewer passes through the model; the speed "
         "also depends on the time of a step.",
         USUAL,
@@ -98,6 +98,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _each(
             lambda run, results: [
                 comparison.methods_table(run, results),
+                comparison.costs_table(results),
                 comparison.tasks_table(results),
                 comparison.throughput_figure(run, results),
                 comparison.throughput_table(run, results),

@@ -66,6 +66,21 @@ def identical(results: Sequence[Result]) -> float:
     return sum(difference is None for difference in differences) / len(differences)
 
 
+def same(results: Sequence[Result], baselines: Sequence[Result]) -> float:
+    """Returns the share of the answers whose tokens are those of the baseline."""
+    equal = [one.tokens == other.tokens for one, other in zip(answers(results), answers(baselines), strict=True)]
+    return sum(equal) / len(equal)
+
+
+def memory(results: Sequence[Result], baselines: Sequence[Result]) -> float | None:
+    """Returns the mean bytes of a sequence beyond those of plain decoding by jlade; None in runs without them."""
+    pairs = [
+        (one.state_bytes, other.state_bytes) for one, other in zip(answers(results), answers(baselines), strict=True)
+    ]
+    known = [one - other for one, other in pairs if one is not None and other is not None]
+    return sum(known) / len(known) if known else None
+
+
 def accepted_shares(results: Iterable[Result]) -> list[float]:
     """Returns the share of the steps that accepted 1, 2, ... tokens."""
     counts = np.bincount([number for answer in answers(results) for number in answer.accepted])[1:]

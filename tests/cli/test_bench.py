@@ -16,7 +16,7 @@ from tests.evaluation.made import answer
 
 SHORT = ["--limit", "1", "--max-new-tokens", "6"]
 TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "figure4-trees", "table4"}
-TABLES |= {"paper", "growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
+TABLES |= {"costs", "paper", "growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
 FIGURES = {"throughput", "figure4a", "figure4b", "figure4c", "figure6-7", "figure8", "hits"}
 FEW = ["--windows", "1", "3", "--ngrams", "3", "5"]
 

@@ -131,6 +131,16 @@ def test_times_are_positive_and_those_of_the_clock(monkeypatch):
     assert 0 < answer.prefill_seconds < answer.first_seconds < answer.prefill_seconds + answer.seconds
 
 
+def test_memory_is_that_of_the_arrays_between_two_steps():
+    answer, pool = MODEL.answer(PROMPT, parse("4,4,3"), KEY)
+    plain, _ = MODEL.answer(PROMPT, parse("plain"), KEY)
+    states = [generate(parse(name)).state for name in ("4,4,3", "plain")]
+    assert [answer.state_bytes, plain.state_bytes] == [sum(x.nbytes for x in jax.tree.leaves(one)) for one in states]
+    window = 4 * 3 * np.dtype(np.int32).itemsize
+    drafts = sum(x.nbytes for x in jax.tree.leaves(pool)) + window
+    assert drafts <= answer.state_bytes - plain.state_bytes < drafts + 1000, "the drafts of a step besides"
+
+
 @pytest.fixture
 def compiled():
     """What JAX has traced, lowered and compiled."""
