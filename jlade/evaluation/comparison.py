@@ -46,7 +46,7 @@ def methods_table(run: Run, results: Results) -> Table:
         "time to the first token includes prefill. Speedup is the mean over the questions, relative to plain decoding "
         "by jlade, with a bootstrap interval. Identical is the share of the answers that equal those of plain decoding "
         "in float32."
-    ) + _devices_note(run, results)
+    ) + devices_note(run, results)
     return Table("methods", "Methods", columns, tuple(rows), note)
 
 
@@ -108,7 +108,7 @@ def throughput_table(run: Run, results: Results) -> Table:
     datasets = _names(results, "dataset")
     columns = (Column("tokens/s"), *(Column(name, ".1f") for name in datasets))
     rows: list[Row] = [(parse(name).label, *_speeds(of_method, datasets)) for name, of_method in results.items()]
-    return Table("throughput", "Throughput by data set", columns, tuple(rows), _devices_note(run, results).strip())
+    return Table("throughput", "Throughput by data set", columns, tuple(rows), devices_note(run, results).strip())
 
 
 def throughput_figure(run: Run, results: Results) -> Figure:
@@ -116,7 +116,7 @@ def throughput_figure(run: Run, results: Results) -> Figure:
     datasets = _names(results, "dataset")
     series = {parse(name).label: _speeds(of_method, datasets) for name, of_method in results.items()}
     title = f"Throughput by data set: {run.about['model']} on {run.about['mesh'] or run.about['device']}"
-    note = "As Figure 5 of the paper, for the devices of this run. Prefill is excluded." + _devices_note(run, results)
+    note = "As Figure 5 of the paper, for the devices of this run. Prefill is excluded." + devices_note(run, results)
     return Figure("throughput", title, figures.bars(datasets, series, "tokens/s"), note)
 
 
@@ -150,7 +150,7 @@ def right_table(results: Results) -> Table | None:
     return Table("right", "Right answers", columns, tuple(rows), note)
 
 
-def _devices_note(run: Run, results: Results) -> str:
+def devices_note(run: Run, results: Results) -> str:
     """Returns a sentence if methods of transformers ran on another device than those of jlade."""
     other = run.about.get("transformers_device")
     is_compared = any(parse(name).setting is None for name in results)

@@ -8,16 +8,17 @@ import shutil
 import pytest
 
 from jlade import cli
-from jlade.cli import options
+from jlade.cli import bench, options
 from jlade.evaluation import datasets, experiments, runs, scaling
 from jlade.evaluation.answers import Model
 from jlade.evaluation.experiments import EXPERIMENTS
-from tests.evaluation.made import answer
+from tests.evaluation.made import ABOUT, answer
 
 SHORT = ["--limit", "1", "--max-new-tokens", "6"]
 TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "figure4-trees", "table4"}
-TABLES |= {"costs", "paper", "growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
-FIGURES = {"throughput", "figure4a", "figure4b", "figure4c", "figure6-7", "figure8", "hits"}
+TABLES |= {"paper", "growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
+TABLES |= {"costs", "figure5", "figure8"}
+FIGURES = {"figure5", "throughput", "figure4a", "figure4b", "figure4c", "figure6-7", "figure8", "hits"}
 FEW = ["--windows", "1", "3", "--ngrams", "3", "5"]
 
 
@@ -216,6 +217,18 @@ def test_lengths_of_the_paper_are_those_of_each_data_set(tmp_path, monkeypatch, 
     assert "as many new tokens as the paper allows" in (tmp_path / "out" / "methods.md").read_text()
 
 
+def test_figures_5_and_8_are_of_the_device_by_one_command(made, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench.provenance, "provenance", lambda: ABOUT | {"device": "TPU v6 lite"})
+    arguments = ["figure5", "figure8", *SHORT, *FEW, "--output", str(tmp_path)]
+    assert cli.main(["bench", *arguments]) == 0
+    for name in ("figure5", "figure8"):
+        assert "on TPU v6 lite (Figure" in json.loads((tmp_path / f"{name}.json").read_text())["title"]
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "Figure 5" in (tmp_path / "paper.md").read_text()
+    methods = {result.method for result in runs.read(tmp_path / "run.jsonl").results}
+    assert methods >= {"plain", "15,5,15", "1,5,1", "3,5,3"}
+
+
 def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
     count = itertools.count(1)
 
@@ -254,7 +267,7 @@ def long_prompts_refused(self, prompt, method, key, pool=None, choices=(), max_l
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["table5"], "there is no experiment 'table5'; there are methods, table2, .* and all"),
+        (["table5"], "there is no experiment 'table5'; there are methods, figure5, table2, .* and all"),
         (["--methods", "plain", "medusa"], "a method is .* got 'medusa'"),
         (["--methods", "transformers:t=1"], "transformers decodes greedily"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
@@ -352,6 +365,4 @@ def test_summaries_are_asked_for_in_the_form_of_appendix_d(monkeypatch, small_de
 
 
 def options_of(directory):
-    from jlade.cli import bench
-
     return bench.parser().parse_args(["--model", str(directory)])

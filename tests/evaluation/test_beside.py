@@ -8,6 +8,7 @@ from tests.evaluation.made import of, rows, run
 
 RESULTS = {
     "methods": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
+    "figure5": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
     "figure6-7": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
     "figure8": {"plain": of("plain", 1.0)}
     | {str(each): of(each, 1 + each.setting.window_size / 20) for each in scaling.window_methods()},
