@@ -124,7 +124,9 @@ def encode(tokenizer: Any, question: datasets.Question) -> torch.Tensor:
         messages = [{"role": "user", "content": question.turns[0]}]
         if question.system:
             messages.insert(0, {"role": "system", "content": question.system})
-        ids = chat_template.encode(tokenizer, messages)
+        if question.beginning:
+            messages.append({"role": "assistant", "content": question.beginning})
+        ids = chat_template.encode(tokenizer, messages, continue_final_message=bool(question.beginning))
     else:
         ids = tokenizer.encode(question.turns[0])
     return torch.tensor([ids])

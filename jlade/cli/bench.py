@@ -1,7 +1,6 @@
 """`jlade bench`: compares ways to decode on a model and data, and makes the paper's tables and figures of them."""
 
 import argparse
-import functools
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
 
 RUN = "run.jsonl"
+PAPER = "paper"  # in the place of a number of tokens
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,12 +50,13 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="FILE",
         help="questions: Spec-Bench, MT-Bench, HumanEval, MBPP, GSM8K, MMLU, ClassEval, CNN/DailyMail, XSum, or JSON "
-        "lines with a field prompt or ids (default: 78 samples)",
+        "lines with a field prompt or ids (default: 90 samples)",
     )
     result.add_argument(
         "--summary-prompt",
         metavar="FILE",
-        help="the messages that ask for a summary: the user's with {text}, or the system's, a line ---, and the user's",
+        help="the messages that ask for a summary: the user's with {text}, or the system's, a line ---, and the "
+        "user's; another line --- and the beginning of the answer may follow these two",
     )
     result.add_argument(
         "--methods",
@@ -91,7 +92,12 @@ def parser() -> argparse.ArgumentParser:
         "--seed", type=int, metavar="S", help="choose the questions at random, and draw sampled texts, by this seed"
     )
     result.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="M", help="most tokens of an answer (default: %(default)s)"
+        "--max-new-tokens",
+        type=_max_new_tokens,
+        default=128,
+        metavar="M",
+        help=f"most tokens of an answer, or {PAPER} for the limits of the paper to prompt and answer together: 512 for "
+        "HumanEval, 2048 for ClassEval, and for others, where it names none, the model's (default: %(default)s)",
     )
     result.add_argument("--output", default="bench", metavar="DIR", help="directory of the results (default: bench)")
     result.add_argument(
@@ -107,6 +113,13 @@ def parser() -> argparse.ArgumentParser:
         "sandbox",
     )
     return result
+
+
+def _max_new_tokens(value: str) -> int | str:
+    try:
+        return value if value == PAPER else int(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, or {PAPER}, got {value!r}") from None
 
 
 def run(options: argparse.Namespace) -> None:
@@ -152,7 +165,8 @@ def _experiments(given: Sequence[str]) -> list[str]:
 
 def _check(options: argparse.Namespace) -> None:
     """Raises a ValueError that names an option with a wrong value, before anything is loaded."""
-    check_int("--max-new-tokens", options.max_new_tokens, 1)
+    if options.max_new_tokens != PAPER:
+        check_int("--max-new-tokens", options.max_new_tokens, 1)
     if options.limit is not None:
         check_int("--limit", options.limit, 1)
     if options.seed is not None:
@@ -193,7 +207,7 @@ def _run(
             return params
         return options_lib.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
 
-    model = Model(load, dtype, tokenizer, options.max_new_tokens)
+    model = Model(load, dtype, tokenizer, None if options.max_new_tokens == PAPER else options.max_new_tokens)
     about = provenance.provenance() | {
         "model": options.model or "demo",
         "revision": options.revision,
@@ -241,7 +255,10 @@ def _read(data: Sequence[str] | None, summary_prompt: str | None) -> Sequence[Da
 
 
 def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
-    """Returns a function that applies the model's chat template; a model without one continues the plain messages."""
+    """Returns a function that applies the model's chat template; a model without one continues the plain messages.
+
+    A last message of the assistant is the beginning of the answer.
+    """
     of_transformers = chat_template.load_tokenizer(directory)
     if of_transformers.chat_template is None:
 
@@ -249,7 +266,12 @@ def _chat(directory: pathlib.Path, tokenizer: Tokenizer) -> runs.Encode:
             return text.encode(tokenizer, "\n\n".join(each["content"] for each in messages), parse_special=False)
 
         return join
-    return functools.partial(chat_template.encode, of_transformers)
+
+    def encode(messages: Sequence[Message]) -> list[int]:
+        begins_answer = messages[-1]["role"] == "assistant"
+        return chat_template.encode(of_transformers, messages, continue_final_message=begins_answer)
+
+    return encode
 
 
 def _table(table: Table) -> RichTable:

@@ -24,7 +24,7 @@ from jlade.generation import results, text
 from jlade.generation.options import Options
 from jlade.generation.request import Request
 from jlade.generation.text import Tokenizer
-from jlade.mesh import default_device
+from jlade.mesh import default_device, num_bytes
 from jlade.models.llama import LlamaParams
 
 GROWTH_STEPS = 8  # between two counts of the pool
@@ -50,6 +50,8 @@ class Answer:
       first_seconds: until the first tokens, prefill included.
       seconds: of all steps, prefill excluded.
       timed_tokens: tokens generated in `seconds`.
+      state_bytes: memory of the state between two steps, by the shapes of its arrays: cache, text, window and drafts
+        with their sources. None for transformers, and in runs that did not record it.
     """
 
     prompt_tokens: int
@@ -64,6 +66,7 @@ class Answer:
     first_seconds: float
     seconds: float
     timed_tokens: int
+    state_bytes: int | None = None
 
 
 @dataclasses.dataclass
@@ -74,13 +77,13 @@ class Model:
       load: returns the parameters in a dtype.
       dtype: of methods that name none.
       tokenizer: of the model.
-      max_new_tokens: of each answer.
+      max_new_tokens: of each answer; None for as many as the paper allows, see `answer`.
     """
 
     load: Callable[[str], LlamaParams]
     dtype: str
     tokenizer: Tokenizer
-    max_new_tokens: int
+    max_new_tokens: int | None
     _compiled: set[Any] = dataclasses.field(default_factory=set)
     _read: tuple[Any, Prefix, float] | None = None  # the last prompt, as it was read and the seconds of reading it
 
@@ -95,6 +98,7 @@ class Model:
         key: jax.Array,
         pool: NGramPool | None = None,
         choices: Sequence[str] = (),
+        max_length: int | None = None,
     ) -> tuple[Answer, NGramPool | None]:
         """Decodes a prompt, and returns the answer with the pool after it (None for transformers).
 
@@ -104,14 +108,16 @@ class Model:
           key: decides a sampled text.
           pool: to begin with; None for an empty one.
           choices: letters; the answer is the most probable of them. None for a text.
+          max_length: most tokens of prompt and answer where `max_new_tokens` is None; None for those of the model.
         """
         chosen = self._tokens_of(choices)
+        limit = 1 if choices else self._limit(len(prompt), max_length)
         if method.setting is None:
             if method not in self._compiled:
-                self._answer_by_transformers(prompt, method, chosen)  # the first call takes longer
+                self._answer_by_transformers(prompt, method, chosen, limit)  # the first call takes longer
                 self._compiled.add(method)
-            return self._answer_by_transformers(prompt, method, chosen), None
-        request = self._request(prompt, method, key, pool, chosen)
+            return self._answer_by_transformers(prompt, method, chosen, limit), None
+        request = self._request(prompt, method, key, pool, chosen, limit)
         params = self.params(self._dtype(method))
         shapes = jax.tree.map(np.shape, request.inputs)
         compiled = self._dtype(method), request.config, jax.tree.structure(request.inputs), str(shapes)
@@ -121,6 +127,16 @@ class Model:
             jax.block_until_ready(loop.run_steps(params, state, config, max_steps=1))
             self._compiled.add(compiled)
         return self._decode(request, method)
+
+    def _limit(self, length: int, max_length: int | None) -> int:
+        """Returns the most tokens of a text that follows a prompt of `length` tokens."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        most = self.params(self.dtype).config.max_positions
+        most = most if max_length is None else min(most, max_length)
+        if length >= most:
+            raise ValueError(f"prompt of {length} tokens leaves no room for a new one; prompt and answer have {most}")
+        return most - length
 
     def _tokens_of(self, choices: Sequence[str]) -> list[int]:
         """Returns the token of each letter."""
@@ -139,10 +155,11 @@ class Model:
         key: jax.Array,
         pool: NGramPool | None,
         choices: Sequence[int],
+        limit: int,
     ) -> Request:
         params = self.params(self._dtype(method))
         options = Options(
-            max_new_tokens=1 if choices else self.max_new_tokens,
+            max_new_tokens=limit,
             lookahead=None if method.setting == PLAIN else method.setting,
             sampling=SamplingConfig(method.temperature, logit_bias=dict.fromkeys(choices, CHOSEN) or None),
             tokenizer=self.tokenizer,
@@ -184,6 +201,7 @@ class Model:
             first_seconds=prefill_seconds + after_first - begin,
             seconds=end - begin,
             timed_tokens=tokens,
+            state_bytes=num_bytes(state),
         ), state.pool
 
     def _prefill(self, request: Request, method: Method) -> tuple[Prefix, float]:
@@ -218,7 +236,9 @@ class Model:
             transformers.utils.logging.enable_progress_bar()
         return model.to(torch_device())
 
-    def _answer_by_transformers(self, prompt: Sequence[int], method: Method, choices: Sequence[int]) -> Answer:
+    def _answer_by_transformers(
+        self, prompt: Sequence[int], method: Method, choices: Sequence[int], limit: int
+    ) -> Answer:
         model = self.transformers(self._dtype(method))  # before the import, as it says when torch is missing
         import torch
 
@@ -231,7 +251,7 @@ class Model:
 
         ids = torch.tensor([list(prompt)], device=model.device)
         eos_ids = list(self.params(self._dtype(method)).config.eos_ids)
-        settings: dict[str, Any] = {"max_new_tokens": 1 if choices else self.max_new_tokens, "do_sample": False}
+        settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False}
         settings |= {"eos_token_id": eos_ids or None, "pad_token_id": (eos_ids or [0])[0]}
         if method.lookup_tokens:
             settings["prompt_lookup_num_tokens"] = method.lookup_tokens

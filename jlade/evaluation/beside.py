@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jlade.evaluation import drafting, measures, paper, scaling, statistics
+from jlade.evaluation import drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.methods import parse
 from jlade.evaluation.runs import Run
@@ -40,8 +40,8 @@ def _lookahead(results: Results) -> str | None:
 def _speedup(results: Results, name: str | None) -> str | None:
     if name is None:
         return None
-    baseline = results[str(parse(name).baseline)]
-    return f"{statistics.summary(measures.speedups(results[name], baseline)).mean:.2f}x"
+    speedup = measures.speedup(results[name], results[str(parse(name).baseline)])
+    return None if speedup is None else f"{speedup.mean:.2f}x"
 
 
 def _steps(results: Results, name: str | None) -> str | None:
@@ -117,13 +117,16 @@ ENTRIES = (
         "hardly more than 1",
         _jacobi,
     ),
-    Entry(
-        "methods",
-        "Figure 5",
-        "speedup of lookahead decoding",
-        "LLaMA-2 and CodeLlama, 5 data sets, A100",
-        "1.5x to 2.3x",
-        lambda run, results: _speedup(results, _lookahead(results)),
+    *(
+        Entry(
+            experiment,
+            "Figure 5",
+            "speedup of lookahead decoding",
+            "LLaMA-2 and CodeLlama, 5 data sets, A100",
+            "1.5x to 2.3x",
+            lambda run, results: _speedup(results, _lookahead(results)),
+        )
+        for experiment in ("figure5", "methods")  # the first that a run has
     ),
     Entry(
         "figure6-7",
@@ -164,7 +167,7 @@ ENTRIES = (
         "tokens per step at temperature 1, by rejection",
         "LLaMA-2-7B-Chat, CNN/Daily Mail",
         "1.64",
-        _at(1.0, "rejection"),
+        _at(1.0, paper.SAMPLING_FLAGS),
     ),
     Entry("table3", "Table 3, row 2", "tokens per step of prompt lookup", CHAT, "1.55", _of_row(2)),
     Entry("table3", "Table 3, row 8", "tokens per step without the prompt", CHAT, "1.96", _of_row(8)),
@@ -189,7 +192,7 @@ def table(run: Run, results: Mapping[str, Results]) -> Table | None:
     rows: list[Row] = []
     for entry in ENTRIES:
         found = entry.here(run, results[entry.experiment]) if results.get(entry.experiment) else None
-        if found is not None:
+        if found is not None and (entry.place, entry.meaning) not in [row[:2] for row in rows]:
             rows.append((entry.place, entry.meaning, entry.conditions, entry.number, found))
     columns = (
         Column("in the paper"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jlade.evaluation import figures, measures, statistics
+from jlade.evaluation import figures, measures, runs
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import parse
 from jlade.evaluation.runs import Result, Run
@@ -15,7 +15,7 @@ def methods_table(run: Run, results: Results) -> Table:
     """Returns tokens per step, speed and share of identical answers of each method."""
     rows = []
     for name, of_method in results.items():
-        speedup = statistics.summary(measures.speedups(of_method, results[str(parse(name).baseline)]))
+        speedup = measures.speedup(of_method, results[str(parse(name).baseline)])
         is_greedy = not parse(name).temperature
         rows.append(
             (
@@ -23,9 +23,9 @@ def methods_table(run: Run, results: Results) -> Table:
                 measures.compression(of_method),
                 measures.speed(of_method),
                 measures.first_token(of_method),
-                speedup.mean,
-                speedup.median,
-                f"{speedup.low:.2f} to {speedup.high:.2f}",
+                speedup and speedup.mean,
+                speedup and speedup.median,
+                speedup and f"{speedup.low:.2f} to {speedup.high:.2f}",
                 measures.identical(of_method) if is_greedy else None,
             )
         )
@@ -41,13 +41,51 @@ def methods_table(run: Run, results: Results) -> Table:
     )
     number = len(next(iter(results.values())))
     note = (
-        f"{number} questions, up to {run.about['max_new_tokens']} new tokens for each turn. Tokens per step counts "
-        "every forward pass that gives tokens. Tokens per second excludes prefill and answers of one token; the median "
+        f"{number} questions, {runs.limit(run.about)} for each turn. Tokens per step counts every "
+        "forward pass that gives tokens. Tokens per second excludes prefill and answers of one token; the median "
         "time to the first token includes prefill. Speedup is the mean over the questions, relative to plain decoding "
         "by jlade, with a bootstrap interval. Identical is the share of the answers that equal those of plain decoding "
         "in float32."
-    ) + _devices_note(run, results)
+    ) + devices_note(run, results)
     return Table("methods", "Methods", columns, tuple(rows), note)
+
+
+ID_BYTES = 8  # of a token id of torch
+
+
+def costs_table(results: Results) -> Table:
+    """Returns memory, training and determinism of each method, with its speedup, as a guide compares methods."""
+    rows: list[Row] = []
+    for name, of_method in results.items():
+        method = parse(name)
+        baseline = results[str(method.baseline)]
+        speedup = measures.speedup(of_method, baseline)
+        memory = _lookup_bytes(of_method) if method.setting is None else measures.memory(of_method, baseline)
+        same = measures.same(of_method, baseline)
+        rows.append((method.label, speedup and speedup.mean, memory, "none", method.agreement, same))
+    columns = (
+        Column("method"),
+        Column("speedup", ".2f x"),
+        Column("memory, bytes", ",.0f"),
+        Column("training"),
+        Column("same as plain decoding"),
+        Column("measured", ".0%"),
+    )
+    note = (
+        "Memory of a sequence beyond that of plain decoding, by the shapes of arrays: pool, table of recycled logits, "
+        "window and drafts; of transformers' prompt lookup a copy of the text with the candidates. No method has a "
+        "draft model or trained heads. Greedy texts are those of plain decoding, and so are coupled samples with the "
+        "same key; rejection keeps their distribution. Measured is the share of the answers with the tokens of plain "
+        "decoding in the same dtype, in which rounding can decide."
+    )
+    return Table("costs", "Memory, training and determinism", columns, tuple(rows), note)
+
+
+def _lookup_bytes(results: Sequence[Result]) -> float:
+    """Returns the mean bytes of the texts with their candidates, which transformers' prompt lookup copies in a step."""
+    lookup_tokens = parse(results[0].method).lookup_tokens
+    lengths = [each.prompt_tokens + len(each.tokens) + lookup_tokens for each in measures.answers(results)]
+    return ID_BYTES * sum(lengths) / len(lengths) if lookup_tokens else 0.0
 
 
 def tasks_table(results: Results) -> Table:
@@ -70,7 +108,7 @@ def throughput_table(run: Run, results: Results) -> Table:
     datasets = _names(results, "dataset")
     columns = (Column("tokens/s"), *(Column(name, ".1f") for name in datasets))
     rows: list[Row] = [(parse(name).label, *_speeds(of_method, datasets)) for name, of_method in results.items()]
-    return Table("throughput", "Throughput by data set", columns, tuple(rows), _devices_note(run, results).strip())
+    return Table("throughput", "Throughput by data set", columns, tuple(rows), devices_note(run, results).strip())
 
 
 def throughput_figure(run: Run, results: Results) -> Figure:
@@ -78,7 +116,7 @@ def throughput_figure(run: Run, results: Results) -> Figure:
     datasets = _names(results, "dataset")
     series = {parse(name).label: _speeds(of_method, datasets) for name, of_method in results.items()}
     title = f"Throughput by data set: {run.about['model']} on {run.about['mesh'] or run.about['device']}"
-    note = "As Figure 5 of the paper, for the devices of this run. Prefill is excluded." + _devices_note(run, results)
+    note = "As Figure 5 of the paper, for the devices of this run. Prefill is excluded." + devices_note(run, results)
     return Figure("throughput", title, figures.bars(datasets, series, "tokens/s"), note)
 
 
@@ -112,7 +150,7 @@ def right_table(results: Results) -> Table | None:
     return Table("right", "Right answers", columns, tuple(rows), note)
 
 
-def _devices_note(run: Run, results: Results) -> str:
+def devices_note(run: Run, results: Results) -> str:
     """Returns a sentence if methods of transformers ran on another device than those of jlade."""
     other = run.about.get("transformers_device")
     is_compared = any(parse(name).setting is None for name in results)

@@ -18,17 +18,20 @@ LETTERS = "ABCDEFGHIJ"  # of choices
 
 
 class SummaryPrompt(NamedTuple):
-    """The messages that ask for a summary, with {text} in the place of the text."""
+    """The messages that ask for a summary, with {text} in the place of the text, and the beginning of the answer."""
 
     system: str
     user: str
+    beginning: str = ""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "SummaryPrompt":
-        """Returns the prompt in a file: the user's message, or the system message, a line ---, and the user's message.
+        """Returns the prompt in a file: the user's message, or the parts of the class in their order, up to three.
+
+        Lines --- separate parts.
 
         Raises:
-          ValueError: the file cannot be read, or does not have {text} once.
+          ValueError: the file cannot be read, does not have {text} once, or has more parts.
         """
         file = pathlib.Path(path)
         try:
@@ -37,11 +40,13 @@ class SummaryPrompt(NamedTuple):
             raise ValueError(f"{file} cannot be read as text: {error}") from error
         if content.count("{text}") != 1:
             raise ValueError(f"{file}: a prompt for summaries must have {{text}} once, got {content.count('{text}')}")
-        system, line, user = content.partition("\n---\n")
-        return cls(system.strip(), user.strip()) if line else cls("", content.strip())
+        parts = [part.strip() for part in content.split("\n---\n")]
+        if len(parts) > len(cls._fields):
+            raise ValueError(f"{file}: a prompt for summaries must have at most 3 parts, got {len(parts)}")
+        return cls("", *parts) if len(parts) == 1 else cls(*parts)
 
 
-# The form of Appendix D of arXiv 2402.02057.
+# The form of Appendix D of arXiv 2402.02057, which also begins the answer.
 SUMMARY = SummaryPrompt(
     "You answer with nothing but the facts of this text:\n\n{text}\n\n"
     "- Write clear and complete sentences.\n"
@@ -49,6 +54,7 @@ SUMMARY = SummaryPrompt(
     "- Do not thank the user, and do not speak of yourself.\n"
     "- Keep to the style of a business report, and be polite.",
     "Summarize the text in a few sentences.",
+    "Summary:",
 )
 
 
@@ -71,11 +77,13 @@ class Question:
     ids: tuple[int, ...] | None = None  # token ids of the prompt, in place of text
     is_chat: bool = True  # whether the turns go through the model's chat template; otherwise the model continues them
     system: str | None = None  # the system message
+    beginning: str = ""  # of the answer to a chat, which the model continues
     reference: str | None = None  # the summary that ROUGE compares with
     tests: CodeTests | None = None
     suffix: str | None = None  # the text after the gap that the answer fills; the turn is the text before it
     answer: str | None = None  # the right one: a number, or a letter of `choices`
     choices: str = ""  # letters, of which the model's most probable one is the answer
+    max_length: int | None = None  # tokens of prompt and answer in the paper; None where it sets no limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +123,7 @@ def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Data
                 f"{', '.join(known_format.fields)} and be in the same format, got the fields {_fields(record)}"
             )
         question = _with_summary(known_format.question(record, title, f"{title}/{i}"), summary)
+        question = dataclasses.replace(question, max_length=known_format.max_length)
         if question.id in questions:
             raise ValueError(f"{record.place}: the id must be unique, got {question.id!r} again")
         questions[question.id] = question
@@ -123,7 +132,7 @@ def read(path: str | os.PathLike[str], summary: SummaryPrompt = SUMMARY) -> Data
 
 @functools.cache
 def samples(summary: SummaryPrompt = SUMMARY) -> tuple[Dataset, ...]:
-    """Returns small data sets written for jlade, 78 questions of seven tasks, whose names end in "sample"."""
+    """Returns small data sets written for jlade, 90 questions of nine tasks, whose names end in "sample"."""
     return tuple(_sample(read(file, summary)) for file in sorted(SAMPLES.glob("*.jsonl")))
 
 
@@ -177,8 +186,8 @@ def _with_summary(question: Question, summary: SummaryPrompt) -> Question:
     if question.reference is None:
         return question
     (text,) = question.turns
-    system, user = (message.replace("{text}", text) for message in summary)
-    return dataclasses.replace(question, turns=(user,), system=system or None)
+    system, user, beginning = (message.replace("{text}", text) for message in summary)
+    return dataclasses.replace(question, turns=(user,), system=system or None, beginning=beginning)
 
 
 def _mt_bench(record: Record, name: str, _: str) -> Question:
@@ -258,19 +267,20 @@ class Format(NamedTuple):
     title: str  # the data set's name; "" for the file's
     fields: tuple[str, ...]
     question: Callable[[Record, str, str], Question]  # from a record, the data set's name and an id for want of one
+    max_length: int | None = None  # of its questions: Section 5 of arXiv 2402.02057 sets that of two data sets
 
 
 # The first format that fits counts, so that of prompts, whose fields others have too, is last.
 FORMATS = {
     "mt_bench": Format("MT-Bench", ("question_id", "category", "turns"), _mt_bench),
     "humaneval_infilling": Format(
-        "HumanEval infilling", ("task_id", "prompt", "suffix", "entry_point", "test"), _humaneval
+        "HumanEval infilling", ("task_id", "prompt", "suffix", "entry_point", "test"), _humaneval, 512
     ),
-    "humaneval": Format("HumanEval", ("task_id", "prompt", "entry_point", "test"), _humaneval),
+    "humaneval": Format("HumanEval", ("task_id", "prompt", "entry_point", "test"), _humaneval, 512),
     "mbpp": Format("MBPP", ("task_id", "code", "test_list"), _mbpp),
     "mmlu": Format("MMLU", ("question", "choices", "answer"), _mmlu),
     "gsm8k": Format("GSM8K", ("question", "answer"), _gsm8k),
-    "classeval": Format("ClassEval", ("task_id", "skeleton", "class_name"), _classeval),
+    "classeval": Format("ClassEval", ("task_id", "skeleton", "class_name"), _classeval, 2048),
     "cnn_dailymail": Format(
         "CNN/DailyMail", ("id", "article", "highlights"), functools.partial(_summary, "article", "highlights")
     ),

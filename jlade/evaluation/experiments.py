@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jlade.evaluation import beside, comparison, datasets, drafting, measures, paper, scaling
+from jlade.evaluation import beside, comparison, datasets, devices, drafting, measures, paper, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.datasets import Dataset, Question
 from jlade.evaluation.figures import Figure
@@ -90,7 +90,7 @@ def _any(question: Question) -> bool:
 EXPERIMENTS: dict[str, Experiment] = {
     "methods": Experiment(
         "Methods",
-        "speed, tokens per step and accepted tokens of --methods, by task and data set (Figure 5, Spec-Bench)",
+        "speed, tokens per step, accepted tokens and memory of --methods, by task and data set (Spec-Bench)",
         "Each method answers the same questions. More tokens per step mean fewer passes through the model; the speed "
         "also depends on the time of a step.",
         USUAL,
@@ -98,6 +98,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _each(
             lambda run, results: [
                 comparison.methods_table(run, results),
+                comparison.costs_table(results),
                 comparison.tasks_table(results),
                 comparison.throughput_figure(run, results),
                 comparison.throughput_table(run, results),
@@ -106,6 +107,15 @@ EXPERIMENTS: dict[str, Experiment] = {
                 comparison.right_table(results),
             ]
         ),
+        limit=None,
+    ),
+    "figure5": Experiment(
+        "Speed by data set (Figure 5)",
+        "speed by data set on this device, of transformers, plain and lookahead decoding",
+        "Code repeats itself more than chats do, so it gains more from the same steps.",
+        ("plain", LOOKAHEAD, "transformers"),
+        lambda question: not question.choices,
+        _each(devices.figure_5),
         limit=None,
     ),
     "table2": Experiment(
@@ -118,7 +128,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             *(
                 f"{name}:t={temperature}{flag}"
                 for temperature in ("0.5", "1")
-                for name, flag in (("plain", ""), (LOOKAHEAD, ""), (LOOKAHEAD, ":rejection"))
+                for name, flag in (("plain", ""), (LOOKAHEAD, ""), (LOOKAHEAD, paper.SAMPLING_FLAGS))
             ),
         ),
         lambda question: question.reference is not None,
@@ -160,11 +170,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "figure8": Experiment(
         "Devices (Figure 8)",
-        "tokens per step and speedup by W, on this device and estimated for two GPUs",
+        "tokens per step and speed by W, measured on this device, beside estimates for two GPUs",
         "A device with less arithmetic to spare gains less from the same tokens per step.",
         ("plain", WINDOWS),
         _any,
-        _each(lambda run, results: [scaling.devices_figure(run, results)]),
+        _each(devices.figure_8),
     ),
     "figure6-7": Experiment(
         "Several devices (Figures 6 and 7)",

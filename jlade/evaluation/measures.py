@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from jlade.evaluation import statistics
 from jlade.evaluation.answers import Answer
 from jlade.evaluation.runs import Result
 
@@ -45,7 +46,13 @@ def speed(results: Iterable[Result]) -> float:
 def speedups(results: Sequence[Result], baselines: Sequence[Result]) -> list[float]:
     """Returns the speed relative to that of the baseline, for each question whose answers have a speed."""
     ratios = [speed([one]) / speed([other]) for one, other in zip(results, baselines, strict=True)]
-    return [ratio for ratio in ratios if not math.isnan(ratio)] or [math.nan]
+    return [ratio for ratio in ratios if not math.isnan(ratio)]
+
+
+def speedup(results: Sequence[Result], baselines: Sequence[Result]) -> statistics.Summary | None:
+    """Returns the mean of the speedups, their median and interval; None if no answer has a speed."""
+    ratios = speedups(results, baselines)
+    return statistics.summary(ratios) if ratios else None
 
 
 def first_token(results: Iterable[Result]) -> float:
@@ -57,6 +64,21 @@ def identical(results: Sequence[Result]) -> float:
     """Returns the share of the answers that equal those of plain decoding in float32."""
     differences = [difference for result in results for difference in result.differences]
     return sum(difference is None for difference in differences) / len(differences)
+
+
+def same(results: Sequence[Result], baselines: Sequence[Result]) -> float:
+    """Returns the share of the answers whose tokens are those of the baseline."""
+    equal = [one.tokens == other.tokens for one, other in zip(answers(results), answers(baselines), strict=True)]
+    return sum(equal) / len(equal)
+
+
+def memory(results: Sequence[Result], baselines: Sequence[Result]) -> float | None:
+    """Returns the mean bytes of a sequence beyond those of plain decoding by jlade; None in runs without them."""
+    pairs = [
+        (one.state_bytes, other.state_bytes) for one, other in zip(answers(results), answers(baselines), strict=True)
+    ]
+    known = [one - other for one, other in pairs if one is not None and other is not None]
+    return sum(known) / len(known) if known else None
 
 
 def accepted_shares(results: Iterable[Result]) -> list[float]:

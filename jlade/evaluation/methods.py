@@ -95,6 +95,14 @@ class Method:
         return ", ".join(parts)
 
     @property
+    def agreement(self) -> str:
+        """What its texts have in common with those of plain decoding at the same temperature, but for rounding."""
+        if not self.temperature:
+            return "text"
+        by_rejection = isinstance(self.setting, LookaheadConfig) and self.setting.verification == "rejection"
+        return "distribution" if by_rejection else "text, with the same key"
+
+    @property
     def baseline(self) -> "Method":
         """Plain decoding with the same dtype and temperature."""
         return Method(dtype=self.dtype, temperature=self.temperature)

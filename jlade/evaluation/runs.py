@@ -22,7 +22,8 @@ from jlade.files import append_line, written_whole
 from jlade.generation import difference, text
 from jlade.generation.difference import Difference
 
-Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]  # token ids of the messages of a conversation
+# Token ids of the messages of a conversation. A last message of the assistant is the beginning of the answer.
+Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]
 TIMES = ("prefill_seconds", "first_seconds", "seconds")
 VARYING = ("date", "command")  # facts about a run that may differ when it goes on
 
@@ -76,6 +77,12 @@ class Run:
 
     about: dict[str, Any]
     results: tuple[Result, ...]
+
+
+def limit(about: Mapping[str, Any]) -> str:
+    """Returns the most new tokens of an answer of a run, in words."""
+    most = about["max_new_tokens"]
+    return "as many new tokens as the paper allows" if most == "paper" else f"up to {most} new tokens"
 
 
 def plan(dataset: str, question: Question, methods: Sequence[Method], dtype: str) -> list[Cell]:
@@ -226,7 +233,7 @@ class _Runner:
                 before = [answer.text for answer in (told or answers)[:turn]]
                 prompt = self._prompt(question, turn, before)
                 known = pool if method.is_warm else None
-                answer, pool = self.model.answer(prompt, method, key, known, question.choices)
+                answer, pool = self.model.answer(prompt, method, key, known, question.choices, question.max_length)
                 answers.append(answer)
                 differences.append(self._difference(prompt, told[turn] if told else None, answer, method))
             passed = self._judge(question, answers[-1])
@@ -262,6 +269,8 @@ class _Runner:
             messages.append({"role": "user", "content": asked})
             if answered is not None:
                 messages.append({"role": "assistant", "content": answered})
+        if question.beginning:
+            messages.append({"role": "assistant", "content": question.beginning})
         return self.encode(messages)
 
     def _difference(

@@ -33,12 +33,15 @@ class ChatTemplate:
     tokenizer: Any
     template: str | None = None
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, continue_final_message: bool = False
+    ) -> str:
         """Returns the text of a conversation, by default up to the beginning of the next answer.
 
         Args:
           messages: with the keys "role" and "content".
           add_generation_prompt: whether the next answer begins.
+          continue_final_message: whether the text ends within the last message, as transformers does it.
 
         Raises:
           ValueError: when the template raises an error, or takes too long or too much memory.
@@ -49,6 +52,7 @@ class ChatTemplate:
             conversations=[[dict(message) for message in messages]],
             chat_template=chosen,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             **self.tokenizer.special_tokens_map,
         )
         text.check_utf8("the chat template must make", rendered)
@@ -61,18 +65,21 @@ class ChatTemplate:
         return ids
 
 
-def encode(tokenizer: Any, messages: Sequence[Message], template: str | None = None) -> list[int]:
+def encode(
+    tokenizer: Any, messages: Sequence[Message], template: str | None = None, continue_final_message: bool = False
+) -> list[int]:
     """Returns the token ids of a conversation, up to the beginning of the next answer.
 
     Args:
       tokenizer, template: of `ChatTemplate`.
       messages: with the keys "role" and "content".
+      continue_final_message: whether the last message is the beginning of that answer.
 
     Raises:
       ValueError: as `ChatTemplate.render` does.
     """
     chat = ChatTemplate(tokenizer, template)
-    return chat.encode(chat.render(messages))
+    return chat.encode(chat.render(messages, not continue_final_message, continue_final_message))
 
 
 def load_tokenizer(directory: pathlib.Path) -> Any:

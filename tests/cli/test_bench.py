@@ -8,16 +8,17 @@ import shutil
 import pytest
 
 from jlade import cli
-from jlade.cli import options
+from jlade.cli import bench, options
 from jlade.evaluation import datasets, experiments, runs, scaling
 from jlade.evaluation.answers import Model
 from jlade.evaluation.experiments import EXPERIMENTS
-from tests.evaluation.made import answer
+from tests.evaluation.made import ABOUT, answer
 
 SHORT = ["--limit", "1", "--max-new-tokens", "6"]
 TABLES = {"methods", "tasks", "throughput", "accepted", "table2", "table3", "figure4", "figure4-trees", "table4"}
 TABLES |= {"paper", "growth", "exactness", "hits-by-kind", "figure6-7", "jacobi", "convergence"}
-FIGURES = {"throughput", "figure4a", "figure4b", "figure4c", "figure6", "figure7", "figure8", "hits"}
+TABLES |= {"costs", "figure5", "figure8"}
+FIGURES = {"figure5", "throughput", "figure4a", "figure4b", "figure4c", "figure6", "figure7", "figure8", "hits"}
 FEW = ["--windows", "1", "3", "--ngrams", "3", "5"]
 
 
@@ -26,7 +27,7 @@ def made(monkeypatch):
     """Answers that no model gives; returns the prompts' lengths and the methods."""
     asked = []
 
-    def answered(self, prompt, method, key, pool=None, choices=()):
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
         asked.append((len(prompt), str(method)))
         return answer([1, 2], text="made"), None
 
@@ -194,10 +195,44 @@ def test_data_and_seed_choose_the_questions(made, tmp_path, capsys):
     assert "task [b]|</b>" in re.sub(r"\s*│\n│\s*", " ", capsys.readouterr().out), "names are no markup"
 
 
+def test_lengths_of_the_paper_are_those_of_each_data_set(tmp_path, monkeypatch, capsys):
+    """Section 5: sequences of 512 tokens for HumanEval and 2048 for ClassEval."""
+    code = {"task_id": "1", "prompt": "def f():", "entry_point": "f", "test": "def check(f): pass"}
+    whole_class = {"task_id": "2", "skeleton": "class A:", "class_name": "A"}
+    files = {"code": code, "class": whole_class, "mine": {"prompt": "Hello"}}
+    for name, line in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    asked = []
+
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
+        asked.append((self.max_new_tokens, max_length))
+        return answer([1, 2], text="made"), None
+
+    monkeypatch.setattr(Model, "answer", answered)
+    arguments = ["--methods", "plain", "--data", *(str(tmp_path / f"{name}.jsonl") for name in files)]
+    assert cli.main(["bench", *arguments, "--max-new-tokens", "paper", "--output", str(tmp_path / "out")]) == 0
+    assert asked == [(None, 512), (None, 2048), (None, None)]
+    assert runs.read(tmp_path / "out" / "run.jsonl").about["max_new_tokens"] == "paper"
+    assert "answers of as many new tokens as the paper allows" in (tmp_path / "out" / "report.html").read_text()
+    assert "as many new tokens as the paper allows" in (tmp_path / "out" / "methods.md").read_text()
+
+
+def test_figures_5_and_8_are_of_the_device_by_one_command(made, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench.provenance, "provenance", lambda: ABOUT | {"device": "TPU v6 lite"})
+    arguments = ["figure5", "figure8", *SHORT, *FEW, "--output", str(tmp_path)]
+    assert cli.main(["bench", *arguments]) == 0
+    for name in ("figure5", "figure8"):
+        assert "on TPU v6 lite (Figure" in json.loads((tmp_path / f"{name}.json").read_text())["title"]
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "Figure 5" in (tmp_path / "paper.md").read_text()
+    methods = {result.method for result in runs.read(tmp_path / "run.jsonl").results}
+    assert methods >= {"plain", "15,5,15", "1,5,1", "3,5,3"}
+
+
 def test_ctrl_c_says_how_many_answers_there_are_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
     count = itertools.count(1)
 
-    def answered(self, prompt, method, key, pool=None, choices=()):
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
         if next(count) == 3:
             raise KeyboardInterrupt
         return answer([1, 2], text="made"), None
@@ -223,7 +258,7 @@ def test_questions_without_an_answer_are_named(tmp_path, monkeypatch, capsys):
     assert "1 question" in captured.out
 
 
-def long_prompts_refused(self, prompt, method, key, pool=None, choices=()):
+def long_prompts_refused(self, prompt, method, key, pool=None, choices=(), max_length=None):
     if len(prompt) > 1000:
         raise ValueError("too long")
     return answer([1, 2], text="made"), None
@@ -232,11 +267,12 @@ def long_prompts_refused(self, prompt, method, key, pool=None, choices=()):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["table5"], "there is no experiment 'table5'; there are methods, table2, .* and all"),
+        (["table5"], "there is no experiment 'table5'; there are methods, figure5, table2, .* and all"),
         (["--methods", "plain", "medusa"], "a method is .* got 'medusa'"),
         (["--methods", "transformers:t=1"], "transformers decodes greedily"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--max-new-tokens", "book"], "--max-new-tokens: must be an integer of at least 1, or paper, got 'book'"),
         (["--windows", "0", "3"], "--windows must be at least 1, got 0"),
         (["--ngrams", "5"], "--ngrams must have two or more different values, got 5"),
         (["--windows", "8", "4000"], "at most 4096 are accepted"),
@@ -299,7 +335,34 @@ def test_a_model_without_a_chat_template_continues_the_messages(made, small_demo
     assert [length for length, _ in made] == [len(tokenizer.encode(text).ids) for text in texts]
 
 
-def options_of(directory):
-    from jlade.cli import bench
+# Of LLaMA-2-Chat, whose roles must alternate.
+LLAMA_2 = (
+    "{% set system = messages[0]['content'] %}{% for message in messages[1:] %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
+    "{% if message['role'] == 'user' %}"
+    "[INST] <<SYS>>\n{{ system }}\n<</SYS>>\n\n{{ message['content'] | trim }} [/INST]"
+    "{% else %} {{ message['content'] | trim }} </s>{% endif %}{% endfor %}"
+)
 
+
+def test_summaries_are_asked_for_in_the_form_of_appendix_d(monkeypatch, small_demo, tmp_path):
+    """There the system message has the text and rules, a sentence asks, and "Summary:" begins the answer."""
+    texts = []
+
+    def answered(self, prompt, method, key, pool=None, choices=(), max_length=None):
+        texts.append(self.tokenizer.decode(prompt))
+        return answer([1, 2], text="made"), None
+
+    monkeypatch.setattr(Model, "answer", answered)
+    llama = tmp_path / "llama"
+    shutil.copytree(small_demo, llama)
+    (llama / "chat_template.jinja").write_text(LLAMA_2)
+    (tmp_path / "one.jsonl").write_text(json.dumps({"id": 1, "document": "It rains.", "summary": "Rain."}) + "\n")
+    arguments = ["--methods", "plain", "--data", str(tmp_path / "one.jsonl"), "--output", str(tmp_path / "out")]
+    assert cli.main(["bench", "--model", str(llama), *arguments]) == 0
+    system = r".*:\n\nIt rains\.\n\n(- .*\n)+"
+    assert re.fullmatch(rf"\[INST\] <<SYS>>\n{system}<</SYS>>\n\n.* \[/INST\] Summary:", texts[0])
+
+
+def options_of(directory):
     return bench.parser().parse_args(["--model", str(directory)])

@@ -1,5 +1,6 @@
 """Answers against `jlade.generate` and transformers; nothing is compiled while the clock runs."""
 
+import dataclasses
 import sys
 import types
 
@@ -51,6 +52,23 @@ def test_an_answer_is_that_of_generate(name):
     if pool is not None:
         np.testing.assert_array_equal(pool.ngrams, expected.state.pool.ngrams)
     assert answer.growth == ()
+
+
+def test_without_a_number_of_tokens_prompt_and_answer_have_a_length_together():
+    model = dataclasses.replace(MODEL, max_new_tokens=None)
+    plain = parse("plain")
+    expected = tokens(generate(plain, max_new_tokens=123, eos_ids=()))
+    ended, _ = model.answer(PROMPT, plain, KEY)
+    assert 4 < len(ended.tokens) <= 123
+    for max_length in (9, 6):
+        answer, _ = model.answer(PROMPT, plain, KEY, max_length=max_length)
+        assert list(answer.tokens) == expected[: max_length - len(PROMPT)]
+    longest, _ = model.answer(PROMPT, plain, KEY, max_length=4096)
+    assert longest.tokens == ended.tokens, "the model has 128 positions"
+    with pytest.raises(ValueError, match="prompt of 5 tokens leaves no room for a new one; prompt and answer have 5"):
+        model.answer(PROMPT, plain, KEY, max_length=5)
+    letter, _ = model.answer(PROMPT, plain, KEY, choices=["a"], max_length=5)
+    assert len(letter.tokens) == 1, "choices have one token at any length"
 
 
 @pytest.mark.slow
@@ -111,6 +129,16 @@ def test_times_are_positive_and_those_of_the_clock(monkeypatch):
     monkeypatch.undo()
     answer, _ = model.answer(PROMPT[1:], parse("4,4,3"), KEY)
     assert 0 < answer.prefill_seconds < answer.first_seconds < answer.prefill_seconds + answer.seconds
+
+
+def test_memory_is_that_of_the_arrays_between_two_steps():
+    answer, pool = MODEL.answer(PROMPT, parse("4,4,3"), KEY)
+    plain, _ = MODEL.answer(PROMPT, parse("plain"), KEY)
+    states = [generate(parse(name)).state for name in ("4,4,3", "plain")]
+    assert [answer.state_bytes, plain.state_bytes] == [sum(x.nbytes for x in jax.tree.leaves(one)) for one in states]
+    window = 4 * 3 * np.dtype(np.int32).itemsize
+    drafts = sum(x.nbytes for x in jax.tree.leaves(pool)) + window
+    assert drafts <= answer.state_bytes - plain.state_bytes < drafts + 1000, "the drafts of a step besides"
 
 
 @pytest.fixture

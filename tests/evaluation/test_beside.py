@@ -8,10 +8,13 @@ from tests.evaluation.made import of, rows, run
 
 RESULTS = {
     "methods": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
+    "figure5": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
     "figure6-7": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},
     "figure8": {"plain": of("plain", 1.0)}
     | {str(each): of(each, 1 + each.setting.window_size / 20) for each in scaling.window_methods()},
-    "table2": {name: of(name, s) for name, s in (("plain", 1), ("15,5,15", 1.7), ("15,5,15:t=1:rejection", 1.6))},
+    "table2": {
+        name: of(name, s) for name, s in (("plain", 1), ("15,5,15", 1.7), ("15,5,15:rejection:greedy-window:t=1", 1.6))
+    },
     "table3": {str(method): of(method, 1 + i / 10) for i, method in enumerate(paper.ablation_methods())},
     "jacobi": {"plain": of("plain", 1.0)} | {str(each): of(each, 1.1) for each in drafting.jacobi_methods()},
     "exactness": {"plain": of("plain", 1.0), "15,5,15": of("15,5,15", 2.0)},

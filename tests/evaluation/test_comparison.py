@@ -31,6 +31,12 @@ def test_methods():
     assert "2 questions, up to 8 new tokens" in table.note
 
 
+@pytest.mark.filterwarnings("error")
+def test_answers_of_one_token_have_no_speed():
+    results = {name: [result(name, answer([1]))] for name in ("plain", "15,5,15")}
+    assert rows(comparison.methods_table(run(), results))["15, 5, 15"] == ["1.00", "-", "1.10", *["-"] * 3, "100%"]
+
+
 def test_tasks():
     table = comparison.tasks_table(RESULTS)
     assert [column.name for column in table.columns] == ["tokens/step", "code", "chat", "all"]
@@ -54,6 +60,35 @@ def test_accepted_tokens_of_the_methods_that_count_them():
         "plain": ["100%", "-", "-", "-", "-", "-"],
         "15, 5, 15": ["17%", "33%", "17%", "17%", "0%", "17%"],
         "plain, temperature 1": ["100%", "-", "-", "-", "-", "-"],
+    }
+
+
+def test_memory_training_and_determinism():
+    def of_method(name, first, state_bytes=None):
+        answers = [answer([1, 1], tokens=(token, 5), state_bytes=state_bytes) for token in (first, 7)]
+        return name, [result(name, *answers)]
+
+    results = dict(
+        [
+            of_method("plain", 1, 1000),
+            of_method("tree=7", 1, 4000),
+            of_method("plain:t=1", 2, 1100),
+            of_method("7,5,7:t=1", 2, 2345),
+            of_method("7,5,7:rejection:t=1", 3, 2345),
+            of_method("0,4,1", 1),
+            of_method("transformers", 1),
+            of_method("transformers-lookup", 4),
+        ]
+    )
+    assert rows(comparison.costs_table(results)) == {
+        "plain": ["1.00x", "0", "none", "text", "100%"],
+        "tree of 7": ["1.00x", "3,000", "none", "text", "100%"],
+        "plain, temperature 1": ["1.00x", "0", "none", "text, with the same key", "100%"],
+        "7, 5, 7, temperature 1": ["1.00x", "1,245", "none", "text, with the same key", "100%"],
+        "7, 5, 7, by rejection, temperature 1": ["1.00x", "1,245", "none", "distribution", "50%"],
+        "prompt lookup 0, 4, 1": ["1.00x", "-", "none", "text", "100%"],
+        "transformers": ["1.00x", "0", "none", "text", "100%"],
+        "transformers, prompt lookup": ["1.00x", "120", "none", "text", "50%"],  # 3 + 2 + 10 tokens
     }
 
 

@@ -142,6 +142,13 @@ def test_a_prompt_for_summaries_of_the_user(tmp_path):
     assert question.turns == ("Summarize it.",)
     gsm8k = datasets.read(DATA / "gsm8k.jsonl", datasets.SummaryPrompt.read(file))
     assert as_json(gsm8k) == EXPECTED["gsm8k.jsonl"], "other questions stay as they are"
+    assert question.beginning == ""
+    file.write_text("Text: {text}\n---\nSummarize it.\n---\nIn short:\n", encoding="utf-8")
+    question = datasets.read(summaries, datasets.SummaryPrompt.read(file)).questions[1]
+    assert (question.turns, question.beginning) == (("Summarize it.",), "In short:")
+    file.write_text("a\n---\n{text}\n---\nb\n---\nc", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"prompt\.txt: a prompt for summaries must have at most 3 parts, got 4"):
+        datasets.SummaryPrompt.read(file)
     for content in ("Summarize.", "{text} {text}"):
         file.write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=r"prompt\.txt: a prompt for summaries must have \{text\} once, got"):

@@ -37,20 +37,23 @@ def test_hits_of_cold_and_warm_pools():
     assert drawn == {"15, 5, 15": [[8, 0], [16, 100]], "15, 5, 15, warm pool": [[8, 50], [16, 50]]}
 
 
-def test_hits_by_kind_and_the_formula_that_they_obey():
-    """Half of the steps accept three tokens: 1 + h (L - 1) is 2."""
+def test_hits_are_the_steps_with_a_match_and_the_formula_is_an_estimate():
+    """On chat, three of four steps find a match, and two of them accept three tokens: 1 + h (L - 1) is 2.5, not 2."""
     results = {
         "plain": [result("plain", answer([1] * 4))],
         "15,5,15": [
             result("15,5,15", answer([3, 1, 3, 1], [4, 4, 4, 0]), task="chat", category="math"),
-            result("15,5,15", answer([2, 1, 1, 1], [4, 0, 0, 0]), task="code", question="2"),
+            result("15,5,15", answer([2, 1, 1, 1], [8, 0, 0, 4]), task="code", question="2"),
+            result("15,5,15", answer([4, 1], [4, 0]), task="code", question="4"),
+            result("15,5,15", answer([1, 1], [4, 0]), task="rejected", question="5"),
             result("15,5,15", answer([1, 1], [0, 0]), task="none", question="3"),
         ],
     }
     table = drafting.hits_table(results)
     assert table.texts() == [
-        ["15, 5, 15", "chat: math", "75%", "50%", "3.00", "2.00", "2.00"],
-        ["15, 5, 15", "code", "25%", "25%", "2.00", "1.25", "1.25"],
+        ["15, 5, 15", "chat: math", "75%", "50%", "3.00", "2.50", "2.00"],
+        ["15, 5, 15", "code", "50%", "33%", "3.00", "2.00", "1.67"],
+        ["15, 5, 15", "rejected", "50%", "0%", "-", "-", "1.00"],
     ]
     assert drafting.hits_table({"plain": results["plain"]}) is None
 
@@ -69,3 +72,21 @@ def test_jacobi_decoding_converges():
     assert row[1:] == pytest.approx((16 / 7, 2.5, 0.25, 4 / 2.5 / 1.25, 1.6 / 0.875))
     (shares,) = drafting.convergence_table(results).texts()
     assert shares == ["Jacobi, 4 guesses", "38%", "88%", "100%", "100%", *["-"] * 5, "2"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_answers_too_short_to_converge_have_no_iterations():
+    """The second chain converges in one answer of two."""
+    results = {"plain": [result("plain", answer([1] * 3))], "jacobi=8": [result("jacobi=8", answer([1, 2]))]}
+    assert drafting.jacobi_table(results).texts() == [["Jacobi, 8 guesses", "1.50", "-", "0%", "-", "1.50x"]]
+    assert drafting.convergence_table(results) is None
+    results["jacobi=3"] = [result("jacobi=3", answer([1, 2]), answer([1]))]
+    assert [row[0] for row in drafting.convergence_table(results).texts()] == ["Jacobi, 3 guesses"]
+    (_, row) = drafting.jacobi_table(results).texts()
+    assert row[2] == "2.0"
+
+
+@pytest.mark.filterwarnings("error")
+def test_answers_of_one_token_have_neither_overhead_nor_speedup():
+    results = {name: [result(name, answer([1]))] for name in ("plain", "jacobi=4")}
+    assert drafting.jacobi_table(results).texts() == [["Jacobi, 4 guesses", "1.00", *["-"] * 4]]

@@ -221,7 +221,7 @@ def asked(monkeypatch):
     prompts = []
     empty = runs.Answer(1, (1,), "", 1, (1,), (0,), (0, 0), (), 1.0, 1.0, 1.0, 1)
 
-    def answer(self, prompt, method, key, pool=None, choices=()):
+    def answer(self, prompt, method, key, pool=None, choices=(), max_length=None):
         prompts.append((str(method), prompt, jax.random.key_data(key).tolist()))
         return dataclasses.replace(empty, text=f"by {method}"), None
 
@@ -247,6 +247,14 @@ def test_later_turns_contain_the_answers_of_plain_decoding_in_float32(asked, tmp
     assert len({str(key) for *_, key in asked}) == 1, "all methods have the question's key"
 
 
+def test_the_beginning_of_an_answer_is_a_message_of_the_assistant(asked, tmp_path):
+    question = Question("summary", "talk", turns=("Summarize.",), system="The text.", beginning="Summary:")
+    list(runs.execute(cells([question], [parse("plain")]), MODEL, tuple, tmp_path / "run.jsonl", ABOUT))
+    (_, messages, _), *_ = asked
+    said = [("system", "The text."), ("user", "Summarize."), ("assistant", "Summary:")]
+    assert [tuple(message.values()) for message in messages] == said
+
+
 def test_texts_to_continue_have_no_special_tokens_and_no_template(asked, tmp_path):
     question = Question("text", "talk", turns=("</s>",), is_chat=False)
     list(execute(tmp_path / "run.jsonl", cells([question], [parse("plain")])))
@@ -256,7 +264,7 @@ def test_texts_to_continue_have_no_special_tokens_and_no_template(asked, tmp_pat
 def test_differences_name_the_first_token_and_the_gap_of_the_logits(monkeypatch, tmp_path):
     answer = Model.answer
 
-    def other(self, prompt, method, key, pool=None, choices=()):
+    def other(self, prompt, method, key, pool=None, choices=(), max_length=None):
         found, pool = answer(self, prompt, method, key, pool)
         if method.setting == parse("2,3,1").setting:
             found = dataclasses.replace(found, tokens=(*found.tokens[:5], 12, *found.tokens[6:]))

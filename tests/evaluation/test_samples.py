@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from jlade.evaluation import datasets
+from jlade.evaluation import datasets, drafting
+from tests.evaluation import made
 
 
 def lines(name):
@@ -13,15 +14,19 @@ def lines(name):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_there_are_78_questions_of_seven_tasks():
+def test_there_are_90_questions_of_nine_tasks():
     samples = datasets.samples()
     questions = [question for dataset in samples for question in dataset.questions]
-    assert len(questions) == 78
+    assert len(questions) == 90
     assert {question.task for question in questions} == {
-        f"{name} sample" for name in ("CNN/DailyMail", "GSM8K", "HumanEval", "MBPP", "MMLU", "MT-Bench", "XSum")
+        f"{name} sample"
+        for name in (
+            *("CNN/DailyMail", "GSM8K", "HumanEval", "MBPP", "MMLU", "MT-Bench", "XSum"),
+            *("technical documentation", "templates and forms"),
+        )
     }
-    assert len({(question.task, question.id) for question in questions}) == 78
-    assert len({(question.turns, question.system) for question in questions}) == 78
+    assert len({(question.task, question.id) for question in questions}) == 90
+    assert len({(question.turns, question.system) for question in questions}) == 90
     categories = [question.category for question in questions if question.task == "MT-Bench sample"]
     assert len(categories) == 12
     assert set(categories) == datasets.MT_BENCH
@@ -58,3 +63,26 @@ def test_articles_are_short_and_highlights_shorter():
         assert 120 <= len(line["article"].split()) <= 250
         assert 3 <= len(line["highlights"].split("\n")) <= 4
         assert len(line["highlights"].split()) <= 40
+
+
+@pytest.mark.parametrize("name", ["technical", "templates"])
+def test_texts_to_continue_have_several_entries_and_end_within_one(name):
+    found = lines(name)
+    assert len(found) == 6
+    for line in found:
+        prompt = line["prompt"]
+        assert 70 <= len(prompt.split()) <= 160
+        assert prompt == prompt.strip(), "a model has few tokens for blanks at the end"
+        assert len(re.split(r"\n\n|\n *<div", prompt)) >= 4, "entries, of which the last one is not complete"
+
+
+def test_hits_by_kind_have_rows_of_all_kinds_of_a_guide():
+    """Code, templates and forms, technical documentation, and creative writing."""
+    results = [
+        made.result("15,5,15", made.answer([2, 1], [4, 0]), question=q.id, task=q.task, category=q.category)
+        for dataset in datasets.samples()
+        for q in dataset.questions
+    ]
+    kinds = {row[1] for row in drafting.hits_table({"15,5,15": results}).texts()}
+    of_guide = {"HumanEval sample", "templates and forms sample", "technical documentation sample"}
+    assert kinds > of_guide | {"MT-Bench sample: writing"}

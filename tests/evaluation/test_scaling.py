@@ -6,8 +6,8 @@ import re
 import pytest
 
 from jlade import LookaheadConfig
+from jlade.evaluation import datasets, experiments, statistics
 from jlade.evaluation import scaling as scaling_lib
-from jlade.evaluation import statistics
 from tests.evaluation.made import of, run
 
 
@@ -47,6 +47,13 @@ def test_trees_beside_figure_4_find_the_line_that_made_the_numbers():
 
 def test_figure_4_of_equal_numbers_has_no_share_of_variance():
     assert {row[-1] for row in scaling_lib.windows_table(scaling(lambda setting: 1.2)).texts()} == {"-"}
+
+
+def test_the_settings_of_table_4_are_those_of_the_paper():
+    assert scaling_lib.GOOD == {"7B": (15, 5), "13B": (10, 5), "34B": (7, 5)}
+    assert list(map(str, scaling_lib.good_methods())) == ["15,5,15", "10,5,10", "7,5,7"]
+    (selection,) = experiments.select(["table4"], datasets.samples(), "float32").values()
+    assert {"15,5,15", "10,5,10", "7,5,7"} < set(selection.methods)
 
 
 @pytest.mark.slow

@@ -27,6 +27,17 @@ def test_equals_transformers(tokenizer, template):
 
 
 @pytest.mark.parametrize(
+    "template", [None, "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{{ eos_token }}{% endfor %}"]
+)
+def test_the_beginning_of_an_answer_is_continued_as_in_transformers(tokenizer, template):
+    expected = tokenizer.apply_chat_template(
+        MESSAGES, chat_template=template, continue_final_message=True, return_dict=False
+    )
+    assert chat_template.encode(tokenizer, MESSAGES, template, continue_final_message=True) == expected
+    assert tokenizer.decode(expected).endswith("é")
+
+
+@pytest.mark.parametrize(
     ("template", "error"),
     [
         ("{{ ''.__class__.__mro__ }}", "__class__"),
