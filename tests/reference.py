@@ -1,14 +1,20 @@
 """The whole algorithm in plain Python, for any function that maps a list of tokens to the next token.
 
+`jacobi` is Algorithm 1 of arXiv 2402.02057, `decode` is Algorithm 2 with the verification of Algorithm 3, and
+`law_of_sampling` is Algorithm 4.
+
 Slow and obvious: every prediction is made from its full list of tokens, so there is no cache, no mask and no block.
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 
 NextToken = Callable[[list[int]], int]
+Distribution = Callable[[list[int]], Mapping[int, Fraction]]  # of the next token
 Path = tuple[int, ...]
 Kind = tuple[str, int]
 
@@ -321,6 +327,38 @@ def jacobi(
         before = after
         after = [next_token([*prompt, *before[:i]]) for i in range(len(before))]
         yield before, after
+
+
+def law_of_sampling(distribution: Distribution, candidates: Sequence[Path]) -> dict[Path, Fraction]:
+    """Returns the probability of each result of verification by sampling: 1 to N tokens (Algorithm 4, by its lines).
+
+    Each comparison with a random number continues both ways, with their probabilities. Candidates may have different
+    lengths, as the paths of a tree have. jlade tries the equal beginnings of candidates once. Here a later one is tried
+    again, with no probability left: the law is the same.
+
+    Args:
+      distribution: maps the tokens accepted so far to the probabilities of the next one.
+      candidates: n-grams without their first token, which ends the text.
+    """
+    law: dict[Path, Fraction] = defaultdict(Fraction)
+    ahead: list[tuple[Path, list[Path], Fraction]] = [((), list(candidates), Fraction(1))]
+    while ahead:
+        accepted, survivors, probability = ahead.pop()  # o, V and the probability of these
+        left = dict(distribution([*accepted]))  # line 13
+        for j, candidate in enumerate(survivors):  # line 14
+            token = candidate[len(accepted)]  # line 15
+            agreeing = [each for each in survivors[j:] if each[len(accepted)] == token]  # lines 20 to 26
+            unfinished = [each for each in agreeing if len(each) > len(accepted) + 1]
+            ahead.append(((*accepted, token), unfinished, probability * left[token]))  # lines 16 to 19
+            probability *= 1 - left[token]  # line 31
+            if not probability:
+                break
+            left[token] = Fraction(0)  # line 32
+            total = sum(left.values())
+            left = {other: of_other / total for other, of_other in left.items()}  # line 33
+        for token, of_token in left.items():  # lines 41 and 47
+            law[*accepted, token] += probability * of_token
+    return {tokens: probability for tokens, probability in law.items() if probability}
 
 
 def end(

@@ -51,6 +51,20 @@ FAULTS = (
         ("tests/drafts/test_tree.py::test_rejection_draws_from_the_models_distribution",),
     ),
     Fault(
+        "rejection sampling tries one draft at each depth",
+        "jlade/lookahead/verification.py",
+        "tried = exists & (parents == last) & walking",
+        "tried = exists & (parents == last) & walking\n        tried &= jnp.cumsum(tried) == 1",
+        ("tests/lookahead/test_verification.py::test_rejection_has_the_law_of_algorithm_4",),
+    ),
+    Fault(
+        "rejection sampling removes the mass of drafts that begin alike for each of them",
+        "jlade/lookahead/verification.py",
+        "(tree.tokens >= 0) & (first == place)",
+        "(tree.tokens >= 0) & (first <= place)",
+        ("tests/lookahead/test_verification.py::test_rejection_has_the_law_of_algorithm_4",),
+    ),
+    Fault(
         "the wait for the next trial of the full width does not grow",
         "jlade/lookahead/adaptive.py",
         "jnp.minimum(2 * pace.wait, LONGEST_WAIT)",
