@@ -253,13 +253,14 @@ def decode(
     eos_ids: Sequence[int] = (),
     sources: Sources | None = None,
     drawn_rows: Callable[[list[int], int], list[list[int]]] | None = None,
+    window_token: NextToken | None = None,
     watch: Callable[[list[int], list[list[int]], list[int], Pool, list[Path]], None] = lambda *step: None,
 ) -> tuple[list[int], list[int]]:
     """Returns the generated tokens and how many of them each step accepted; `start` is the first window.
 
     The window moves on by a row for each step; with `drawn_rows`, which maps the text after a step and the number of
-    tokens before it to further rows, by a row for each accepted token. With `sources` a step verifies the paths of
-    their tree, otherwise the n-grams of the pool.
+    tokens before it to further rows, by a row for each accepted token. Its tokens are those of `window_token`, by
+    default of `next_token`. With `sources` a step verifies the paths of their tree, otherwise the n-grams of the pool.
 
     In each step `watch` is given the text and the window before it, the predicted row, the pool before it, and the
     drafts.
@@ -280,7 +281,7 @@ def decode(
         contexts = [
             text + window[0][1 : column + 1] + [row[column] for row in window[1:]] for column in range(window_size)
         ]
-        new = [next_token(context) for context in contexts]
+        new = [(window_token or next_token)(context) for context in contexts]
         accepted: list[int] = []
         candidates = pool.lookup(text[-1])
         if sources is not None:
