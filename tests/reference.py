@@ -1,14 +1,20 @@
 """The whole algorithm in plain Python, for any function that maps a list of tokens to the next token.
 
+`jacobi` is Algorithm 1 of arXiv 2402.02057, `decode` is Algorithm 2 with the verification of Algorithm 3, and
+`law_of_sampling` is Algorithm 4.
+
 Slow and obvious: every prediction is made from its full list of tokens, so there is no cache, no mask and no block.
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 
 NextToken = Callable[[list[int]], int]
+Distribution = Callable[[list[int]], Mapping[int, Fraction]]  # of the next token
 Path = tuple[int, ...]
 Kind = tuple[str, int]
 
@@ -247,13 +253,14 @@ def decode(
     eos_ids: Sequence[int] = (),
     sources: Sources | None = None,
     drawn_rows: Callable[[list[int], int], list[list[int]]] | None = None,
+    window_token: NextToken | None = None,
     watch: Callable[[list[int], list[list[int]], list[int], Pool, list[Path]], None] = lambda *step: None,
 ) -> tuple[list[int], list[int]]:
     """Returns the generated tokens and how many of them each step accepted; `start` is the first window.
 
     The window moves on by a row for each step; with `drawn_rows`, which maps the text after a step and the number of
-    tokens before it to further rows, by a row for each accepted token. With `sources` a step verifies the paths of
-    their tree, otherwise the n-grams of the pool.
+    tokens before it to further rows, by a row for each accepted token. Its tokens are those of `window_token`, by
+    default of `next_token`. With `sources` a step verifies the paths of their tree, otherwise the n-grams of the pool.
 
     In each step `watch` is given the text and the window before it, the predicted row, the pool before it, and the
     drafts.
@@ -274,7 +281,7 @@ def decode(
         contexts = [
             text + window[0][1 : column + 1] + [row[column] for row in window[1:]] for column in range(window_size)
         ]
-        new = [next_token(context) for context in contexts]
+        new = [(window_token or next_token)(context) for context in contexts]
         accepted: list[int] = []
         candidates = pool.lookup(text[-1])
         if sources is not None:
@@ -321,6 +328,38 @@ def jacobi(
         before = after
         after = [next_token([*prompt, *before[:i]]) for i in range(len(before))]
         yield before, after
+
+
+def law_of_sampling(distribution: Distribution, candidates: Sequence[Path]) -> dict[Path, Fraction]:
+    """Returns the probability of each result of verification by sampling: 1 to N tokens (Algorithm 4, by its lines).
+
+    Each comparison with a random number continues both ways, with their probabilities. Candidates may have different
+    lengths, as the paths of a tree have. jlade tries the equal beginnings of candidates once. Here a later one is tried
+    again, with no probability left: the law is the same.
+
+    Args:
+      distribution: maps the tokens accepted so far to the probabilities of the next one.
+      candidates: n-grams without their first token, which ends the text.
+    """
+    law: dict[Path, Fraction] = defaultdict(Fraction)
+    ahead: list[tuple[Path, list[Path], Fraction]] = [((), list(candidates), Fraction(1))]
+    while ahead:
+        accepted, survivors, probability = ahead.pop()  # o, V and the probability of these
+        left = dict(distribution([*accepted]))  # line 13
+        for j, candidate in enumerate(survivors):  # line 14
+            token = candidate[len(accepted)]  # line 15
+            agreeing = [each for each in survivors[j:] if each[len(accepted)] == token]  # lines 20 to 26
+            unfinished = [each for each in agreeing if len(each) > len(accepted) + 1]
+            ahead.append(((*accepted, token), unfinished, probability * left[token]))  # lines 16 to 19
+            probability *= 1 - left[token]  # line 31
+            if not probability:
+                break
+            left[token] = Fraction(0)  # line 32
+            total = sum(left.values())
+            left = {other: of_other / total for other, of_other in left.items()}  # line 33
+        for token, of_token in left.items():  # lines 41 and 47
+            law[*accepted, token] += probability * of_token
+    return {tokens: probability for tokens, probability in law.items() if probability}
 
 
 def end(

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,31 @@ def test_defaults_of_the_paper_are_its_setting_for_a_7b_model():
     assert (config.window_size, config.ngram_size, config.guess_set_size) == (15, 5, 15)
     assert config.block_size == 120
     assert config.max_accepted == 5
+
+
+GIVEN = {
+    "sources": ("suffix",),
+    "verification": "rejection",
+    "relative_step_time": 1.5,
+    "pool_from_prompt": False,
+    "window_draw": "greedy",
+    "window_advance": "token",
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (LookaheadConfig.paper, [*GIVEN][1:]),
+        (functools.partial(LookaheadConfig.tree, 7), [*GIVEN][:3]),
+        (LookaheadConfig.jacobi, [*GIVEN][1:3]),
+    ],
+    ids=["paper", "tree", "jacobi"],
+)
+def test_every_argument_has_its_place_in_the_setting(make, names):
+    usual, setting = make(), make(**{name: GIVEN[name] for name in names})
+    assert {name: getattr(setting, name) for name in names} == {name: GIVEN[name] for name in names}
+    assert all(getattr(usual, name) != GIVEN[name] for name in names)
 
 
 def test_named_settings():

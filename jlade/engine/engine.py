@@ -50,7 +50,8 @@ class Engine:
 
     Args:
       params: the model's parameters, as `jlade.load` returns them.
-      tokenizer: turns string prompts into tokens, and tokens into text. None for token ids alone.
+      tokenizer: turns string prompts into tokens, and tokens into text; by default that of the parameters, see
+        `jlade.load`. Without one there are token ids alone.
       max_sequences: rows, requests that are decoded at once, up to 4096. Each holds the memory of `capacity` tokens.
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
       lookahead: as in `jlade.generate`; "auto" has costs of steps for each number of rows.
@@ -104,7 +105,7 @@ class Engine:
             setting = request_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
             self._config = dataclasses.replace(self._config, lookahead=setting)
             widths = width.learned_widths(params, self._config, self._sizes)
-        self._options = Options(lookahead=self._config.lookahead, tokenizer=tokenizer, decoder=decoder, mesh=mesh)
+        self._options = Options(lookahead=self._config.lookahead, tokenizer=batch.tokenizer, decoder=decoder, mesh=mesh)
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._params = sharding.put_params(params, self._config.mesh)
         self._device = device_of(params, self._config.mesh)

@@ -99,7 +99,7 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     """Generates the text of `jlade.generate` for one prompt, one step at a time, and records every step.
 
     Args:
-      params, prompt, options: those of `jlade.stream`; `tokenizer` is required. A stop string is not cut off the text.
+      params, prompt, options: those of `jlade.stream`, with a tokenizer. A stop string is not cut off the text.
         `lookahead="auto"` is `LookaheadConfig()`, which shows a window and a tree, on any device.
 
     Raises:
@@ -111,7 +111,7 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     request_lib.check_single(request)
     tokenizer = request.tokenizer
     if tokenizer is None:
-        raise TypeError("tokenizer must be given: the trace shows the text of tokens")
+        raise TypeError(f"a trace shows the text of tokens: {text.PASS_TOKENIZER}")
     inputs, config = request.inputs, request.config
     if config.lookahead.window_advance != "step":
         raise ValueError("a trace shows windows that advance by step, got window_advance='token'")

@@ -49,7 +49,7 @@ class Corpus:
 
         Args:
           texts: strings or token ids.
-          tokenizer: of the model, needed for strings.
+          tokenizer: of the model, needed for strings; `params.tokenizer` of parameters from `jlade.load`.
 
         Raises:
           TypeError, ValueError: name the text, the value and what is accepted; there are more than `MOST` tokens.

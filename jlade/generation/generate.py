@@ -60,7 +60,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       sampling: how tokens are drawn, for all prompts or one for each; greedy by default. Other values compile nothing;
         a control that was not used before does.
       tokenizer: turns string prompts into tokens and tokens into `Generation.text`; a `tokenizers.Tokenizer`, or a
-        tokenizer of transformers that is built on one.
+        tokenizer of transformers that is built on one. By default that of the parameters as `jlade.load` returned them;
+        other parameters have none.
       attention_mask: [B, L] of 1 for the tokens of padded prompts and 0 for padding, on either side, which is left out;
         by default there is no padding.
       parse_special: whether the names of special tokens in a string prompt, like "</s>", become these tokens; True by

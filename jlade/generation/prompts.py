@@ -83,7 +83,7 @@ def token_ids(
     _check_no_message(name, prompt)
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise TypeError(f"{name} is a string, {prompt[:40]!r}: pass tokenizer= with it, or token ids instead")
+            raise TypeError(f"{name} is a string, {prompt[:40]!r}: {text.PASS_TOKENIZER}, or token ids")
         text.check_utf8(f"{name} must be", prompt)
         prompt = text.encode(tokenizer, prompt, parse_special)
     elif not parse_special:

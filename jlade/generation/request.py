@@ -80,6 +80,8 @@ def check(
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
     attached.log_unseen()
+    if options.tokenizer is None:
+        options = dataclasses.replace(options, tokenizer=text.tokenizer_of(params))
     decoder, mesh = _check_decoder(params, options.decoder, options.mesh)
     errors: dict[int, Exception] = {}
     prompts = _check_prompts(prompt, options, decoder, None if capacity is None else errors)

@@ -27,7 +27,7 @@ def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Deco
         stop = getattr(decoder, "stop_strings", ())  # which a decoder of one's own may lack
         if stop and tokenizer is None:
             raise TypeError(
-                f"the checkpoint's stop strings {stop!r} need the tokenizer: pass tokenizer=, or stop=() for none"
+                f"the checkpoint's stop strings {stop!r} need the tokenizer: {text.PASS_TOKENIZER}, or stop=()"
             )
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence):
@@ -44,7 +44,7 @@ def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Deco
             raise ValueError("stop must hold strings of at least one character, got ''")
         text.check_utf8("stop must hold", string)
     if any(sets) and tokenizer is None:
-        raise TypeError(f"stop={stop!r} needs the tokenizer: pass tokenizer= with it")
+        raise TypeError(f"stop={stop!r} needs the tokenizer: {text.PASS_TOKENIZER}")
     different = dict.fromkeys(itertools.chain.from_iterable(sets))
     for name in text.special_names(tokenizer) if tokenizer is not None and different else ():
         if matching := [string for string in different if name in string]:

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 import tokenizers
 
+# In errors about text without a tokenizer:
+PASS_TOKENIZER = "pass tokenizer=, as jlade.load returns it (only parameters straight from jlade.load know theirs)"
+
 
 class Tokenizer(Protocol):
     """A `tokenizers.Tokenizer`, or a tokenizer of transformers that is built on one."""
@@ -197,6 +200,15 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     """Returns the `TokenBytes` of a tokenizer, the same ones until a token is added."""
     backend = _backend(tokenizer)
     return _token_bytes(tokenizer, backend.get_vocab_size() if isinstance(backend, tokenizers.Tokenizer) else 0)
+
+
+def tokenizer_of(params: Any) -> Tokenizer | None:
+    """Returns the tokenizer that parameters know, those that `jlade.load` returned; None without one."""
+    tokenizer: Any = getattr(params, "tokenizer", None)
+    with contextlib.suppress(TypeError, ValueError):  # None, or one that is not of the kinds of `TokenBytes`
+        token_bytes(tokenizer)
+        return tokenizer
+    return None
 
 
 @functools.lru_cache(maxsize=8)

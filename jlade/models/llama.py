@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import flax.struct
 import jax
@@ -76,7 +76,11 @@ class LlamaLayer:
 
 @flax.struct.dataclass
 class LlamaParams:
-    """Parameters of a LLaMA model and its configuration."""
+    """Parameters of a LLaMA model and its configuration.
+
+    `jlade.load` sets `tokenizer` on those that it returns. It is no part of the pytree: programs do not depend on it,
+    and changed parameters, for example those of `jax.tree.map`, do not have it.
+    """
 
     embedding: jax.Array  # [V, E]
     layers: tuple[LlamaLayer, ...]
@@ -85,6 +89,7 @@ class LlamaParams:
     config: LlamaConfig = flax.struct.field(pytree_node=False)
     norm_bias: jax.Array | None = None  # [E], None for models without
     output_bias: jax.Array | None = None  # [V]
+    tokenizer: ClassVar[Any] = None
 
     @property
     def decoder(self) -> "Llama":

@@ -40,7 +40,7 @@ SETTINGS = [
     LookaheadConfig.tree(20, sources=("recycled",)),
     LookaheadConfig.tree(9, sources=("suffix", "chain")),
     LookaheadConfig.jacobi(6),
-    LookaheadConfig.paper(4, 4, 3, window_advance="token"),
+    LookaheadConfig.paper(4, 4, 3, window_advance="token", pool_from_prompt=False),
     PLAIN,
 ]
 CHUNK_SIZES = [chunk for chunk, _ in CHUNKS_ON_CPU]
@@ -134,7 +134,7 @@ def generated(out, row=0):
     return out.tokens[row, : out.lengths[row]].tolist(), out.accepted[row, : out.steps[row]].tolist()
 
 
-@pytest.mark.parametrize("lookahead", slow_but(SETTINGS, SETTINGS[0], SETTINGS[11], PLAIN), ids=str)
+@pytest.mark.parametrize("lookahead", slow_but(SETTINGS, SETTINGS[0], SETTINGS[11], SETTINGS[13], PLAIN), ids=str)
 @settings(max_examples=8, phases=NO_SHRINKING)
 @given(
     seed=st.sampled_from([0, 2, 3, 4]),

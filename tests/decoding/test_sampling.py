@@ -147,6 +147,7 @@ def noise(key, row, position, vocab_size):
     "lookahead",
     [
         LOOKAHEADS[0],
+        dataclasses.replace(PAPER, window_draw="greedy"),
         slow(LOOKAHEADS[-1]),
         slow(LookaheadConfig.tree(20, sources=("recycled",))),
         slow(LookaheadConfig.jacobi(6)),
@@ -158,10 +159,13 @@ def test_coupled_sampling_equals_the_reference(lookahead):
     params, key, prompt = tiny_llama(2), jax.random.key(3), [3, 1, 4, 1, 5]
     start = first_window(key, prompt, lookahead)
     batch = [prompt] * len(CONTROLS)
-    out = jlade.generate(params, batch, max_new_tokens=30, lookahead=lookahead, sampling=CONTROLS, key=key)
+    out = jlade.generate(
+        params, batch, max_new_tokens=30, lookahead=lookahead, sampling=CONTROLS, key=key, keep_state=True
+    )
     for row, config in enumerate(SAMPLED):
         noise_of = functools.cache(functools.partial(noise, key, row, vocab_size=VOCAB))
         next_token = sampled_next_token(params, config, key, row, len(prompt))
+        windows: list[list[list[int]]] = []
         tokens, accepted = reference.decode(
             next_token,
             prompt,
@@ -172,10 +176,22 @@ def test_coupled_sampling_equals_the_reference(lookahead):
             pool_from_prompt=True,
             start=start,
             sources=sources_of(2, lookahead, (), lambda at, token, of=noise_of: of(at)[token], next_token),
+            window_token=most_likely_token(params, config) if lookahead.window_draw == "greedy" else None,
+            watch=lambda text, window, new, *rest, windows=windows: windows.append([*window[1:], new]),
         )
         assert out.tokens[row].tolist() == tokens
         if not sampling.to_arrays([config], VOCAB).counts_tokens:  # the reference counts guesses as well
             assert out.accepted[row, : out.steps[row]].tolist() == accepted
+            # The token of column 0 and row 0 is never read.
+            assert np.ravel(out.state.window[row]).tolist()[1:] == np.ravel(windows[-1]).tolist()[1:]
+
+
+def most_likely_token(params, config):
+    @functools.cache
+    def next_token(text):
+        return int(np.argmax(plain_processed(plain_llama.logits(params, text)[-1], config, (), ())))
+
+    return lambda text: next_token(tuple(text))
 
 
 def sampled_next_token(params, config, key, row, prompt_length):
@@ -404,6 +420,33 @@ def p_value(params, expected, lookahead, kind=None):
 def test_texts_follow_the_models_distribution(verification, window_draw, small_model, expected_counts):
     lookahead = LookaheadConfig.paper(2, 3, 4, verification=verification, window_draw=window_draw)
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature", "expected"),
+    [
+        ("rejection", 1.0, "verify_by_rejection"),
+        ("coupled", 1.0, "verify_by_matching"),
+        ("rejection", 0.0, "verify_by_matching"),
+    ],
+)
+def test_the_setting_names_the_verification(name, temperature, expected, monkeypatch):
+    """The texts of both have one distribution, which does not tell. Tracing a step calls one of them."""
+    called = []
+    for each in ("verify_by_matching", "verify_by_rejection"):
+        original = getattr(verification, each)
+        monkeypatch.setattr(
+            verification, each, lambda *args, each=each, original=original: called.append(each) or original(*args)
+        )
+    params, lookahead = tiny_llama(2), dataclasses.replace(PAPER, verification=name)
+    sampling = SamplingConfig(temperature=temperature)
+    inputs, config = jlade.prepare(params, [1], lookahead=lookahead, sampling=sampling, max_new_tokens=4)
+
+    def one_step(inputs):
+        return jlade.step(params, jlade.start(jlade.prefill(params, inputs, config), inputs, config), config)
+
+    jax.eval_shape(one_step, inputs)
+    assert called == [expected]
 
 
 @pytest.mark.slow

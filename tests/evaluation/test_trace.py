@@ -202,7 +202,7 @@ def test_a_stop_string_ends_the_trace():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"tokenizer": None}, TypeError, "tokenizer must be given"),
+        ({"tokenizer": None}, TypeError, "the text of tokens: pass tokenizer="),
         ({"prompt": [[1, 2], [3]]}, ValueError, "prompt must be a single prompt, got a batch of 2"),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
     ],

@@ -350,7 +350,7 @@ def test_end_tokens_in_arrays(eos_ids):
             ValueError,
             "stop strings of 2000 bytes in all are too long",
         ),
-        ({"stop": "a"}, TypeError, "stop='a' needs the tokenizer: pass tokenizer= with it"),
+        ({"stop": "a"}, TypeError, "stop='a' needs the tokenizer: pass tokenizer="),
         ({"eos_ids": np.array([2.0])}, TypeError, "eos_ids must be an integer of at least 0, got 2.0"),
         ({"sampling": BANS_ALL}, ValueError, "logit_bias, .* leaves none of 13 tokens to draw"),
         ({"sampling": BANS_12, "eos_ids": 12, "min_new_tokens": 1}, ValueError, "leaves none of 13 tokens to draw"),

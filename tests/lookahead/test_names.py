@@ -42,9 +42,15 @@ def test_names_and_labels(setting, name, label):
     assert (names.name(setting), names.label(setting)) == (name, label)
 
 
+@pytest.mark.parametrize(("kind", "sizes"), [("code", (8, 6, 15)), ("prose", (7, 5, 10)), ("creative", (5, 4, 8))])
+def test_presets_have_the_sizes_of_the_guide(kind, sizes):
+    setting = LookaheadConfig.preset(kind)
+    assert (setting.window_size, setting.ngram_size, setting.guess_set_size) == sizes
+    assert setting == LookaheadConfig.paper(*sizes)
+
+
 def test_presets_have_names():
     assert [names.parse(kind) for kind in PRESETS] == [LookaheadConfig.preset(kind) for kind in PRESETS]
-    assert names.parse("code") == LookaheadConfig.paper(8, 6, 15)
     with pytest.raises(ValueError, match="kind must be one of 'code', 'prose', 'creative', got 'poem'"):
         LookaheadConfig.preset("poem")
 
