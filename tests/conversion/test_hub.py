@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade import cli
+from jlade.cli import generate, options
 from jlade.conversion import load_gguf, location
 from tests.conversion.gguf_files import write
 from tests.conversion.test_huggingface import DEMO
@@ -56,7 +57,8 @@ class Hub:
             tree = [{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in files]
             return json.dumps(tree).encode(), {}
         revision, _, name = path.removeprefix(f"/{NAME}/resolve/").partition("/")
-        self.revisions.add(revision)
+        if path.startswith(f"/{NAME}/resolve/"):
+            self.revisions.add(revision)
         if name not in files:
             return None
         if is_read:
@@ -194,9 +196,9 @@ def test_a_plan_and_an_inspection_need_no_weights(hub, capsys):
 
 def test_commands_read_the_revision_alone(hub, tmp_path):
     add_demo(hub, *SETTINGS, "model.safetensors")
-    (tmp_path / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}\n')
-    words = ["--model", NAME, "--revision", "v1", "--no-lookahead"]
-    assert cli.main(["generate", str(tmp_path / "prompts.jsonl"), *words]) == 0
+    given = generate.parser().parse_args(["--model", NAME, "--revision", "v1"])
+    for read in (options.request, options.find, options.load):
+        read(given)
     assert cli.main(["convert", NAME, str(tmp_path / "new"), "--revision", "v1"]) == 0
     assert hub.revisions == {"v1", COMMIT}
 

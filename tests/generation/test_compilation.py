@@ -17,11 +17,11 @@ TREE = jlade.LookaheadConfig.tree(7)
 SUFFIX = jlade.LookaheadConfig.tree(7, sources=("suffix",))
 
 
-def compiled(prompt=(1, 2, 3), **options):
-    """Returns the programs that a call compiles."""
+def compiled(prompt=(1, 2, 3), seed=0, **options):
+    """Returns the programs that a call compiles; `seed` is that of the weights."""
     given = {"tokenizer": tiny_tokenizer(), "max_new_tokens": 4, "lookahead": PAPER, "eos_ids": ()} | options
     with recorded("jaxpr_to_mlir") as events:
-        jlade.generate(tiny_llama(**SHAPE), list(prompt), **given)
+        jlade.generate(tiny_llama(seed, **SHAPE), list(prompt), **given)
     return {PROGRAMS[facts["fun_name"]] for _, facts in events if facts["fun_name"] in PROGRAMS}
 
 
@@ -54,9 +54,24 @@ def test_the_first_use_compiles_and_other_values_do_not(change):
     first, second, programs = CHANGES[change]
     compiled()
     assert compiled((3, 4, 5, 6), max_new_tokens=5, eos_ids=(7,), key=jax.random.key(3)) == NOTHING
+    assert compiled(seed=1) == NOTHING, "other weights"
     assert compiled(**first) == programs
     assert compiled(**second) == NOTHING
     assert compiled() == NOTHING, "the program without it is still there"
+
+
+@pytest.mark.slow
+def test_an_engine_with_other_weights_compiles_nothing():
+    def decoded(seed):
+        with jlade.Engine(tiny_llama(seed, **SHAPE), max_sequences=1, capacity=32, lookahead=PAPER) as engine:
+            engine.warm_up()
+            return [result.tokens.tolist() for result in engine.generate([[1, 2], [3, 4]], max_new_tokens=8)]
+
+    first = decoded(0)
+    with recorded("jaxpr_to_mlir") as events:
+        second = decoded(1)
+    assert events == []
+    assert second != first
 
 
 @pytest.mark.slow
