@@ -83,7 +83,7 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         the beginning that the state has read is not read again, and the state's pool is used further. The text is the
         same. A state of one sequence serves a whole batch: the common beginning is read once.
       pool: initial n-grams, for example `Generation.state.pool` of another call or the result of `jlade.load_pool`; one
-        for all prompts, with rows [R, G·N], or one for each, with rows [B, R, G·N] (see `jlade.NGramPool`). By default
+        for all prompts, with rows [R, S·N], or one for each, with rows [B, R, S·N] (see `jlade.NGramPool`). By default
         no call sees the n-grams of another.
       corpus: other texts in which drafts are searched as in the text itself, such as earlier texts of the same user: a
         list of strings, token ids, or `Generation.state` of earlier calls, whose recycled logits are used too; or a
