@@ -17,9 +17,13 @@ LINE = 52  # most characters of a line in a legend
 
 def line_style(i: int, is_dashed: bool = False) -> dict[str, Any]:
     """Returns arguments of `axes.plot` for series `i`."""
-    style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
-    # Open markers, so that those of another series show through where points coincide.
-    return style | {"linestyle": "--" if is_dashed else "-", "markersize": 6, "markerfacecolor": "none"}
+    style = {
+        "color": COLORS[i % len(COLORS)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": "--" if is_dashed else "-",
+    }
+    # Later lines are thinner and markers open, so that series show through where their points coincide.
+    return style | {"linewidth": 1 + 2 / (1 + i), "markersize": 6, "markerfacecolor": "none"}
 
 
 def bar_style(i: int) -> dict[str, Any]:
