@@ -198,6 +198,20 @@ FAULTS = (
         "has_pool = False",
         ("tests/lookahead/test_names.py::test_names_and_labels",),
     ),
+    Fault(
+        "tiny temperatures are not greedy",
+        "jlade/decoding/sampling.py",
+        "LEAST_TEMPERATURE = 1e-5",
+        "LEAST_TEMPERATURE = 1e-30",
+        ("tests/decoding/test_sampling.py::test_temperatures_below_the_least_one_are_greedy",),
+    ),
+    Fault(
+        "a bias far below the least number is no ban",
+        "jlade/config.py",
+        "value if value >= -MAX_NUMBER else -math.inf",
+        "value",
+        ("tests/test_config.py::test_a_bias_below_the_least_number_bans_the_token",),
+    ),
     # Models.
     Fault(
         "a norm leaves out its epsilon",
