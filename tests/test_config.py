@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, SOURCES
+from jlade.config import MAX_BLOCK_SIZE, MAX_NUMBER, PLAIN, SMALL_BLOCK, SOURCES
 
 
 def test_the_default_has_all_sources_in_a_block_of_the_papers_size():
@@ -81,6 +81,11 @@ def test_sizes_without_their_names_are_refused():
 
 def test_sampling_settings_hash_by_value():
     assert hash(SamplingConfig(logit_bias={3: 1, 1: 2.0})) == hash(SamplingConfig(logit_bias=((1, 2.0), (3, 1.0))))
+
+
+def test_a_bias_below_the_least_number_bans_the_token():
+    bias = {1: -MAX_NUMBER, 2: -MAX_NUMBER - 1, 3: -1e300}
+    assert SamplingConfig(logit_bias=bias).logit_bias == ((1, -1e4), (2, -np.inf), (3, -np.inf))
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,16 @@ def test_rounds_of_an_engine_have_costs_of_their_own():
     assert (rounds.num_calls, learned.find(*arguments).num_calls) == (50, 0)
 
 
+def test_learn_false_neither_uses_what_calls_taught_nor_teaches():
+    before = find(PARAMS).costs()
+    for _ in range(20):
+        find(PARAMS).learn_round(np.array([8, 0, 2]), 8 * 9e-3 + 2 * 1e-3)
+    requests = [request.check(PARAMS, [1, 2, 3], Options(max_new_tokens=40, learn=learn)) for learn in (True, False)]
+    assert [each.learned is not None for each in requests] == [True, False]
+    assert requests[0].inputs.costs[0] > 1.2 * before[0]
+    np.testing.assert_array_equal(requests[1].inputs.costs, before)
+
+
 @pytest.mark.slow
 def test_learn_false_neither_uses_nor_writes_anything(cache_directory):
     params = tiny_llama(3, num_layers=3)

@@ -19,6 +19,7 @@ from jlade.decoding.stopping import Stopping
 from jlade.drafts.pool import NGramPool
 from jlade.drafts.prediction import Reading
 from jlade.lookahead.verification import verify_by_rejection
+from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window, sources_of
 from tests.texts import assert_same_texts
@@ -137,6 +138,14 @@ def test_processing_equals_transformers(settings):
     config = SamplingConfig(**({"temperature": 1.0} | settings))
     got = processed(logits, config, history[:7], history[7:])
     np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("temperature", "is_greedy"), [(0.9e-5, True), (1.1e-5, False)])
+def test_temperatures_below_the_least_one_are_greedy(temperature, is_greedy):
+    row = jax.tree.map(lambda x: x[0], sampling.to_arrays([SamplingConfig(temperature)], 3))
+    close = sampling.process(jnp.array([[1.0, 1.0 - 1e-6, 0.0]]), row, None, None)
+    sharpened = sampling.sharpen(close, row.temperature, VocabularyShard(3))
+    assert np.isfinite(sharpened[0]).tolist() == [True, not is_greedy, not is_greedy]
 
 
 def noise(key, row, position, vocab_size):

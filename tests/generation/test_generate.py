@@ -1,5 +1,6 @@
 """What `generate` and `stream` take, give and refuse."""
 
+import dataclasses
 import functools
 
 import jax
@@ -235,6 +236,14 @@ def test_keys_of_both_kinds_draw_the_same_window():
     typed = generate(tiny_llama(0), list(range(13)), key=jax.random.key(5))
     raw = generate(tiny_llama(0), list(range(13)), key=jax.random.PRNGKey(5))
     np.testing.assert_array_equal(typed.accepted, raw.accepted)
+
+
+def test_a_given_decoder_comes_before_that_of_the_parameters():
+    params = tiny_llama()
+    decoder = type(params.decoder)(dataclasses.replace(params.config, eos_ids=(5, 7)))
+    inputs, config = jlade.prepare(params, [1], decoder=decoder)
+    assert config.decoder.config.eos_ids == (5, 7) != params.config.eos_ids
+    assert [token for token in inputs.stopping.eos_ids[0].tolist() if token >= 0] == [5, 7]
 
 
 def test_a_decoder_can_be_named_for_parameters_that_do_not_carry_one():

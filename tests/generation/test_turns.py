@@ -137,6 +137,25 @@ def test_the_pool_carries_over():
         assert [tuple(ngram[1:]) for ngram in found if ngram[0] == key] == pool.lookup(key)
 
 
+def test_what_a_call_brings_is_in_its_inputs():
+    """Nothing compiles; other tests, which are slow, find what the drafts make of it."""
+    pool = NGramPool.of(jnp.full((13, 3, 3), 5), 13)
+    known = {"pool": pool, "prediction": [[4, 5], [6]], "corpus": [[1, 2, 3]]}
+    inputs, _ = jlade.prepare(PARAMS, [[1], [2]], lookahead=TREE, **known)
+    np.testing.assert_array_equal(inputs.sources["pool"].rows, np.stack([pool.rows] * 2))
+    assert inputs.sources["prediction"].text[:, :3].tolist() == [[4, 5, -1], [6, -1, -1]]
+    assert inputs.sources["recycled"].after_token[:, 1, 0].tolist() == [2, 2], "2 follows 1 in the corpus"
+    assert [token for token in inputs.corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
+
+
+def test_a_turn_has_the_pool_of_the_one_before():
+    first = generate([3, 1, 4])
+    text = [3, 1, 4, *first.tokens[0].tolist(), 9]
+    inputs, _ = jlade.prepare(PARAMS, text, lookahead=PAPER, state=first.state)
+    np.testing.assert_array_equal(inputs.sources["pool"].rows, first.state.pool.rows)
+    assert generate([3, 1, 4], keep_state=False).state is None
+
+
 @pytest.mark.slow
 def test_a_shared_pool_saves_steps_and_changes_no_text(tmp_path):
     prompts = [[3, 1, 4], [3, 1, 4, 1]]
