@@ -3,7 +3,7 @@
 # found, or as ACCELERATOR says: cuda12, cuda13, tpu or cpu.
 PYTHON ?= python3
 VENV ?= .venv
-PROMPT ?= def read_config(path):
+PROMPT ?= def close(self):
 BIN := $(VENV)/bin
 ACCELERATOR ?= $(shell sh tools/find_accelerator.sh)
 ifeq ($(filter cpu cuda12 cuda13 tpu,$(ACCELERATOR)),)
@@ -13,7 +13,7 @@ endif
 .PHONY: demo chat bench install test test-all quick faults accelerators docs lint clean
 
 demo: $(VENV)/.demo
-	$(BIN)/jlade "$(PROMPT)" --also 10,5,10:tree=80
+	$(BIN)/jlade "$(PROMPT)" --repetition-penalty 1.2 --max-new-tokens 62 --also 10,5,10:tree=80
 
 chat: $(VENV)/.chat
 	$(BIN)/jlade chat

@@ -113,7 +113,9 @@ def replay(tokens: Sequence[int], shape: Shape, sizes: Sequence[int], wrong: flo
     place, steps, candidates = ngram_size - 1, 0, 0
     insert(tokens[:ngram_size])
     while place + window + ngram_size < len(tokens):
-        found = [list(each) for each in pool.lookup(tokens[place] % shape.buckets) if each[0] == tokens[place]][:guesses]
+        found = [list(each) for each in pool.lookup(tokens[place] % shape.buckets) if each[0] == tokens[place]][
+            :guesses
+        ]
         accepted = max((agreeing(each[1:], tokens[place + 1 :]) for each in found), default=0)
         rng = random.Random(place)  # the same guesses for each pool
         for ahead in range(place + 1, place + window + 1):

@@ -48,9 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.json:
         of_axes = [row for source in SOURCES for row in axes(source)]
-        report.write(
-            options.json, {"capacity": CAPACITY, "streams": streams(), "batches": batches(), "axes": of_axes}
-        )
+        report.write(options.json, {"capacity": CAPACITY, "streams": streams(), "batches": batches(), "axes": of_axes})
     if options.table:
         print(*table(streams(), "count"), "", *table(batches(), "batch_size"), sep="\n")
     if options.plot:

@@ -43,7 +43,14 @@ from jlade.lookahead import block as blocks
 from tests.reference import Pool
 
 Rows = list[list[int]]
-WAYS = [("row", "drawn"), ("columns", "drawn"), ("token", "drawn"), ("copies", "drawn"), ("row", "levels"), ("row", "pool")]
+WAYS = [
+    ("row", "drawn"),
+    ("columns", "drawn"),
+    ("token", "drawn"),
+    ("copies", "drawn"),
+    ("row", "levels"),
+    ("row", "pool"),
+]
 
 
 class Sizes(NamedTuple):
@@ -80,7 +87,9 @@ def main() -> None:
                 answers[index] = answers[index] or answer[: options.max_new_tokens]
                 assert answer[: options.max_new_tokens] == answers[index], "the text depends on the window"
                 steps, tokens = steps + number, tokens + len(answer)
-            results.append({"move": move, "first": first, "ngrams_of_text": from_text, "tokens_per_step": tokens / steps})
+            results.append(
+                {"move": move, "first": first, "ngrams_of_text": from_text, "tokens_per_step": tokens / steps}
+            )
             print(results[-1], file=sys.stderr)
     table = Table("window moves by", "first window", "n-grams of the text", "tokens per step")
     for each in results:

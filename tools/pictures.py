@@ -29,7 +29,8 @@ from rich.text import Text
 PROMPT = "def read_config(path):"
 LENGTH = ("--max-new-tokens", "64")
 STEP = 11  # it accepts drafts of a branch
-QUESTION = "Write a Python function that reverses each word of a sentence."
+QUESTION = "Write this as a Python dictionary: Anna is 31, Boris is 27, Clara is 45, David is 19."
+SETTING = ("--lookahead", "10,5,10:tree=80")  # that of accelerators
 ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}
 COLUMNS, ROWS = 80, 100  # more rows than the chat fills
@@ -63,18 +64,20 @@ def trace(path: str) -> None:
 
 def server(path: str) -> None:
     """Writes a picture of the page of `jlade serve` with one answer."""
-    command = [sys.executable, "-m", "jlade", "serve", "smollm2", "--port", "0", "--max-sequences", "1"]
+    command = [sys.executable, "-m", "jlade", "serve", "smollm2", "--port", "0", "--max-sequences", "1", *SETTING]
     with subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        address = process.stdout.readline().split()[-1]
-        with opened(address, 900, 620) as page:
-            page.get_by_label("Message").fill(QUESTION)
-            page.keyboard.press("Enter")
-            page.get_by_role("button", name="Stop").wait_for()
-            page.get_by_role("button", name="Send").wait_for(timeout=120_000)
-            page.locator("main").evaluate("log => { log.scrollTop = 0 }")
-            save(page.screenshot(), path)
-        process.terminate()
+        try:
+            address = process.stdout.readline().split()[-1]
+            with opened(address, 900, 620) as page:
+                page.get_by_label("Message").fill(QUESTION)
+                page.keyboard.press("Enter")
+                page.get_by_role("button", name="Stop").wait_for()
+                page.get_by_role("button", name="Send").wait_for(timeout=600_000)  # programs compile
+                page.locator("main").evaluate("log => { log.scrollTop = 0 }")
+                save(page.screenshot(), path)
+        finally:
+            process.terminate()
 
 
 @contextlib.contextmanager
@@ -106,8 +109,9 @@ def chat(path: str) -> None:
     terminal = pyte.ByteStream(screen)
     environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     environment |= {"TERM": "xterm-256color"}
+    arguments = ["-m", "jlade", "chat", *SETTING]
     command = pexpect.spawn(
-        sys.executable, ["-m", "jlade", "chat"], env=environment, cwd=ROOT, dimensions=(ROWS, COLUMNS), timeout=600
+        sys.executable, arguments, env=environment, cwd=ROOT, dimensions=(ROWS, COLUMNS), timeout=600
     )
     for expected, typed in (("\n> ", f"{QUESTION}\r"), (r"(eos|length): [^\r\n]*\r\n", "")):
         command.expect(expected)
@@ -115,7 +119,7 @@ def chat(path: str) -> None:
         command.send(typed)
     command.close()
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    console.print(Text("$ jlade chat", style="dim"))
+    console.print(Text(f"$ jlade chat {' '.join(SETTING)}", style="dim"))
     for row in range(screen.cursor.y):
         characters = (screen.buffer[row][column] for column in range(COLUMNS))
         parts = [("".join(each.data for each in same), look) for look, same in itertools.groupby(characters, style)]

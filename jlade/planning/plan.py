@@ -34,8 +34,8 @@ OPERATION = {"gpu": estimate.KERNEL, "tpu": 1e-6}  # seconds of a small operatio
 MESSAGE = {"gpu": 2e-6, "tpu": 1e-6}  # seconds of a message to a linked device
 NETWORK_MESSAGE = 5e-6  # seconds of a message between machines
 
-# The share of a step that a window and drafts take besides, by the paper (arXiv 2402.02057, Tables 2 and 3, an A100): its
-# steps take S / speedup = 1.07 to 1.12 plain ones, whatever their width, and 1.00 by the estimate of their parts.
+# The share of a step that a window and drafts take besides, by the paper (arXiv 2402.02057, Tables 2 and 3, an A100):
+# its steps take S / speedup = 1.07 to 1.12 plain ones, whatever their width, and 1.00 by the estimate of their parts.
 DRAFTING = 0.096
 
 
