@@ -1,0 +1,784 @@
+"""Every figure of README.md and docs/ is that of a result file, or has a source.
+
+For each page a function yields the sentences and rows that the files in benchmarks/results make. A page must contain
+them. Numbers with a decimal point or a unit that are left need an entry in `SOURCES`.
+"""
+
+import functools
+import json
+import math
+import pathlib
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import jlade
+from benchmarks import scaling
+from benchmarks.estimate import BLOCKS
+from benchmarks.scaling import MODELS
+from jlade.choosing import tokens_per_step
+from jlade.config import LookaheadConfig
+from jlade.conversion.tensors import param_shapes
+from jlade.evaluation.scaling import SIZES
+from jlade.evaluation.statistics import LogFit, fit_log
+from jlade.lookahead import names
+from jlade.planning import plan, work
+from jlade.planning.work import Layout
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NUMBER = re.compile(r"(?<![\w.,:=/-])(?:\d[\d, ]*\d|\d)(?:\.\d+)?(?:%|x\b| (?:ms|µs|MB|GB|s)\b)?(?![\w.]*\w)")
+
+
+@functools.cache
+def read(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def bench(name: str, table: str = "tasks") -> dict[str, dict[str, Any]]:
+    """Returns the rows of a table of `jlade bench` by their first cells."""
+    rows = read(name)[table]["rows"]
+    return {each[next(iter(each))]: each for each in rows}
+
+
+def engine() -> Iterator[str]:
+    even, geometric = read("engine"), read("engine_geometric")
+    yield f"at {even['ratio']:.2f} times the throughput of static batches of eight"
+    yield f"with geometrically spaced lengths at {geometric['ratio']:.2f} times"
+    load, hot = (read(name)["tokens_per_second"] for name in ("engine_load", "engine_load_hot"))
+    shares = [statistics.median(each["engine"]) / statistics.median(each["plain"]) for each in hot.values()]
+    yield "{:.2f}, {:.2f}, {:.2f} and {:.2f} times the throughput of an engine with".format(*shares)
+    gains = [statistics.median(each["engine"]) / statistics.median(each["plain"]) for each in load.values()]
+    yield f"and greedy text at {min(gains):.1f} to {max(gains):.1f} times"
+    kept = read("prefixes")
+    yield f"has its first token {kept['second turn']['ratio']:.1f} times as fast as without prefixes"
+    yield f"have theirs {kept['continuations']['ratio']:.1f} times as fast"
+    lost = 1 - kept["prompts that share nothing"]["ratio"]
+    yield f"Prompts that share nothing lose {lost:.0%} of their throughput"
+
+
+def server() -> Iterator[str]:
+    faults = read("server_faults")
+    memory = faults["megabytes"]
+    yield f"{faults['count']:,} malformed requests in {faults['seconds']:.0f} s"
+    yield f"grew from {memory[0]:,} to {memory[-1]:,} MB"
+    large = read("large_prompts")
+    yield f"whose longest pause is {large['alone']:.2f} s alone"
+    one = [large[name] for name in ("prompt", "prompt of one letter", "prompt of spaces", "prediction")]
+    yield f"prompts and predictions within {bound(each['seconds'] for each in one)} s"
+    turns = large["conversation of many turns"]
+    alone = large["conversation"]["seconds"]
+    yield f"conversations within {alone:.2f} s, one of 80,000 messages in {turns['seconds']:.2f} s"
+    pauses = [each["pause"] for each in [*one, large["conversation"]]]
+    yield f"They pause the stream for up to {bound(pauses)} s"
+    yield f"that conversation for {turns['pause']:.2f} s"
+    load = read("serving")
+    yield f"200 requests at once get {load['at_once']['tokens_per_second']:.0f} tokens/s in eight rows"
+    parts = [load[f"in_sequence_{number}"] for number in range(1, 5)]
+    first = statistics.median(each["first_token_seconds"]["p50"] for each in parts)
+    between = statistics.median(each["between_pieces_seconds"]["p50"] for each in parts)
+    yield f"have their first token after {first:.1f} s"
+    yield f"and {1000 * between:.0f} ms between pieces"
+
+
+def bound(values: Iterable[float]) -> str:
+    """Returns a bound of some seconds, rounded up to two places."""
+    return f"{math.ceil(100 * max(values)) / 100:.2f}"
+
+
+def server_memory() -> Iterator[str]:
+    large = read("large_prompts")
+    lists = [each["pause"] for name, each in large.items() if name in ("empty lists", "empty objects", "numbers")]
+    yield f"and bodies of a million values for up to {max(lists):.2f} s"
+    refused = [each["seconds"] for each in large.values() if isinstance(each, dict) and each.get("status") == 400]
+    yield f"are refused within {math.ceil(10 * max(refused)) / 10:.1f} s"
+    first, *later = read("serving_memory")["megabytes"]
+    after = ", ".join(f"{each:,}" for each in later[:-1])
+    yield f"{first:,} MB after the first 200 requests, and {after} and {later[-1]:,} MB after each 500"
+    begin, *_, end = read("serving")["megabytes"]
+    yield f"from {begin:,} to {end:,} MB"
+    yield f"{read('serving')['ratio']:.2f} times the throughput of static batches of the same requests"
+
+
+def models() -> Iterator[str]:
+    places = [read(name)["results"][0]["rows"] for name in ("experts_h100", "experts_v6e")]
+    for h100, v6e in zip(*places, strict=True):
+        times = [each[of] for each in (h100, v6e) for of in ("by_sheet_ms", "estimate_ms")]
+        yield row(str(h100["tokens"]), f"{h100['experts']:.0f}", *(f"{each:.1f}" for each in times))
+    cpu = next(each for each in read("experts_cpu")["results"] if each["model"] == "qwen3-30b-a3b")
+    first, *middle, last = [each["measured_ms"] for each in cpu["rows"]]
+    yield f"takes {first:.1f}, {middle[0]:.0f}, {middle[1]:.0f} and {last:.0f} ms for these tokens"
+    ways = {each["way"]: each for each in read("loading_devices")["ways"]}
+    for label, value in {
+        "peak of each device, relative to its share": lambda each: f"{each['of_share']:.3f}x",
+        "host memory in addition to the devices' arrays, `model=8`": lambda each: f"{each['host_bytes'] / 1e6:.0f} MB",
+    }.items():
+        yield row(label, *(value(ways[f"{kind}; model=8"]) for kind in ("Hugging Face", "Orbax")))
+    both = [ways[f"{kind}; lookahead=2, model=4"] for kind in ("Hugging Face", "Orbax")]
+    yield row("the same, `lookahead=2, model=4`", *(f"{each['host_bytes'] / 1e6:.0f} MB" for each in both))
+    whole, chunks = (ways[f"{kind}; model=8"]["read_of_files"] for kind in ("Hugging Face", "Orbax"))
+    yield row("bytes read, relative to the files", f"{whole:.3f}x", f"{chunks:.2f}x")
+    (oss,) = [x for x in read("real_configs")["rows"] if (x["model"], x["place"]) == ("gpt-oss-20b", "h100")]
+    yield f"gpt-oss-20b takes {oss['needed_bytes'] / 1e9:.0f} GB in bfloat16"
+    yield f"1.1 B parameters take {loading()['bfloat16']['of_weights']:.3f}x the memory of the weights"
+    quality = read("quantization")["quality"]
+    rounded = [quality[name] for name in ("bfloat16", "int8, float32", "int8, bfloat16")]
+    for label, key, form in (
+        ("relative error of the logits", "relative error of the logits", ".1%"),
+        ("KL divergence, nats per token", "KL divergence, nats a token", ".5f"),
+        ("same most likely token", "same most likely token", ".1%"),
+        (
+            f"perplexity of the texts (float32: {quality['float32']['perplexity of the texts']:.3f})",
+            "perplexity of the texts",
+            ".3f",
+        ),
+    ):
+        yield row(label, *(format(each[key], form) for each in rounded))
+    speed = read("quantization_134m")["speed"]
+    yield f"it takes {speed['int8']['weights, MB'] / speed['float32']['weights, MB']:.2f}x the bytes of float32"
+    yield f"and runs at {speed['int8']['speed']:.2f}x its speed"
+
+
+def loading() -> dict[str, dict[str, Any]]:
+    return {each["way"]: each for each in read("loading")["ways"]}
+
+
+def transformers() -> Iterator[str]:
+    ways, prompts = read("transformers")["ways"], len(read("transformers")["prompts"])
+    for label, name in {
+        "as it is": "transformers",
+        "`prompt_lookup_num_tokens=10`": "transformers, prompt lookup",
+        "`custom_generate=lookahead(model, lookahead=None)`": "jlade, plain",
+        "`custom_generate=lookahead(model)`": "jlade, auto",
+    }.items():
+        way = ways[name]
+        least, most = way["fewest_and_most"]
+        speed = "1" if name == "transformers" else f"{way['times_transformers']:.2f}x, {least:.2f} to {most:.2f}"
+        yield row(label, f"{way['tokens_per_second']:.1f}", speed, f"{way['equal_texts']} of {prompts}")
+    yield f"without lookahead it is {ways['jlade, plain']['times_transformers']:.2f} times as fast"
+    yield f"compiles, {ways['jlade, auto']['most_seconds_of_a_first_call']:.0f} seconds"
+
+
+def tunix() -> Iterator[str]:
+    steps = read("tunix_steps")["milliseconds"]
+    for label, name in (("`tree=7`", "tree=7"), ("plain", "plain")):
+        yield row(label, *(f"{each['wall']:.2f}" for each in steps[name].values()))
+    cores = ["{:.2f}, {:.2f} and {:.2f} ms".format(*(x["cores"] for x in each.values())) for each in steps.values()]
+    yield f"{cores[0]} for the tree; {cores[1]} for plain steps"
+    engines = read("rollouts")["engines"]
+    for label, name in (("without earlier rollouts", "without"), ("with earlier rollouts as drafts", "with")):
+        yield row(label, *(f"{epoch['tokens_per_step']:.2f}" for epoch in engines[name]["epochs"]))
+    vanilla = rollout_speed(engines["vanilla"])
+    for label, name in (
+        ("vanilla", "vanilla"),
+        ("`LookaheadRollout`, `lookahead=None`", "plain"),
+        ('`"auto"`', "auto"),
+        ("the tree, without earlier rollouts", "without"),
+        ("the tree, with earlier rollouts", "with"),
+    ):
+        speed = rollout_speed(engines[name])
+        shown = "1" if name == "vanilla" else f"{speed / vanilla:.2f}"
+        yield row(label, f"{10 * round(speed / 10)}", shown)
+    four = read("rollouts_4")["engines"]
+    speeds = {name: 10 * round(rollout_speed(each) / 10) for name, each in four.items()}
+    yield f"{speeds['vanilla']} tokens/s vanilla, {speeds['plain']} plain, {speeds['auto']} with"
+    yield f"{speeds['with']} with the tree and earlier rollouts"
+    yield f"of {four['with']['epochs'][-1]['tokens_per_step']:.2f} tokens per step in the fifth epoch"
+
+
+def rollout_speed(engine: dict[str, float]) -> float:
+    return engine["tokens"] / engine["rollout_seconds"]
+
+
+def vllm() -> Iterator[str]:
+    demo, smollm2 = (each["results"] for each in read("vllm"))
+    for label, name, which in (
+        ("plain", "plain", "first"),
+        ("vLLM's `ngram`, matches of 5 (its default)", "ngram", "first"),
+        ("vLLM's `ngram`, matches of 1 to 8", "ngram 1 to 8", "first"),
+        ("`Proposer`", "jlade", "first"),
+        ("`Proposer`, again", "jlade", "again"),
+    ):
+        cells = [each[name][which] for each in (demo, smollm2)]
+        shown = [f"{each[key]:{form}}" for each in cells for key, form in SPEEDS]
+        yield row(label, *shown)
+    gain: list[float] = [smollm2["jlade"]["first"][key] / smollm2["plain"]["first"][key] for key, _ in SPEEDS]
+    yield "{:.2f}x the tokens per step gave {:.2f}x the speed".format(*gain)
+    replays = {(each["texts"], each["drafts"], each["drafter"]): each for each in read("proposer")["replays"]}
+    for label, name in (
+        ("vLLM's `ngram`, 5", "vLLM's ngram, 5 to 5"),
+        ("vLLM's `ngram`, 1 to 8", "vLLM's ngram, 1 to 8"),
+        ("`Proposer`, `memory = 0`", OWN),
+        ("`Proposer`", "jlade"),
+    ):
+        found = [replays[texts, drafts, name] for texts in ("demo", "smollm2") for drafts in (4, 8, 16)]
+        yield row(label, *(f"{each['tokens_per_step']:.2f}" for each in found))
+    times = {(each["rows"], each["length"], each["drafter"]): each for each in read("proposer")["microseconds_per_row"]}
+    many, short, one = (
+        times[size, length, "jlade"]["median"] for size, length in ((256, 8192), (256, 1024), (1, 8192))
+    )
+    found = [replays["smollm2", drafts, name]["tokens_per_step"] for drafts in (4, 8, 16) for name in ("jlade", OWN)]
+    gains = [with_ / own - 1 for with_, own in zip(found[::2], found[1::2], strict=True)]
+    yield f"adds {min(gains):.0%} to {max(gains):.0%} for SmolLM2"
+    theirs = [
+        times[size, length, "vLLM's ngram, 5 to 5"]["median"] for size, length in ((256, 8192), (256, 1024), (1, 8192))
+    ]
+    yield "takes {:.1f}, {:.1f} and {:.1f} µs".format(*theirs)
+    yield f"takes {many:.0f} µs for each of 256 rows of 8192 tokens, {short:.0f} µs at 1024 tokens, and {one:.0f} µs"
+
+
+OWN = "jlade, own text"
+SPEEDS = (("tokens_per_step", ".2f"), ("tokens_per_second", ".0f"))
+
+
+def accelerators() -> Iterator[str]:
+    found = {
+        (each["device"], each["shape"], each["block"], each["batch"], each["capacity"]): each for each in estimates()
+    }
+    for device in ("v5e", "v5p", "v6e", "h100", "h200"):
+        for shape in ("1b", "7b", "8b"):
+            times = [found[device, shape, block, 1, 4096] for block in (1, 2, 8, 32, 60, 120, 240)]
+            yield row(f"{device}, {shape}", *map(shown_ms, times))
+            others = [
+                ", ".join(shown_ms(found[device, shape, block, batch, capacity]) for block in (1, 120))
+                for batch, capacity in ((4, 4096), (8, 4096), (1, 512), (1, 16384))
+            ]
+            yield row(f"{device}, {shape}", *others)
+    for each in read("experts_h100")["results"][0]["rows"]:
+        times = [f"{each[of]:.1f} ms" for of in ("estimate_ms", "bytes_ms")]
+        yield row(str(each["tokens"]), f"{each['experts']:.0f}", str(each["kernels"]), *times)
+    before = [each["ms"] for each in read("estimate")["before"] if (each["device"], each["shape"]) == ("v6e", "8b")][
+        1:5
+    ]
+    yield f"take {min(before):.1f} to {max(before):.1f} ms on a v6e"
+    for each in read("estimate_134m_cpu")["rows"]:
+        yield row(str(each["block"]), f"{each['ms']:.1f}", f"{each['measured_ms']:.1f}", f"{each['ratio']:.2f}")
+    rates = read("estimate_134m_cpu")["rates"]
+    yield f"({rates['flops'] / 1e9:.0f} GFLOP/s, {rates['bytes'] / 1e9:.1f} GB/s"
+    tree = {name: each["10,5,10:tree=80"] for name, each in read("estimate_tree")["devices"].items()}
+    paper = {name: each["15,5,15"] for name, each in read("estimate_tree")["devices"].items()}
+    yield f"{tree['v5e']['outside_ms']:.2f} ms outside the layers and the output matrix on a v5e"
+    yield f"{tree['h100']['outside_ms']:.2f} ms on an H100"
+    yield "{:.1%} and {:.1%} of the step".format(*(each["share_of_32_layers"] for each in tree.values()))
+    less = {name: tree[name]["outside_ms"] - paper[name]["outside_ms"] for name in tree}
+    yield f"takes {less['v5e']:.2f} ms less on a v5e and {less['h100']:.2f} ms less on an H100"
+    for each in read("real_configs")["rows"]:
+        if each["fits"]:
+            is_plain = each["step_estimate_ms"] == each["plain_step_estimate_ms"]
+            capacity = f"{each['largest_capacity']:,}{'' if each['largest_capacity'] % 1024 else ', all'}"
+            times = [three_digits(each["plain_step_estimate_ms"])]
+            times += ["" if is_plain else three_digits(each["step_estimate_ms"])]
+            cells = [f"{each['needed_bytes'] / 1e9:.1f}", capacity, *times]
+            yield f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def estimates() -> list[dict[str, Any]]:
+    return read("estimate")["rows"]
+
+
+def shown_ms(each: dict[str, Any]) -> str:
+    return f"{each['ms']:.3g}" if each["fits"] else "-"
+
+
+def three_digits(number: float) -> str:
+    """Returns three digits, also where they end in 0."""
+    return f"{number:#.3g}"
+
+
+def scaling_page() -> Iterator[str]:
+    found = read("scaling")
+    yield from scaling.table(found["streams"], "count")
+    yield from scaling.table(found["batches"], "batch_size")
+    sizes, measured = bench("bench_smollm2_sizes"), tokens_per_step.measured()
+    for setting in measured:
+        label = names.label(setting)
+        shown = f"{label}: `LookaheadConfig()`" if setting == LookaheadConfig() else label
+        yield row(shown, str(setting.block_size), f"{sizes[label]['all']:.2f}")
+    law = trees_law()
+    yield f"{law.intercept:.2f} + {law.slope:.3f} log2(tokens of a step), with R² = {law.r2:.3f}"
+    windows = [setting for setting in measured if setting.tree_size is None]
+    slope = fit_log([x.block_size for x in windows], [sizes[names.label(x)]["all"] for x in windows]).slope
+    yield f"A doubling of the windows above adds {slope:.3f}"
+    speeds = {(each["compression"], each["device"], each["count"]): each for each in found["axes"]}
+    h100, v5e = speeds["smollm2", "h100", 8], speeds["smollm2", "v5e", 8]
+    yield f"On eight H100 it makes {h100['model']:.0f} tokens per second, `lookahead` {h100['lookahead']:.0f}"
+    yield f"On eight v5e it makes {v5e['model']:.0f}, `lookahead` {v5e['lookahead']:.0f}"
+    equal = [each["microseconds_of_equal_speed"] for each in (v5e, h100)]
+    yield "if a collective took {:.0f} µs on v5e, or {:.0f} µs on H100".format(*equal)
+    yield f"{h100['model, plain decoding']:.0f} tokens per second on eight H100"
+    yield f"on eight v5e, {v5e['model, plain decoding']:.0f}, it is not"
+    yield from parallel_on_a100()
+    ratios = plan_by_compiled()
+    medians = {device: statistics.median(found) for device, found in ratios.items()}
+    h100, v5e, v6e, v5p = (f"{medians[name]:.2f}" for name in ("h100", "v5e", "v6e", "v5p"))
+    assert h100 == f"{medians['h200']:.2f}"
+    yield f"estimated steps are {h100} of those of [compiled programs]"
+    single = [ratio for device, found in ratios.items() if device != "v5p" for ratio in found]
+    yield f"{v5e} for v5e, {v6e} for v6e ({min(single):.2f} to {max(single):.2f} in single cases), and {v5p} for v5p"
+
+
+def plan_by_compiled() -> dict[str, list[float]]:
+    """Returns the planned times of the model in a step by those of compiled programs, for each device."""
+    shards = {name: work.shard(param_shapes(MODELS[name], jnp.bfloat16), 1) for name in ("1b", "7b", "8b")}
+    ratios: dict[str, list[float]] = {}
+    for each in estimates():
+        shard, request = shards[each["shape"]], (BLOCKS[each["block"]], each["batch"], each["capacity"])
+        of_step = work.work(shard, Layout(1, 1, 1), *request)
+        step = plan.step_time(of_step, shard.config.num_layers, each["device"])
+        ratios.setdefault(each["device"], []).append(1e3 * step.total / each["ms"])
+    return ratios
+
+
+def parallel_on_a100() -> Iterator[str]:
+    """Yields the estimates of plain tensor parallelism, and the collectives with which it is as slow as the paper's."""
+    plans = {count: jlade.plan(SIZES["7B"], "a100", count, lookahead=None).options for count in (1, 8)}
+    one, eight = (next(x for x in plans[n] if x.layout == Layout(1, 1, n)) for n in (1, 8))
+    yield f"the estimate for eight A100 is {one.step.total / eight.step.total:.1f} times that of one"
+    number = sum(each.times for each in eight.collectives)
+    seconds = (one.step.total / 0.8 - eight.step.total + eight.step.collective) / number
+    yield f"each of its {number} collectives would have to take {1e6 * seconds:.0f} µs"
+
+
+def trees_law() -> LogFit:
+    """Returns the fit of the tokens per step of trees to the tokens of a step."""
+    sizes = bench("bench_smollm2_sizes")
+    trees = [setting for setting in tokens_per_step.measured() if setting.window_size == 0]
+    return fit_log([x.block_size for x in trees], [sizes[names.label(x)]["all"] for x in trees])
+
+
+TASKS = ["mtbench", "gsm8k", "cnndm", "rag", "humaneval", "all"]
+
+
+def of_others(program: str) -> list[str]:
+    """Returns the tokens per step of another program on the prompts for SmolLM2, by task."""
+    lines = (ROOT / "benchmarks" / "prompts" / "smollm2.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line) for line in lines]
+    cells = []
+    for task in TASKS:
+        chosen = [each for each in prompts if task in ("all", each["kind"])]
+        tokens, steps = sum(len(each["greedy"]) for each in chosen), sum(each["steps"][program] for each in chosen)
+        cells.append(f"{tokens / steps:.2f}")
+    return cells
+
+
+def by_task(name: str, label: str) -> list[str]:
+    return [f"{bench(name)[label][task]:.2f}" for task in TASKS]
+
+
+def speed() -> Iterator[str]:
+    prompts, trees = (functools.partial(by_task, f"bench_smollm2_{name}") for name in ("prompts", "tree"))
+    for label, size, cells in (
+        ("plain", 1, prompts("plain")),
+        ("prompt lookup 0, 4, 1", 4, prompts("prompt lookup 0, 4, 1")),
+        ("transformers, prompt lookup of 10 tokens", 11, prompts("transformers, prompt lookup")),
+        (
+            "official package, 15, 5, 15 without n-grams of the prompt",
+            120,
+            of_others("official_15_5_15"),
+        ),
+        ("15, 5, 15 without n-grams of the prompt", 120, prompts("15, 5, 15, without the prompt")),
+        ("7, 5, 7", 56, prompts("7, 5, 7")),
+        ("15, 5, 15", 120, prompts("15, 5, 15")),
+        ("RACER ([arXiv 2604.14885](https://arxiv.org/abs/2604.14885))", 64, of_others("racer_64")),
+        ("tree of 63", 64, trees("tree of 63")),
+        ("10, 5, 10, tree of 80: `LookaheadConfig()`", 120, trees("10, 5, 10, tree of 80")),
+        ("the same without n-grams of the pool", 120, trees("10, 5, 10, tree of 80, without pool")),
+        ("tree of 119", 120, trees("tree of 119")),
+    ):
+        yield row(label, str(size), *cells)
+    for label in ("10, 5, 10, tree of 80", "tree of 119"):
+        yield row(label, *by_task("bench_smollm2_sampled", f"{label}, temperature 0.7"))
+    yield row("15, 5, 15", *by_task("bench_smollm2_paper", "15, 5, 15"))
+    yield row("tree of 63", *by_task("bench_smollm2_tree_10", "tree of 63"))
+    for label, of_file in (
+        ("Jacobi decoding, 16 guesses", "Jacobi, 16 guesses"),
+        ("15, 5, 15, a row for each token", "15, 5, 15, a row for each token"),
+        ("15, 5, 15 without n-grams of the prompt", "15, 5, 15, without the prompt"),
+        ("the same, a row for each token", "15, 5, 15, without the prompt, a row for each token"),
+        ("`code`: 8, 6, 15", "8, 6, 15"),
+        ("`prose`: 7, 5, 10", "7, 5, 10"),
+        ("`creative`: 5, 4, 8", "5, 4, 8"),
+    ):
+        yield row(label, *by_task("bench_smollm2_paper", of_file))
+    kinds = {
+        each["kind of text"]: each
+        for each in read("bench_smollm2_paper")["hits-by-kind"]["rows"]
+        if each["method"] == "15, 5, 15"
+    }
+    chat, code = kinds["mtbench"], kinds["humaneval"]
+    yield f"accepts a draft in {chat['hits h']:.0%} of the steps on chat and in {code['hits h']:.0%} on code"
+    yield f"such a step gives {chat['tokens of a hit L']:.1f} and {code['tokens of a hit L']:.1f} tokens"
+    windows = {(each["move"], each["first"], each["ngrams_of_text"]): each for each in read("windows")["rows"]}
+    for label, way in (
+        ("a row", ("row", "drawn")),
+        ("a row, and a column for each further token", ("columns", "drawn")),
+        ("a row for each token, drawn from the text", ("token", "drawn")),
+        ("a row for each token, copies of the oldest", ("copies", "drawn")),
+        ("a row; the first window grows by a row a step", ("row", "levels")),
+        ("a row; the first window is from the pool", ("row", "pool")),
+    ):
+        yield row(label, *(f"{windows[*way, of_text]['tokens_per_step']:.2f}" for of_text in (True, False)))
+    warm = read("warm_smollm2")["tokens_per_step"]
+    for label, way in (("no corpus", "cold"), ("token ids", "texts"), ("states", "states")):
+        yield row(label, *(f"{warm[task][way]:.2f}" for task in TASKS if task in warm))
+    yield from speeds("bench_smollm2_cpu", SMOLLM2_METHODS)
+    yield from smollm2_samples()
+    yield from demo()
+    edits = read("edits_smollm2")["tokens_per_step"]
+    for task, each in edits.items():
+        label = "answers that copy" if task == "copies" else task
+        yield row(label, f"{each['copied']:.0%}", f"{each['without']:.2f}", f"{each['with']:.2f}")
+    corpus = read("corpus")
+    first = corpus["step_seconds"]["0"]
+    for size, seconds in corpus["step_seconds"].items():
+        index = "" if size == "0" else f"{corpus['index_seconds'][size]:.2f}"
+        yield row(f"{int(size):,}".replace(",", " "), index, f"{1000 * seconds:.2f}", f"{seconds / first:.2f}x")
+    parts = read("overhead")["parts"]
+    for name, part in parts.items():
+        if "block" in part:
+            label = name.replace("=", " of ") if "tree" in name else name.replace(",", ", ")
+            cells = f"{part['step, ms']:.1f}", f"{part['outside the model, %']:.1f}%"
+            yield row(label, str(part["block"]), *cells)
+    for label, key in (
+        ("`jlade.run_steps`, 8 steps a call", "run_steps, 8, x decode"),
+        ("`jlade.run_steps`, 1 step a call", "run_steps, 1, x decode"),
+        ("`jlade.step` under `jax.jit`, which copies the cache", "step under jit, x decode"),
+    ):
+        yield row(label, *(f"{parts[name][key]:.2f}x" for name in ("loops, plain", "loops, tree=7")))
+    call = parts["generate"]
+    yield f"takes {call['generate, ms']:.1f} ms, of which {call['outside the programs, ms']:.1f} ms are outside"
+    ways = loading()
+    for label, way in (
+        ("safetensors alone, bfloat16", "safetensors"),
+        ("`jlade.load`, bfloat16", "bfloat16"),
+        ("`jlade.load`, float32", "float32"),
+    ):
+        each = ways[way]
+        peak = f"{each['of_weights']:.2f}x" if way == "safetensors" else f"{each['of_weights']:.3f}x"
+        yield row(label, f"{each['seconds']:.2f} s", f"{each['of_safetensors']:.2f}x", peak)
+    int8 = read("quantization_134m")["speed"]
+    rates = [int8[name]["plain decoding, tokens/s"] for name in ("int8", "float32")]
+    yield "with int8 weights runs at {:.1f} tokens/s, with float32 weights at {:.1f} tokens/s".format(*rates)
+    small = int8["int8"]["weights, MB"] / int8["float32"]["weights, MB"]
+    yield f"{int8['int8']['speed']:.2f}x the speed with {small:.2f}x the bytes"
+
+
+SMOLLM2_METHODS = {
+    "plain": "plain",
+    '`"auto"`': "jlade's choice",
+    "prompt lookup 0, 4, 1": "prompt lookup 0, 4, 1",
+    "transformers, plain": "transformers",
+    "transformers, prompt lookup of 10 tokens": "transformers, prompt lookup",
+}
+
+
+def speeds(name: str, labels: dict[str, str]) -> Iterator[str]:
+    """Yields rows of tokens per step, tokens per second, and the speedup with its interval."""
+    found = bench(name, "methods")
+    for label, of_file in labels.items():
+        each = found[of_file]
+        speedup = "1.00x" if of_file == "plain" else f"{each['speedup']:.2f}x, {each['95% interval']}"
+        yield row(label, f"{each['tokens/step']:.2f}", f"{each['tokens/s']:.0f}", speedup, f"{each['identical']:.0%}")
+
+
+def smollm2_samples() -> Iterator[str]:
+    tasks = [f"{task} sample" for task in ("CNN/DailyMail", "XSum", "GSM8K", "HumanEval", "MBPP", "MT-Bench")]
+    for label, of_file in (
+        ("prompt lookup 0, 4, 1", "prompt lookup 0, 4, 1"),
+        ("lookahead 7, 5, 7", "7, 5, 7"),
+        ("transformers, prompt lookup", "transformers, prompt lookup"),
+    ):
+        yield row(label, *(f"{bench('bench_smollm2')[of_file][task]:.2f}" for task in [*tasks, "all"]))
+    right, methods = bench("bench_smollm2_right", "right"), bench("bench_smollm2_right", "methods")
+    for name in ("plain", "prompt lookup 0, 4, 1", "tree of 7"):
+        shares = [value for key, value in right[name].items() if key != "right answers"]
+        interval = "" if name == "plain" else f", {methods[name]['95% interval']}"
+        gain = f"{methods[name]['speedup']:.2f}x{interval}"
+        yield row(name, *(f"{share:.0%}" for share in shares), f"{methods[name]['tokens/step']:.2f}", gain)
+    long = read("bench_smollm2_long")
+    for each in long["figure4"]["rows"]:
+        windows = [f"{each[f'W = {w}']:.2f}" for w in (1, 2, 4, 8, 16)]
+        yield row(each["N"], *windows, f"{each['per doubling of W']:+.3f}", f"{each['R² of the log fit']:.3f}")
+    yield long["figure4"]["note"].split(";")[0].rstrip(".")
+    for each in long["table3"]["rows"][1:]:
+        yield row(each["row: W, N, G"], f"{each['tokens/step']:.2f}", f"{each['paper, 7B']:.2f}")
+    yield long["table3"]["note"].split(" pairs")[0]  # in the paper's order
+    dtypes = {each["method (W, N, G)"]: each for each in long["exactness"]["rows"]}
+    plain, ours = dtypes["plain, bfloat16"], dtypes["15, 5, 15, bfloat16"]
+    yield f"plain decoding gives {plain['identical']} of {plain['answers']} answers of float32"
+    yield f"gives {ours['identical']}"
+    yield f"at most {plain['largest top-two gap']:.2f} and {ours['largest top-two gap']:.3f}"
+
+
+def demo() -> Iterator[str]:
+    auto = bench("bench_demo_auto", "methods")["jlade's choice"]
+    yield f"is {auto['speedup']:.2f}x as fast as plain decoding there, at {auto['tokens/step']:.2f} tokens per step"
+    yield from speeds(
+        "bench_demo",
+        {
+            "plain": "plain",
+            "10, 2, 10 without n-grams of the prompt": "Jacobi 10, 2, 10, without the prompt",
+            "prompt lookup 0, 5, 10": "prompt lookup 0, 5, 10",
+            "prompt lookup 0, 4, 1": "prompt lookup 0, 4, 1",
+            "15, 5, 15 without n-grams of the prompt": "15, 5, 15, without the prompt",
+            "15, 5, 15": "15, 5, 15",
+            "tree of 7": "tree of 7",
+            "10, 5, 10, tree of 80: `LookaheadConfig()`": "10, 5, 10, tree of 80",
+            "transformers, plain": "transformers",
+            "transformers, prompt lookup of 10 tokens": "transformers, prompt lookup",
+        },
+    )
+    for label, of_file in (
+        ("15, 5, 15", "15, 5, 15"),
+        ("15, 5, 15, a row for each token", "15, 5, 15, a row for each token"),
+        ("15, 5, 15 without n-grams of the prompt", "15, 5, 15, without the prompt"),
+        ("the same, a row for each token", "15, 5, 15, without the prompt, a row for each token"),
+        ("Jacobi decoding, 16 guesses", "Jacobi, 16 guesses"),
+    ):
+        yield row(label, *(f"{bench('bench_demo_paper')[of_file][task]:.2f}" for task in ("code", "prose", "all")))
+    official = json.loads((ROOT / "benchmarks" / "prompts" / "demo_official.json").read_text(encoding="utf-8"))
+    for label, theirs in official.items():
+        ours, size = bench("bench_demo")[label]["all"], label.removesuffix(", without the prompt")
+        with_prompt = "yes" if size == label else "no"
+        yield row(size, with_prompt, f"{theirs:.3f}", f"{ours:.3f}", f"{ours / theirs:.2f}x")
+    for each in read("bench_demo_paper")["growth"]["rows"][1:]:
+        tokens = each["tokens of the text"].replace("1 to 16", "up to 16")
+        yield row(tokens, f"{each['n-grams']:.0f}", f"{each['keys']:.0f}", f"{each['steps with a draft']:.0%}")
+    for label, of_file in (
+        ("15, 5, 15", "15, 5, 15"),
+        ("15, 5, 15, greedy window", "15, 5, 15, greedy window"),
+        ("15, 5, 15, by rejection, greedy window: the paper's", "15, 5, 15, by rejection, greedy window"),
+        ("10, 5, 10, tree of 80: `LookaheadConfig()`", "10, 5, 10, tree of 80"),
+        ("tree of 7", "tree of 7"),
+    ):
+        found = [bench("bench_demo_sampled")[f"{of_file}, temperature {t}"] for t in ("0.3", "0.7", "1")]
+        yield row(label, *(f"{each['code']:.2f}, {each['prose']:.2f}" for each in found))
+
+
+def readme() -> Iterator[str]:
+    found = bench("bench_smollm2_prompts") | bench("bench_smollm2_tree")
+    for label, size, name in (
+        ("`LookaheadConfig.tree(119)`: a [tree of drafts](docs/choosing.md#a-tree-of-drafts)", 120, "tree of 119"),
+        ("`LookaheadConfig()`: a window and a tree", 120, "10, 5, 10, tree of 80"),
+        ("`LookaheadConfig.tree(63)`", 64, "tree of 63"),
+        ("`LookaheadConfig.paper(15, 5, 15)`", 120, "15, 5, 15"),
+        ("the same without n-grams of the prompt", 120, "15, 5, 15, without the prompt"),
+        ("transformers, prompt lookup of 10 tokens", 11, "transformers, prompt lookup"),
+    ):
+        yield row(label, str(size), f"{found[name]['all']:.2f}")
+    yield row("the same by the official package", "120", of_others("official_15_5_15")[-1])
+    yield from speeds("bench_smollm2_cpu", SMOLLM2_METHODS)
+
+
+def when_to_use() -> Iterator[str]:
+    found, ten = bench("bench_smollm2_prompts") | bench("bench_smollm2_tree"), bench("bench_smollm2_paper")
+    for size, name, setting in (
+        (4, "prompt lookup 0, 4, 1", "LookaheadConfig.paper(0, 4, 1)"),
+        (120, "15, 5, 15", "LookaheadConfig.paper(15, 5, 15)"),
+        (64, "tree of 63", "LookaheadConfig.tree(63)"),
+        (120, "10, 5, 10, tree of 80", "LookaheadConfig()"),
+    ):
+        yield f"| {found[name]['all']:.2f}, of {size} | `{setting}` |"
+    yield f"| {ten['Jacobi, 16 guesses']['all']:.2f}, of 17 tokens a step, on ten prompts |"
+    for label, task in (
+        ("chat (MT-Bench)", "mtbench"),
+        ("summaries (CNN/DailyMail)", "cnndm"),
+        ("maths (GSM8K)", "gsm8k"),
+        ("answers from retrieved passages", "rag"),
+        ("code (HumanEval)", "humaneval"),
+    ):
+        yield row(label, f"{found['tree of 63'][task]:.2f}")
+    ten |= bench("bench_smollm2_tree_10")
+    for size, name in ((115, "8, 6, 15"), (68, "7, 5, 10"), (39, "5, 4, 8"), (64, "tree of 63")):
+        yield f"| {size} | {ten[name]['humaneval']:.2f}, {ten[name]['mtbench']:.2f} |"
+    default = "10, 5, 10, tree of 80"
+    sampled = bench("bench_smollm2_sampled")[f"{default}, temperature 0.7"]["all"]
+    yield f"{sampled:.2f} tokens per step at temperature 0.7 on 15 of the prompts"
+    yield f"{found[default]['all']:.2f} greedily on all"
+    yield f"which is {bench('bench_smollm2_cpu', 'methods')[SMOLLM2_METHODS[AUTO]]['speedup']:.2f}x as fast"
+    (plain,), (wide,) = (
+        [x["ms"] for x in estimates() if tuple(x[k] for k in KEYS) == ("v5e", "7b", block, 1, 4096)]
+        for block in (1, 120)
+    )
+    yield f"at {wide / plain:.2f} plain steps on a TPU v5e"
+
+
+AUTO, KEYS = '`"auto"`', ("device", "shape", "block", "batch", "capacity")
+
+
+def choosing() -> Iterator[str]:
+    found, sampled = bench("bench_smollm2_tree"), bench("bench_smollm2_sampled")
+    greedy = found["tree of 119"]["all"] / found["10, 5, 10, tree of 80"]["all"] - 1
+    drawn = (
+        sampled["tree of 119, temperature 0.7"]["all"] / sampled["10, 5, 10, tree of 80, temperature 0.7"]["all"] - 1
+    )
+    yield f"accepts {greedy:.0%} more tokens per step of SmolLM2, {drawn:.0%} more at temperature 0.7"
+    warm = read("warm_smollm2")["tokens_per_step"]["all"]
+    yield f"made SmolLM2 accept {warm['states'] / warm['cold']:.2f}x the tokens per step"
+    yield f"is indexed once, in {read('corpus')['index_seconds']['1000000']:.1f} s for a million tokens"
+
+
+def how_it_works() -> Iterator[str]:
+    pools = [each for each in read("pool")["rows"] if each["pool"] == "jlade"]
+    tokens, candidates = (max(each[f"{of}_lost"] for each in pools) for of in ("tokens_per_step", "candidates"))
+    yield f"loses at most {tokens:.2%} of the tokens per step and {candidates:.1%} of the candidates"
+
+
+FIGURES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
+    "README.md": (readme,),
+    "accelerators.md": (accelerators,),
+    "choosing.md": (choosing,),
+    "engine.md": (engine,),
+    "how_it_works.md": (how_it_works,),
+    "models.md": (models,),
+    "scaling.md": (scaling_page,),
+    "server.md": (server, server_memory),
+    "speed.md": (speed,),
+    "transformers.md": (transformers,),
+    "tunix.md": (tunix,),
+    "vllm.md": (vllm,),
+    "when_to_use.md": (when_to_use,),
+}
+
+
+def text_of(page: pathlib.Path) -> str:
+    """Returns the text of a page outside of examples, with a space in the place of each line's end."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return " ".join(text.split())
+
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@each_page
+def test_figures_are_those_of_the_files(page):
+    text = text_of(page)
+    made = [" ".join(figure.split()) for part in FIGURES.get(page.name, ()) for figure in part()]
+    assert [figure for figure in made if figure not in text] == []
+
+
+VERSION, SETTING, SHAPES = "a version", "a setting, or a number of the code", "computed from shapes"
+PAPER, OTHERS = "the paper", "their authors, as the page says"
+SOURCES: dict[str, dict[str, str]] = {
+    "accelerators.md": {
+        "3.12": VERSION,
+        "0.12": VERSION,
+        "1.1": SETTING,
+        "2 µs": SETTING,
+        "0.8": "reported by others, as the page says",
+        "0.9": "reported by others, as the page says",
+        "4.3": "reported by others, as the page says",
+        "4.8": "a data sheet",
+        "1.07": PAPER,
+        "1.12": PAPER,
+        "1.10": "the paper's Tables 2 and 3, as tests/planning/test_plan.py checks",
+    },
+    "README.md": {"3.11": VERSION, "2.13": VERSION, "95%": SETTING, "13 MB": SHAPES, "5 MB": SHAPES},
+    "choosing.md": {
+        "1.5x": "benchmarks/NOTES.md",
+        "2.2x": "benchmarks/NOTES.md",
+        "0.7 MB": SHAPES,
+        "4.8 MB": SHAPES,
+    },
+    "datasets.md": {"95%": SETTING},
+    "evaluation.md": {"0.5": SETTING, "95%": SETTING},
+    "install.md": {"3.11": VERSION, "93 MB": "the package index"},
+    "models.md": {
+        "1.1": "the size of TinyLlama",
+        "3.1": VERSION,
+        "3.2": VERSION,
+        "3.3": VERSION,
+        "5 GB": SETTING,
+        "11.2 GB": SHAPES,
+        "66.6 GB": SHAPES,
+        "131 MB": SHAPES,
+    },
+    "scaling.md": {
+        "2%": SETTING,
+        "0.5 GB": SETTING,
+        "1 µs": "assumed, as the page says",
+        "2 µs": "assumed, as the page says",
+        "5 µs": "assumed, as the page says",
+        "450 GB": "a data sheet",
+        "224 GB": "a data sheet",
+        "50 GB": "a data sheet",
+        "1.00": "tests/planning/test_plan.py",
+        "1.34x": "benchmarks/NOTES.md",
+        "1.25x": "benchmarks/NOTES.md",
+        "6, 1.20x": "benchmarks/NOTES.md",
+        "0.8": "reported by others, as accelerators.md says",
+        "0.9": "reported by others, as accelerators.md says",
+        "0.75": PAPER,
+        "0.82": PAPER,
+        "1.07": PAPER,
+        "1.12": PAPER,
+        "1.78x": PAPER,
+        "1.96": PAPER,
+        "1.98": PAPER,
+        "0.425": PAPER,
+        "3.106": PAPER,
+        "1.10": "the paper's Tables 2 and 3, as tests/planning/test_plan.py checks",
+        "1.79x": "the paper's Tables 2 and 3, as tests/planning/test_plan.py checks",
+    },
+    "server.md": {"4 MB": SETTING, "1.25": "the picture"},
+    "speed.md": {
+        "1.1": "the size of TinyLlama",
+        "5.5": SHAPES,
+        "90%": SETTING,
+        "0.7": SETTING,
+        "0.3": SETTING,
+        "1.0": SETTING,
+        "95%": SETTING,
+        "2.13": VERSION,
+        "5.23": VERSION,
+        "5.24": VERSION,
+        "1.96": PAPER,
+        "2.05": PAPER,
+        "0.425": PAPER,
+        "3.106": PAPER,
+    },
+    "transformers.md": {"2.13": VERSION, "5.23": VERSION},
+    "tunix.md": {"0.7": SETTING},
+    "usage.md": {"0.0": SETTING, "93 MB": "the package index"},
+    "vllm.md": {"0.32": VERSION, "12 MB": SHAPES},
+    "when_to_use.md": {
+        "2x": OTHERS,
+        "3x": OTHERS,
+        "2.2x": OTHERS,
+        "3.6x": OTHERS,
+        "4.34": OTHERS,
+        "1.64": OTHERS,
+        "7, 5, 7, 1.75": OTHERS,
+        "2.73": OTHERS,
+    },
+}
+
+
+@each_page
+def test_other_figures_have_a_source(page):
+    text = text_of(page)
+    for part in FIGURES.get(page.name, ()):
+        for figure in part():
+            text = text.replace(" ".join(figure.split()), " ")
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|arXiv \S+|[(]?[Ss]ections? \d\.\d|temperature \d\.\d", " ", text)
+    left = {match[0] for match in NUMBER.finditer(text) if re.search(r"\.\d|[^\d, ]", match[0])}
+    assert sorted(left - SOURCES.get(page.name, {}).keys()) == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda file: file.stem)
+def test_results_name_their_command_and_machine(file):
+    content = json.loads(file.read_text(encoding="utf-8"))
+    for each in content if isinstance(content, list) else [content]:
+        about = each.get("run", each)
+        assert {"date", "command", "processor"} <= about.keys()
+        assert not re.search(r"/tmp|/bench[A-Z]", about["command"])
+        data = re.search(r"--data (\S+)", about["command"])
+        assert data is None or (ROOT / data[1]).exists() or data[1] == "HumanEval.jsonl.gz"  # of its authors
