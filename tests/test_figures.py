@@ -728,7 +728,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "1.10": "the paper's Tables 2 and 3, as tests/planning/test_plan.py checks",
         "1.79x": "the paper's Tables 2 and 3, as tests/planning/test_plan.py checks",
     },
-    "server.md": {"4 MB": SETTING, "1.25": "the picture"},
+    "server.md": {"4 MB": SETTING},
     "speed.md": {
         "1.1": "the size of TinyLlama",
         "5.5": SHAPES,
