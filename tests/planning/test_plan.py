@@ -3,20 +3,18 @@ import json
 import pathlib
 import statistics
 
-import jax.numpy as jnp
 import pytest
 
 import jlade
-from benchmarks.estimate import BLOCKS, MODELS
+from benchmarks.estimate import MODELS
 from jlade import LookaheadConfig
 from jlade.choosing import tokens_per_step
 from jlade.config import PLAIN
-from jlade.conversion.tensors import param_shapes
 from jlade.inspection import targets
 from jlade.lookahead import names
 from jlade.planning import plan
-from jlade.planning import work as work_lib
 from jlade.planning.work import Collective, Layout
+from tests.planning import compiled
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 SEVEN = dataclasses.replace(MODELS["7b"], max_positions=4096)
@@ -40,14 +38,7 @@ def test_estimates_are_near_those_of_compiled_programs():
 
     The compiler for v5p reports more cycles than its data sheet implies.
     """
-    rows = json.loads((RESULTS / "estimate.json").read_text(encoding="utf-8"))["rows"]
-    shards = {name: work_lib.shard(param_shapes(MODELS[name], jnp.bfloat16), 1) for name in ("1b", "7b", "8b")}
-    ratios = {}
-    for row in rows:
-        shard, request = shards[row["shape"]], (BLOCKS[row["block"]], row["batch"], row["capacity"])
-        step = plan.step_time(work_lib.work(shard, Layout(1, 1, 1), *request), shard.config.num_layers, row["device"])
-        ratios.setdefault(row["device"], []).append(1e3 * step.total / row["ms"])
-    medians = {device: statistics.median(found) for device, found in ratios.items()}
+    medians = {device: statistics.median(found) for device, found in compiled.ratios().items()}
     assert all(0.9 < medians[device] < 1.1 for device in ("v5e", "v6e", "h100", "h200")), medians
     assert 0.5 < medians["v5p"] < 1, medians
 
