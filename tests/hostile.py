@@ -552,7 +552,7 @@ def _pool_inputs(directory: pathlib.Path) -> Inputs:
 
 def _read_pool(directory: pathlib.Path) -> None:
     pool = jlade.load_pool(directory / "pool.safetensors")
-    jax.eval_shape(lambda pool: pool_lib.lookup(pool, jnp.int32(3)), pool)
+    jax.eval_shape(lambda pool: pool_lib.lookup(pool, jnp.int32(3), 2), pool)
 
 
 def _write_corpus(directory: pathlib.Path) -> None:
