@@ -122,7 +122,7 @@ class Model:
             _, block = self._forward(self.params, tokens, positions, self.cache, mask, np.zeros(1, np.int32))
             self.commit(block, list(range(64)), len(chunk))
 
-    def predict(self, tokens: list[int], block: blocks.Block) -> tuple[list[int], Any]:
+    def predict(self, tokens: list[int], block: blocks.Layout) -> tuple[list[int], Any]:
         """Returns the most likely tokens at the outputs of a block, and what `commit` needs."""
         positions = self.cache.length[:, None] + block.positions[None]
         arguments = np.array([tokens], np.int32), positions, self.cache, block.mask, block.outputs

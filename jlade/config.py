@@ -9,11 +9,18 @@ from typing import Any, Literal, Self, get_args
 Verification = Literal["coupled", "rejection"]
 WindowDraw = Literal["coupled", "greedy"]
 WindowAdvance = Literal["step", "token"]
-Source = Literal["prediction", "pool", "suffix", "recycled", "chain"]
 
-SOURCES: tuple[Source, ...] = ("pool", "suffix", "recycled")  # of a tree by default
-# Most tokens of a draft; pool: N-1, chain: M.
-REACH: dict[Source, int] = {"prediction": 60, "suffix": 24, "recycled": 6}
+# The sources of drafts, and the most tokens of a draft of each, given the setting. Of proposals with equal costs, those
+# of an earlier source come first. Each is a class of its name in a file of `jlade.drafts`.
+REACH: dict[str, Callable[["LookaheadConfig"], int]] = {
+    "prediction": lambda setting: 60,
+    "pool": lambda setting: setting.ngram_size - 1 if setting.guess_set_size else 0,
+    "suffix": lambda setting: 24,
+    "corpus": lambda setting: 24,
+    "recycled": lambda setting: 6,
+    "chain": lambda setting: setting.tree_size or 0,
+}
+SOURCES = ("pool", "suffix", "recycled")  # of a tree by default
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
 MAX_BLOCK_SIZE = 4096
 MAX_NUMBER: Any = 1e4  # of a control: beside larger ones float32 rounds the model's logits away
@@ -59,8 +66,8 @@ class LookaheadConfig:
         the pool side by side, as in the paper.
       sources: where drafts come from: "pool", n-grams; "suffix", the text after earlier occurrences of its last tokens;
         "recycled", the most probable tokens after each token as the model last saw it; "chain", the guesses of Jacobi
-        decoding; "prediction", the text that a call expects, which adds this source by itself. Without a tree there is
-        only the pool.
+        decoding; "prediction", the text that a call expects, and "corpus", other texts that it brings, which add these
+        sources by themselves. Without a tree there is only the pool.
       guess_set_size: the pool's G, n-grams kept for each first token; 0 or more. Without a tree, also the most n-grams
         verified in a step.
       pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those
@@ -83,7 +90,7 @@ class LookaheadConfig:
     window_draw: WindowDraw = "coupled"
     window_advance: WindowAdvance = "step"
     tree_size: int | None = _Unset(80)
-    sources: tuple[Source, ...] = SOURCES
+    sources: tuple[str, ...] = SOURCES
     guess_set_size: int = _Unset(10)
     pool_from_prompt: bool = True
     verification: Verification = "coupled"
@@ -94,7 +101,7 @@ class LookaheadConfig:
         cls,
         tree_size: int,
         *,
-        sources: tuple[Source, ...] = SOURCES,
+        sources: tuple[str, ...] = SOURCES,
         verification: Verification = "coupled",
         relative_step_time: float | None = None,
     ) -> Self:
@@ -231,10 +238,10 @@ class LookaheadConfig:
         return self.guess_set_size * (self.ngram_size - 1) if self.tree_size is None else self.tree_size
 
     @property
-    def reach(self) -> dict[Source, int]:
+    def reach(self) -> dict[str, int]:
         """Most tokens of a draft, by source."""
-        longest = {"pool": self.ngram_size - 1 if self.guess_set_size else 0, "chain": self.tree_size or 0} | REACH
-        return {source: longest[source] for source in self.sources if longest[source]}
+        longest = {source: REACH[source](self) for source in self.sources}
+        return {source: length for source, length in longest.items() if length}
 
     @property
     def max_accepted(self) -> int:
@@ -242,9 +249,9 @@ class LookaheadConfig:
         return min(max(self.reach.values(), default=0), self.num_drafted) + 1
 
 
-def _check_sources(sources: Any) -> tuple[Source, ...]:
-    """Returns the sources in the order of `Source`."""
-    known = get_args(Source)
+def _check_sources(sources: Any) -> tuple[str, ...]:
+    """Returns the sources in the order of `REACH`."""
+    known = tuple(REACH)
     if isinstance(sources, str) or not isinstance(sources, Iterable):
         raise TypeError(f"sources must be a tuple of {', '.join(map(repr, known))}, got {sources!r}")
     given = tuple(sources)

@@ -25,6 +25,7 @@ COPIES = "copy"
 MODEL = (HEADS, COPIES)
 
 Specs = Any  # a pytree of PartitionSpec, a prefix of that of the arrays
+SHARED = "shared by the sequences of a batch"  # of a dataclass's field, in `typing.Annotated`
 
 
 def make_mesh(

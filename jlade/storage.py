@@ -23,6 +23,7 @@ from jlade.conversion import checkpoint, generation_settings, location
 from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
+from jlade.drafts.tree import NONE
 from jlade.files import written_whole
 from jlade.generation import memory, stop_strings
 from jlade.generation.corpus import Corpus
@@ -196,7 +197,7 @@ def load_pool(path: str | os.PathLike[str]) -> NGramPool:
             f"got {found}"
         )
     ngrams, vocab_size = arrays[NGRAMS], int(arrays[VOCAB_SIZE])
-    if ngrams.size and (ngrams.min() < NGramPool.EMPTY or ngrams.max() >= vocab_size):
+    if ngrams.size and (ngrams.min() < NONE or ngrams.max() >= vocab_size):
         raise ValueError(
             f"{os.fspath(path)} holds token ids from {ngrams.min()} to {ngrams.max()}; accepted are -1 to "
             f"{vocab_size - 1}"

@@ -218,7 +218,7 @@ def find(
     plain = estimate.step_time(rates, 1, each, weights).total
     levels = adaptive.levels(lookahead)
     passes, steps = [step_time(size) for size, _ in chunks], [*map(level_time, levels)]
-    num_drafting = len(levels) - adaptive.forecasts(lookahead)  # by forecasts, most plain steps rest
+    num_drafting = len(levels) - adaptive.has_forecast(lookahead)  # by forecasts, most plain steps rest
     setting = dataclasses.replace(lookahead, relative_step_time=None)
     path = key.path.parent.with_name("costs") / key.name(setting, *calls)
     return _find(tuple(passes), tuple(steps), num_drafting, path)

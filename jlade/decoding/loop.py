@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.config import LookaheadConfig
 from jlade.decoding import ahead, sharding
 from jlade.decoding import prefill as prefill_lib
 from jlade.decoding import step as step_lib
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory
 from jlade.lookahead import adaptive
+from jlade.lookahead.adaptive import Level
 from jlade.mesh import DATA
 from jlade.models.base import Params
 
@@ -31,7 +31,7 @@ class _Carry(NamedTuple):
 def decode(params: Params, inputs: Inputs, config: DecodeConfig) -> DecodeState:
     """Reads the prompts and makes steps until every sequence has ended.
 
-    Called eagerly, it runs two compiled programs, one that reads and one that decodes, and a small one between them.
+    Called eagerly, it runs a compiled program that reads, small ones that make the first state, and one that decodes.
     Under the caller's own `jax.jit`, `jax.vmap` or `jax.shard_map` it is traced as part of the caller's program.
 
     Args:
@@ -51,7 +51,7 @@ def decode(params: Params, inputs: Inputs, config: DecodeConfig) -> DecodeState:
 def step(params: Params, state: DecodeState, config: DecodeConfig) -> DecodeState:
     """Returns the state after one step, at the width that the state's pace gives."""
     if state.pace is None and config.mesh is None:
-        return step_lib.step(params, state, config, config.lookahead)
+        return step_lib.step(params, state, config, Level(config.lookahead))
     return _steps(params, state, jnp.int32(1), None, config)
 
 
@@ -66,27 +66,27 @@ def run_steps(
 
     With `stop_at` it returns as soon as no more than this many sequences are running. Other numbers compile nothing.
 
-    It takes over the buffers of `state.memory`, so `state` must not be used afterwards. The rest of the state, which is
-    small, may share arrays with the caller. A loop of these calls costs what `jlade.decode` costs, and the time to
+    It takes over the buffers of `state.memory`, so `state` must not be used afterwards. Its other arrays, which are
+    small, may be shared with the caller. A loop of these calls costs what `jlade.decode` costs, and the time to
     start a program in each round.
     """
-    rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
+    small = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
     stop_at = None if stop_at is None else jnp.int32(stop_at)
-    after = _run(params, rest, state.memory, jnp.int32(max_steps), stop_at, config)
+    after = _run(params, small, state.memory, jnp.int32(max_steps), stop_at, config)
     return dataclasses.replace(after, constants=state.constants)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
 def _run(
     params: Params,
-    rest: DecodeState,
+    small: DecodeState,
     memory: Memory,
     max_steps: jax.Array,
     stop_at: jax.Array | None,
     config: DecodeConfig,
 ) -> DecodeState:
-    after = _steps(params, dataclasses.replace(rest, memory=memory), max_steps, stop_at, config)
-    # A program copies what it returns as it came: in every step of a stream, the table of the stop strings.
+    after = _steps(params, dataclasses.replace(small, memory=memory), max_steps, stop_at, config)
+    # A program copies each argument that it returns unchanged: in every step of a stream, the table of stop strings.
     return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run_steps` has them
 
 
@@ -109,7 +109,7 @@ def _loop(
         return (carry.num_running > (0 if stop_at is None else stop_at)) & (carry.num_steps < max_steps)
 
     def make_step(carry: _Carry) -> _Carry:
-        return _next(carry, step_lib.step(params, carry.state, config, config.lookahead), config.mesh)
+        return _next(carry, step_lib.step(params, carry.state, config, Level(config.lookahead)), config.mesh)
 
     carry = _Carry(state, jnp.int32(0), _count(~state.done, config.mesh))
     if state.pace is None:
@@ -144,43 +144,32 @@ def _adaptive_loop(
     Each level has a loop of its own, within one around all of them: with a conditional in a single loop, compilers copy
     the cache.
     """
-    levels, forecasts = adaptive.levels(config.lookahead), adaptive.forecasts(config.lookahead)
+    settings, has_forecast = adaptive.levels(config.lookahead), adaptive.has_forecast(config.lookahead)
+    levels = [*map(Level, settings), *([adaptive.REST] if has_forecast else [])]
     costs = carry.state.constants.costs
     assert costs is not None
 
-    def step_at(level: LookaheadConfig, carry: _Carry) -> _Carry:
+    def is_at(index: int, carry: _Carry) -> jax.Array:
+        assert carry.state.pace is not None
+        return goes_on(carry) & (carry.state.pace.level == index)
+
+    def step_at(level: Level, carry: _Carry) -> _Carry:
         before = carry.state
         assert before.pace is not None
         after = step_lib.step(params, before, config, level)
-        new = (after.num_tokens - before.num_tokens).astype(jnp.float32)
-        accepted = _mean(new, ~before.done, config.mesh)
-        if forecasts:
-            expected = jax.vmap(functools.partial(adaptive.forecast, levels=levels))(after.memory.drafts.tree)
-            pace = adaptive.choose(before.pace, accepted, _mean(expected, ~after.done, config.mesh), costs)
+        accepted = _mean((after.num_tokens - before.num_tokens).astype(jnp.float32), ~before.done, config.mesh)
+        if level == adaptive.REST:
+            pace = adaptive.rest(before.pace)
+        elif has_forecast:
+            forecast = jax.vmap(functools.partial(adaptive.forecast, levels=settings))(after.memory.drafts.tree)
+            pace = adaptive.choose(before.pace, accepted, _mean(forecast, ~after.done, config.mesh), costs)
         else:
             pace = adaptive.update(before.pace, accepted, costs)
         return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
-    def is_at(index: int, carry: _Carry) -> jax.Array:
-        pace = carry.state.pace
-        assert pace is not None
-        is_here = pace.level == index
-        if forecasts:
-            is_here &= ~adaptive.rests(pace)
-        return goes_on(carry) & is_here
-
-    def rests(carry: _Carry) -> jax.Array:
-        assert carry.state.pace is not None
-        return goes_on(carry) & adaptive.rests(carry.state.pace)
-
-    def rest(carry: _Carry) -> _Carry:
-        assert carry.state.pace is not None
-        after = step_lib.step(params, carry.state, config, levels[-1], rests=True)
-        return _next(carry, dataclasses.replace(after, pace=adaptive.rest(carry.state.pace)), config.mesh)
-
     def all_levels(carry: _Carry) -> _Carry:
         for index, level in enumerate(levels):
             carry = jax.lax.while_loop(functools.partial(is_at, index), functools.partial(step_at, level), carry)
-        return jax.lax.while_loop(rests, rest, carry) if forecasts else carry
+        return carry
 
     return jax.lax.while_loop(goes_on, all_levels, carry).state

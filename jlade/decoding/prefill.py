@@ -24,12 +24,12 @@ from jlade.decoding.state import (
     Memory,
     Prefix,
 )
-from jlade.drafts.source import RANKS, Prompt, Rows, State, Text
+from jlade.drafts.source import RANKS, Passage, Prompt, State, Text
 from jlade.drafts.sources import TABLE, Drafts, Sources
 from jlade.drafts.tree import NONE
 from jlade.lookahead import adaptive, window
 from jlade.mesh import DATA
-from jlade.models.base import Cache, Decoder, Params
+from jlade.models.base import Decoder, Params
 from jlade.vocabulary import VocabularyShard
 
 ROWS = 64  # tokens of a prompt whose logits are computed at once, for each sequence
@@ -46,10 +46,11 @@ def prefill(params: Params, inputs: Inputs, config: DecodeConfig) -> Prefix:
     """
     check_capacity(inputs)
     params, inputs = sharding.put_params(params, config.mesh), sharding.put(inputs, config)
-    readers = config.sources().readers
-    states = {name: state for name, state in inputs.sources.items() if name in readers.specs}
-    static = {"decoder": config.decoder, "readers": readers, "chunks": config.chunks, "mesh": config.mesh}
-    return _read(params, inputs.prompts, inputs.lengths, inputs.cache, states, **static)
+    readers = config.sources.readers
+    # The program knows of the setting only the sources that read prompts.
+    known = {name: state for name, state in inputs.sources.items() if name in readers.specs}
+    reading = _Reading(config.decoder, readers, config.chunks, config.mesh)
+    return _read(params, inputs.prompts, inputs.lengths, Prefix(inputs.cache, known), reading=reading)
 
 
 def check_capacity(inputs: Inputs) -> None:
@@ -66,83 +67,65 @@ def check_capacity(inputs: Inputs) -> None:
         )
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "readers", "chunks", "mesh"))
-def _read(
-    params: Params,
-    prompts: jax.Array,
-    lengths: jax.Array,
-    cache: Cache | None,
-    states: dict[str, State],
-    *,
-    decoder: Decoder,
-    readers: Sources,
-    chunks: Chunks,
-    mesh: Mesh | None,
-) -> Prefix:
-    read = functools.partial(_read_part, decoder=decoder, readers=readers, chunks=chunks, mesh=mesh)
-    cache_specs = sharding.BATCH if cache is None else sharding.cache_specs(decoder)
-    given = {name: readers.specs[name] for name in states}
-    specs = sharding.param_specs(params, mesh), sharding.BATCH, sharding.BATCH, cache_specs, given
-    return mesh_lib.shard(read, mesh, specs, sharding.prefix_specs(decoder, readers, readers.specs))(
-        params, prompts, lengths, cache, states
-    )
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """The static part of a program that reads prompts."""
+
+    decoder: Decoder
+    readers: Sources
+    chunks: Chunks
+    mesh: Mesh | None
+
+    def of_device(self, params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix) -> Prefix:
+        """Returns the prefix of the sequences of a device, given that of the tokens that it has read."""
+        vocabulary = VocabularyShard.of(self.decoder.vocab_size, self.mesh)
+        batch_size, capacity = prompts.shape
+        cache = prefix.cache
+        if cache is None:
+            cache = self.decoder.init_cache(params, batch_size, capacity)
+        states = for_each(self.readers.empty(), batch_size) | prefix.sources
+        to_read = lengths - 1
+
+        # The loops run until the longest sequence is read, be it on another device: all leave them together.
+        left = jnp.max(to_read - cache.length)
+        left = left if self.mesh is None else jax.lax.pmax(left, DATA)
+
+        def read(positions: jax.Array) -> jax.Array:
+            return jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
+
+        def has_more_than(least: int, carry: tuple[Prefix, jax.Array]) -> jax.Array:
+            return carry[1] > least
+
+        def read_chunk(chunk: int, carry: tuple[Prefix, jax.Array]) -> tuple[Prefix, jax.Array]:
+            (cache, states), left = (carry[0].cache, carry[0].sources), carry[1]
+            index = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
+            positions = cache.length[:, None] + index
+            tokens = read(positions)
+            mask = np.tri(chunk, dtype=bool)
+            hidden, block_kv = self.decoder.forward(params, tokens, positions, cache, mask)
+            # A second upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the
+            # cache is written after the last layer has read it, and so in place; otherwise compilers copy the cache.
+            after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
+            num_read = jnp.minimum(jnp.clip(to_read - cache.length, 0, chunk), after_pass)
+            if states:
+                previous = jnp.where(positions == 0, NONE, read(positions - 1))
+                best = _best(params, hidden, self.decoder, vocabulary)
+                states = jax.vmap(self.readers.read)(states, Passage(tokens, previous, best, num_read))
+            return Prefix(self.decoder.commit(cache, block_kv, index, num_read), states), left - chunk
+
+        prefix = Prefix(cache, states)
+        for chunk, least in fitting(self.chunks, capacity):
+            condition, body = functools.partial(has_more_than, least), functools.partial(read_chunk, chunk)
+            prefix, left = jax.lax.while_loop(condition, body, (prefix, left))
+        return prefix
 
 
-def _read_part(
-    params: Params,
-    prompts: jax.Array,
-    lengths: jax.Array,
-    cache: Cache | None,
-    states: dict[str, State],
-    *,
-    decoder: Decoder,
-    readers: Sources,
-    chunks: Chunks,
-    mesh: Mesh | None,
-) -> Prefix:
-    """`_read` for the sequences of a device."""
-    vocabulary = VocabularyShard.of(decoder.vocab_size, mesh)
-    batch_size, capacity = prompts.shape
-    if cache is None:
-        cache = decoder.init_cache(params, batch_size, capacity)
-    states = for_each(readers.empty(), batch_size) | states
-    to_read = lengths - 1
-
-    # The loops run until the longest sequence is read, be it on another device: all leave them together.
-    left = jnp.max(to_read - cache.length)
-    left = left if mesh is None else jax.lax.pmax(left, DATA)
-
-    def read(positions: jax.Array) -> jax.Array:
-        return jax.vmap(lambda prompt, position: prompt.at[position].get(mode="clip"))(prompts, positions)
-
-    def has_more_than(least: int, carry: tuple[Prefix, jax.Array]) -> jax.Array:
-        return carry[1] > least
-
-    def read_chunk(chunk: int, carry: tuple[Prefix, jax.Array]) -> tuple[Prefix, jax.Array]:
-        (cache, states), left = (carry[0].cache, carry[0].sources), carry[1]
-        index = jnp.broadcast_to(jnp.arange(chunk, dtype=jnp.int32), (batch_size, chunk))
-        positions = cache.length[:, None] + index
-        tokens = read(positions)
-        hidden, block_kv = decoder.forward(params, tokens, positions, cache, np.tri(chunk, dtype=bool))
-        # A second upper bound of `chunk` or more changes nothing. As it depends on the result of the pass, the cache is
-        # written after the last layer has read it, and so in place; otherwise compilers copy the cache.
-        after_pass = chunk + jnp.isnan(hidden[:, 0, 0]).astype(jnp.int32)
-        num_read = jnp.minimum(jnp.clip(to_read - cache.length, 0, chunk), after_pass)
-        if states:
-            before = jnp.where(positions == 0, NONE, read(positions - 1))
-            rows = Rows(
-                pairs=jnp.stack([before, tokens], axis=-1),
-                best=_best(params, hidden, decoder, vocabulary),
-                order=jnp.where(index < num_read[:, None], index, -1),
-            )
-            states = jax.vmap(readers.read)(states, rows)
-        return Prefix(decoder.commit(cache, block_kv, index, num_read), states), left - chunk
-
-    prefix = Prefix(cache, states)
-    for chunk, least in fitting(chunks, capacity):
-        condition, body = functools.partial(has_more_than, least), functools.partial(read_chunk, chunk)
-        prefix, left = jax.lax.while_loop(condition, body, (prefix, left))
-    return prefix
+@functools.partial(jax.jit, static_argnames="reading")
+def _read(params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix, *, reading: _Reading) -> Prefix:
+    specs = functools.partial(sharding.prefix_specs, reading.decoder, reading.readers)
+    in_specs = sharding.param_specs(params, reading.mesh), sharding.BATCH, sharding.BATCH, specs(prefix)
+    read = mesh_lib.shard(reading.of_device, reading.mesh, in_specs, specs())
+    return read(params, prompts, lengths, prefix)
 
 
 def _best(params: Params, hidden: jax.Array, decoder: Decoder, vocabulary: VocabularyShard) -> jax.Array:
@@ -182,7 +165,7 @@ def start(prefix: Prefix, inputs: Inputs, config: DecodeConfig, places: jax.Arra
     check_capacity(inputs)
     inputs = sharding.put(inputs, config)
     # Another setting may have read the prompts, with sources that this one lacks.
-    known = {name: state for name, state in prefix.sources.items() if name in config.sources().readers.specs}
+    known = {name: state for name, state in prefix.sources.items() if name in config.sources.readers.specs}
     prefix = dataclasses.replace(prefix, sources=known)
     window_tokens = config.lookahead.window_size * (config.lookahead.ngram_size - 1)
     number = DRAWN * max(1, -(-window_tokens // DRAWN))
@@ -221,32 +204,20 @@ def _noise(
 def _start(
     prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, noise: jax.Array | None, config: DecodeConfig
 ) -> DecodeState:
-    start = functools.partial(_start_part, config=config)
     specs = (
-        sharding.prefix_specs(config.decoder, config.sources().readers, prefix.sources),
+        sharding.prefix_specs(config.decoder, config.sources.readers, prefix),
         sharding.input_specs(inputs, config),
         *[sharding.BATCH] * 3,
     )
     out_specs = sharding.state_specs(_constants(inputs, keys), config)
+    start = functools.partial(_start_of_device, config=config)
     return mesh_lib.shard(start, config.mesh, specs, out_specs)(prefix, inputs, keys, drawn, noise)
 
 
-def _constants(inputs: Inputs, keys: jax.Array) -> Constants:
-    return Constants(
-        prompt_lengths=inputs.lengths,
-        keys=keys,
-        sampling=inputs.sampling,
-        stopping=inputs.stopping,
-        costs=inputs.costs,
-        corpus=inputs.corpus,
-    )
-
-
-def _start_part(
+def _start_of_device(
     prefix: Prefix, inputs: Inputs, keys: jax.Array, drawn: jax.Array, noise: jax.Array | None, config: DecodeConfig
 ) -> DecodeState:
-    """`_start` for the sequences of a device."""
-    lookahead, sources = config.lookahead, config.sources(inputs.corpus is not None)
+    lookahead, sources = config.lookahead, config.sources
     prompts, lengths = inputs.prompts, inputs.lengths
     batch_size = len(lengths)
 
@@ -281,9 +252,20 @@ def _start_part(
     )
 
 
+def _constants(inputs: Inputs, keys: jax.Array) -> Constants:
+    return Constants(
+        prompt_lengths=inputs.lengths,
+        keys=keys,
+        sampling=inputs.sampling,
+        stopping=inputs.stopping,
+        costs=inputs.costs,
+        corpus=inputs.corpus,
+    )
+
+
 def _no_logprobs(shape: tuple[int, ...], number: int) -> LogProbs:
-    of_tokens, of_top = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, number), jnp.float32)
-    return LogProbs(of_tokens, of_tokens, of_top, of_top.astype(jnp.int32))
+    chosen, top = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, number), jnp.float32)
+    return LogProbs(chosen, chosen, top, top.astype(jnp.int32))
 
 
 def for_each(states: dict[str, State], batch_size: int) -> dict[str, State]:

@@ -20,6 +20,8 @@ THREEFRY = "threefry2x32"  # of `jax.random`
 # Smaller temperatures are the limit, the highest logit. Divided by them, logits are so large that float32's rounding,
 # which is not equal in all places of a compiled program, shows in their softmax.
 LEAST_TEMPERATURE = 1e-5
+# Folded into a key for draws that are not the noise of a position.
+REJECTION, WINDOW = np.uint32(2**31), np.uint32(2**31 + 1)
 
 
 @flax.struct.dataclass
@@ -207,6 +209,11 @@ def threefry(key: jax.Array) -> jax.Array:
     for place in range(2, words.shape[-1]):
         derived = jnp.vectorize(jax.random.fold_in)(derived, words[..., place])
     return derived
+
+
+def key_at(key: jax.Array, purpose: np.uint32, position: jax.Array) -> jax.Array:
+    """Returns the key of a draw for another purpose than the token at a position: `REJECTION` or `WINDOW`."""
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), position)
 
 
 def noise_at(key: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:

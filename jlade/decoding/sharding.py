@@ -1,7 +1,7 @@
 """The arrays of a decode on a mesh: sequences along `data`, KV heads along `model`, and sources as they say."""
 
-from collections.abc import Iterable
-from typing import Any
+import dataclasses
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -11,23 +11,26 @@ from jlade import mesh as mesh_lib
 from jlade.decoding.state import Constants, DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.drafts.sources import Drafts, Sources
-from jlade.mesh import DATA, HEADS, Specs
+from jlade.mesh import DATA, HEADS, SHARED, Specs
 from jlade.models import sharding as model_sharding
 from jlade.models.base import Cache, Decoder, KVCache, Params
 from jlade.models.llama import Llama, LlamaParams
 
+T = TypeVar("T")
 BATCH = P(DATA)
 
 
 def cache_specs(decoder: Decoder) -> Cache:
     """Returns the specs of a cache; that of a model that is not jlade's is divided along `data` alone."""
-    specs: Any = KVCache
-    return specs(keys=P(DATA, HEADS), values=P(DATA, HEADS), length=BATCH) if isinstance(decoder, Llama) else BATCH
+    return _specs(KVCache, keys=P(DATA, HEADS), values=P(DATA, HEADS)) if isinstance(decoder, Llama) else BATCH
 
 
-def prefix_specs(decoder: Decoder, readers: Sources, names: Iterable[str]) -> Prefix:
-    """Returns the specs of a prefix with the states of sources of these names, given those that read prompts."""
-    return Prefix(cache=cache_specs(decoder), sources={name: readers.specs[name] for name in names})
+def prefix_specs(decoder: Decoder, readers: Sources, prefix: Prefix | None = None) -> Prefix:
+    """Returns the specs of a prefix, given the sources that read prompts; of one with all of them by default."""
+    if prefix is None:
+        return _specs(Prefix, cache=cache_specs(decoder), sources=readers.specs)
+    sources = {name: readers.specs[name] for name in prefix.sources}
+    return _specs(Prefix, cache=BATCH if prefix.cache is None else cache_specs(decoder), sources=sources)
 
 
 def param_specs(params: Params, mesh: Mesh | None) -> Specs:
@@ -37,54 +40,35 @@ def param_specs(params: Params, mesh: Mesh | None) -> Specs:
 
 def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
     """Returns the specs of the inputs."""
-    specs: Any = Inputs
-    return specs(
-        prompts=BATCH,
-        lengths=BATCH,
+    given = {} if inputs.cache is None else {"cache": cache_specs(config.decoder)}
+    return _specs(
+        Inputs,
         stopping=_stopping_specs(inputs.stopping),
         key=BATCH if inputs.key.ndim else P(),
-        sampling=BATCH,
-        costs=P(),
-        cache=P() if inputs.cache is None else cache_specs(config.decoder),
-        sources={name: config.sources().specs[name] for name in inputs.sources},
-        corpus=P(),
+        sources={name: config.sources.specs[name] for name in inputs.sources},
+        **given,
     )
 
 
 def state_specs(constants: Constants, config: DecodeConfig) -> DecodeState:
     """Returns the specs of a state with these constants."""
-    specs: Any = DecodeState
-    of_constants: Any = Constants
-    memory: Any = Memory
-    drafts: Any = Drafts
-    return specs(
-        tokens=BATCH,
-        num_tokens=BATCH,
-        num_steps=BATCH,
-        done=BATCH,
-        memory=memory(
-            cache=cache_specs(config.decoder),
-            drafts=drafts(
-                tree=BATCH,
-                proposals=BATCH,
-                record=BATCH,
-                states=config.sources(constants.corpus is not None).specs,
-            ),
-        ),
-        window=BATCH,
-        counts=BATCH,
-        stop_state=BATCH,
-        pace=P(),
-        constants=of_constants(
-            prompt_lengths=BATCH,
-            keys=BATCH,
-            sampling=BATCH,
-            stopping=_stopping_specs(constants.stopping),
-            costs=P(),
-            corpus=P(),
-        ),
-        info=BATCH,
+    drafts = _specs(Drafts, states=config.sources.specs)
+    return _specs(
+        DecodeState,
+        memory=_specs(Memory, cache=cache_specs(config.decoder), drafts=drafts),
+        constants=_specs(Constants, stopping=_stopping_specs(constants.stopping)),
     )
+
+
+def _stopping_specs(stopping: Stopping) -> Stopping:
+    return _specs(Stopping, strings=P() if stopping.strings is None else _specs(StopStrings))
+
+
+def _specs(kind: type[T], **given: Any) -> T:
+    """Returns the specs of a dataclass: along `data`, but for those that are `SHARED` or given."""
+    fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]  # that it is a dataclass
+    shared = {field.name for field in fields if SHARED in getattr(field.type, "__metadata__", ())}
+    return kind(**({field.name: P() if field.name in shared else BATCH for field in fields} | given))
 
 
 def batch_axes(specs: Any) -> Any:
@@ -103,10 +87,3 @@ def put(inputs: Inputs, config: DecodeConfig) -> Inputs:
 def put_params(params: Params, mesh: Mesh | None) -> Params:
     """Returns the parameters on a mesh. Those that are there already are not copied."""
     return params if mesh is None else mesh_lib.put(params, mesh, param_specs(params, mesh))
-
-
-def _stopping_specs(stopping: Stopping) -> Stopping:
-    specs: Any = Stopping
-    tables: Any = StopStrings
-    strings = P() if stopping.strings is None else tables(next_state=P(), start=BATCH)
-    return specs(max_new_tokens=BATCH, eos_ids=BATCH, min_new_tokens=BATCH, strings=strings)

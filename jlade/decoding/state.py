@@ -1,6 +1,7 @@
 """The arguments of a decode, arrays and static settings, and the state that a step takes to the next one."""
 
 import dataclasses
+from typing import Annotated
 
 import flax.struct
 import jax
@@ -14,7 +15,7 @@ from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
 from jlade.lookahead.adaptive import Pace
-from jlade.mesh import COPIES
+from jlade.mesh import COPIES, SHARED
 from jlade.models.base import Cache, Decoder
 from jlade.vocabulary import VocabularyShard
 
@@ -54,17 +55,17 @@ class Inputs:
     stopping: Stopping
     key: jax.Array
     sampling: Sampling = Sampling()
-    costs: jax.Array | None = None
+    costs: Annotated[jax.Array | None, SHARED] = None
     cache: Cache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
-    corpus: TextIndex | None = None
+    corpus: Annotated[TextIndex | None, SHARED] = None
 
 
 @flax.struct.dataclass
 class Prefix:
-    """What `jlade.prefill` knows of the prompts, all but their last tokens."""
+    """The result of reading prompts, all but their last tokens."""
 
-    cache: Cache
+    cache: Cache  # None before the first token is read
     sources: dict[str, State] = flax.struct.field(default_factory=dict)  # [B, ...], of sources that read prompts
 
 
@@ -106,9 +107,10 @@ class DecodeConfig:
         """The tokens whose logits a device has."""
         return VocabularyShard.of(self.decoder.vocab_size, self.mesh)
 
-    def sources(self, has_corpus: bool = False) -> Sources:
-        """Returns the sources of drafts, with or without a corpus to search."""
-        return Sources.of(self.lookahead, self.vocabulary, has_corpus)
+    @property
+    def sources(self) -> Sources:
+        """The sources of drafts."""
+        return Sources.of(self.lookahead, self.vocabulary)
 
 
 @flax.struct.dataclass
@@ -119,8 +121,8 @@ class Constants:
     keys: jax.Array  # [B] threefry keys of `jax.random`, the source of each sequence's noise
     sampling: Sampling  # fields [B]
     stopping: Stopping
-    costs: jax.Array | None  # [L] float32, None when every step has the full width
-    corpus: TextIndex | None  # None without other texts than the sequences' own
+    costs: Annotated[jax.Array | None, SHARED]  # [L] float32, None when every step has the full width
+    corpus: Annotated[TextIndex | None, SHARED]  # None without other texts than the sequences' own
 
 
 @flax.struct.dataclass
@@ -156,7 +158,7 @@ class DecodeState:
     window: jax.Array  # [B, N-1, W] int32
     counts: TokenCounts | None  # fields [B, V], None when no control counts tokens
     stop_state: jax.Array | None  # [B] int32, None without stop strings
-    pace: Pace | None  # None when every step has the full width
+    pace: Annotated[Pace | None, SHARED]  # None when every step has the full width
     constants: Constants
     info: Info
 

@@ -1,10 +1,12 @@
 """When a text ends: limits, end tokens and stop strings as arrays, so that other values compile nothing."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+
+from jlade.mesh import SHARED
 
 
 @flax.struct.dataclass
@@ -15,7 +17,8 @@ class StopStrings:
     `jlade.generation.stop_strings` builds it.
     """
 
-    next_state: jax.Array  # [S, V] int16, the state after a token, or ~state when the token completes a stop string
+    # [S, V] int16, the state after a token, or ~state when the token completes a stop string
+    next_state: Annotated[jax.Array, SHARED]
     start: jax.Array  # [B] int32, the initial state of each sequence
 
 

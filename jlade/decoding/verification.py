@@ -1,154 +1,103 @@
-"""From the logits of a block to a verdict, for one sequence: predictions, and the drafts that agree with them."""
+"""From predictions to a verdict, and to the text that it makes, for one sequence."""
 
 import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jlade.config import LookaheadConfig
-from jlade.decoding import sampling as sampling_lib
-from jlade.decoding import shares
+from jlade.decoding import predict, sampling, stopping
+from jlade.decoding.block import Block
+from jlade.decoding.predict import Predictions
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState
-from jlade.drafts.tree import Tree
-from jlade.lookahead import block as blocks
-from jlade.lookahead.division import Share
-from jlade.lookahead.verification import Verdict, verify_by_matching, verify_by_rejection
-from jlade.vocabulary import VocabularyShard
-
-NO_POSITION = np.uint32(2**31)  # folded into a key for noise that belongs to no position
+from jlade.drafts.sources import TABLE
+from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
 
-class Predictions(NamedTuple):
-    """Predictions after R tokens of a block. Logits have all tokens of the vocabulary where it says V."""
+class Verdict(NamedTuple):
+    """The tokens that a step adds to the text, and the end of the text. It is final."""
 
-    drawn: jax.Array  # [R] int32, drawn with the noise of their positions; greedy at temperature 0
-    greedy: jax.Array  # [R] int32
-    logits: jax.Array  # [R, V or V'] float32, the model's
-    processed: jax.Array  # [R, V or V'] float32, after penalties, temperature and filters
-    sharpened: jax.Array  # [R, V or V'] float32, of the distribution to draw from; -inf for all others when greedy
-    are_finite: jax.Array  # [R] bool, whether `processed` have no NaN, no infinity and a token above -inf
+    tokens: jax.Array  # [A] int32, the model's own along the best draft; the first `num_accepted` are added
+    num_accepted: jax.Array  # [] int32, 0 to A
+    path: jax.Array  # [A-1] int32, places in the tree of the drafts that they equal, but for the last one
+    ended: jax.Array  # [] bool, whether the text ends with them
+    stop_state: jax.Array | None  # [] int32, after them; None without stop strings
+    scores: LogProbs | None  # of `tokens`, None if not asked for
 
 
 def verify(
-    state: DecodeState,
-    tree: Tree,
-    logits: jax.Array,
-    share: Share | None,
-    config: DecodeConfig,
-    level: LookaheadConfig,
-) -> tuple[jax.Array, jax.Array, Verdict, jax.Array, LogProbs | None]:
-    """Returns predictions, the verdict on the tree, whether the text cannot go on after it, and its tokens' scores.
+    state: DecodeState, block: Block, predictions: Predictions, config: DecodeConfig, level: LookaheadConfig
+) -> Verdict:
+    """Returns the verdict on the drafts of a block (arXiv 2402.02057, Algorithms 3 and 4).
 
-    The predictions are those of the newest window row [W], and those after the current token and the drafts [1 + M].
-    The verdict accepts tokens up to the first one whose logits, after processing, are not finite: none if these are the
-    logits after the current token. Logits that no accepted token comes from may have any values.
+    The longest draft that the model agrees with is cut before the first token whose logits, after processing, are not
+    finite, and where the text ends. Logits that no accepted token comes from may have any values. A text cannot go on
+    without finite logits.
 
     Args:
-      state: of one sequence, before the step.
-      tree: M drafts.
-      logits: [R, V] of the current token, the newest window row and the drafts; of a share [R', V'].
-      share: the part of the block that this device computed; None for all of it.
+      state: of one sequence, before the step. One that is done accepts nothing.
+      block, predictions: of the step.
       config, level: those of `step`.
     """
-    constants = state.constants
-    block = blocks.build(level.window_size, level.ngram_size, tree.form)
-    positions, _, outputs = (block if share is None else share)[:3]
-    window_end = 1 + level.window_size
-    before = None
-    if state.counts is not None:
-        before = _tokens_before(tree, level.window_size, config.vocabulary.size)
-        before = before if share is None else before[share.rows]
-    rejects = constants.sampling.temperature is not None and level.verification == "rejection" and level.num_drafted > 0
-    # The last offset is that of the window's last token, or of the end of the longest draft.
-    of_window = level.window_size + level.ngram_size - 3 if level.window_size else 0
-    found = _predict(
-        state,
-        logits,
-        jnp.asarray(positions)[outputs],
-        before,
-        reach=max(of_window, level.max_accepted - 1),
-        vocabulary=config.vocabulary,
-        whole=rejects or config.logprobs,
-    )
-
-    drawn, greedy = shares.of_block(found.drawn, share), shares.of_block(found.greedy, share)
-    new = (greedy if level.window_draw == "greedy" else drawn)[1:window_end]
-    predictions = jnp.append(drawn[:1], drawn[window_end:])
-    if rejects:
+    end = 1 + level.window_size
+    if predict.rejects(state, level):
         # Acceptance must be independent of the noise with which the window was drawn.
-        key = jax.random.fold_in(jax.random.fold_in(constants.keys, NO_POSITION), state.num_tokens - 1)
-        sharpened = shares.of_block(found.sharpened, share)
-        verdict = verify_by_rejection(key, tree, sharpened[0], sharpened[window_end:], level.max_accepted)
+        key = sampling.key_at(state.constants.keys, sampling.REJECTION, state.num_tokens - 1)
+        logits = block.gather(predictions.sharpened)
+        agreed = verify_by_rejection(key, block.tree, logits[0], logits[end:], level.max_accepted)
     else:
-        verdict = verify_by_matching(tree, predictions[0], predictions[1:], level.max_accepted)
-    chosen = jnp.append(0, window_end + verdict.path)  # the rows of the logits of the verdict's tokens
-    are_finite = shares.of_block(found.are_finite.astype(jnp.int32), share, chosen)
+        agreed = verify_by_matching(block.tree, predictions.tokens[0], predictions.tokens[1:], level.max_accepted)
+
+    rows = jnp.append(0, end + agreed.path)  # of the logits that the tokens come from
+    are_finite = block.gather(predictions.are_finite.astype(jnp.int32), rows)
     num_finite = jnp.sum(jnp.cumprod(are_finite), dtype=jnp.int32)
-    failed = num_finite < verdict.num_accepted
-    verdict = verdict._replace(num_accepted=jnp.minimum(verdict.num_accepted, num_finite))
-    if not config.logprobs:
-        return new, predictions, verdict, failed, None
-    model, processed = (shares.of_block(x, share, chosen) for x in (found.logits, found.processed))
-    scores = sampling_lib.logprobs(model, processed, verdict.tokens, config.top_logprobs)
-    return new, predictions, verdict, failed, scores
+    num_accepted, ended, stop_state = stopping.cut(
+        state.constants.stopping,
+        state.stop_state,
+        agreed.tokens,
+        jnp.where(state.done, 0, jnp.minimum(agreed.num_accepted, num_finite)),
+        state.num_tokens - state.constants.prompt_lengths,
+    )
+    scores = None
+    if config.logprobs:
+        logits, processed = block.gather(predictions.logits, rows), block.gather(predictions.processed, rows)
+        scores = sampling.logprobs(logits, processed, agreed.tokens, config.top_logprobs)
+    ended |= num_finite < agreed.num_accepted
+    return Verdict(agreed.tokens, num_accepted, agreed.path, ended, stop_state, scores)
 
 
-def _predict(
-    state: DecodeState,
-    logits: jax.Array,
-    offsets: jax.Array,
-    before: jax.Array | None,
-    reach: int,
-    vocabulary: VocabularyShard,
-    whole: bool,
-) -> Predictions:
-    """Returns the predictions after R tokens.
+def accept(state: DecodeState, block: Block, verdict: Verdict) -> DecodeState:
+    """Returns the state with the accepted tokens in its text, and the record of the step."""
+    offset = jnp.arange(len(verdict.tokens), dtype=jnp.int32)
+    place = jnp.where(offset < verdict.num_accepted, state.num_tokens + offset, len(state.tokens))
 
-    Args:
-      state: of the sequence.
-      logits: [R, V'] of these tokens.
-      offsets: [R] of the tokens, relative to the position of the current one.
-      before: [R, V] int32, how often each token is among a draft's earlier ones; None when no control counts tokens.
-      reach: the largest offset.
-      vocabulary: V', the tokens that this device has.
-      whole: whether the logits of all tokens are needed.
-    """
-    constants, sampling, vocab_size = state.constants, state.constants.sampling, vocabulary.size
-    if whole or sampling.filters:
-        logits, vocabulary = vocabulary.whole(logits), VocabularyShard(vocab_size)
-    if sampling.logit_bias is not None:
-        sampling = dataclasses.replace(sampling, logit_bias=vocabulary.take(sampling.logit_bias))
-    processed = logits
-    stopping, num_generated = constants.stopping, state.num_tokens - constants.prompt_lengths
-    if stopping.min_new_tokens is not None:
-        too_early = num_generated + offsets < stopping.min_new_tokens
-        processed = sampling_lib.ban(processed, stopping.eos_ids, too_early, vocabulary)
-    if state.counts is None or before is None:
-        processed = sampling_lib.process(processed, sampling, None, None)
-    else:
-        generated = state.counts.generated[None, :] + before
-        prompt, generated = vocabulary.take(state.counts.prompt), vocabulary.take(generated)
-        processed = sampling_lib.process(processed, sampling, prompt, generated)
+    def keep(kept: jax.Array, chosen: jax.Array) -> jax.Array:
+        return kept.at[place].set(chosen, mode="drop")
 
-    highest, greedy = vocabulary.highest(processed)
-    are_finite = jnp.isfinite(highest)
-    if sampling.temperature is None:
-        return Predictions(greedy, greedy, logits, processed, processed, are_finite)
-    sharpened = sampling_lib.sharpen(processed, sampling.temperature, vocabulary)
-    positions = state.num_tokens + jnp.arange(reach + 1, dtype=jnp.int32)  # of the predicted tokens
-    noise = vocabulary.take(sampling_lib.noise_at(constants.keys, positions, vocab_size))
-    drawn = vocabulary.argmax(sharpened + noise[offsets])
-    return Predictions(drawn, greedy, logits, processed, sharpened, are_finite)
+    def recorded(before: jax.Array, number: jax.Array) -> jax.Array:
+        return before.at[state.num_steps].set(jnp.where(state.done, 0, number), mode="drop")
 
-
-def _tokens_before(tree: Tree, window_size: int, vocab_size: int) -> jax.Array:
-    """Returns how often each token is among the earlier tokens of a draft, and it itself [1 + W + M, V] int32.
-
-    The current token has none, and the window's tokens, which are guesses, do not count.
-    """
-    one_hot = jax.nn.one_hot(tree.tokens, vocab_size, dtype=jnp.int32)
-    before = jnp.asarray(tree.form.mask).astype(jnp.int32) @ one_hot
-    return jnp.pad(before, ((1 + window_size, 0), (0, 0)))
+    info, counts, contributed = state.info, state.counts, state.info.contributed
+    if counts is not None:
+        counts = sampling.count_accepted(counts, verdict.tokens, verdict.num_accepted)
+    if contributed is not None:
+        is_from = jnp.arange(len(TABLE), dtype=jnp.int32)[:, None] == block.tree.sources[verdict.path][None]
+        contributed += jnp.sum(is_from & (offset[None, 1:] < verdict.num_accepted), axis=1, dtype=jnp.int32)
+    return dataclasses.replace(
+        state,
+        tokens=keep(state.tokens, verdict.tokens),
+        num_tokens=state.num_tokens + verdict.num_accepted,
+        num_steps=state.num_steps + (~state.done).astype(jnp.int32),
+        done=state.done | verdict.ended,
+        stop_state=verdict.stop_state,
+        counts=counts,
+        info=dataclasses.replace(
+            info,
+            accepted=recorded(info.accepted, verdict.num_accepted),
+            num_drafted=recorded(info.num_drafted, block.tree.size),
+            contributed=contributed,
+            logprobs=jax.tree.map(keep, info.logprobs, verdict.scores),
+        ),
+    )

@@ -27,6 +27,7 @@ DRAWS = np.random.default_rng(0).integers(2**31, size=1024, dtype=np.int32)
 class Chain(Source):
     """The guesses for the next m tokens, which are the state [m] int32. Kinds are places in the chain."""
 
+    about = "guesses of Jacobi decoding"
     length: int  # m
 
     @classmethod

@@ -18,6 +18,8 @@ RATES = 0.6 * suffix.RATES  # initial ones, assumed
 class Corpus(Suffix):
     """The corpus after the longest matches of the text's end. All sequences share its index."""
 
+    about = "the same in other texts"
+
     @property
     def rates(self) -> np.ndarray:
         return RATES

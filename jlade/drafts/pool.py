@@ -7,7 +7,7 @@ inserting into a full bucket drops the oldest. S is G, or more where tokens shar
 """
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import Self
 
 import flax.struct
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.drafts.source import Prompt, Source, Step, Text
-from jlade.drafts.tree import Shape
+from jlade.drafts.tree import NONE, Shape
 from jlade.vocabulary import VocabularyShard
 
 SLOTS = 8  # slots with acceptance rates of their own; later ones share the last rate
@@ -31,6 +31,7 @@ LANES = 128  # TPUs pad the last dimension of an array to a multiple of this
 class Pool(Source):
     """N-grams of the window, and of the text if asked for: G chains of N-1 tokens."""
 
+    about = "n-grams of window and text"
     ngram_size: int  # N
     guess_set_size: int  # G
     from_text: bool
@@ -73,8 +74,8 @@ class Pool(Source):
         ngrams, valid = step.ngrams
         if self.from_text:
             ends = step.before + jnp.arange(step.max_accepted, dtype=jnp.int32)
-            of_text = self._ending_at(step.text, step.length, ends)
-            ngrams, valid = jnp.concatenate([ngrams, of_text[0]]), jnp.concatenate([valid, of_text[1]])
+            text_ngrams = self._ending_at(step.text, step.length, ends)
+            ngrams, valid = jnp.concatenate([ngrams, text_ngrams[0]]), jnp.concatenate([valid, text_ngrams[1]])
         return insert(state, ngrams, valid)
 
     def _ending_at(self, tokens: jax.Array, length: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -88,10 +89,9 @@ class NGramPool:
     The n-grams of a bucket are one row: TPUs pad the last dimension of an array to 128, and would pad each n-gram.
     """
 
-    rows: jax.Array  # [R, S * N] int32, newest n-gram first, then EMPTY
+    rows: jax.Array  # [R, S * N] int32, newest n-gram first, then `NONE`
     ngram_size: int = flax.struct.field(pytree_node=False)  # N
     vocab_size: int = flax.struct.field(pytree_node=False)  # V
-    EMPTY: ClassVar[int] = -1  # equals no token, so an empty slot is never accepted
 
     @classmethod
     def of(cls, ngrams: jax.Array, vocab_size: int) -> Self:
@@ -112,7 +112,7 @@ class NGramPool:
 
     def fan_out(self) -> list[np.ndarray]:
         """Returns for each of a batch of pools the number of n-grams of each token that has any."""
-        return [np.unique(first[first != self.EMPTY], return_counts=True)[1] for first in self._first_tokens()]
+        return [np.unique(first[first != NONE], return_counts=True)[1] for first in self._first_tokens()]
 
     def _first_tokens(self) -> np.ndarray:
         """Returns the first tokens of the n-grams of a batch [B, ...]."""
@@ -134,15 +134,15 @@ def shape(vocab_size: int, ngram_size: int, guess_set_size: int) -> tuple[int, i
 
 def empty(vocab_size: int, ngram_size: int, guess_set_size: int) -> NGramPool:
     """Returns an empty pool."""
-    of_pool = shape(vocab_size, ngram_size, guess_set_size)
-    return NGramPool.of(jnp.full(of_pool, NGramPool.EMPTY, jnp.int32), vocab_size)
+    sizes = shape(vocab_size, ngram_size, guess_set_size)
+    return NGramPool.of(jnp.full(sizes, NONE, jnp.int32), vocab_size)
 
 
 def lookup(pool: NGramPool, key: jax.Array, guess_set_size: int) -> jax.Array:
-    """Returns the G newest n-grams of the token `key` [] without it [G, N-1], newest first, then `EMPTY`."""
+    """Returns the G newest n-grams of the token `key` [] without it [G, N-1], newest first, then `NONE`."""
     bucket = pool.rows[key % len(pool.rows)].reshape(pool.shape[1:])
     source = _first_of(bucket[:, 0] == key, guess_set_size)
-    return bucket[:, 1:].at[source].get(mode="fill", fill_value=NGramPool.EMPTY)
+    return bucket[:, 1:].at[source].get(mode="fill", fill_value=NONE)
 
 
 def _first_of(stays: jax.Array, number: int) -> jax.Array:
@@ -193,12 +193,12 @@ def insert(pool: NGramPool, ngrams: jax.Array, valid: jax.Array) -> NGramPool:
     new_stays = valid & ~jnp.any(same & newer, axis=1)  # [M]
     old = pool.rows[buckets].reshape(number, *pool.shape[1:])  # [M, S, N]
     renewed = jnp.any(same_bucket[:, None, :] & jnp.all(old[:, :, None] == ngrams[None, None], axis=-1), axis=-1)
-    old_stays = (old[..., 0] != NGramPool.EMPTY) & ~renewed  # [M, S]
+    old_stays = (old[..., 0] != NONE) & ~renewed  # [M, S]
     stays = jnp.concatenate([same_bucket & new_stays[None, :], old_stays], axis=1)  # [M, M + S], newest first
 
     source = jax.vmap(lambda each: _first_of(each, slots))(stays)[..., None]  # [M, S, 1]
     from_old = jnp.take_along_axis(old, source - number, axis=1, mode="clip")
-    from_old = jnp.where(source < number + slots, from_old, NGramPool.EMPTY)
+    from_old = jnp.where(source < number + slots, from_old, NONE)
     content = jnp.where(source < number, ngrams.at[source[..., 0]].get(mode="clip"), from_old)  # [M, S, N]
 
     writes = valid & ~jnp.any(same_bucket & newer, axis=1)

@@ -54,6 +54,7 @@ class Reading:
 class Prediction(Source):
     """The prediction from its best places on: a long chain and a short one. Kinds are lengths of matches and places."""
 
+    about = "the text that the answer is expected to resemble"
     reach: int  # tokens of the long chain
 
     @classmethod
@@ -80,8 +81,8 @@ class Prediction(Source):
         tokens, kinds = [], []
         for i, length in enumerate(self._lengths):
             offset = jnp.arange(length, dtype=jnp.int32)
-            of_place = state.text.at[state.places[i] + offset].get(mode="fill", fill_value=NONE)
-            tokens.append(jnp.where(state.matched[i] > 0, of_place, NONE))
+            following = state.text.at[state.places[i] + offset].get(mode="fill", fill_value=NONE)
+            tokens.append(jnp.where(state.matched[i] > 0, following, NONE))
             kinds.append((jnp.clip(state.matched[i] + offset, 1, LONGEST) - 1) * PLACES + i)
         return jnp.concatenate(tokens), jnp.concatenate(kinds)
 

@@ -21,8 +21,8 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import suffix
-from jlade.drafts.source import RANKS, Rows, Source, Step, Text
-from jlade.drafts.tree import NONE, Shape
+from jlade.drafts.source import RANKS, Passage, Source, Step, Text
+from jlade.drafts.tree import NONE, Shape, Tree
 from jlade.vocabulary import VocabularyShard
 
 SPARE = 2.5  # proposals relative to the tokens of the tree: those that other sources propose too make room
@@ -42,6 +42,7 @@ class Recycled(Source):
     Kinds are ranks after tokens, ranks after pairs, and ranks of the runners-up.
     """
 
+    about = "most probable tokens when last seen"
     vocab_size: int
     size: int  # proposals
     depth: int  # most tokens of a draft
@@ -66,16 +67,18 @@ class Recycled(Source):
     def empty(self) -> "RecycledLogits":
         return empty(self.vocab_size)
 
-    def read(self, state: "RecycledLogits", rows: Rows) -> "RecycledLogits":
-        return update(state, *rows)
+    def read(self, state: "RecycledLogits", passage: Passage) -> "RecycledLogits":
+        pairs = jnp.stack([passage.previous, passage.tokens], axis=-1)
+        place = jnp.arange(len(pairs), dtype=jnp.int32)
+        return update(state, pairs, passage.best, jnp.where(place < passage.length, place, -1))
 
     def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
         last = suffix.last(text.tokens, text.length)[1::-1]
         return draft(state, last, template(self.size, self.depth), rates, text.noise)
 
     def learn(self, state: "RecycledLogits", step: Step) -> "RecycledLogits":
-        assert step.rows is not None
-        return update(state, *step.rows)
+        assert step.best is not None
+        return update(state, pairs_of(step), step.best, order_of(step))
 
 
 @flax.struct.dataclass
@@ -181,10 +184,10 @@ def draft(
         if depth == 1:
             runners_up = jnp.where(table.last == last[1], NONE, table.last)
             best = jnp.concatenate([best, jnp.broadcast_to(runners_up, best.shape)], axis=1)
-            of_last = jnp.arange(2 * RANKS, 3 * RANKS, dtype=jnp.int32)
-            kind = jnp.concatenate([kind, jnp.broadcast_to(of_last, kind.shape)], axis=1)
-        of_depth = noise[depth - 1] if noise is not None and depth <= len(noise) else None
-        best, kind = _by_promise(best, kind, rates, of_depth)
+            last_kinds = jnp.arange(2 * RANKS, 3 * RANKS, dtype=jnp.int32)
+            kind = jnp.concatenate([kind, jnp.broadcast_to(last_kinds, kind.shape)], axis=1)
+        noise_here = noise[depth - 1] if noise is not None and depth <= len(noise) else None
+        best, kind = _by_promise(best, kind, rates, noise_here)
         chosen = np.arange(len(at)), ranks[at]
         tokens = tokens.at[at].set(jnp.where(pairs[at, 1] == NONE, NONE, best[chosen]), unique_indices=True)
         kinds = kinds.at[at].set(kind[chosen], unique_indices=True)
@@ -213,19 +216,46 @@ def update(table: RecycledLogits, pairs: jax.Array, best: jax.Array, order: jax.
         to leave out.
     """
     vocab_size = len(table.after_token)
-    of_token = _targets(pairs[:, 1], order, vocab_size)
-    of_pair = _targets(place(pairs, vocab_size), jnp.where(pairs[:, 0] == NONE, -1, order), len(table.pairs))
+    token_places = _targets(pairs[:, 1], order, vocab_size)
+    pair_places = _targets(place(pairs, vocab_size), jnp.where(pairs[:, 0] == NONE, -1, order), len(table.pairs))
 
     def put(rows: jax.Array, targets: jax.Array, new: jax.Array) -> jax.Array:
         return rows.at[targets].set(new, mode="drop", unique_indices=True)
 
     latest = jnp.argmax(order)
     return RecycledLogits(
-        after_token=put(table.after_token, of_token, best),
-        pairs=put(table.pairs, of_pair, pairs),
-        after_pair=put(table.after_pair, of_pair, best),
+        after_token=put(table.after_token, token_places, best),
+        pairs=put(table.pairs, pair_places, pairs),
+        after_pair=put(table.after_pair, pair_places, best),
         last=jnp.where(order[latest] < 0, table.last, best[latest]),
     )
+
+
+def pairs_of(step: Step) -> jax.Array:
+    """Returns the tokens with logits, each after the token before it [R, 2]: `Step.best` has the tokens after these."""
+    before, current = last = suffix.last(step.text, step.before)[1::-1]
+    window = jnp.zeros((0, 2), jnp.int32)
+    if step.window.size:
+        rows = step.window.at[0, 0].set(current)
+        above = rows[-2] if len(rows) > 1 else jnp.append(before, rows[0, :-1])
+        window = jnp.stack([above, rows[-1]], axis=1)
+    parents = jnp.asarray(step.tree.form.parents)
+    parent_tokens = jnp.where(parents == Tree.CURRENT, current, step.tree.tokens[jnp.maximum(parents, 0)])
+    return jnp.concatenate([last[None], window, jnp.stack([parent_tokens, step.tree.tokens], axis=1)])
+
+
+def order_of(step: Step) -> jax.Array:
+    """Returns the `order` [R] of `update`: the text counts most, then the most promising draft, then the window."""
+    tree, num_accepted, window_size = step.tree, step.length - step.before, step.window.shape[1]
+    size = len(tree.tokens)
+    place = jnp.arange(size, dtype=jnp.int32)
+    within = jnp.arange(1, step.max_accepted, dtype=jnp.int32) < num_accepted
+    is_accepted = jnp.any((step.path[:, None] == place[None, :]) & within[:, None], axis=0)
+    text = jnp.int32(window_size + 2 * size)
+    drafts = jnp.where(is_accepted, text + tree.form.depths, window_size + size - place)
+    drafts = jnp.where(tree.tokens == NONE, -1, drafts)
+    order = jnp.concatenate([text[None], jnp.arange(window_size, dtype=jnp.int32), drafts])
+    return jnp.where(num_accepted == 0, -1, order)
 
 
 def _targets(places: jax.Array, order: jax.Array, size: int) -> jax.Array:

@@ -5,7 +5,7 @@ first step, then `learn` and `propose` after each step, as proposals are made on
 table and writes to it in one step would copy it.
 """
 
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from jlade.mesh import DATA
 from jlade.vocabulary import VocabularyShard
 
 State = Any
-RANKS = 8  # k, most probable tokens of each of the `Rows`
+RANKS = 8  # k, most probable tokens after each token that sources see
 
 
 class Prompt(NamedTuple):
@@ -38,12 +38,13 @@ class Text(NamedTuple):
     noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
 
 
-class Rows(NamedTuple):
-    """Tokens that the model read, each with its predictions."""
+class Passage(NamedTuple):
+    """Tokens of the prompt that the model read at once."""
 
-    pairs: jax.Array  # [R, 2] int32, the token before each, `tree.NONE` for none, and the token
-    best: jax.Array  # [R, k] int32, the most probable next tokens
-    order: jax.Array  # [R] int32, different numbers: of equal tokens the last one counts. Negative for rows to ignore
+    tokens: jax.Array  # [T] int32
+    previous: jax.Array  # [T] int32, the token before each, `tree.NONE` for none
+    best: jax.Array  # [T, k] int32, the most probable tokens after each
+    length: jax.Array  # [] int32, how many of them are of the prompt
 
 
 class Step(NamedTuple):
@@ -53,14 +54,20 @@ class Step(NamedTuple):
     before: jax.Array  # [] int32, tokens of the text before the step
     length: jax.Array  # [] int32, tokens of the text after it
     max_accepted: int  # A, most tokens that the step could accept
+    window: jax.Array  # [N-1, W] int32, which the model read, but for column 0 of row 0
     ngrams: tuple[jax.Array, jax.Array]  # of the window [W, N] int32, and which of them to learn [W] bool
     tree: Tree  # M drafts that the model read
+    path: jax.Array  # [A-1] int32, places in the tree of the accepted drafts, but for the last accepted token
     predictions: jax.Array  # [1 + M] int32, the model's tokens after the current one and after each draft
-    rows: Rows | None  # None if no source has use for them
+    # [1 + W + M, k] int32, the most probable tokens after the current one, the newest window row and the drafts; None
+    # if no source reads prompts.
+    best: jax.Array | None
 
 
 class Source(Protocol):
     """A source of drafts. The methods with a body here need no override where a source has no such part."""
+
+    about: ClassVar[str]  # its proposals, in a few words
 
     @classmethod
     def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
@@ -76,7 +83,7 @@ class Source(Protocol):
 
     @property
     def reader(self) -> "Source | None":
-        """The source as it reads prompts, equal for all settings that read alike; None if it reads no `Rows`."""
+        """The source as it reads prompts, equal for all settings that read alike; None if it reads none."""
         return None
 
     @property
@@ -88,7 +95,7 @@ class Source(Protocol):
         """Returns the state that knows nothing."""
         return None
 
-    def read(self, state: State, rows: Rows) -> State:
+    def read(self, state: State, passage: Passage) -> State:
         """Returns the state after a part of the prompt."""
         return state
 

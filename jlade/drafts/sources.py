@@ -1,10 +1,11 @@
 """The sources of drafts together: their proposals for a text, and the tree made of these, for one sequence.
 
-A source is a class in a file of its own, and an entry of `TABLE`; `config.REACH` has the names that settings accept.
+A source is a class in a file of its own, both of its name, and an entry of `config.REACH`.
 """
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,28 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
+from jlade.config import REACH, LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import tree as tree_lib
-from jlade.drafts.chain import Chain
-from jlade.drafts.corpus import Corpus
-from jlade.drafts.pool import Pool
-from jlade.drafts.prediction import Prediction
 from jlade.drafts.record import Record
-from jlade.drafts.recycled import Recycled
-from jlade.drafts.source import Prompt, Rows, Source, State, Step, Text
-from jlade.drafts.suffix import Suffix
+from jlade.drafts.source import Passage, Prompt, Source, State, Step, Text
 from jlade.drafts.tree import NONE, Proposals, Shape, Tree
 from jlade.vocabulary import VocabularyShard
 
-# Of proposals with equal costs, those of an earlier source come first.
 TABLE: dict[str, type[Source]] = {
-    "prediction": Prediction,
-    "pool": Pool,
-    "suffix": Suffix,
-    "corpus": Corpus,
-    "recycled": Recycled,
-    "chain": Chain,
+    name: getattr(importlib.import_module(f"jlade.drafts.{name}"), name.capitalize()) for name in REACH
 }
 NOISE_REACH = 6  # positions whose noise of sampling drafts use
 
@@ -73,11 +62,12 @@ class Sources:
     tree_size: int | None
 
     @classmethod
-    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard, has_corpus: bool) -> Self:
-        """Returns the sources of a setting, with or without a corpus to search."""
-        names = {"corpus", *lookahead.reach} if has_corpus and "suffix" in lookahead.reach else set(lookahead.reach)
-        sources = tuple((name, source.of(lookahead, vocabulary)) for name, source in TABLE.items() if name in names)
-        return cls(sources, lookahead.tree_size)
+    def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
+        """Returns the sources of a setting."""
+        used = {name: source for name, source in TABLE.items() if name in lookahead.reach}
+        return cls(
+            tuple((name, source.of(lookahead, vocabulary)) for name, source in used.items()), lookahead.tree_size
+        )
 
     @functools.cached_property
     def shape(self) -> Shape:
@@ -105,9 +95,9 @@ class Sources:
         """Returns the states that know nothing."""
         return {name: source.empty() for name, source in self.sources}
 
-    def read(self, states: Mapping[str, State], rows: Rows) -> dict[str, State]:
+    def read(self, states: Mapping[str, State], passage: Passage) -> dict[str, State]:
         """Returns the states after a part of the prompt."""
-        return {name: source.read(states[name], rows) for name, source in self.sources}
+        return {name: source.read(states[name], passage) for name, source in self.sources}
 
     def start(self, states: Mapping[str, State], prompt: Prompt) -> dict[str, State]:
         """Returns the states before the first step; see `Source.start`."""
@@ -117,9 +107,9 @@ class Sources:
         """Returns the proposals of all sources. The kinds of a source follow those of the sources before it."""
         tokens, kinds, first = [jnp.zeros(0, jnp.int32)], [jnp.zeros(0, jnp.int32)], 0
         for name, source in self.sources:
-            of_source = source.propose(states[name], text, rates[first : first + len(source.rates)])
-            tokens.append(of_source[0])
-            kinds.append(first + of_source[1])
+            proposed = source.propose(states[name], text, rates[first : first + len(source.rates)])
+            tokens.append(proposed[0])
+            kinds.append(first + proposed[1])
             first += len(source.rates)
         return Proposals(jnp.concatenate(tokens), jnp.concatenate(kinds), self.shape)
 
@@ -138,10 +128,8 @@ class Sources:
         tree = tree_lib.merge(proposals.tokens, self.shape, self.numbers, record_lib.cost(chances), size)
         return Drafts(tree, proposals, record, states)
 
-    def learn(
-        self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step
-    ) -> tuple[dict[str, State], Record | None]:
-        """Returns the states and the record after a step.
+    def learn(self, drafts: Drafts, tokens: jax.Array, num_accepted: jax.Array, step: Step) -> Drafts:
+        """Returns the drafts of a step with the states and the record after it.
 
         Args:
           drafts: for the step.
@@ -152,4 +140,5 @@ class Sources:
         record = drafts.record
         if record is not None and drafts.proposals is not None:
             record = record_lib.update(record, drafts.proposals, tokens, num_accepted)
-        return {name: source.learn(drafts.states[name], step) for name, source in self.sources}, record
+        states = {name: source.learn(drafts.states[name], step) for name, source in self.sources}
+        return dataclasses.replace(drafts, states=states, record=record)

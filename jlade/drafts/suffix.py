@@ -36,6 +36,7 @@ class Suffix(Source):
     The state is an index of the prompt of a long text, None for others.
     """
 
+    about = "after earlier occurrences of the last tokens"
     reach: int  # tokens of the first chain
 
     @classmethod

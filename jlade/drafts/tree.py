@@ -147,8 +147,8 @@ def merge(tokens: jax.Array, shape: Shape, sources: np.ndarray, costs: jax.Array
     index = jnp.arange(number, dtype=jnp.int32)
     paths = tokens.at[lineage].get(mode="fill", fill_value=0)
     exists = jnp.all(paths >= 0, axis=1)
-    of_path = jnp.sum(costs.at[lineage].get(mode="fill", fill_value=0), axis=1, dtype=jnp.int32)
-    cost = jnp.where(exists, of_path, NEVER)
+    path_cost = jnp.sum(costs.at[lineage].get(mode="fill", fill_value=0), axis=1, dtype=jnp.int32)
+    cost = jnp.where(exists, path_cost, NEVER)
 
     same = jnp.all(paths[:, None] == paths[None, :], axis=-1) & (depths[:, None] == depths[None, :])
     same &= exists[:, None] & exists[None, :]
@@ -156,8 +156,8 @@ def merge(tokens: jax.Array, shape: Shape, sources: np.ndarray, costs: jax.Array
     best = jnp.argmin(jnp.where(same, cost[None, :], NEVER), axis=1).astype(jnp.int32)
 
     # Predecessors cost less than their successors, so they are chosen before them.
-    of_chosen, chosen = jax.lax.top_k(-jnp.where(first == index, cost[best], NEVER), size)
-    is_drafted = of_chosen > -NEVER
+    negative, chosen = jax.lax.top_k(-jnp.where(first == index, cost[best], NEVER), size)
+    is_drafted = negative > -NEVER
     before = first.at[lineage[chosen]].get(mode="fill", fill_value=number)  # [M, D]
     mask = jnp.any(before[:, :, None] == chosen[None, None, :], axis=1) & is_drafted[:, None]
     place = jnp.arange(size, dtype=jnp.int32)
@@ -171,5 +171,5 @@ def merge(tokens: jax.Array, shape: Shape, sources: np.ndarray, costs: jax.Array
             mask=mask | (place[:, None] == place[None, :]),
         ),
         sources=jnp.asarray(sources)[best[chosen]],
-        costs=-of_chosen,
+        costs=-negative,
     )

@@ -29,7 +29,7 @@ def sizes(capacity: int) -> list[int]:
 def prefix_of(state: DecodeState, config: DecodeConfig) -> Prefix:
     """Returns what the rows have read of their texts."""
     states = state.memory.drafts.states
-    return Prefix(state.memory.cache, {name: states[name] for name in config.sources().readers.specs})
+    return Prefix(state.memory.cache, {name: states[name] for name in config.sources.readers.specs})
 
 
 def keep(params: Params, prefix: Prefix, index: int, size: int, config: DecodeConfig) -> Prefix:
@@ -88,7 +88,7 @@ def _shard(
     config: DecodeConfig,
 ) -> Prefix:
     """Returns `of_device(params, prefix, number)`, which each device computes for its parts of prefixes."""
-    specs = sharding.prefix_specs(config.decoder, config.sources().readers, prefix.sources)
+    specs = sharding.prefix_specs(config.decoder, config.sources.readers, prefix)
     in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec()
     copied: Prefix = mesh_lib.shard(of_device, config.mesh, in_specs, specs)(params, prefix, number)
     return copied

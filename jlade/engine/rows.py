@@ -182,14 +182,14 @@ def unread(params: Params, *, config: DecodeConfig, capacity: int) -> Prefix:
 
 
 def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) -> Prefix:
-    readers = config.sources().readers
+    readers = config.sources.readers
 
     def of_device(params: Params) -> Prefix:
         each = num_rows // mesh_lib.size(config.mesh, DATA)
         states = prefill.for_each(readers.empty(), each)
         return Prefix(config.decoder.init_cache(params, each, capacity), states)
 
-    specs = sharding.prefix_specs(config.decoder, readers, readers.specs)
+    specs = sharding.prefix_specs(config.decoder, readers)
     return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)
 
 

@@ -25,14 +25,7 @@ from jlade.models.base import Params
 
 TEMPLATE = pathlib.Path(__file__).with_name("trace.html")
 DATA = "TRACE_DATA"  # its place in the template
-SOURCES = {
-    "pool": "pool: n-grams of window and text",
-    "suffix": "suffix: after earlier occurrences of the last tokens",
-    "corpus": "corpus: the same in other texts",
-    "prediction": "prediction: the text that the answer is expected to resemble",
-    "recycled": "recycled: most probable tokens when last seen",
-    "chain": "chain: guesses of Jacobi decoding",
-}
+SOURCES = {name: f"{name}: {source.about}" for name, source in TABLE.items()}
 MOST_LEARNED, BEST = 40, 3  # entries of a step, and tokens of an entry, that the trace keeps of recycled logits
 
 
@@ -211,7 +204,9 @@ class _Snapshot(NamedTuple):
 
 
 def _snapshot(state: DecodeState) -> _Snapshot:
-    drafts, level = state.memory.drafts, None if state.pace is None else state.pace.level
+    drafts = state.memory.drafts
+    # A step that rests is a plain one.
+    level = None if state.pace is None else np.minimum(state.pace.level, len(state.pace.num_steps) - 1)
     pool = None if state.pool is None else state.pool.ngrams
     table = drafts.states["recycled"].after_token if "recycled" in drafts.states else None
     found = mesh.fetch((state.tokens, state.window, drafts.tree, pool, table, state.done))

@@ -108,6 +108,8 @@ def check(
     so_far = learned.find(params, decoder, len(prompts), mesh, lookahead, chunks) if is_auto else None
     costs: HostArray = adaptive.costs(lookahead) if so_far is None else so_far.costs(options.learn)
 
+    if known.corpus is not None and "corpus" not in lookahead.sources:
+        lookahead = dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
     tokens, lengths = _pad(prompts, stopping.max_new_tokens, known.capacity, decoder.max_positions)
     state, num_padded, sources = known.state, tokens.shape[1], known.sources
     if capacity is None:  # the rows of an engine have no place for an index of their prompts
@@ -280,6 +282,8 @@ def _check_known(
                 f"corpus needs a lookahead with 'suffix' among its sources, such as LookaheadConfig.tree(63), got "
                 f"lookahead={options.lookahead}"
             )
+    elif "corpus" in lookahead.sources:
+        raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
     pool = _check_pool(options.pool, batch_size, vocab_size, lookahead)
     predicted: dict[str, State] = {}
     if options.prediction is not None:

@@ -141,7 +141,7 @@ def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:
     prefix = jax.eval_shape(
         lambda params: rows.unread(params, config=config, capacity=programs.capacity), programs.params
     )
-    return _placed(prefix, programs, sharding.prefix_specs(config.decoder, config.sources().readers, prefix.sources))
+    return _placed(prefix, programs, sharding.prefix_specs(config.decoder, config.sources.readers, prefix))
 
 
 def _placed(shapes: Any, programs: Programs, specs: Any) -> Any:

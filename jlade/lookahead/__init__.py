@@ -12,7 +12,7 @@ Map of the paper:
 | Algorithm 2: lookahead decoding, one step                    | `jlade/decoding/step.py`                        |
 | Algorithm 3: greedy verification                             | `verification.py`, `verify_by_matching`         |
 | Algorithm 4: verification by sampling                        | `verification.py`, `verify_by_rejection`        |
-| Section 3.4, Figure 3: lookahead parallelism                 | `division.py`, `jlade/decoding/shares.py`       |
+| Section 3.4, Figure 3: lookahead parallelism                 | `division.py`, `jlade/decoding/block.py`        |
 
 `adaptive.py` is an addition: steps become narrower where wide ones do not pay.
 """

@@ -11,14 +11,14 @@ from time to time.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig
+from jlade.config import PLAIN, SOURCES, LookaheadConfig
 from jlade.drafts.record import BIT
 from jlade.drafts.tree import Tree
 
@@ -32,11 +32,21 @@ LONGEST_REST = 16  # plain steps without drafts before the next forecast; double
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # narrow steps before the next trial of the full width; doubled after each trial
 
 
+class Level(NamedTuple):
+    """The width of a step, and whether it makes drafts for the next one and learns for later ones."""
+
+    setting: LookaheadConfig
+    drafts: bool = True
+
+
+REST = Level(PLAIN, drafts=False)
+
+
 @flax.struct.dataclass
 class Pace:
     """The level of the next step and the record at that level, shared by all sequences of a batch."""
 
-    level: jax.Array  # [] int32, 0 for the full width
+    level: jax.Array  # [] int32, 0 for the full width, L for `REST`
     age: jax.Array  # [] int32, steps made since the level was entered; by forecasts, since the last one
     rate: jax.Array  # [] float32, mean tokens per step since then
     wait: jax.Array  # [] int32, narrow steps before the next trial of the full width; by forecasts, steps that rest
@@ -51,13 +61,16 @@ def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     """Returns the settings of an adaptive decode, widest first: the full one, a few drafts without a window, plain."""
     if lookahead.tree_size is not None:
         trees = [(lookahead.window_size, lookahead.tree_size), (0, min(NARROW, lookahead.tree_size)), (0, 0)]
-        if forecasts(lookahead):
+        if has_forecast(lookahead):
             # The geometric mean of the blocks of the full tree and of the least one, as a power of two: on CPUs a step
             # of 9 tokens takes longer than one of 16.
             middle = 2 ** round(math.log2((LEAST + 1) * (lookahead.tree_size + 1)) / 2)
             trees = [(0, min(size, lookahead.tree_size)) for size in (lookahead.tree_size, middle - 1, LEAST, 0)]
         return tuple(
-            dataclasses.replace(lookahead, window_size=window_size, tree_size=size)
+            # Without drafts any sources will do; a chain of none is no setting.
+            dataclasses.replace(
+                lookahead, window_size=window_size, tree_size=size, sources=lookahead.sources if size else SOURCES
+            )
             for window_size, size in dict.fromkeys(trees)
         )
     sizes = (
@@ -71,7 +84,7 @@ def levels(lookahead: LookaheadConfig) -> tuple[LookaheadConfig, ...]:
     )
 
 
-def forecasts(lookahead: LookaheadConfig) -> bool:
+def has_forecast(lookahead: LookaheadConfig) -> bool:
     """Returns whether the drafts tell how many tokens a step accepts: a window would also be of use to later steps."""
     return lookahead.tree_size is not None and lookahead.window_size == 0
 
@@ -122,12 +135,12 @@ def choose(pace: Pace, accepted: jax.Array, forecast: jax.Array, costs: jax.Arra
     kept = fading * pace.kept + jnp.where(has_drafts, accepted - 1, 0)
     scaled = 1 + drafted * (kept + TRUSTED) / (promised + TRUSTED)
     level, plain = jnp.argmax(scaled / costs).astype(jnp.int32), len(costs) - 1
-    stays = (pace.level == plain) & (level == plain) & goes_on
+    rests = (pace.level == plain) & (level == plain) & goes_on
     return dataclasses.replace(
         pace,
-        level=level,
+        level=jnp.where(rests, plain + 1, level),
         age=jnp.int32(0),
-        wait=jnp.where(stays, jnp.clip(2 * pace.wait, 1, LONGEST_REST), 0),
+        wait=jnp.where(rests, jnp.clip(2 * pace.wait, 1, LONGEST_REST), 0),
         num_steps=pace.num_steps.at[pace.level].add(1),
         expected=drafted[level],
         promised=promised,
@@ -135,14 +148,12 @@ def choose(pace: Pace, accepted: jax.Array, forecast: jax.Array, costs: jax.Arra
     )
 
 
-def rests(pace: Pace) -> jax.Array:
-    """Returns whether the next step is a plain one without drafts, where a forecast chose the level."""
-    return (pace.level == len(pace.num_steps) - 1) & (pace.age < pace.wait)
-
-
 def rest(pace: Pace) -> Pace:
-    """Records a step that rested."""
-    return dataclasses.replace(pace, age=pace.age + 1, num_steps=pace.num_steps.at[-1].add(1))
+    """Records a step that rested. After the last one of the wait a plain step makes drafts again."""
+    age, plain = pace.age + 1, len(pace.num_steps) - 1
+    goes_on = age < pace.wait
+    level = jnp.where(goes_on, plain + 1, plain)
+    return dataclasses.replace(pace, level=level, age=age, num_steps=pace.num_steps.at[plain].add(1))
 
 
 def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:

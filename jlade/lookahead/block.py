@@ -25,7 +25,7 @@ from jlade.drafts.tree import Form, Shape
 Array = np.ndarray | jax.Array
 
 
-class Block(NamedTuple):
+class Layout(NamedTuple):
     """The layout of a step's T tokens, with a tree of M. An index is a place in the block.
 
     It is in NumPy for a tree of static form. Otherwise positions and mask are arrays [..., T] and [..., T, T].
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 @functools.cache
-def window(window_size: int, ngram_size: int) -> Block:
+def window(window_size: int, ngram_size: int) -> Layout:
     """Returns the block of W and N without drafts: the window, or without one the current token."""
     columns, rows = window_size, ngram_size - 1
     size = max(1, rows * columns)
@@ -54,20 +54,20 @@ def window(window_size: int, ngram_size: int) -> Block:
     outputs = np.append(np.zeros(1, np.int32), index[-1])
     for array in (positions, mask, outputs):
         array.flags.writeable = False  # the result is cached and shared
-    return Block(positions, mask, outputs, size)
+    return Layout(positions, mask, outputs, size)
 
 
-def build(window_size: int, ngram_size: int, form: Shape | Form) -> Block:
+def build(window_size: int, ngram_size: int, form: Shape | Form) -> Layout:
     """Returns the block of the window of W and N, followed by a tree. The fields of a `Form` may be [..., M]."""
     before = window(window_size, ngram_size)
     (*batch, drafts), size = np.shape(form.depths), before.first_draft
     xp = np if isinstance(form, Shape) else jnp
-    of_window = np.pad(before.mask, ((0, drafts), (0, 0)))
-    of_window[:, 0] = True  # all attend to the current token
-    of_tree = xp.pad(form.mask, [(0, 0)] * len(batch) + [(size, 0), (0, 0)])
-    return Block(
+    window_mask = np.pad(before.mask, ((0, drafts), (0, 0)))
+    window_mask[:, 0] = True  # all attend to the current token
+    tree_mask = xp.pad(form.mask, [(0, 0)] * len(batch) + [(size, 0), (0, 0)])
+    return Layout(
         positions=xp.concatenate([xp.broadcast_to(before.positions, (*batch, size)), form.depths], axis=-1),
-        mask=xp.concatenate([xp.broadcast_to(of_window, (*batch, *of_window.shape)), of_tree], axis=-1),
+        mask=xp.concatenate([xp.broadcast_to(window_mask, (*batch, *window_mask.shape)), tree_mask], axis=-1),
         outputs=np.append(before.outputs, size + np.arange(drafts, dtype=np.int32)),
         first_draft=size,
     )

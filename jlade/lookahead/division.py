@@ -75,8 +75,8 @@ def share(setting: LookaheadConfig, form: Shape | Form, number: int, device: jax
       number: devices, L.
       device: [] int32, 0 to L-1.
     """
-    of_devices: Any = tables(setting, number)
-    own = jax.tree.map(lambda x: jnp.asarray(x)[device], of_devices)
+    by_device: Any = tables(setting, number)
+    own = jax.tree.map(lambda x: jnp.asarray(x)[device], by_device)
     num_drafts, window = len(form.depths), blocks.window(setting.window_size, setting.ngram_size)
     if not num_drafts:
         members = jnp.maximum(own.members, 0)
@@ -96,7 +96,7 @@ def share(setting: LookaheadConfig, form: Shape | Form, number: int, device: jax
     is_member = precedes[None, :] & (depths[None, :] == own.depths[:, None]) & (rank[None, :] < own.first_rank)
     predecessors = jnp.where(jnp.any(is_member, axis=1), jnp.argmax(is_member, axis=1).astype(jnp.int32), num_drafts)
     places = jnp.where(own.depths > 0, predecessors, placed(own.ranks))
-    of_tree = places < num_drafts
+    in_tree = places < num_drafts
     # Rows, then columns: XLA's compiler for v6e fails on one gather of both from a constant mask.
     seen_rows = seen.at[places].get(mode="fill", fill_value=False)
     sees = seen_rows.at[:, places].get(mode="fill", fill_value=False)
@@ -104,10 +104,10 @@ def share(setting: LookaheadConfig, form: Shape | Form, number: int, device: jax
     drafted = jnp.where(own.rows < 0, places[own.outputs], 0)
     in_outputs = jnp.where(drafted < num_drafts, len(window.outputs) + drafted, 0)
     return Share(
-        positions=jnp.where(of_tree, depths.at[places].get(mode="fill", fill_value=0), own.positions),
+        positions=jnp.where(in_tree, depths.at[places].get(mode="fill", fill_value=0), own.positions),
         mask=own.mask | sees,
         outputs=own.outputs,
-        members=jnp.where(of_tree, window.first_draft + places, jnp.maximum(own.members, 0)),
+        members=jnp.where(in_tree, window.first_draft + places, jnp.maximum(own.members, 0)),
         rows=jnp.where(own.rows < 0, in_outputs, own.rows),
         delivered_tokens=jnp.append(own.delivered_tokens, own.delivered_drafts[rank]),
         delivered_outputs=jnp.append(own.delivered_outputs, own.delivered_logits[rank]),
@@ -129,8 +129,8 @@ def share_size(setting: LookaheadConfig, number: int) -> tuple[int, int]:
     """Returns T' and R', the tokens and outputs of each share; of the whole block on one device."""
     if number == 1:
         return setting.block_size, 1 + setting.window_size + setting.num_drafted
-    of_devices = tables(setting, number)
-    return of_devices.members.shape[1], of_devices.outputs.shape[1]
+    by_device = tables(setting, number)
+    return by_device.members.shape[1], by_device.outputs.shape[1]
 
 
 @functools.cache

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 from jlade.drafts.tree import Form, Shape, Tree
 
 
-class Verdict(NamedTuple):
-    """The tokens that a step accepts, up to A, and the drafts that they equal."""
+class Agreement(NamedTuple):
+    """The tokens in which drafts and model agree, up to A, and the drafts that they equal."""
 
     tokens: jax.Array  # [A] int32, the model's own tokens along the best draft
     num_accepted: jax.Array  # [] int32, 1 to A; later tokens follow from a rejected one
     path: jax.Array  # [A-1] int32, places of the best draft's tokens in the tree
 
 
-def verify_by_matching(tree: Tree, next_token: jax.Array, predicted: jax.Array, most: int) -> Verdict:
+def verify_by_matching(tree: Tree, next_token: jax.Array, predicted: jax.Array, most: int) -> Agreement:
     """Accepts the longest draft that equals the model's tokens, and the model's token after it.
 
     The result is that of Algorithm 3 of arXiv 2402.02057, which walks the depth: a token is accepted when it and all
@@ -34,17 +34,17 @@ def verify_by_matching(tree: Tree, next_token: jax.Array, predicted: jax.Array, 
       most: A, the depth of the tree and 1.
     """
     if most == 1:
-        return Verdict(next_token[None], jnp.int32(1), jnp.zeros(0, jnp.int32))
+        return Agreement(next_token[None], jnp.int32(1), jnp.zeros(0, jnp.int32))
     parents, mask = jnp.asarray(tree.form.parents), tree.form.mask
     expected = jnp.where(parents == Tree.CURRENT, next_token, predicted[jnp.maximum(parents, 0)])
     agrees = tree.tokens == expected
     depth = jnp.where(jnp.any(mask & ~agrees[None, :], axis=1), 0, tree.form.depths)  # 0 for rejected ones
     best = jnp.argmax(depth).astype(jnp.int32)
     path = _path(tree, best, most)
-    return Verdict(jnp.append(next_token, predicted[path]), 1 + depth[best], path)
+    return Agreement(jnp.append(next_token, predicted[path]), 1 + depth[best], path)
 
 
-def verify_by_rejection(key: jax.Array, tree: Tree, next_logits: jax.Array, logits: jax.Array, most: int) -> Verdict:
+def verify_by_rejection(key: jax.Array, tree: Tree, next_logits: jax.Array, logits: jax.Array, most: int) -> Agreement:
     """Accepts sampled drafts one depth at a time: Algorithm 4 of arXiv 2402.02057.
 
     At each depth the tokens after the last accepted one are tried in turn. A token is accepted with its share of the
@@ -72,9 +72,9 @@ def verify_by_rejection(key: jax.Array, tree: Tree, next_logits: jax.Array, logi
         mass = jnp.where(tried, jax.nn.softmax(logits_here)[tree.tokens], 0.0)
         left = 1 - (jnp.cumsum(mass) - mass)  # before each token is tried
         accepts = jax.random.uniform(accept_key, mass.shape) * left < mass
-        rest = logits_here.at[jnp.where(tried, tree.tokens, len(logits_here))].set(-jnp.inf, mode="drop")
-        rest = jnp.where(jnp.any(rest > -jnp.inf), rest, logits_here)  # rounding can leave no mass
-        drawn = jax.random.categorical(draw_key, rest).astype(jnp.int32)
+        left_over = logits_here.at[jnp.where(tried, tree.tokens, len(logits_here))].set(-jnp.inf, mode="drop")
+        left_over = jnp.where(jnp.any(left_over > -jnp.inf), left_over, logits_here)  # rounding can leave no mass
+        drawn = jax.random.categorical(draw_key, left_over).astype(jnp.int32)
         accepted, walks = jnp.argmax(accepts).astype(jnp.int32), jnp.any(accepts)
         token = jnp.where(walks, tree.tokens[accepted], drawn)
         return (jnp.where(walks, accepted, last), walks, logits[accepted]), (token, walks)
@@ -82,7 +82,7 @@ def verify_by_rejection(key: jax.Array, tree: Tree, next_logits: jax.Array, logi
     start = jnp.int32(Tree.CURRENT), jnp.bool_(True), next_logits
     # The last token is never in the tree: at its depth there is nothing to try.
     (last, _, _), (tokens, walks) = jax.lax.scan(walk, start, jax.random.split(key, most))
-    return Verdict(tokens, 1 + jnp.sum(walks, dtype=jnp.int32), _path(tree, last, most))
+    return Agreement(tokens, 1 + jnp.sum(walks, dtype=jnp.int32), _path(tree, last, most))
 
 
 def _path(tree: Tree, last: jax.Array, most: int) -> jax.Array:

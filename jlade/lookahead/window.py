@@ -23,26 +23,17 @@ def start(drawn: jax.Array, window_size: int, ngram_size: int) -> jax.Array:
     return drawn[: rows * window_size].reshape(rows, window_size)
 
 
-def ngrams(window: jax.Array, current: jax.Array, new: jax.Array) -> jax.Array:
-    """Returns the n-grams [W, N] that the newest row's predictions `new` [W] complete."""
-    return jnp.concatenate([window.at[0, :1].set(current), new[None]]).T
+def ngrams(window: jax.Array, current: jax.Array, predicted: jax.Array) -> jax.Array:
+    """Returns the n-grams [W, N] that the tokens `predicted` [W] after the newest row complete."""
+    return jnp.concatenate([window.at[0, :1].set(current), predicted[None]]).T
 
 
-def newest_pairs(window: jax.Array, last: jax.Array) -> jax.Array:
-    """Returns the newest row's tokens, each after the token before it [W, 2], given the text's last two tokens [2]."""
-    if window.size == 0:
-        return jnp.zeros((0, 2), jnp.int32)
-    rows = window.at[0, 0].set(last[1])
-    before = rows[-2] if len(rows) > 1 else jnp.append(last[0], rows[0, :-1])
-    return jnp.stack([before, rows[-1]], axis=1)
+def advance(window: jax.Array, predicted: jax.Array) -> jax.Array:
+    """Drops the oldest row and appends the tokens `predicted` [W] as the newest."""
+    return jnp.concatenate([window[1:], predicted[None]])
 
 
-def advance(window: jax.Array, new: jax.Array) -> jax.Array:
-    """Drops the oldest row and appends the tokens `new` [W] as the newest."""
-    return jnp.concatenate([window[1:], new[None]])
-
-
-def advance_by_token(window: jax.Array, new: jax.Array, drawn: jax.Array, num_accepted: jax.Array) -> jax.Array:
-    """Moves by a row for each of `num_accepted` [] tokens, 1 or more: the row `new` [W], then `drawn` ones [A-1, W]."""
-    rows = jnp.concatenate([window[1:], new[None], drawn])
+def advance_by_token(window: jax.Array, predicted: jax.Array, drawn: jax.Array, num_accepted: jax.Array) -> jax.Array:
+    """Moves on by `num_accepted` [] rows, 1 or more: first `predicted` [W], then `drawn` ones [A-1, W]."""
+    rows = jnp.concatenate([window[1:], predicted[None], drawn])
     return jax.lax.dynamic_slice_in_dim(rows, num_accepted - 1, len(window))

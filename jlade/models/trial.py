@@ -52,7 +52,7 @@ class Contest(NamedTuple):
     prefill: Case  # of `PREFILL` tokens
 
 
-class Verdict(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome of a trial, and its reason: a clause about the kernel."""
 
     passed: bool
@@ -83,7 +83,7 @@ class Key:
         return files.cache_directory() / self.subject / f"{name}.json"
 
 
-_known: dict[pathlib.Path, Verdict] = {}  # verdicts that this process has found or read
+_known: dict[pathlib.Path, Outcome] = {}  # verdicts that this process has found or read
 
 
 def passes(
@@ -111,14 +111,14 @@ def passes(
     return decide(key, functools.partial(compare, prepare, device)).passed
 
 
-def find(key: Key) -> Verdict | None:
+def find(key: Key) -> Outcome | None:
     """Returns the remembered verdict, None when there is none. A broken file is ignored with a warning."""
     path = key.path
     if path in _known:
         return _known[path]
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        verdict = Verdict(bool(facts["passed"]), str(facts["reason"]))
+        verdict = Outcome(bool(facts["passed"]), str(facts["reason"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # a broken file can raise any
@@ -129,7 +129,7 @@ def find(key: Key) -> Verdict | None:
     return verdict
 
 
-def decide(key: Key, try_kernel: Callable[[], Verdict]) -> Verdict:
+def decide(key: Key, try_kernel: Callable[[], Outcome]) -> Outcome:
     """Returns the remembered verdict, or else that of `try_kernel`, which is stored.
 
     A refusal is warned of when it is found, and logged at INFO when a later process reads it. An exception of
@@ -143,13 +143,13 @@ def decide(key: Key, try_kernel: Callable[[], Verdict]) -> Verdict:
             if (known := find(key)) is not None:  # of the process that this one has waited for
                 return known
             logger.info("Trying the kernel %r for %s, once (%s; %s).", key.kernel, key.subject, key.device, key.shape)
-            verdict = Verdict(False, "ended or hung the process that tried it") if interrupted else try_kernel()
+            verdict = Outcome(False, "ended or hung the process that tried it") if interrupted else try_kernel()
             text = json.dumps(dataclasses.asdict(key) | verdict._asdict(), indent=1) + "\n"
             with files.written_whole(path, replace=True) as file:
                 file.write_text(text, encoding="utf-8")
         remedy = f" The next process does the same; without {path} it tries the kernel again."
     except Exception as error:
-        verdict, remedy = Verdict(False, f"could not be tried: {_first_line(error)}"), ""
+        verdict, remedy = Outcome(False, f"could not be tried: {_first_line(error)}"), ""
     _known[path] = verdict
     if verdict.passed:
         logger.info("%s", _describe(key, verdict))
@@ -165,7 +165,7 @@ def forget() -> None:
 
 def compare(
     prepare: Callable[[], Contest], device: jax.Device, clock: Callable[[], float] = time.perf_counter
-) -> Verdict:
+) -> Outcome:
     """Tries a kernel: first its results, then its time.
 
     An error is the largest of any row [D], ||x - y|| / ||y||, where y is expected. Plain JAX runs before the kernel: if
@@ -178,7 +178,7 @@ def compare(
     """
     # In a thread of its own, as the caller may be tracing a program: nothing here becomes a part of it. Under
     # `jax.ensure_compile_time_eval`, kernels cannot be traced.
-    outcome: concurrent.futures.Future[Verdict] = concurrent.futures.Future()
+    outcome: concurrent.futures.Future[Outcome] = concurrent.futures.Future()
 
     def work() -> None:
         try:
@@ -190,7 +190,7 @@ def compare(
     return outcome.result()
 
 
-def _compare(contest: Contest, device: jax.Device, clock: Callable[[], float]) -> Verdict:
+def _compare(contest: Contest, device: jax.Device, clock: Callable[[], float]) -> Outcome:
     run, plain, step, prefill = contest
 
     def seconds(program: Callable[[Any, jax.Array], jax.Array]) -> float:
@@ -208,12 +208,12 @@ def _compare(contest: Contest, device: jax.Device, clock: Callable[[], float]) -
         for case in (step, prefill):
             error = _error(run(case.arguments, one), case.expected)
             if not error <= tolerance:  # NaN is not
-                return Verdict(False, f"gives wrong results: an error of {error:.2g}, with {tolerance:.2g} accepted")
+                return Outcome(False, f"gives wrong results: an error of {error:.2g}, with {tolerance:.2g} accepted")
         times = [(seconds(plain), seconds(run)) for _ in range(REPEAT)]
     except Exception as exception:
-        return Verdict(False, f"raises {_first_line(exception)}")
+        return Outcome(False, f"raises {_first_line(exception)}")
     plain_time, kernel_time = (statistics.median(column) for column in zip(*times, strict=True))
-    return Verdict(kernel_time <= MARGIN * plain_time, f"takes {kernel_time / plain_time:.2f} of the time of 'plain'")
+    return Outcome(kernel_time <= MARGIN * plain_time, f"takes {kernel_time / plain_time:.2f} of the time of 'plain'")
 
 
 def _is_attached(device: jax.Device) -> bool:
@@ -230,7 +230,7 @@ def _code(subject: str) -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
-def _describe(key: Key, verdict: Verdict) -> str:
+def _describe(key: Key, verdict: Outcome) -> str:
     chosen = f"{key.kernel!r}, which" if verdict.passed else f"'plain', as the kernel {key.kernel!r}"
     return f"{key.subject}='auto' is {chosen} {verdict.reason} ({key.device}; {key.shape})."
 

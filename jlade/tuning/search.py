@@ -17,7 +17,7 @@ from jlade.decoding import sharding
 from jlade.generation import request
 from jlade.generation.options import Options, TextOptions, keywords
 from jlade.generation.prompts import Prompts
-from jlade.lookahead.adaptive import forecasts, levels
+from jlade.lookahead.adaptive import has_forecast, levels
 from jlade.lookahead.names import label
 from jlade.models.base import Params
 from jlade.tuning.measurement import Measurement
@@ -133,7 +133,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
     num_others = len(set(settings)) + 1  # the settings, and the last comparison
     timed = settings
     if options.adaptive:  # the cost of each width decides
-        timed = [level for setting in settings for level in (levels(setting) if forecasts(setting) else (setting,))]
+        timed = [level for setting in settings for level in (levels(setting) if has_forecast(setting) else (setting,))]
     try:
         time_blocks(
             timed,
@@ -244,7 +244,7 @@ def time_blocks(
 
 def _with_cost(setting: LookaheadConfig, step_times: dict[int, float]) -> LookaheadConfig:
     """Returns a setting whose drafts tell the width that pays with the cost of its step."""
-    if not forecasts(setting):
+    if not has_forecast(setting):
         return setting
     seconds = np.interp(setting.block_size, list(step_times), list(step_times.values()))
     return dataclasses.replace(setting, relative_step_time=round(float(seconds) / step_times[1], 2))

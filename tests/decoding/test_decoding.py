@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jlade
 from jlade import LookaheadConfig
 from jlade.config import PLAIN, REACH
-from jlade.decoding import loop, prefill, step
+from jlade.decoding import loop, prefill, sampling
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU
 from jlade.drafts import chain, pool, prediction, record, sources, suffix
 from jlade.drafts import recycled as recycling
@@ -66,10 +66,12 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicte
     """Returns the sources of the reference with jlade's constants, None without a tree."""
     if lookahead.tree_size is None:
         return None
-    of_setting = sources.Sources.of(lookahead, VocabularyShard(13), has_corpus=True)
+    with_corpus = dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
+    of_setting = sources.Sources.of(with_corpus, VocabularyShard(13))
     recycled = dict(of_setting.sources).get("recycled")
     template = recycling.template(recycled.size, recycled.depth) if recycled else None
-    size = min(lookahead.tree_size, len(sources.Sources.of(lookahead, VocabularyShard(13), bool(corpus)).shape.parents))
+    used = of_setting if corpus else sources.Sources.of(lookahead, VocabularyShard(13))
+    size = min(lookahead.tree_size, len(used.shape.parents))
     ranks: list[list[int]] = []
     for parent, rank in zip(template.shape.parents, template.ranks, strict=True) if template else ():
         ranks.append([*(ranks[parent] if parent >= 0 else []), rank])
@@ -95,7 +97,7 @@ def sources_of(seed, lookahead, corpus=(), noise=None, next_token=None, predicte
         next_token or next_token_of(seed),
         first_guess,
         predicted and reference.Prediction(predicted, suffix.LONGEST, prediction.TRUSTED, prediction.CONFIRMED),
-        [min(lookahead.num_drafted, most) for most in (REACH["prediction"], prediction.SECOND)],
+        [min(lookahead.num_drafted, most) for most in (REACH["prediction"](lookahead), prediction.SECOND)],
     )
 
 
@@ -107,7 +109,7 @@ def first_window(key, prompt, lookahead):
 
 def drawn_rows(key, lookahead, text, before):
     """The rows that jlade draws after a step which began with `before` tokens."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, 0), step.WINDOW), before)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, 0), sampling.WINDOW), before)
     shape = lookahead.max_accepted - 1, lookahead.window_size
     return window.draw(key, jnp.array(text), jnp.int32(len(text)), math.prod(shape)).reshape(shape).tolist()
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jlade.drafts import pool as ngram_pool
 from jlade.drafts.pool import NGramPool
+from jlade.drafts.tree import NONE
 from tests.reference import Pool
 
 VOCAB, BUCKETS = 5, 3  # few tokens, so that n-grams repeat, tokens share buckets, and full buckets evict
@@ -17,7 +18,7 @@ insert_each = jax.jit(jax.vmap(ngram_pool.insert))
 
 
 def empty(slots: int, ngram_size: int, buckets: int = BUCKETS) -> NGramPool:
-    return NGramPool.of(np.full((buckets, slots, ngram_size), NGramPool.EMPTY, np.int32), VOCAB)
+    return NGramPool.of(np.full((buckets, slots, ngram_size), NONE, np.int32), VOCAB)
 
 
 def put(plain: Pool, ngram: list[int]) -> None:
@@ -27,7 +28,7 @@ def put(plain: Pool, ngram: list[int]) -> None:
 
 def content(pool: NGramPool) -> dict[int, list[tuple[int, ...]]]:
     rows = {
-        bucket: [tuple(ngram) for ngram in row.tolist() if ngram[0] != NGramPool.EMPTY]
+        bucket: [tuple(ngram) for ngram in row.tolist() if ngram[0] != NONE]
         for bucket, row in enumerate(np.asarray(pool.ngrams))
     }
     return {bucket: row for bucket, row in rows.items() if row}

@@ -1,7 +1,6 @@
 """The sources of drafts, each against its definition in plain Python."""
 
 import functools
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.config import Source
+from jlade.config import REACH
 from jlade.drafts import record, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.source import Prompt, Text
@@ -184,11 +183,11 @@ def test_the_probability_of_a_draw_is_given_its_noise():
 
 @pytest.mark.parametrize(
     "lookahead",
-    [LookaheadConfig.tree(9, sources=get_args(Source)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
+    [LookaheadConfig.tree(9, sources=tuple(REACH)), slow(LookaheadConfig()), slow(LookaheadConfig.paper(3, 4, 2))],
 )
 def test_sources_propose_in_their_shapes_and_kinds(lookahead):
     """The form of what decoding relies on, for every source of the table."""
-    sources = Sources.of(lookahead, VocabularyShard(13), has_corpus=True)
+    sources = Sources.of(lookahead, VocabularyShard(13))
     corpus = jlade.Corpus([[1, 2, 3]]).on_device
     text = Text(*padded([1, 2, 3, 1, 2]), corpus, None)
     prompt = Prompt(text.tokens, text.length, jnp.int32(0), jnp.int32(5))
@@ -209,8 +208,7 @@ def test_sources_propose_in_their_shapes_and_kinds(lookahead):
         assert jax.tree.structure(states[name]) == jax.tree.structure(source.empty())
     assert len(drafts.tree.tokens) == lookahead.num_drafted
     assert set(drafts.tree.sources.tolist()) <= {list(TABLE).index(name) for name, _ in sources.sources}
-    names = {name for name, _ in sources.sources}
-    assert names == ({*lookahead.reach, "corpus"} if "suffix" in lookahead.reach else set(lookahead.reach))
+    assert {name for name, _ in sources.sources} == set(lookahead.reach)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +234,6 @@ def test_wrong_settings_are_refused(arguments, error, message):
 
 def test_sizes_of_a_setting_with_a_tree():
     setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, sources=("recycled", "pool"))
-    assert setting.sources == ("pool", "recycled"), "in the order of SOURCES"
+    assert setting.sources == ("pool", "recycled"), "in the order of REACH"
     assert (setting.block_size, setting.num_drafted, setting.max_accepted) == (36, 20, 7)
     assert setting.reach == {"pool": 4, "recycled": 6}

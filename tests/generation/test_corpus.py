@@ -159,6 +159,16 @@ def test_an_index_of_the_prompts_changes_no_step(monkeypatch):
     np.testing.assert_array_equal(last.generation.accepted, first.accepted)
 
 
+def test_the_source_of_a_corpus_needs_one():
+    lookahead = jlade.LookaheadConfig.tree(9, sources=("suffix", "corpus"))
+    with pytest.raises(ValueError, match=r"lookahead has 'corpus' among its sources, .*, and corpus is None"):
+        jlade.prepare(PARAMS, [1], lookahead=lookahead)
+    _, config = jlade.prepare(PARAMS, [1], lookahead=lookahead, corpus=[[1, 2]])
+    assert config.lookahead.sources == lookahead.sources
+    _, config = jlade.prepare(PARAMS, [1], lookahead=TREE, corpus=[[1, 2]])
+    assert "corpus" in config.lookahead.sources
+
+
 @pytest.mark.slow
 def test_a_corpus_serves_as_the_list_of_its_texts_does():
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [1, 5, 9, 2, 6]]

@@ -90,6 +90,11 @@ def test_a_text_that_pays_stays_wide_and_one_that_does_not_is_tried_ever_more_ra
     assert (levels[-10_000:] == 0).any()
 
 
+def test_a_chain_has_narrower_levels_too():
+    levels = adaptive.levels(LookaheadConfig.jacobi(31, relative_step_time=2.0))
+    assert [level.num_drafted for level in levels] == [31, 15, 3, 0]
+
+
 def test_a_text_that_pays_again_is_found():
     levels = np.asarray(run(jnp.concatenate([jnp.full(300, 1.0), jnp.full(1000, 3.5)]), jnp.array(COSTS)))
     assert (levels[-100:] == 0).all()
@@ -105,7 +110,7 @@ def test_plain_steps_rest_for_longer_while_forecasts_advise_them():
     for best in (2, 2, 2, 2, 2, 2, 2, 2, 1, 2, 2, 0):
         pace = forecast(pace, best)
         rested.append(0)
-        while adaptive.rests(pace):
+        while pace.level == len(costs):
             pace = adaptive.rest(pace)
             rested[-1] += 1
     assert rested == [0, 1, 2, 4, 8, 16, 16, 16, 0, 0, 1, 0]
@@ -119,8 +124,7 @@ def test_the_end_of_all_sequences_promises_nothing():
     ended = adaptive.choose(pace, jnp.float32(3), nothing, costs)
     assert (float(ended.expected), float(ended.promised), float(ended.kept)) == (0, 3, 2)
     for _ in range(5):
-        assert int(ended.level) == 2, "nothing is known of the drafts of the next sequences"
-        assert not adaptive.rests(ended), "so that they are looked for"
+        assert int(ended.level) == 2, "nothing is known of the drafts of the next sequences, so they are looked for"
         ended = adaptive.choose(ended, jnp.float32(1), nothing, costs)
     assert 2.9 < float(ended.promised) < 3
 

@@ -23,15 +23,15 @@ from jlade.models import attention, trial
 from jlade.models.attention import Variation, contest, tpu
 from jlade.models.attention.contest import Shape
 from jlade.models.llama import Llama
-from jlade.models.trial import Key, Verdict
+from jlade.models.trial import Key, Outcome
 from tests.models.attention.test_attend import TPU
 from tests.tiny import tiny_llama
 
 CPU = jax.devices("cpu")[0]
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
 KEY = Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
-GOOD = Verdict(True, "takes 0.50 of the time of 'plain'")
-BAD = Verdict(False, "raises ValueError: no")
+GOOD = Outcome(True, "takes 0.50 of the time of 'plain'")
+BAD = Outcome(False, "raises ValueError: no")
 
 
 def prepare(kernel, plain, shape=SHAPE):
