@@ -4,19 +4,11 @@ import pathlib
 import warnings
 from typing import Any
 
+from jlade.config import CONTROLS
 from jlade.conversion.json_files import Values, read_json, shown
 
-READ = {
-    "do_sample",
-    "eos_token_id",
-    "min_p",
-    "repetition_penalty",
-    "stop_strings",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-}
+OF_SAMPLING = [name for name, control in CONTROLS.items() if control.of_transformers is not None]
+READ = {"do_sample", "eos_token_id", "stop_strings", "suppress_tokens", *OF_SAMPLING}
 # Keys that change the text where they have another value than this one or null; those of beam search first.
 BEAMS: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "constraints": [], "force_words_ids": []}
 NOT_SUPPORTED: dict[str, Any] = BEAMS | {

@@ -924,9 +924,9 @@ FAULTS = (
     ),
     Fault(
         "a checkpoint without top-k samples from all tokens",
-        "jlade/storage.py",
-        'values.get("top_k", 50)',
-        'values.get("top_k", 0)',
+        "jlade/config.py",
+        "of_transformers=50",
+        "of_transformers=0",
         ("tests/test_storage.py::test_sampling_of_a_checkpoint",),
     ),
     Fault(
