@@ -320,9 +320,9 @@ FAULTS = (
     ),
     Fault(
         "a mesh divides the output of attention along the wrong axis",
-        "jlade/models/sharding.py",
-        '"value": kv, "attention_output": inputs}',
-        '"value": kv, "attention_output": outputs}',
+        "jlade/models/architecture.py",
+        '"attention_output": (True, (c.hidden_size, queries), inputs)',
+        '"attention_output": (True, (c.hidden_size, queries), outputs)',
         ("tests/test_mesh.py::test_places_of_parameters",),
     ),
     # Decoding.
