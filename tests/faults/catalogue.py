@@ -833,16 +833,16 @@ FAULTS = (
     Fault(
         "an interval of 95% has the quantiles of 90%",
         "jlade/evaluation/statistics.py",
-        "np.percentile(means, [2.5, 97.5])",
-        "np.percentile(means, [5, 95])",
-        ("tests/evaluation/test_statistics.py::test_interval_is_that_of_scipy",),
+        'method="percentile", rng=rng',
+        'method="percentile", confidence_level=0.9, rng=rng',
+        ("tests/evaluation/test_statistics.py::test_interval_has_the_percentiles_of_resampled_means",),
     ),
     Fault(
         "the sign test leaves out the observed number",
         "jlade/evaluation/statistics.py",
-        "for k in range(more, number + 1)",
-        "for k in range(more + 1, number + 1)",
-        ("tests/evaluation/test_statistics.py::test_the_sign_test_is_that_of_scipy",),
+        "stats.binom.sf(more - 1,",
+        "stats.binom.sf(more,",
+        ("tests/evaluation/test_statistics.py::test_the_sign_test_counts_tosses_of_coins",),
     ),
     Fault(
         "the time to the first token is a mean",
