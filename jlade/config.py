@@ -274,7 +274,7 @@ class Control:
         "penalty" depends on earlier tokens.
       check: takes the name and a value, which it returns or refuses.
       served: the least and the greatest value in a request to the server.
-      placeholder, explanation: in the help of the commands.
+      help: of the commands: the placeholder of the value, and an explanation.
       neutral: the value that changes nothing, which programs do not compute; None for the temperature, which is always
         there.
       of_transformers: the value where generation_config.json has none; None for a control that transformers lacks.
@@ -284,8 +284,7 @@ class Control:
     kind: Literal["temperature", "filter", "penalty"]
     check: Callable[[str, Any], Any]
     served: tuple[float, float]
-    placeholder: str
-    explanation: str
+    help: tuple[str, str]
     neutral: float | None
     of_transformers: float | None = None
     number: type[int] | type[float] = float
@@ -300,8 +299,7 @@ CONTROLS = {
         "temperature",
         _number("a number of at least 0", lambda x: x >= 0),
         (0, 100),
-        "T",
-        "divides the logits; 0 takes the most likely token (default: the model's, or 0)",
+        ("T", "divides the logits; 0 takes the most likely token (default: the model's, or 0)"),
         neutral=None,
         of_transformers=1.0,
     ),
@@ -309,8 +307,7 @@ CONTROLS = {
         "filter",
         functools.partial(check_int, least=1),
         (-1, 2**31 - 1),
-        "K",
-        "keep the K most likely tokens",
+        ("K", "keep the K most likely tokens"),
         neutral=0,
         of_transformers=50,
         number=int,
@@ -319,8 +316,7 @@ CONTROLS = {
         "filter",
         _number("a number above 0, up to 1", lambda x: 0 < x <= 1),
         (0, 1),
-        "P",
-        "keep the fewest tokens whose probabilities add up to P",
+        ("P", "keep the fewest tokens whose probabilities add up to P"),
         neutral=1.0,
         of_transformers=1.0,
     ),
@@ -328,8 +324,7 @@ CONTROLS = {
         "filter",
         _number("a number from 0 to 1", lambda x: 0 <= x <= 1),
         (0, 1),
-        "P",
-        "keep tokens of at least P times the highest probability",
+        ("P", "keep tokens of at least P times the highest probability"),
         neutral=0.0,
         of_transformers=0.0,
     ),
@@ -337,8 +332,7 @@ CONTROLS = {
         "penalty",
         _number("a number of at least 1e-4", lambda x: x >= 1 / MAX_NUMBER),
         (0, 100),
-        "X",
-        "above 1, make tokens of prompt and text less likely",
+        ("X", "above 1, make tokens of prompt and text less likely"),
         neutral=1.0,
         of_transformers=1.0,
     ),
@@ -346,16 +340,14 @@ CONTROLS = {
         "penalty",
         _number("a finite number", lambda x: abs(x) < math.inf),
         (-2, 2),
-        "X",
-        "subtracted from the logits of tokens generated before",
+        ("X", "subtracted from the logits of tokens generated before"),
         neutral=0.0,
     ),
     "frequency_penalty": Control(
         "penalty",
         _number("a finite number", lambda x: abs(x) < math.inf),
         (-2, 2),
-        "X",
-        "subtracted from a token's logit once for each time it was generated before",
+        ("X", "subtracted from a token's logit once for each time it was generated before"),
         neutral=0.0,
     ),
 }

@@ -30,7 +30,7 @@ AUTO = "the result of `jlade tune` on this device for this model, or an estimate
 SETTINGS: dict[str, tuple[type, Any, str, str]] = {
     "max_new_tokens": (int, None, "M", "most tokens to generate (default: what fits, up to 256)"),
     "min_new_tokens": (int, 0, "M", "the text does not end before M tokens (default: %(default)s)"),
-    **{name: (control.number, None, control.placeholder, control.explanation) for name, control in CONTROLS.items()},
+    **{name: (control.number, None, *control.help) for name, control in CONTROLS.items()},
     "seed": (int, None, "S", "seed of the random numbers at a temperature above 0 (default: 0)"),
 }
 
