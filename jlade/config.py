@@ -1,6 +1,7 @@
 """The settings of a caller: the width of a step, and how tokens are drawn."""
 
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
@@ -260,6 +261,108 @@ def _check_sources(sources: Any) -> tuple[str, ...]:
     return tuple(source for source in known if source in given)
 
 
+def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[Any], bool]) -> Any:
+    """Returns a number of a range, given the range in words too."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be {accepted}, got {value!r}")
+    if not is_accepted(value):
+        raise ValueError(f"{name} must be {accepted}, got {value}")
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise ValueError(f"{name} must be at most {MAX_NUMBER:g} in size, got {value}")
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """The facts about a number of `SamplingConfig`, for all that read, check or explain it.
+
+    Attributes:
+      kind: a "filter" depends on the order or the probabilities of all tokens, and has no effect on greedy text; a
+        "penalty" depends on earlier tokens.
+      check: takes the name and a value, which it returns or refuses.
+      served: the least and the greatest value in a request to the server.
+      help: of the commands: the placeholder of the value, and an explanation.
+      neutral: the value that changes nothing, which programs do not compute; None for the temperature, which is always
+        there.
+      of_transformers: the value where generation_config.json has none; None for a control that transformers lacks.
+      number: the type of the value.
+    """
+
+    kind: Literal["temperature", "filter", "penalty"]
+    check: Callable[[str, Any], Any]
+    served: tuple[float, float]
+    help: tuple[str, str]
+    neutral: float | None
+    of_transformers: float | None = None
+    number: type[int] | type[float] = float
+
+
+def _number(accepted: str, is_accepted: Callable[[Any], bool]) -> Callable[[str, Any], Any]:
+    return functools.partial(_check_number, accepted=accepted, is_accepted=is_accepted)
+
+
+CONTROLS = {
+    "temperature": Control(
+        "temperature",
+        _number("a number of at least 0", lambda x: x >= 0),
+        (0, 100),
+        ("T", "divides the logits; 0 takes the most likely token (default: the model's, or 0)"),
+        neutral=None,
+        of_transformers=1.0,
+    ),
+    "top_k": Control(
+        "filter",
+        functools.partial(check_int, least=1),
+        (-1, 2**31 - 1),
+        ("K", "keep the K most likely tokens"),
+        neutral=0,
+        of_transformers=50,
+        number=int,
+    ),
+    "top_p": Control(
+        "filter",
+        _number("a number above 0, up to 1", lambda x: 0 < x <= 1),
+        (0, 1),
+        ("P", "keep the fewest tokens whose probabilities add up to P"),
+        neutral=1.0,
+        of_transformers=1.0,
+    ),
+    "min_p": Control(
+        "filter",
+        _number("a number from 0 to 1", lambda x: 0 <= x <= 1),
+        (0, 1),
+        ("P", "keep tokens of at least P times the highest probability"),
+        neutral=0.0,
+        of_transformers=0.0,
+    ),
+    "repetition_penalty": Control(
+        "penalty",
+        _number("a number of at least 1e-4", lambda x: x >= 1 / MAX_NUMBER),
+        (0, 100),
+        ("X", "above 1, make tokens of prompt and text less likely"),
+        neutral=1.0,
+        of_transformers=1.0,
+    ),
+    "presence_penalty": Control(
+        "penalty",
+        _number("a finite number", lambda x: abs(x) < math.inf),
+        (-2, 2),
+        ("X", "subtracted from the logits of tokens generated before"),
+        neutral=0.0,
+    ),
+    "frequency_penalty": Control(
+        "penalty",
+        _number("a finite number", lambda x: abs(x) < math.inf),
+        (-2, 2),
+        ("X", "subtracted from a token's logit once for each time it was generated before"),
+        neutral=0.0,
+    ),
+}
+FILTERS = tuple(name for name, control in CONTROLS.items() if control.kind == "filter")
+PENALTIES = tuple(name for name, control in CONTROLS.items() if control.kind == "penalty")
+WITHOUT_FILTERS: dict[str, Any] = dict.fromkeys(FILTERS)  # for greedy text, which they delay and do not change
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
     """How the next token is drawn from the model's logits, with the names and the order of transformers' `generate`.
@@ -293,29 +396,12 @@ class SamplingConfig:
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, "a number of at least 0", lambda x: x >= 0)
-        if self.top_k is not None:
-            object.__setattr__(self, "top_k", check_int("top_k", self.top_k, 1))
-        for name, accepted, is_accepted in (
-            ("top_p", "a number above 0, up to 1", lambda x: 0 < x <= 1),
-            ("min_p", "a number from 0 to 1", lambda x: 0 <= x <= 1),
-            ("repetition_penalty", "a number of at least 1e-4", lambda x: x >= 1 / MAX_NUMBER),
-            ("presence_penalty", "a finite number", lambda x: abs(x) < math.inf),
-            ("frequency_penalty", "a finite number", lambda x: abs(x) < math.inf),
-        ):
-            if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name), accepted, is_accepted)
+        for name, control in CONTROLS.items():
+            value = getattr(self, name)
+            if value is not None or control.neutral is None:
+                object.__setattr__(self, name, control.check(name, value))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _check_bias(self.logit_bias))
-
-
-def _check_number(name: str, value: Any, accepted: str, is_accepted: Callable[[Any], bool]) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be {accepted}, got {value!r}")
-    if not is_accepted(value):
-        raise ValueError(f"{name} must be {accepted}, got {value}")
-    if not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise ValueError(f"{name} must be at most {MAX_NUMBER:g} in size, got {value}")
 
 
 def _check_bias(bias: Any) -> tuple[tuple[int, float], ...]:

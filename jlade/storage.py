@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from jlade import conversion
 from jlade import mesh as mesh_lib
-from jlade.config import SamplingConfig
+from jlade.config import CONTROLS, PENALTIES, SamplingConfig
 from jlade.conversion import checkpoint, generation_settings, location
 from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
@@ -110,15 +110,13 @@ def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) 
     values = generation_settings.read(location.find(path, revision))
     generation_settings.refuse_beams(values)
     bans = dict.fromkeys(generation_settings.suppressed_tokens(values), -math.inf)
-    controls = {"repetition_penalty": values.get("repetition_penalty"), "logit_bias": bans or None}
-    if values.boolean("do_sample"):
-        controls |= {"temperature": values.get("temperature", 1.0), "top_k": values.get("top_k", 50)}
-        controls |= {name: values.get(name) for name in ("top_p", "min_p")}
+    known = generation_settings.OF_SAMPLING
+    names = known if values.boolean("do_sample") else [name for name in known if name in PENALTIES]
+    controls = {name: values.get(name, CONTROLS[name].of_transformers) for name in names}
     # A control that has no effect is left out, since the program would take the time to compute it.
-    neutral = {"repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    used = {name: value for name, value in controls.items() if value != neutral.get(name)}
+    used = {name: value for name, value in controls.items() if value != CONTROLS[name].neutral}
     try:
-        return SamplingConfig(**used)
+        return SamplingConfig(**used, logit_bias=bans or None)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{values.file}: {error}") from error
 

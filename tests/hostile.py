@@ -275,10 +275,10 @@ def _config_inputs(directory: pathlib.Path) -> Inputs:
     contents += [
         {
             "model_type": name,
-            "architectures": [kind.architecture],
-            "text_config": SMALL | {"model_type": kind.model_type},
+            "architectures": [architecture],
+            "text_config": SMALL | {"model_type": model_type},
         }
-        for name, kind in WITH_TEXT.items()
+        for name, (architecture, model_type) in WITH_TEXT.items()
     ]
     as_json = st.one_of([changed_json(content) for content in contents])
     changed = as_json.map(lambda content: json.dumps(content).encode())

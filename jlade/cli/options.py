@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.config import PRESETS, check_int
+from jlade.config import CONTROLS, FILTERS, PRESETS, WITHOUT_FILTERS, check_int
 from jlade.conversion import location
 from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
@@ -30,18 +30,7 @@ AUTO = "the result of `jlade tune` on this device for this model, or an estimate
 SETTINGS: dict[str, tuple[type, Any, str, str]] = {
     "max_new_tokens": (int, None, "M", "most tokens to generate (default: what fits, up to 256)"),
     "min_new_tokens": (int, 0, "M", "the text does not end before M tokens (default: %(default)s)"),
-    "temperature": (float, None, "T", "divides the logits; 0 takes the most likely token (default: the model's, or 0)"),
-    "top_k": (int, None, "K", "keep the K most likely tokens"),
-    "top_p": (float, None, "P", "keep the fewest tokens whose probabilities add up to P"),
-    "min_p": (float, None, "P", "keep tokens of at least P times the highest probability"),
-    "repetition_penalty": (float, None, "X", "above 1, make tokens of prompt and text less likely"),
-    "presence_penalty": (float, None, "X", "subtracted from the logits of tokens generated before"),
-    "frequency_penalty": (
-        float,
-        None,
-        "X",
-        "subtracted from a token's logit once for each time it was generated before",
-    ),
+    **{name: (control.number, None, *control.help) for name, control in CONTROLS.items()},
     "seed": (int, None, "S", "seed of the random numbers at a temperature above 0 (default: 0)"),
 }
 
@@ -198,19 +187,18 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
 def check_together(options: argparse.Namespace, temperature: float) -> None:
     """Raises a ValueError that names an option without effect beside the others, given the temperature in use."""
     if temperature == 0:
-        for name in ("top_k", "top_p", "min_p", "seed"):
+        for name in (*FILTERS, "seed"):
             if getattr(options, name) is not None:
                 raise ValueError(f"{name} has no effect at temperature 0: set a temperature above 0, or leave it out")
 
 
 def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
     """Returns the sampling that the checkpoint recommends, with the given values in place of its own."""
-    controls = {name: getattr(options, name) for name in SETTINGS if name in jlade.SamplingConfig.__dataclass_fields__}
-    given = {name: value for name, value in controls.items() if value is not None}
+    given = {name: value for name in CONTROLS if (value := getattr(options, name)) is not None}
     jlade.SamplingConfig(**given)  # checks the arguments before a checkpoint is looked for
     recommended = recommended_sampling(options.model or DEMO, options.revision)
-    if given.get("temperature") == 0:  # filters take time, and leave greedy text as it is
-        recommended = dataclasses.replace(recommended, top_k=None, top_p=None, min_p=None)
+    if given.get("temperature") == 0:
+        recommended = dataclasses.replace(recommended, **WITHOUT_FILTERS)
     return dataclasses.replace(recommended, **given)
 
 

@@ -54,12 +54,20 @@ DENSE: dict[str, Family] = {
         "LlamaForCausalLM",
         {"attention_bias": False, "mlp_bias": False, "max_sequence_length": None},
         keys=_BIASES,
+        elsewhere={"attention_bias": False, "mlp_bias": False},
     ),
     "mistral": Family(
         "MistralForCausalLM",
         {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+        elsewhere={"sliding_window": None},
+        of_parts=("mistral3", "Mistral3ForConditionalGeneration"),
     ),
-    "qwen2": Family("Qwen2ForCausalLM", QWEN, fixed={"qkv_bias": True}),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        QWEN,
+        fixed={"qkv_bias": True},
+        elsewhere={"layer_types": None, "use_sliding_window": False},
+    ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         QWEN | {"head_dim": 128, "attention_bias": False},
@@ -80,6 +88,7 @@ DENSE: dict[str, Family] = {
         fixed=_IS_GEMMA | {"post_norms": True},
         only=_IS_GELU,
         tensors=_NORM_BEFORE_MLP,
+        elsewhere=dict.fromkeys((*_CAPS.values(), *_QUERY_SCALE.values())),
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
@@ -89,6 +98,7 @@ DENSE: dict[str, Family] = {
         only=_IS_GELU | {"attn_logit_softcapping": (None,)},
         rotary="type",
         tensors=_NORM_BEFORE_MLP,
+        of_parts=("gemma3", "Gemma3ForConditionalGeneration"),
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -101,6 +111,7 @@ DENSE: dict[str, Family] = {
         },
         rotary="phi",
         fused=_FUSED_ATTENTION | _FUSED_MLP,
+        elsewhere={"partial_rotary_factor": 1.0},
     ),
     "olmo2": Family(
         "Olmo2ForCausalLM",
@@ -125,6 +136,12 @@ DENSE: dict[str, Family] = {
         "GraniteForCausalLM",
         GRANITE | {"mlp_bias": False},
         keys=GRANITE_KEYS | _BIASES,
+        elsewhere={
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": None,
+            "logits_scaling": 1.0,
+        },
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
@@ -142,6 +159,7 @@ DENSE: dict[str, Family] = {
             "no_rope_layer_interval": 4,
         },
         keys=_BIASES,
+        elsewhere={"no_rope_layers": None},
     ),
     "starcoder2": Family(
         "Starcoder2ForCausalLM",
@@ -175,6 +193,7 @@ DENSE: dict[str, Family] = {
         },
         keys={"rms_norm_eps": "layer_norm_eps", "qkv_bias": "use_qkv_bias", "parallel": "use_parallel_residual"},
         fixed={"norm": "layer", "norm_bias": True},
+        elsewhere={"use_parallel_residual": False},
     ),
     "glm4": Family(
         "Glm4ForCausalLM",
@@ -208,6 +227,7 @@ DENSE: dict[str, Family] = {
         keys=ATTENTION_BIAS | {"rms_norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"},
         fixed={"norm": "layer", "parallel": True, "interleaved_rotary": True},
         rotary="windows",
+        elsewhere={"logit_scale": 1.0},
     ),
     "exaone4": Family(
         "Exaone4ForCausalLM",
@@ -258,5 +278,6 @@ DENSE: dict[str, Family] = {
             "sliding_window": None,
         },
         rotary="beta",
+        elsewhere={"llama_4_scaling_beta": None},
     ),
 }

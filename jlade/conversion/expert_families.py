@@ -68,6 +68,8 @@ MIXTURES: dict[str, Family] = {
         experts=_NUMBERED_EXPERTS,
         joined_experts=_JOINED,
         renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
+        elsewhere=dict.fromkeys(_LOCAL_EXPERTS),
+        without_effect=("router_jitter_noise",),
     ),
     "phimoe": Family(
         "PhimoeForCausalLM",
@@ -90,6 +92,8 @@ MIXTURES: dict[str, Family] = {
         experts=_NUMBERED_EXPERTS,
         joined_experts=_JOINED,
         renamed={"mlp.router.weight": "block_sparse_moe.gate.weight"},
+        elsewhere={"lm_head_bias": False},
+        without_effect=("input_jitter_noise",),
     ),
     "qwen2_moe": Family(
         "Qwen2MoeForCausalLM",
@@ -109,6 +113,7 @@ MIXTURES: dict[str, Family] = {
         tensors={field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")},
         experts=_EXPERTS,
         joined_experts=_JOINED,
+        elsewhere={"num_experts": None},
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
@@ -179,6 +184,7 @@ MIXTURES: dict[str, Family] = {
             "mlp.experts.down_proj_bias": ("expert_down_bias",),
         },
         expert_layout="interleaved",
+        without_effect=("experts_per_token", "initial_context_length"),
     ),
     "llama4_text": Family(
         "Llama4ForCausalLM",
@@ -212,5 +218,8 @@ MIXTURES: dict[str, Family] = {
             "feed_forward.experts.down_proj": ("expert_down",),
         },
         expert_layout="columns",
+        elsewhere={"attention_chunk_size": None, "attn_temperature_tuning": False, "use_qk_norm": False},
+        without_effect=("intermediate_size_mlp",),  # of layers without experts
+        of_parts=("llama4", "Llama4ForConditionalGeneration"),
     ),
 }

@@ -10,13 +10,12 @@ from typing import Any
 
 from jlade.conversion.dense_families import DENSE
 from jlade.conversion.expert_families import MIXTURES
-from jlade.conversion.family import Family, WithText
+from jlade.conversion.family import Family
 
 FAMILIES = DENSE | MIXTURES
+# The `model_type` of models with a text part -> their class, and the `model_type` of the part unless it names its own.
 WITH_TEXT = {
-    "gemma3": WithText("Gemma3ForConditionalGeneration", "gemma3_text"),
-    "llama4": WithText("Llama4ForConditionalGeneration", "llama4_text"),
-    "mistral3": WithText("Mistral3ForConditionalGeneration", "mistral"),
+    family.of_parts[0]: (family.of_parts[1], name) for name, family in FAMILIES.items() if family.of_parts is not None
 }
 
 

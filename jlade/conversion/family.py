@@ -46,6 +46,10 @@ class Family:
       renamed: other names within a layer in such files, with those of `tensors`.
       expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
         (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS).
+      elsewhere: keys that change the output, with the one value besides null and {} that does not: families that do not
+        read them refuse all others.
+      without_effect: keys that change no output, of any family.
+      of_parts: `model_type` and class of the models with other parts whose text part is of this family.
     """
 
     architecture: str
@@ -60,6 +64,9 @@ class Family:
     joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     expert_layout: str = "rows"
+    elsewhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
+    of_parts: tuple[str, str] | None = None
 
     @property
     def reads(self) -> dict[str, Any]:
@@ -67,16 +74,3 @@ class Family:
         reads = SHARED | dict(self.defaults)
         # Not "rms_norm_eps" where the family has another name for it.
         return {key: value for key, value in reads.items() if self.keys.get(key, key) == key}
-
-
-@dataclasses.dataclass(frozen=True)
-class WithText:
-    """A model of transformers with a text part.
-
-    Attributes:
-      architecture: the class.
-      model_type: of the text part, unless it names its own.
-    """
-
-    architecture: str
-    model_type: str

@@ -4,19 +4,11 @@ import pathlib
 import warnings
 from typing import Any
 
+from jlade.config import CONTROLS
 from jlade.conversion.json_files import Values, read_json, shown
 
-READ = {
-    "do_sample",
-    "eos_token_id",
-    "min_p",
-    "repetition_penalty",
-    "stop_strings",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-}
+OF_SAMPLING = [name for name, control in CONTROLS.items() if control.of_transformers is not None]
+READ = {"do_sample", "eos_token_id", "stop_strings", "suppress_tokens", *OF_SAMPLING}
 # Keys that change the text where they have another value than this one or null; those of beam search first.
 BEAMS: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "constraints": [], "force_words_ids": []}
 NOT_SUPPORTED: dict[str, Any] = BEAMS | {
@@ -46,45 +38,15 @@ NOT_SUPPORTED: dict[str, Any] = BEAMS | {
     "watermarking_config": None,
 }
 WITHOUT_EFFECT = {  # on the text of one beam, but for the caller's limit of tokens
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "bos_token_id",
-    "cache_config",
-    "cache_implementation",
-    "compile_config",
-    "continuous_batching_config",
-    "decoder_start_token_id",
-    "disable_compile",
-    "diversity_penalty",
-    "early_stopping",
-    "generation_kwargs",
-    "is_assistant",
-    "length_penalty",
-    "low_memory",
-    "max_cache_len",
-    "max_length",
-    "max_matching_ngram_size",
-    "max_new_tokens",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "pad_token_id",
-    "prefill_chunk_size",
-    "prompt_lookup_num_tokens",
-    "renormalize_logits",
-    "return_dict_in_generate",
-    "return_legacy_cache",
-    "speculation_type",
-    "target_lookbehind",
-    "transformers_version",
-    "use_cache",
-    "use_mtp",
-}
+    "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind",
+    "bos_token_id", "cache_config", "cache_implementation", "compile_config", "continuous_batching_config",
+    "decoder_start_token_id", "disable_compile", "diversity_penalty", "early_stopping", "generation_kwargs",
+    "is_assistant", "length_penalty", "low_memory", "max_cache_len", "max_length", "max_matching_ngram_size",
+    "max_new_tokens", "num_assistant_tokens", "num_assistant_tokens_schedule", "output_attentions",
+    "output_hidden_states", "output_logits", "output_scores", "pad_token_id", "prefill_chunk_size",
+    "prompt_lookup_num_tokens", "renormalize_logits", "return_dict_in_generate", "return_legacy_cache",
+    "speculation_type", "target_lookbehind", "transformers_version", "use_cache", "use_mtp",
+}  # fmt: skip
 KEYS = READ | NOT_SUPPORTED.keys() | WITHOUT_EFFECT
 
 

@@ -89,7 +89,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
         raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *WITH_TEXT])}")
+        raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *sorted(WITH_TEXT)])}")
     reads = FAMILIES[name].reads
     raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
     check_keys(file, raw, FAMILIES[name], strict)
@@ -243,20 +243,20 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
     Warns:
       UserWarning: names the parts that are left out.
     """
-    kind = WITH_TEXT[raw["model_type"]]
+    architecture, model_type = WITH_TEXT[raw["model_type"]]
     text = raw.get("text_config")
     if not isinstance(text, dict):
         raise ValueError(f"{file}: text_config must be an object, got {text!r}")
-    architectures = raw.get("architectures") or [kind.architecture]
-    if architectures != [kind.architecture]:
-        raise ValueError(f"{file}: architectures is {architectures}; supported is {kind.architecture}")
+    architectures = raw.get("architectures") or [architecture]
+    if architectures != [architecture]:
+        raise ValueError(f"{file}: architectures is {architectures}; supported is {architecture}")
     shared = {key: raw[key] for key in ("eos_token_id", "quantization_config", "tie_word_embeddings") if key in raw}
     parts = [key for key in raw if key.endswith("_config") and key not in ("text_config", *shared)]
     if left_out := ", ".join(key for key in parts if raw[key]):
         if strict:
             raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
         warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
-    return {"model_type": kind.model_type} | {key: text[key] for key in text if key != "architectures"} | shared
+    return {"model_type": model_type} | {key: text[key] for key in text if key != "architectures"} | shared
 
 
 def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, strict: bool) -> tuple[int, ...]:

@@ -6,104 +6,40 @@ from collections.abc import Mapping
 from typing import Any
 
 from jlade.conversion import generation_settings
+from jlade.conversion.families import FAMILIES
 from jlade.conversion.family import SIZES, Family
 from jlade.conversion.hf_rotary import FULL, unread_keys
 
-# Keys that change the output of models that read them, here or in other families, with the one value besides null and
-# {} that does not. The keys of the family itself are exempt.
+# Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
+# a family reads are in its entry.
 ONLY_VALUES: dict[str, Any] = {
-    "attention_bias": False,
-    "attention_chunk_size": None,  # Llama 4
-    "attention_multiplier": None,  # Granite
-    "attn_logit_softcapping": None,  # Gemma
-    "attn_temperature_tuning": False,  # Llama 4
     "clip_qkv": None,  # OLMo
-    "embedding_multiplier": 1.0,  # Granite
-    "final_logit_softcapping": None,  # Gemma
     "hidden_act": "silu",
     "hidden_activation": "silu",  # Gemma
     "is_causal": True,
-    "layer_types": None,
-    "logit_scale": 1.0,  # Cohere
-    "logits_scaling": 1.0,  # Granite
-    "mlp_bias": False,
-    "llama_4_scaling_beta": None,  # Ministral 3
-    "lm_head_bias": False,  # Phi-MoE
     "mlp_layer_types": None,  # mixtures of experts
-    "no_rope_layers": None,  # SmolLM3, Llama 4
-    "num_experts": None,  # Qwen3-MoE
-    "num_experts_per_tok": None,
-    "num_local_experts": None,  # Mixtral
-    "partial_rotary_factor": 1.0,
     "per_layer_config": None,  # transformers 5
     "pruned_heads": None,  # transformers 4
     "qk_layernorm": False,  # Phi
     "qk_norm": False,
-    "query_pre_attn_scalar": None,  # Gemma
-    "residual_multiplier": 1.0,  # Granite
     "rope_interleaved": False,
     "rope_traditional": False,  # MLX
     "scale_depth": None,  # MiniCPM
     "scale_emb": 1.0,  # MiniCPM
-    "sliding_window": None,
     "transformers_weights": None,  # other files
     "use_bidirectional_attention": False,  # Gemma
     "use_mrope": False,
-    "use_parallel_residual": False,  # StableLM
-    "use_qk_norm": False,  # Llama 4
-    "use_sliding_window": False,
-}
+} | {key: value for family in FAMILIES.values() for key, value in family.elsewhere.items()}
 QUANTIZATION = "quantization_config", "compression_config", "quantization"  # the last in files of MLX
 WITHOUT_EFFECT = {  # on the output of the model
-    "architectures",
-    "attention_dropout",
-    "auto_map",
-    "bos_token_id",
-    "cache_implementation",
-    "chunk_size_feed_forward",
-    "cls_token_id",
-    "dtype",
-    "embd_pdrop",
-    "embedding_dropout",
-    "eod_token_id",
-    "for_llm_compressor",
-    "hidden_dropout",
-    "id2label",
-    "experts_per_token",  # GPT-OSS has it twice
-    "initial_context_length",
-    "initializer_range",
-    "input_jitter_noise",
-    "intermediate_size_mlp",  # of the layers of Llama 4 that have no experts
-    "is_decoder",
-    "is_encoder_decoder",
-    "is_llama_config",
-    "label2id",
-    "mask_token_id",
-    "model_type",
-    "name_or_path",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "pad_token_id",
-    "pretraining_tp",
-    "problem_type",
-    "resid_pdrop",
-    "residual_dropout",
-    "return_dict",
-    "router_aux_loss_coef",
-    "router_jitter_noise",
-    "sep_token_id",
-    "task_specific_params",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_cache",
-}
+    "architectures", "attention_dropout", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+    "cls_token_id", "dtype", "embd_pdrop", "embedding_dropout", "eod_token_id", "for_llm_compressor", "hidden_dropout",
+    "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "is_llama_config", "label2id", "mask_token_id",
+    "model_type", "name_or_path", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "pretraining_tp", "problem_type", "resid_pdrop", "residual_dropout", "return_dict", "router_aux_loss_coef",
+    "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
+} | {key for family in FAMILIES.values() for key in family.without_effect}  # fmt: skip
 
 
 def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, strict: bool) -> None:
@@ -120,7 +56,7 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
         whole = [FULL] * len(kinds)
         accepted["layer_types"] += (whole,) if len(kinds) == raw.get("num_hidden_layers") else ()
     _check_quantization(file, raw, family)
-    for key, values in accepted.items():
+    for key, values in sorted(accepted.items()):
         if raw.get(key) not in (None, {}, *values):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
     known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *QUANTIZATION, *WITHOUT_EFFECT}

@@ -14,7 +14,7 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
-from jlade.models.architecture import is_matrix, layer_shapes
+from jlade.models.architecture import is_matrix, layer_arrays
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8
 
@@ -56,19 +56,17 @@ def layer_tensors(config: LlamaConfig) -> dict[str, tuple[str, Shape]]:
     def name(field: str) -> str:
         return names[field] if field in names else names[field.removesuffix("_bias")].removesuffix("weight") + "bias"
 
-    return {field: (name(field), shape) for field, shape in layer_shapes(config).items()}
+    return {field: (name(field), shape) for field, (shape, _) in layer_arrays(config).items()}
 
 
 def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> LlamaParams:
     """Returns parameters with `read(name, shape)` in the place of each tensor."""
     embedding_shape = (config.vocab_size, config.hidden_size)
     tensors = layer_tensors(config).items()
-    layer: Any = LlamaLayer
-    absent: dict[str, Any] = dict.fromkeys(("attention_norm", "mlp_norm", "gate", "up", "down"))
     return LlamaParams(
         embedding=read(EMBEDDING, embedding_shape),
         layers=tuple(
-            layer(**absent | {field: read(f"model.layers.{i}.{name}", shape) for field, (name, shape) in tensors})
+            LlamaLayer(**{field: read(f"model.layers.{i}.{name}", shape) for field, (name, shape) in tensors})
             for i in range(config.num_layers)
         ),
         norm=read("model.norm.weight", (config.hidden_size,)),

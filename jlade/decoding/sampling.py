@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.config import LookaheadConfig, SamplingConfig
+from jlade.config import CONTROLS, FILTERS, PENALTIES, LookaheadConfig, SamplingConfig
 from jlade.drafts import sources
 from jlade.vocabulary import VocabularyShard
 
@@ -44,12 +44,12 @@ class Sampling:
     @property
     def filters(self) -> bool:
         """Whether a control depends on the order or the probabilities of all tokens."""
-        return any(x is not None for x in (self.top_k, self.top_p, self.min_p))
+        return any(getattr(self, name) is not None for name in FILTERS)
 
     @property
     def counts_tokens(self) -> bool:
         """Whether a control depends on earlier tokens."""
-        return any(x is not None for x in (self.repetition_penalty, self.presence_penalty, self.frequency_penalty))
+        return any(getattr(self, name) is not None for name in PENALTIES)
 
 
 @flax.struct.dataclass
@@ -60,25 +60,9 @@ class TokenCounts:
     generated: jax.Array  # [V] int32
 
 
-def _neutral(vocab_size: int) -> dict[str, Any]:
-    """Returns the value of each control, but for the bias, that changes nothing."""
-    return {
-        "temperature": 0.0,
-        "top_k": vocab_size,
-        "top_p": np.inf,  # not 1.0: rounded probabilities may add up to 1 before the last token
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-    }
-
-
 def complete(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
     """Returns the settings of B sequences with all controls, those that were None with their neutral values."""
-    controls: dict[str, Any] = {
-        name: np.full(batch_size, value, np.int32 if name == "top_k" else np.float32)
-        for name, value in _neutral(vocab_size).items()
-    }
+    controls = {name: _array(name, [SamplingConfig()] * batch_size, vocab_size) for name in CONTROLS}
     controls["logit_bias"] = np.zeros((batch_size, vocab_size), np.float32)
     given = {name: value for name in controls if (value := getattr(sampling, name)) is not None}
     return Sampling(**(controls | given))
@@ -86,24 +70,25 @@ def complete(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
 
 def to_arrays(configs: Sequence[SamplingConfig], vocab_size: int) -> Sampling:
     """Returns the settings of B sequences as arrays [B]."""
-    controls: dict[str, Any] = {}
-    for name, default in _neutral(vocab_size).items():
-        values = [getattr(config, name) for config in configs]
-        if all(value is None or (name == "temperature" and value == 0) for value in values):
-            continue
-        values = [default if value is None else value for value in values]
-        if name == "top_k":
-            controls[name] = np.array([min(value, vocab_size) for value in values], np.int32)
-        else:
-            controls[name] = np.array(values, np.float32)
-    if "top_p" in controls:
-        controls["top_p"][controls["top_p"] == 1] = np.inf
+    default = SamplingConfig()
+    used = [name for name in CONTROLS if any(getattr(config, name) != getattr(default, name) for config in configs)]
+    controls = {name: _array(name, configs, vocab_size) for name in used}
     if any(config.logit_bias for config in configs):
         controls["logit_bias"] = np.zeros((len(configs), vocab_size), np.float32)
         for added, config in zip(controls["logit_bias"], configs, strict=True):
             for token, bias in dict(config.logit_bias or ()).items():
                 added[token] = bias
     return Sampling(**controls)
+
+
+def _array(name: str, configs: Sequence[SamplingConfig], vocab_size: int) -> Any:
+    """Returns a control of B sequences [B], with its neutral value for those without it."""
+    values = [CONTROLS[name].neutral if getattr(config, name) is None else getattr(config, name) for config in configs]
+    if name == "top_k":
+        return np.array([min(value or vocab_size, vocab_size) for value in values], np.int32)
+    array = np.array(values, np.float32)
+    # Rounded probabilities may add up to 1 before the last token.
+    return np.where(array == 1, np.float32(np.inf), array) if name == "top_p" else array
 
 
 def process(logits: jax.Array, sampling: Sampling, prompt: jax.Array | None, generated: jax.Array | None) -> jax.Array:

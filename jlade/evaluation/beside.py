@@ -128,14 +128,7 @@ ENTRIES = (
         )
         for experiment in ("figure5", "methods")  # the first that a run has
     ),
-    Entry(
-        "figure6-7",
-        "Figure 6",
-        "speedup on one GPU",
-        f"{CHAT}, FlashAttention",
-        "1.8x",
-        _parallel("one device", 5),
-    ),
+    Entry("figure6-7", "Figure 6", "speedup on one GPU", f"{CHAT}, FlashAttention", "1.8x", _parallel("one device", 5)),
     Entry(
         "figure6-7",
         "Figures 6, 7",

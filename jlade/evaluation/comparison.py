@@ -165,7 +165,7 @@ def _names(results: Results, field: str) -> list[str]:
 
 
 def _speeds(results: Sequence[Result], datasets: Sequence[str]) -> list[float]:
-    return [measures.speed([result for result in results if result.dataset == name]) for name in datasets]
+    return [measures.speed(measures.of_dataset(results, name)) for name in datasets]
 
 
 def _has_steps(name: str) -> bool:

@@ -2,12 +2,11 @@
 
 import dataclasses
 
-from jlade.config import LookaheadConfig
 from jlade.evaluation import comparison, measures, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
-from jlade.evaluation.runs import Result, Run
+from jlade.evaluation.runs import Run
 from jlade.evaluation.tables import Column, Row, Table
 from jlade.inspection.targets import TARGETS
 
@@ -26,7 +25,7 @@ def figure_5(run: Run, results: Results) -> list[Table | Figure | None]:
     (lookahead,) = [name for name in results if name != plain and parse(name).setting is not None]
     rows: list[Row] = []
     for dataset in dict.fromkeys(result.dataset for result in results[lookahead]):
-        found = {name: _of(of_method, dataset) for name, of_method in results.items()}
+        found = {name: measures.of_dataset(of_method, dataset) for name, of_method in results.items()}
         speedup = measures.speedup(found[lookahead], found[plain])
         interval = speedup and f"{speedup.low:.2f} to {speedup.high:.2f}"
         speeds = map(measures.speed, found.values())
@@ -46,29 +45,17 @@ def figure_5(run: Run, results: Results) -> list[Table | Figure | None]:
     return [Table("figure5", title, columns, tuple(rows), note), figure]
 
 
-def _of(results: list[Result], dataset: str) -> list[Result]:
-    return [result for result in results if result.dataset == dataset]
-
-
 def figure_8(run: Run, results: Results) -> list[Table | Figure | None]:
     """Returns Figure 8: tokens per step and speed by W on this device, beside estimates; [] without its N."""
-    n = scaling.FIGURE_8_NGRAM
-    settings = {name: parse(name).setting for name in results}
-    windows = {
-        setting.window_size: name
-        for name, setting in settings.items()
-        if isinstance(setting, LookaheadConfig) and setting == LookaheadConfig.paper(w := setting.window_size, n, w)
-    }
     figure = scaling.devices_figure(run, results)
     if figure is None:
         return []
     estimates = [scaling.figure_8_speedups(results, device) for device in scaling.FIGURE_8_DEVICES]
     plain = measures.speed(results[str(Method())])
     rows: list[Row] = []
-    for w, *estimated in zip(sorted(windows), *estimates, strict=True):
-        of_method = results[windows[w]]
-        speed = measures.speed(of_method)
-        rows.append((str(w), measures.compression(of_method), speed, speed / plain, *estimated))
+    for point, *estimated in zip(scaling.figure_8_points(results), *estimates, strict=True):
+        speed = measures.speed(results[point.name])
+        rows.append((str(point.window_size), point.compression, speed, speed / plain, *estimated))
     kinds = [TARGETS[device].device_kind for device in scaling.FIGURE_8_DEVICES]
     columns = (
         Column("W = G"),
@@ -79,7 +66,7 @@ def figure_8(run: Run, results: Results) -> list[Table | Figure | None]:
     )
     title = f"Tokens per step and speed by W on {name_of(run)} (Figure 8 of the paper)"
     note = (
-        f"N = {n}. Measured with {run.about['model']}, whose plain decoding gives {plain:.1f} tokens/s. The estimates "
-        "take its tokens per step, and step times of a 7B model from data sheets."
+        f"N = {scaling.FIGURE_8_NGRAM}. Measured with {run.about['model']}, whose plain decoding gives {plain:.1f} "
+        "tokens/s. The estimates take its tokens per step, and step times of a 7B model from data sheets."
     )
     return [Table("figure8", title, columns, tuple(rows), note), figure]

@@ -183,7 +183,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "parallelism the layers, data parallelism the sequences.",
         ("plain", LOOKAHEAD),
         _any,
-        _each(lambda run, results: scaling.parallelism(run, results)),
+        _each(scaling.parallelism),
     ),
     "jacobi": Experiment(
         "Jacobi decoding (Algorithm 1)",

@@ -22,6 +22,11 @@ def by_method(results: Iterable[Result], methods: Iterable[str]) -> dict[str, li
     return {name: [of_question[name] for of_question in complete] for name in names}
 
 
+def of_dataset(results: Iterable[Result], dataset: str) -> list[Result]:
+    """Returns the results of a data set."""
+    return [result for result in results if result.dataset == dataset]
+
+
 def answers(results: Iterable[Result]) -> list[Answer]:
     """Returns the answers to all turns."""
     return [answer for result in results for answer in result.answers]

@@ -146,34 +146,27 @@ def _with_flag(method: Method, flag: str) -> Method:
         if method.setting is None:
             raise ValueError("transformers decodes greedily here")
         return dataclasses.replace(method, temperature=SamplingConfig(temperature=float(value)).temperature)
-    if name == "cost" or flag in [f"no-{source}" for source in SOURCES]:
-        if not isinstance(method.setting, LookaheadConfig) or (name != "cost" and method.setting.tree_size is None):
-            raise ValueError(f":{name} needs {'sizes' if name == 'cost' else 'a tree'}")
-        if name == "cost":
-            return dataclasses.replace(
-                method, setting=dataclasses.replace(method.setting, relative_step_time=float(value))
-            )
-        others = tuple(source for source in method.setting.sources if flag != f"no-{source}")
-        return dataclasses.replace(method, setting=dataclasses.replace(method.setting, sources=others))
-    if flag in WAYS:
-        if not isinstance(method.setting, LookaheadConfig):
-            raise ValueError(f":{flag} needs sizes")
-        attribute, value, _ = WAYS[flag]
-        change: Any = {attribute: value}
-        return dataclasses.replace(method, setting=dataclasses.replace(method.setting, **change))
-    setting = method.setting
-    has_pool = isinstance(setting, LookaheadConfig) and setting.guess_set_size > 0 and setting.block_size > 1
-    if flag in ("no-prompt", "warm", "growth") and not has_pool:
-        raise ValueError(f":{flag} needs W, N and G with a pool")
-    match flag:
-        case "no-prompt":
-            assert isinstance(method.setting, LookaheadConfig)
-            return dataclasses.replace(method, setting=dataclasses.replace(method.setting, pool_from_prompt=False))
-        case "warm":
-            return dataclasses.replace(method, is_warm=True)
-        case "growth":
-            return dataclasses.replace(method, shows_growth=True)
-    raise ValueError(f"{flag!r} is not known")
+    setting = method.setting if isinstance(method.setting, LookaheadConfig) else None
+    change: dict[str, Any]
+    if flag in [f"no-{source}" for source in SOURCES]:
+        if setting is None or setting.tree_size is None:
+            raise ValueError(f":{flag} needs a tree")
+        change = {"sources": tuple(source for source in setting.sources if flag != f"no-{source}")}
+    elif name == "cost" or flag in WAYS:
+        if setting is None:
+            raise ValueError(f":{name} needs sizes")
+        change = {"relative_step_time": float(value)} if name == "cost" else dict([WAYS[flag][:2]])
+    elif flag in ("no-prompt", "warm", "growth"):
+        if setting is None or not setting.guess_set_size or setting.block_size == 1:
+            raise ValueError(f":{flag} needs W, N and G with a pool")
+        if flag != "no-prompt":
+            is_warm, shows_growth = method.is_warm or flag == "warm", method.shows_growth or flag == "growth"
+            return dataclasses.replace(method, is_warm=is_warm, shows_growth=shows_growth)
+        change = {"pool_from_prompt": False}
+    else:
+        raise ValueError(f"{flag!r} is not known")
+    assert setting is not None
+    return dataclasses.replace(method, setting=dataclasses.replace(setting, **change))
 
 
 def _ways(setting: LookaheadConfig) -> list[str]:

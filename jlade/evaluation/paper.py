@@ -33,8 +33,8 @@ def sampling_table(results: Results) -> Table:
     rows = []
     datasets = dict.fromkeys(result.dataset for result in next(iter(results.values())))
     for dataset, (name, all_results) in itertools.product(datasets, results.items()):
-        of_method = [result for result in all_results if result.dataset == dataset]
-        baseline = [result for result in results[str(parse(name).baseline)] if result.dataset == dataset]
+        of_method = measures.of_dataset(all_results, dataset)
+        baseline = measures.of_dataset(results[str(parse(name).baseline)], dataset)
         scores = quality.rouge_of_each(
             [result.answers[0].text for result in of_method], [result.reference or "" for result in of_method]
         )

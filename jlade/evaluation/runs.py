@@ -24,7 +24,6 @@ from jlade.generation.difference import Difference
 
 # Token ids of the messages of a conversation. A last message of the assistant is the beginning of the answer.
 Encode = Callable[[Sequence[Mapping[str, str]]], list[int]]
-TIMES = ("prefill_seconds", "first_seconds", "seconds")
 VARYING = ("date", "command")  # facts about a run that may differ when it goes on
 
 

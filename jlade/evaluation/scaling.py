@@ -54,7 +54,7 @@ SIZES = {  # of Table 4: LLaMA-2, LLaMA-2 and CodeLlama
 }
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """A setting with W = G, and its tokens per step."""
 
     window_size: int
@@ -85,18 +85,18 @@ def tree_methods() -> list[Method]:
     return [Method(LookaheadConfig.tree(size)) for size in TREES]
 
 
-def _points(results: Results) -> list[_Point]:
+def _points(results: Results) -> list[Point]:
     """Returns the measurements of settings with W = G, by N and W."""
     found = []
     for name, of_method in results.items():
         setting = parse(name).setting
         if isinstance(setting, LookaheadConfig) and setting.tree_size is None and setting.window_size:
-            point = _Point(setting.window_size, setting.ngram_size, measures.compression(of_method))
+            point = Point(setting.window_size, setting.ngram_size, measures.compression(of_method))
             found += [point] if point.name == name else []
     return sorted(found, key=lambda point: (point.ngram_size, point.window_size))
 
 
-def _by_ngram(points: Iterable[_Point]) -> dict[int, list[tuple[float, float]]]:
+def _by_ngram(points: Iterable[Point]) -> dict[int, list[tuple[float, float]]]:
     """Returns pairs of W and tokens per step, by N."""
     found: dict[int, list[tuple[float, float]]] = {}
     for point in points:
@@ -237,22 +237,26 @@ def _option(size: str, device: str, lookahead: LookaheadConfig, compression: flo
     return next(option for option in options if option.layout == layout)
 
 
-def _speedup(size: str, device: str, point: _Point) -> float | None:
+def _speedup(size: str, device: str, point: Point) -> float | None:
     """Returns the estimated speedup of a setting on one device, None if the model exceeds its memory."""
     plain = _option(size, device, PLAIN, 1.0, ONE)
     found = _option(size, device, point.setting, point.compression, ONE)
     return found.tokens_per_second / plain.tokens_per_second if found.fits else None
 
 
+def figure_8_points(results: Results) -> list[Point]:
+    """Returns the measurements of the settings of Figure 8, by W."""
+    return [point for point in _points(results) if point.ngram_size == FIGURE_8_NGRAM]
+
+
 def figure_8_speedups(results: Results, device: str) -> list[float]:
     """Returns the estimated speedups of a 7B model on a device, by W."""
-    points = [point for point in _points(results) if point.ngram_size == FIGURE_8_NGRAM]
-    return [_speedup("7B", device, point) or 0.0 for point in points]
+    return [_speedup("7B", device, point) or 0.0 for point in figure_8_points(results)]
 
 
 def devices_figure(run: Run, results: Results) -> Figure | None:
     """Returns Figure 8: tokens per step and speedup by W, on two devices; None without settings of its N."""
-    points = [point for point in _points(results) if point.ngram_size == FIGURE_8_NGRAM]
+    points = figure_8_points(results)
     if not points:
         return None
     plain = measures.speed(results[str(Method())])

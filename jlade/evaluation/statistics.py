@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-RESAMPLES = 10_000
-
 
 class Summary(NamedTuple):
     """Speedups of several questions."""
@@ -40,11 +38,14 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     Raises:
       ValueError: if there are no values, or one is not finite.
     """
+    from scipy import stats  # takes a second
+
     array = _check("values", values)
-    rng = np.random.default_rng(seed)
-    shape = (RESAMPLES // 100, len(array))  # a hundredth at a time bounds the memory
-    means = np.concatenate([array[rng.integers(len(array), size=shape)].mean(axis=1) for _ in range(100)])
-    low, high = np.percentile(means, [2.5, 97.5])
+    if len(array) == 1:
+        return float(array[0]), float(array[0])
+    rng = np.random.default_rng(seed)  # `batch` bounds the memory
+    found = stats.bootstrap((array,), np.mean, n_resamples=10_000, batch=100, method="percentile", rng=rng)
+    low, high = found.confidence_interval
     return float(low), float(high)
 
 
@@ -56,8 +57,9 @@ def summary(speedups: Sequence[float]) -> Summary:
 
 def sign_test(fewer: int, more: int) -> float:
     """Returns the probability that at least `more` of `fewer + more` fair coins show heads, a one-sided sign test."""
-    number = fewer + more
-    return sum(math.comb(number, k) for k in range(more, number + 1)) / 2**number
+    from scipy import stats
+
+    return float(stats.binom.sf(more - 1, fewer + more, 0.5))
 
 
 def expected_tokens(alpha: float | np.ndarray, window_size: np.ndarray, ngram_size: np.ndarray) -> np.ndarray:
@@ -106,7 +108,9 @@ def fit_scaling(sizes: Sequence[tuple[int, int]], compressions: Sequence[float])
         slopes, errors = fit(alphas)
         best = int(errors.argmin())
         low, high = alphas[max(best - 2, 0)], alphas[min(best + 2, 1000)]
-    return ScalingFit(float(alphas[best]), float(1 / slopes[best]), _r2(gains, errors[best]))
+    total = ((gains - gains.mean()) ** 2).sum()
+    r2 = float(1 - errors[best] / total) if np.ptp(gains) else math.nan
+    return ScalingFit(float(alphas[best]), float(1 / slopes[best]), r2)
 
 
 def fit_log(windows: Sequence[int], compressions: Sequence[float]) -> LogFit:
@@ -119,14 +123,10 @@ def fit_log(windows: Sequence[int], compressions: Sequence[float]) -> LogFit:
     if len(np.unique(array)) < 2 or (array < 1).any():
         raise ValueError(f"windows must have two or more different values, each at least 1, got {list(windows)}")
     values = _check("compressions", compressions, len(array))
-    slope, intercept = np.polyfit(np.log2(array), values, 1)
-    error = ((values - slope * np.log2(array) - intercept) ** 2).sum()
-    return LogFit(float(slope), float(intercept), _r2(values, error))
+    from scipy import stats
 
-
-def _r2(values: np.ndarray, error: float) -> float:
-    total = ((values - values.mean()) ** 2).sum()
-    return float(1 - error / total) if np.ptp(values) > 0 else float("nan")
+    line = stats.linregress(np.log2(array), values)
+    return LogFit(float(line.slope), float(line.intercept), float(line.rvalue**2) if np.ptp(values) else math.nan)
 
 
 def _check(name: str, values: Sequence[float], length: int | None = None) -> np.ndarray:

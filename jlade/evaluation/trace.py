@@ -169,14 +169,11 @@ def describe(lookahead: LookaheadConfig) -> tuple[str, str]:
             "Each forward pass updates a chain of guesses, and accepts those that have converged.",
         )
     if lookahead.tree_size is not None:
+        guesses = "guesses future tokens in a window, and verifies" if window else "verifies"
         return (
             "Lookahead decoding with a tree" if window else "Decoding with a tree",
-            (
-                "Each forward pass guesses future tokens in a window, and verifies"
-                if window
-                else "Each forward pass verifies"
-            )
-            + " a tree of drafts from several sources. Several tokens can be accepted at once.",
+            f"Each forward pass {guesses} a tree of drafts from several sources. Several tokens can be accepted at "
+            "once.",
         )
     if not window:
         return (

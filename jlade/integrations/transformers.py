@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jlade.config import LookaheadConfig, SamplingConfig
+from jlade.config import PENALTIES, LookaheadConfig, SamplingConfig
 from jlade.generation import request as request_lib
 from jlade.generation import text
 from jlade.generation.corpus import Texts
@@ -47,7 +47,6 @@ CONTROLS: dict[type, tuple[str, str]] = {
     logits_process.LogitNormalization: ("", ""),  # changes no draw
 }
 LENGTHS = (logits_process.MinLengthLogitsProcessor, logits_process.MinNewTokensLengthLogitsProcessor)
-OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # controls without effect on greedy text
 ACCEPTED = (
     "accepted are those of min_length, min_new_tokens, sequence_bias, repetition_penalty, bad_words_ids, "
     "suppress_tokens, temperature, top_k, top_p, min_p and renormalize_logits, in this order"
@@ -310,7 +309,7 @@ def _sampling(own: SamplingConfig | None, controls: Kwargs, do_sample: bool) -> 
         return own
     if do_sample:
         return SamplingConfig(**{"temperature": 1.0, **controls})
-    greedy: Kwargs = {name: value for name, value in controls.items() if name not in OF_SAMPLING}
+    greedy: Kwargs = {name: value for name, value in controls.items() if name in (*PENALTIES, "logit_bias")}
     return SamplingConfig(**greedy)
 
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+from jax.sharding import PartitionSpec as P
+
+from jlade.mesh import HEADS, MODEL
 from jlade.models import rotary
 from jlade.models.attention import Variation
 from jlade.models.base import num_entries
@@ -133,47 +136,49 @@ def is_matrix(field: str) -> bool:
     return field in (*of_attention, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
 
 
-def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each array of a layer, by the field of `jlade.models.llama.LlamaLayer`."""
+def layer_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
+    """Returns the shape of each array of a layer, and its division on a mesh, by the field of `LlamaLayer`."""
     c = config
     hidden, inner = (c.hidden_size,), c.intermediate_size
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    of_query, of_key = (queries, keys) if c.qk_norm_kind == "whole" else (c.head_dim, c.head_dim)
+    whole, outputs, inputs, kv = P(), P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
+    of_heads = ((c.head_dim,), whole)
+    query_norm, key_norm = (((queries,), outputs), ((keys,), kv)) if c.qk_norm_kind == "whole" else (of_heads, of_heads)
     has_mlp_norm = c.pre_norms and not c.parallel
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_mlp, has_experts, number, own = inner > 0, c.num_experts > 0, c.num_experts, c.expert_size
-    shapes: dict[str, tuple[bool, tuple[int, ...]]] = {
-        "attention_norm": (c.pre_norms, hidden),
-        "query": (True, (queries, c.hidden_size)),
-        "key": (True, (keys, c.hidden_size)),
-        "value": (True, (keys, c.hidden_size)),
-        "attention_output": (True, (c.hidden_size, queries)),
-        "mlp_norm": (has_mlp_norm, hidden),
-        "gate": (has_mlp and c.gated_mlp, (inner, c.hidden_size)),
-        "up": (has_mlp, (inner, c.hidden_size)),
-        "down": (has_mlp, (c.hidden_size, inner)),
-        "query_bias": (c.qkv_bias, (queries,)),
-        "key_bias": (c.qkv_bias, (keys,)),
-        "value_bias": (c.qkv_bias, (keys,)),
-        "attention_output_bias": (c.attention_output_bias, hidden),
-        "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,)),
-        "up_bias": (has_mlp and c.mlp_bias, (inner,)),
-        "down_bias": (has_mlp and c.mlp_bias, hidden),
-        "query_norm": (has_qk_norm, (of_query,)),
-        "key_norm": (has_qk_norm, (of_key,)),
-        "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden),
-        "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden),
-        "attention_post_norm": (c.post_norms, hidden),
-        "mlp_post_norm": (c.post_norms, hidden),
-        "sinks": (c.sinks, (c.num_heads,)),
-        "router": (has_experts, (number, c.hidden_size)),
-        "router_bias": (c.router_bias, (number,)),
-        "shared_router": (c.shared_router, (1, c.hidden_size)),
-        "expert_gate": (has_experts, (number, c.hidden_size, own)),
-        "expert_up": (has_experts, (number, c.hidden_size, own)),
-        "expert_down": (has_experts, (number, own, c.hidden_size)),
-        "expert_gate_bias": (has_experts and c.mlp_bias, (number, own)),
-        "expert_up_bias": (has_experts and c.mlp_bias, (number, own)),
-        "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size)),
+    arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
+        "attention_norm": (c.pre_norms, hidden, whole),
+        "query": (True, (queries, c.hidden_size), outputs),
+        "key": (True, (keys, c.hidden_size), kv),
+        "value": (True, (keys, c.hidden_size), kv),
+        "attention_output": (True, (c.hidden_size, queries), inputs),
+        "mlp_norm": (has_mlp_norm, hidden, whole),
+        "gate": (has_mlp and c.gated_mlp, (inner, c.hidden_size), outputs),
+        "up": (has_mlp, (inner, c.hidden_size), outputs),
+        "down": (has_mlp, (c.hidden_size, inner), inputs),
+        "query_bias": (c.qkv_bias, (queries,), outputs),
+        "key_bias": (c.qkv_bias, (keys,), kv),
+        "value_bias": (c.qkv_bias, (keys,), kv),
+        "attention_output_bias": (c.attention_output_bias, hidden, whole),
+        "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,), outputs),
+        "up_bias": (has_mlp and c.mlp_bias, (inner,), outputs),
+        "down_bias": (has_mlp and c.mlp_bias, hidden, whole),
+        "query_norm": (has_qk_norm, *query_norm),
+        "key_norm": (has_qk_norm, *key_norm),
+        "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden, whole),
+        "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden, whole),
+        "attention_post_norm": (c.post_norms, hidden, whole),
+        "mlp_post_norm": (c.post_norms, hidden, whole),
+        "sinks": (c.sinks, (c.num_heads,), outputs),
+        "router": (has_experts, (number, c.hidden_size), whole),
+        "router_bias": (c.router_bias, (number,), whole),
+        "shared_router": (c.shared_router, (1, c.hidden_size), whole),
+        "expert_gate": (has_experts, (number, c.hidden_size, own), outputs),
+        "expert_up": (has_experts, (number, c.hidden_size, own), outputs),
+        "expert_down": (has_experts, (number, own, c.hidden_size), outputs),
+        "expert_gate_bias": (has_experts and c.mlp_bias, (number, own), outputs),
+        "expert_up_bias": (has_experts and c.mlp_bias, (number, own), outputs),
+        "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size), outputs),
     }
-    return {field: shape for field, (is_there, shape) in shapes.items() if is_there}
+    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}

@@ -15,7 +15,7 @@ from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
 from jlade.models import attention, base, experts, implementations, padding, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
-from jlade.models.architecture import is_matrix, layer_shapes
+from jlade.models.architecture import is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
@@ -24,22 +24,22 @@ from jlade.models.layers import activate, cap, for_each_kind, gated, linear, nor
 from jlade.models.quantization import is_int8, quantize_matrix
 
 
-@flax.struct.dataclass
+@flax.struct.dataclass(kw_only=True)
 class LlamaLayer:
     """Parameters of one layer.
 
     Matrices are [out, in], as in the checkpoint: see `linear`. `quantize` makes each an `Int8Matrix`.
     """
 
-    attention_norm: jax.Array | None  # [E], None for models without a norm before attention
+    attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
     query: jax.Array  # [H * D, E]
     key: jax.Array  # [KH * D, E]
     value: jax.Array  # [KH * D, E]
     attention_output: jax.Array  # [E, H * D]
-    mlp_norm: jax.Array | None  # [E], None for models without a norm before the MLP
-    gate: jax.Array | None  # [F, E], None for models without a gate
-    up: jax.Array | None  # [F, E], None for layers of experts alone
-    down: jax.Array | None  # [E, F]
+    mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
+    gate: jax.Array | None = None  # [F, E], None for models without a gate
+    up: jax.Array | None = None  # [F, E], None for layers of experts alone
+    down: jax.Array | None = None  # [E, F]
     # None for models without
     query_bias: jax.Array | None = None  # [H * D]
     key_bias: jax.Array | None = None  # [KH * D]
@@ -371,11 +371,9 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
         return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0]
 
-    shapes = layer_shapes(c)
-    absent: dict[str, None] = dict.fromkeys(("attention_norm", "mlp_norm", "gate", "up", "down"))
-    layer: Any = LlamaLayer
+    arrays = layer_arrays(c).items()
     layers = tuple(
-        layer(**absent | {field: array(field, shape) for field, shape in shapes.items()}) for _ in range(c.num_layers)
+        LlamaLayer(**{field: array(field, shape) for field, (shape, _) in arrays}) for _ in range(c.num_layers)
     )
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)

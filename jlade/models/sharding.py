@@ -5,14 +5,14 @@ The columns of an MLP are divided, and experts are whole, each on one device.
 Each layer needs two sums over the devices of `MODEL`, after attention and after the MLP (arXiv 1909.08053, section 3).
 """
 
-import dataclasses
 from typing import Any
 
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
-from jlade.mesh import HEADS, MODEL, Specs
+from jlade.mesh import MODEL, Specs
+from jlade.models.architecture import layer_arrays
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
 
@@ -55,18 +55,10 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
     """
     divides = params.config.vocab_size % mesh_lib.size(mesh, *MODEL) == 0
     vocabulary = P(MODEL) if divides else P()
-    outputs, inputs, kv = P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
-    of_layer = {"query": outputs, "key": kv, "value": kv, "attention_output": inputs}
-    of_layer |= {"gate": outputs, "up": outputs, "down": inputs}
-    of_layer |= {"query_bias": outputs, "key_bias": kv, "value_bias": kv, "gate_bias": outputs, "up_bias": outputs}
-    of_layer |= {"sinks": outputs}
-    of_layer |= {f"expert_{part}{kind}": outputs for part in ("gate", "up", "down") for kind in ("", "_bias")}
-    if params.config.qk_norm_kind == "whole":
-        of_layer |= {"query_norm": outputs, "key_norm": kv}
+    arrays = layer_arrays(params.config)
 
     def layer_specs(layer: LlamaLayer) -> LlamaLayer:
-        fields = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
-        return LlamaLayer(**{name: _spec(leaf, of_layer.get(name, P())) for name, leaf in fields.items()})
+        return LlamaLayer(**{field: _spec(getattr(layer, field), spec) for field, (_, spec) in arrays.items()})
 
     tree: Any = LlamaParams
     specs: LlamaParams = tree(

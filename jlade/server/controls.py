@@ -3,28 +3,9 @@
 import dataclasses
 from typing import Any
 
-from jlade.config import SamplingConfig
+from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.server import fields
 from jlade.server.fields import Body, RequestError
-
-# Their ranges, and the values without effect, which take no time if they are left out.
-RANGES = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0, 1),
-    "repetition_penalty": (0, 100),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-}
-NEUTRAL = {
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-}
 
 
 def sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingConfig:
@@ -36,21 +17,23 @@ def sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingCo
       RequestError: names the field, its value and what is accepted.
     """
     given: dict[str, Any] = {}
-    for name, (least, most) in RANGES.items():
+    for name, control in CONTROLS.items():
         value = body.get(name)
         if value is not None:
-            fields.check_number(name, value, least, most)
-            given[name] = None if value in NEUTRAL.get(name, ()) else value
+            fields.check_number(name, value, *control.served)
+            given[name] = None if value == control.neutral else value
     if body.get("logit_bias"):
         given["logit_bias"] = _bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())
+    if given.get("top_k") == -1:  # as in vLLM's interface
+        given["top_k"] = None
     if given.get("top_p") == 0:  # which leaves the best token alone
         given |= {"temperature": 0, "top_p": None}
     try:
         result = dataclasses.replace(default, **given)
     except (TypeError, ValueError) as error:
         raise RequestError(str(error), str(error).split()[0]) from error
-    if result.temperature == 0:  # filters take time, and leave greedy text as it is
-        result = dataclasses.replace(result, top_k=None, top_p=None, min_p=None)
+    if result.temperature == 0:
+        result = dataclasses.replace(result, **WITHOUT_FILTERS)
     return result
 
 

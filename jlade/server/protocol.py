@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from jlade.config import SamplingConfig
+from jlade.config import CONTROLS, SamplingConfig
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
@@ -21,7 +21,7 @@ MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenA
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
     "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction", "seed",
-    "stop", "stop_token_ids", "stream", "stream_options", *controls.RANGES,
+    "stop", "stop_token_ids", "stream", "stream_options", *CONTROLS,
 }  # fmt: skip
 OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "tool_choice", "tools", "top_logprobs"}
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}

@@ -48,7 +48,7 @@ def lines(file):
     """Returns the lines of a run's file, without times."""
     found = [json.loads(line) for line in file.read_text().splitlines()]
     for answer in itertools.chain.from_iterable(line.get("answers", ()) for line in found):
-        for name in runs.TIMES:
+        for name in [name for name in answer if name.endswith("seconds")]:
             assert answer.pop(name) > 0
     return found
 

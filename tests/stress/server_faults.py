@@ -30,6 +30,7 @@ from typing import Any
 
 import jlade
 from benchmarks import report
+from jlade.server import protocol
 from jlade.server.lifecycle import MOST_IDLE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -245,13 +246,8 @@ def make_request(host: str, body: bytes, method: str = "POST", path: str = COMPL
 # The kinds of malformed requests. Some of them turn out to be right.
 
 BODY = {"prompt": "secret", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
-FIELDS = [
-    *("add_generation_prompt", "best_of", "echo", "frequency_penalty", "ignore_eos", "jlade", "logit_bias", "logprobs"),
-    *("max_completion_tokens", "max_tokens", "messages", "min_p", "min_tokens", "model", "n", "prediction"),
-    *("presence_penalty", "prompt", "repetition_penalty", "response_format", "return_token_strs", "seed", "stop"),
-    *("stop_token_ids", "stream", "stream_options", "suffix", "temperature", "tool_choice", "tools", "top_k"),
-    *("top_logprobs", "top_p"),
-]
+REFUSED = {"add_generation_prompt", "best_of", "response_format", "return_token_strs", "suffix"}
+FIELDS = sorted(protocol.OF_CHAT | protocol.OF_COMPLETION | REFUSED)
 NUMBERS = [0, -1, 1, 3, 2**31, 2**63, 2**64, -(2**70), 10**400, 10**4200, 0.5, -0.1, 1e308, 5e-324]
 NUMBERS += [float("nan"), float("inf"), -float("inf")]
 CHARACTERS = "a \x00\n\x7fé\ud800\udfff\uffff\U0001f600"

@@ -181,7 +181,7 @@ def _llama_layer(weights: Weights) -> LlamaLayer:
     output = attention["o_proj"]["w"]  # [H, D, E]
     if "router" in mlp:
         fields = {f"expert_{name}": mlp[f"{name}_proj"] for name in ("gate", "up", "down")}
-        fields |= dict.fromkeys(("gate", "up", "down")) | {"router": mlp["router"]["kernel"].T}
+        fields["router"] = mlp["router"]["kernel"].T
     else:
         fields = _mlp(mlp)
     if "q_norm" in attention:
@@ -189,8 +189,7 @@ def _llama_layer(weights: Weights) -> LlamaLayer:
     if "q_bias" in attention:
         fields |= {"query_bias": attention["q_bias"], "key_bias": attention["k_bias"]}
         fields |= {"value_bias": attention["v_bias"]}
-    layer: Any = LlamaLayer
-    return layer(
+    return LlamaLayer(
         attention_norm=weights["input_layernorm"]["w"],
         query=_transposed(attention["q_proj"]["w"]),
         key=_transposed(attention["k_proj"]["w"]),
@@ -214,8 +213,7 @@ def _gemma_layer(weights: Weights) -> LlamaLayer:
         "attention_post_norm": weights.get("post_attn_norm", weights.get("post_attention_norm")),  # Gemma 2, Gemma 3
         "mlp_post_norm": weights.get("post_ffw_norm"),
     }
-    layer: Any = LlamaLayer
-    return layer(
+    return LlamaLayer(
         attention_norm=weights["pre_attention_norm"]["scale"],
         query=_transposed(jnp.swapaxes(query, 0, 1)),
         key=_transposed(jnp.swapaxes(key, 0, 1)),
