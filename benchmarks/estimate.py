@@ -39,11 +39,12 @@ import jlade
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
-from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import estimate
+from jlade.costs.devices import TARGETS
+from jlade.costs.estimate import Rates
 from jlade.inspection import targets
 from jlade.inspection.compiled import time_of
 from jlade.inspection.hlo import Module
@@ -67,7 +68,7 @@ BLOCKS = {
 }
 LAYERS = 4
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
-DEVICES = ["attached", *targets.TARGETS]
+DEVICES = ["attached", *TARGETS]
 
 
 def main() -> None:
@@ -122,7 +123,7 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
 
     A program of `layers` layers is compiled, and the operations of its layers count as often as there are more.
     """
-    kind = targets.TARGETS[device].device_kind
+    kind = TARGETS[device].device_kind
     rates = estimate.rates("gpu" if kind.startswith("NVIDIA") else "tpu", kind)
     module, body = _compiled(SAME_PROGRAM.get(device, device), config, layers, **request)
     more = config.num_layers / layers
@@ -132,7 +133,7 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
         rates,
     )
     figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
-    return figures | {"fits": least_bytes(config, request) <= targets.TARGETS[device].memory}
+    return figures | {"fits": least_bytes(config, request) <= TARGETS[device].memory}
 
 
 def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
@@ -183,7 +184,7 @@ def attached() -> str:
       SystemExit: there is none for it.
     """
     device = default_device()
-    names = {target.device_kind: name for name, target in targets.TARGETS.items()}
+    names = {target.device_kind: name for name, target in TARGETS.items()}
     name = "cpu" if device.platform == "cpu" else names.get(device.device_kind)
     if name is None:
         raise SystemExit(f"there is no description of {device.device_kind}")

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import jax
 
-from jlade.choosing import processes
 from jlade.config import check_int
+from jlade.costs import processes
 
 HEARTBEAT = 15  # seconds without a sign of life after which a process counts as dead
 SHUTDOWN = 10  # seconds for which a process that ends waits for the others

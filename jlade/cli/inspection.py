@@ -16,7 +16,6 @@ from rich.text import Text
 
 import jlade
 from jlade import mesh
-from jlade.choosing import choice, estimate
 from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
@@ -25,6 +24,7 @@ from jlade.conversion.checkpoint import floating_dtype
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
+from jlade.costs import choice, estimate
 from jlade.generation import tokenizer_files
 from jlade.inspection import sequences, targets
 from jlade.inspection.programs import Programs

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
-from jlade.choosing.tokens_per_step import SOURCES
 from jlade.cli import options as options_lib
-from jlade.inspection.targets import TARGETS
+from jlade.costs.devices import TARGETS
+from jlade.costs.plan import DTYPES, Option, Plan
+from jlade.costs.tokens_per_step import SOURCES
 from jlade.lookahead.names import label
-from jlade.planning.plan import DTYPES, Option, Plan
 
 ROWS = 12  # of the table
 

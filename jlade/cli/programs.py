@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jlade.cli import options as options_lib
+from jlade.costs.devices import TARGETS
 from jlade.inspection.compiled import Loop
 from jlade.inspection.inspect import Inspection, inspect
 from jlade.inspection.sequences import Sequences
-from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
 from jlade.mesh import AXES
 from jlade.models import attention, experts

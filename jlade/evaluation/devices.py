@@ -3,13 +3,13 @@
 import dataclasses
 
 from jlade.config import LookaheadConfig
+from jlade.costs.devices import TARGETS
 from jlade.evaluation import comparison, measures, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Result, Run
 from jlade.evaluation.tables import Column, Row, Table
-from jlade.inspection.targets import TARGETS
 
 
 def name_of(run: Run) -> str:

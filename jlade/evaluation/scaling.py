@@ -6,18 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jlade.choosing.sheet import sheet
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.costs.devices import TARGETS, sheet
+from jlade.costs.plan import Option, pipeline_time, plan
+from jlade.costs.work import Layout
 from jlade.evaluation import figures, measures, statistics
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Run
 from jlade.evaluation.tables import Column, Row, Table
-from jlade.inspection.targets import TARGETS
 from jlade.models.llama import LlamaConfig
-from jlade.planning.plan import Option, pipeline_time, plan
-from jlade.planning.work import Layout
 
 WINDOWS, NGRAMS = (1, 2, 4, 8, 16), (3, 5, 7)  # W = G and N of Figure 4
 GOOD = {"7B": (15, 5), "13B": (10, 5), "34B": (7, 5)}  # W = G and N in Table 4

@@ -6,7 +6,7 @@ On the text of any device's program, which `jlade.inspection.targets` compiles w
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jlade.choosing.estimate import Rates, Time, time
+from jlade.costs.estimate import Rates, Time, time
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, STARTS, VIEWS, Launch, launches
 

@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jlade import mesh as mesh_lib
-from jlade.choosing import choice, estimate
-from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
+from jlade.costs import choice, estimate
+from jlade.costs.estimate import Rates
 from jlade.decoding.state import CHUNKS
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop

@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.costs.estimate import Rates
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping

@@ -9,12 +9,12 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import work as work_lib
+from jlade.costs.work import Layout
 from jlade.models.attention import plain
-from jlade.planning import work as work_lib
-from jlade.planning.work import Layout
 from tests.accelerators.needs import device
 from tests.accelerators.test_programs import LLAMA, QWEN, pool_bytes, state_bytes
-from tests.planning import meshed
+from tests.costs import meshed
 
 OPTIMIZED = True
 

@@ -13,9 +13,9 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import estimate
 from jlade.drafts import pool as ngram_pool
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes

@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from jlade import LookaheadConfig, cli, conversion
-from jlade.choosing import choice
 from jlade.cli.options import DEMO
 from jlade.config import PLAIN
 from jlade.conversion.tensors import build_params
 from jlade.conversion.weight_files import StoredTensor
+from jlade.costs import choice
 from jlade.inspection import targets
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint

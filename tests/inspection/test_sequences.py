@@ -5,7 +5,7 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
+from jlade.costs import estimate
 from jlade.engine import rows
 from jlade.inspection import sequences, targets
 from jlade.inspection.programs import Programs

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from benchmarks.estimate import BLOCKS, MODELS
 from jlade.conversion.tensors import param_shapes
-from jlade.planning import plan, work
-from jlade.planning.work import Layout
+from jlade.costs import plan, work
+from jlade.costs.work import Layout
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 
 from jlade import files
 from jlade import mesh as mesh_lib
-from jlade.choosing import estimate, processes, sheet
 from jlade.config import LookaheadConfig
+from jlade.costs import devices, estimate, processes
 from jlade.lookahead import names
 from jlade.mesh import DATA, LOOKAHEAD
 
@@ -215,7 +215,7 @@ def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None)
     leaves = jax.tree.leaves(params)
     shapes = tuple((getattr(leaf, "dtype", type(leaf)), getattr(leaf, "shape", ())) for leaf in leaves)
     # A home directory may be shared by machines with different processors.
-    kind = f"{sheet.processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
+    kind = f"{devices.processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
     model = _fingerprint(f"{type(decoder).__module__}.{decoder!r}", shapes)
     return Key(f"{count} x {kind} ({device.platform})", model, batch_size)
 

@@ -50,6 +50,42 @@ def sheet(device_kind: str) -> Sheet:
     return next((sheet for name, sheet in SHEETS.items() if name in device_kind), UNKNOWN)
 
 
+class Tpu(NamedTuple):
+    """A kind of TPU, as its compiler names it."""
+
+    device_kind: str
+    topology: str
+    memory: int  # bytes
+
+
+class Gpu(NamedTuple):
+    """A kind of NVIDIA GPU, described for its compiler."""
+
+    device_kind: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    lanes: int  # of each multiprocessor, for float32
+    gigahertz: float
+    shared_memory: int  # bytes of a multiprocessor
+    cache: int  # bytes
+    memory: int  # bytes
+    bandwidth: float  # bytes per second
+
+
+TARGETS: dict[str, Tpu | Gpu] = {
+    "v4": Tpu("TPU v4", "v4:2x2x1", 32 * 2**30),
+    "v5e": Tpu("TPU v5 lite", "v5e:2x2", 16 * 2**30),
+    "v5p": Tpu("TPU v5", "v5p:2x2x1", 95 * 2**30),
+    "v6e": Tpu("TPU v6 lite", "v6e:2x2", 32 * 2**30),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 167936, 41943040, 85_100_000_000, 2.039e12),
+    "l4": Gpu("NVIDIA L4", (8, 9), 58, 128, 2.04, 102400, 50331648, 24_100_000_000, 3.0e11),
+    "rtx3090": Gpu("NVIDIA GeForce RTX 3090", (8, 6), 82, 128, 1.70, 102400, 6291456, 25_400_000_000, 9.36e11),
+    "rtx4090": Gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 128, 2.52, 102400, 75497472, 25_300_000_000, 1.008e12),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 233472, 52428800, 84_978_434_048, 3.352e12),
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 233472, 62914560, 150_700_000_000, 4.8e12),
+}
+
+
 @functools.cache
 def processor() -> str:
     """Returns the processor's name, as JAX calls every processor "cpu"."""

@@ -6,21 +6,19 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jlade.choosing import estimate, tokens_per_step
-from jlade.choosing.estimate import Rates
-from jlade.choosing.sheet import MACHINE, NETWORK, sheet
-from jlade.choosing.tokens_per_step import Source
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, LookaheadConfig, check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
-from jlade.inspection import targets
-from jlade.inspection.targets import Gpu
+from jlade.costs import estimate, tokens_per_step
+from jlade.costs import work as work_lib
+from jlade.costs.devices import MACHINE, NETWORK, TARGETS, Gpu, sheet
+from jlade.costs.estimate import Rates
+from jlade.costs.tokens_per_step import Source
+from jlade.costs.work import Collective, Layout, Memory, Shard, Work
 from jlade.lookahead import names
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig
-from jlade.planning import work as work_lib
-from jlade.planning.work import Collective, Layout, Memory, Shard, Work
 
 DTYPES = ("bfloat16", "float16", "float32")
 WIDTHS = (3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240)  # W = G
@@ -156,15 +154,15 @@ def plan(
     """
     check_int("count", count, 1)
     check_int("batch_size", batch_size, 1)
-    if device not in targets.TARGETS:
-        raise ValueError(f"device must be one of {', '.join(map(repr, targets.TARGETS))}; got {device!r}")
+    if device not in TARGETS:
+        raise ValueError(f"device must be one of {', '.join(map(repr, TARGETS))}; got {device!r}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}; got {dtype!r}")
     config = model if isinstance(model, LlamaConfig) else read_config(location.find(model, argument="model"))
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     settings = _settings(lookahead, compression)
-    params, limit = param_shapes(config, dtype, int8), targets.TARGETS[device].memory
+    params, limit = param_shapes(config, dtype, int8), TARGETS[device].memory
     shards = {n: work_lib.shard(params, n) for n in _divisors(count) if sharding.can_divide(config, n)}
     options = []
     for layout in _layouts(count, batch_size, shards):
@@ -181,9 +179,9 @@ def step_time(work: Work, num_layers: int, device: str) -> Step:
     Args:
       work: of each device.
       num_layers: of the model.
-      device: a key of `targets.TARGETS`.
+      device: a key of `TARGETS`.
     """
-    rates, kind = _rates(device), "gpu" if isinstance(targets.TARGETS[device], Gpu) else "tpu"
+    rates, kind = _rates(device), "gpu" if isinstance(TARGETS[device], Gpu) else "tpu"
     # A part takes as long as the longer of its arithmetic and its memory traffic.
     parts = [estimate.time(rates._replace(kernel=0.0), *part) for part in work.parts]
     small = SMALL * num_layers * OPERATION[kind]
@@ -219,7 +217,7 @@ def pipeline_time(step: Step, num_bytes: int, stages: int, device: str) -> float
       step: on one device.
       num_bytes: of a message, the hidden states of the step's tokens.
       stages: the number of devices.
-      device: a key of `targets.TARGETS`.
+      device: a key of `TARGETS`.
     """
     message, rate = _link(device, stages)
     return step.total + (stages - 1) * (message + num_bytes / rate)
@@ -227,7 +225,7 @@ def pipeline_time(step: Step, num_bytes: int, stages: int, device: str) -> float
 
 def _link(device: str, span: int) -> tuple[float, float]:
     """Returns the seconds of a message among `span` consecutive devices, and the bytes per second of their links."""
-    target = targets.TARGETS[device]
+    target = TARGETS[device]
     is_gpu = isinstance(target, Gpu)
     rate, message = sheet(target.device_kind).link, MESSAGE["gpu" if is_gpu else "tpu"]
     if is_gpu and span > MACHINE:
@@ -236,7 +234,7 @@ def _link(device: str, span: int) -> tuple[float, float]:
 
 
 def _rates(device: str) -> Rates:
-    target = targets.TARGETS[device]
+    target = TARGETS[device]
     return estimate.rates("gpu" if isinstance(target, Gpu) else "tpu", target.device_kind)
 
 

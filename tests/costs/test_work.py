@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import work as work_lib
+from jlade.costs.work import Layout
 from jlade.drafts.tree import Shape
 from jlade.lookahead import division
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
-from jlade.planning import work as work_lib
-from jlade.planning.work import Layout
-from tests.planning import meshed
+from tests.costs import meshed
 from tests.tiny import slow
 
 CONFIG = LlamaConfig(

@@ -8,13 +8,12 @@ import pytest
 import jlade
 from benchmarks.estimate import MODELS
 from jlade import LookaheadConfig
-from jlade.choosing import tokens_per_step
 from jlade.config import PLAIN
-from jlade.inspection import targets
+from jlade.costs import plan, tokens_per_step
+from jlade.costs.devices import TARGETS
+from jlade.costs.work import Collective, Layout
 from jlade.lookahead import names
-from jlade.planning import plan
-from jlade.planning.work import Collective, Layout
-from tests.planning import compiled
+from tests.costs import compiled
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 SEVEN = dataclasses.replace(MODELS["7b"], max_positions=4096)
@@ -122,7 +121,7 @@ def test_the_recommended_mesh_fits_and_is_among_the_fastest():
     best = found.recommended
     fitting = [option for option in found.options if option.fits]
     assert best in fitting
-    assert best.memory.total <= found.memory == targets.memory("v5e")
+    assert best.memory.total <= found.memory == TARGETS["v5e"].memory
     assert best.tokens_per_second >= 0.98 * max(option.tokens_per_second for option in fitting)
     assert best.compression == tokens_per_step.of(best.lookahead, "smollm2")
     assert found.options[-1].fits is False or len(fitting) == len(found.options)

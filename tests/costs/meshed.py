@@ -4,8 +4,8 @@ import math
 
 import jlade
 from jlade import mesh
-from jlade.choosing import estimate
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import estimate
 from jlade.inspection import hlo, targets
 from jlade.inspection.compiled import COLLECTIVES
 from jlade.inspection.launches import launches

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh
-from jlade.choosing import processes
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.costs import processes
+from jlade.costs.tuning import Trial
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.lookahead import adaptive
 from jlade.models.base import Params
-from jlade.tuning.result import Trial
 
 
 class Decoded(NamedTuple):

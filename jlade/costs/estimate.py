@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jlade.choosing import tokens_per_step
-from jlade.choosing.sheet import sheet
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
+from jlade.costs import tokens_per_step
+from jlade.costs.devices import sheet
 from jlade.lookahead import division
 from jlade.models.architecture import LlamaConfig
 
@@ -134,7 +134,7 @@ def estimate(
     """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
 
     With a mixture of experts no block is free, as more tokens read more experts: it is then the fastest setting, by the
-    tokens per step of `jlade.choosing.tokens_per_step`.
+    tokens per step of `jlade.costs.tokens_per_step`.
 
     Args:
       platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get a block of 8 tokens.

@@ -1,8 +1,8 @@
 import pytest
 
 from jlade import LookaheadConfig
-from jlade.choosing import estimate, sheet
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
+from jlade.costs import devices, estimate
 
 TREE = LookaheadConfig()
 
@@ -67,8 +67,8 @@ def test_texts_decoded_at_once_share_the_room():
 
 
 def test_an_unknown_device_is_taken_for_the_one_with_the_least_room():
-    times = {name: estimate.step_times("gpu", name)[MAX_BLOCK_SIZE] for name in sheet.SHEETS}
-    plain = {name: estimate.step_times("gpu", name)[1] for name in sheet.SHEETS}
+    times = {name: estimate.step_times("gpu", name)[MAX_BLOCK_SIZE] for name in devices.SHEETS}
+    plain = {name: estimate.step_times("gpu", name)[1] for name in devices.SHEETS}
     unknown = estimate.step_times("gpu", "unknown")
     assert unknown[MAX_BLOCK_SIZE] / unknown[1] == max(times[name] / plain[name] for name in times)
 
@@ -91,7 +91,7 @@ def test_arithmetic_and_reading_add_up_on_a_cpu():
 
 
 def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():
-    for platform, kind in (("cpu", "cpu"), *(("gpu", name) for name in sheet.SHEETS)):
+    for platform, kind in (("cpu", "cpu"), *(("gpu", name) for name in devices.SHEETS)):
         for batch_size in (1, 2, 4, 8, 64):
             setting = estimate.estimate(platform, kind, batch_size)
             assert estimate.speed_limit(setting, estimate.step_times(platform, kind, batch_size)) >= 1
