@@ -43,7 +43,7 @@ from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
-from jlade.costs.devices import TARGETS
+from jlade.costs.devices import DEVICES
 from jlade.costs.estimate import Rates
 from jlade.inspection import targets
 from jlade.inspection.compiled import time_of
@@ -68,12 +68,13 @@ BLOCKS = {
 }
 LAYERS = 4
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
-DEVICES = ["attached", *TARGETS]
 
 
 def main() -> None:
     parser = report.make_parser(__doc__)
-    parser.add_argument("--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=DEVICES)
+    parser.add_argument(
+        "--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=["attached", *DEVICES]
+    )
     parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=list(MODELS))
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
@@ -123,8 +124,7 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
 
     A program of `layers` layers is compiled, and the operations of its layers count as often as there are more.
     """
-    kind = TARGETS[device].device_kind
-    rates = estimate.rates("gpu" if kind.startswith("NVIDIA") else "tpu", kind)
+    rates = estimate.rates(DEVICES[device].platform, DEVICES[device].kind)
     module, body = _compiled(SAME_PROGRAM.get(device, device), config, layers, **request)
     more = config.num_layers / layers
     launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
@@ -133,7 +133,7 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
         rates,
     )
     figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
-    return figures | {"fits": least_bytes(config, request) <= TARGETS[device].memory}
+    return figures | {"fits": least_bytes(config, request) <= DEVICES[device].memory}
 
 
 def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
@@ -184,7 +184,7 @@ def attached() -> str:
       SystemExit: there is none for it.
     """
     device = default_device()
-    names = {target.device_kind: name for name, target in TARGETS.items()}
+    names = {each.kind: name for name, each in DEVICES.items()}
     name = "cpu" if device.platform == "cpu" else names.get(device.device_kind)
     if name is None:
         raise SystemExit(f"there is no description of {device.device_kind}")

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
-from jlade.costs import tokens_per_step
-from jlade.costs.devices import sheet
+from jlade.costs import devices, tokens_per_step
+from jlade.costs.devices import Tpu
 from jlade.lookahead import division
 from jlade.models.architecture import LlamaConfig
 
@@ -87,11 +87,11 @@ def rates(platform: str, device_kind: str) -> Rates:
     """
     if platform == "cpu":
         return CPU
-    device = sheet(device_kind)
+    device = devices.of_kind(device_kind)
     return Rates(
         flops=ARITHMETIC * 1e12 * device.tflops,
         bytes=BANDWIDTH * 1e12 * device.terabytes,
-        cycles=1e9 * device.gigahertz if device.gigahertz else None,
+        cycles=1e9 * device.target.gigahertz if isinstance(device.target, Tpu) else None,
         kernel=KERNEL if platform == "gpu" else 0.0,
     )
 

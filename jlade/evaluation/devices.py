@@ -3,7 +3,7 @@
 import dataclasses
 
 from jlade.config import LookaheadConfig
-from jlade.costs.devices import TARGETS
+from jlade.costs.devices import DEVICES
 from jlade.evaluation import comparison, measures, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
@@ -69,7 +69,7 @@ def figure_8(run: Run, results: Results) -> list[Table | Figure | None]:
         of_method = results[windows[w]]
         speed = measures.speed(of_method)
         rows.append((str(w), measures.compression(of_method), speed, speed / plain, *estimated))
-    kinds = [TARGETS[device].device_kind for device in scaling.FIGURE_8_DEVICES]
+    kinds = [DEVICES[device].kind for device in scaling.FIGURE_8_DEVICES]
     columns = (
         Column("W = G"),
         Column("tokens/step", ".2f"),

@@ -174,8 +174,7 @@ def inspect(
     Args:
       model: a directory with a `config.json`, a GGUF file, an id of the Hugging Face Hub, of which no weights are
         fetched, or parameters, of which the shapes suffice.
-      device: "cpu" for this machine, or "v4", "v5e", "v5p", "v6e", "a100", "l4", "rtx3090", "rtx4090", "h100" or
-        "h200". A device that JAX uses here is measured too.
+      device: "cpu" for this machine, or a name as in `jlade.plan`. A device that JAX uses here is measured too.
       dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
       int8: whether matrices are in int8. Not for parameters.
       lookahead: a setting, "auto" or None, as in `jlade.generate`.

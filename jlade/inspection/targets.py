@@ -11,27 +11,28 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from jlade.costs.devices import TARGETS, Gpu, Tpu
+from jlade.costs import devices as devices_lib
+from jlade.costs.devices import ARCHITECTURES, DEVICES, Device, Gpu, Tpu
 from jlade.mesh import default_device
 
 GPU_COMPILER, TPU_COMPILER = "gpu-compiler", "tpu-compiler"  # extras of the package
 
 
 _DESCRIPTION = """gpu_device_info {{ threads_per_block_limit:1024 threads_per_warp:32 shared_memory_per_block:49152
-shared_memory_per_core:{gpu.shared_memory} shared_memory_per_block_optin:{optin} threads_per_core_limit:2048
-core_count:{gpu.multiprocessors} fpus_per_core:{gpu.lanes} clock_rate_ghz:{gpu.gigahertz}
+shared_memory_per_core:{shared_memory} shared_memory_per_block_optin:{optin} threads_per_core_limit:2048
+core_count:{gpu.multiprocessors} fpus_per_core:{lanes} clock_rate_ghz:{gpu.gigahertz}
 block_dim_limit_x:2147483647 block_dim_limit_y:65535 block_dim_limit_z:65535 registers_per_core_limit:65536
-registers_per_block_limit:65536 memory_bandwidth:{bandwidth} l2_cache_size:{gpu.cache} device_memory_size:{gpu.memory}
+registers_per_block_limit:65536 memory_bandwidth:{bandwidth} l2_cache_size:{cache} device_memory_size:{device.memory}
 cuda_compute_capability {{ major:{gpu.capability[0]} minor:{gpu.capability[1]} }} }} platform_name:"CUDA"
 dnn_version_info {{ major:9 minor:10 patch:2 }} runtime_version {{ major:12 minor:9 }}
-device_description_str:"{gpu.device_kind}" """
+device_description_str:"{device.kind}" """
 
 
 def find(name: str) -> tuple[jax.Device, bool]:
     """Returns the device that programs are compiled for, and whether it is attached to this machine.
 
     Args:
-      name: "cpu", or a key of `jlade.costs.devices.TARGETS`.
+      name: "cpu", or a key of `jlade.costs.devices.DEVICES`.
 
     Raises:
       ValueError: `name` is unknown, or its compiler is not installed.
@@ -55,19 +56,17 @@ def find_all(name: str, number: int) -> tuple[list[jax.Device], bool]:
                 f'set jax.config.update("jax_num_cpu_devices", {number}) before JAX starts'
             )
         return devices[:number], True
-    if name not in TARGETS:
-        raise ValueError(f"device must be one of {', '.join(map(repr, ('cpu', *TARGETS)))}; got {name!r}")
-    target, default = TARGETS[name], default_device()
-    if default.device_kind == target.device_kind:
+    target, default = devices_lib.named(name, "cpu"), default_device()
+    if default.device_kind == target.kind:
         others = (device for device in jax.local_devices(backend=default.platform) if device != default)
-        attached = [default, *(device for device in others if device.device_kind == target.device_kind)]
+        attached = [default, *(device for device in others if device.device_kind == target.kind)]
         if len(attached) >= number:
             return attached[:number], True
-    described = _tpu(target, number) if isinstance(target, Tpu) else _gpu(target, number)
+    described = _gpu(target, target.target, number) if isinstance(target.target, Gpu) else _tpu(target.target, number)
     return described[:number], False
 
 
-def _tpu(target: Tpu, number: int) -> list[jax.Device]:
+def _tpu(tpu: Tpu, number: int) -> list[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f'the compiler for TPUs is not installed: pip install "jlade[{TPU_COMPILER}]"')
     # libtpu otherwise looks for a TPU machine, complains that there is none, and lets one process use it at a time.
@@ -75,7 +74,7 @@ def _tpu(target: Tpu, number: int) -> list[jax.Device]:
     settings |= {"TPU_LOG_DIR": "disabled"}
     for name, value in (settings | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}).items():
         os.environ.setdefault(name, value)
-    generation, _, sizes = target.topology.partition(":")
+    generation, _, sizes = tpu.topology.partition(":")
     grid = [int(size) for size in sizes.split("x")]
     while math.prod(grid) < number:
         shortest = min(range(len(grid)), key=lambda axis: (grid[axis], -axis))
@@ -83,10 +82,19 @@ def _tpu(target: Tpu, number: int) -> list[jax.Device]:
     return _described("tpu", topology_name=f"{generation}:{'x'.join(map(str, grid))}")
 
 
-def _gpu(target: Gpu, number: int) -> list[jax.Device]:
+def _gpu(device: Device, gpu: Gpu, number: int) -> list[jax.Device]:
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(f'the compiler for NVIDIA GPUs is not installed: pip install "jlade[{GPU_COMPILER}]"')
-    description = _DESCRIPTION.format(gpu=target, bandwidth=int(target.bandwidth), optin=target.shared_memory - 1024)
+    lanes, shared_memory = ARCHITECTURES[gpu.capability]
+    description = _DESCRIPTION.format(
+        device=device,
+        gpu=gpu,
+        lanes=lanes,
+        shared_memory=shared_memory,
+        optin=shared_memory - 1024,
+        bandwidth=round(1e12 * device.terabytes),
+        cache=round(2**20 * gpu.cache),
+    )
     return _described("cuda", topology_name="", topology=f"1x1x{number}", target_config=description)
 
 
@@ -101,9 +109,7 @@ def _described(platform: str, **description: str) -> list[jax.Device]:
 
 def memory(name: str) -> int:
     """Returns the bytes of a device's memory. `name` is an argument of `find`."""
-    if name in TARGETS:
-        return TARGETS[name].memory
-    return _memory_of_host()
+    return DEVICES[name].memory if name in DEVICES else _memory_of_host()
 
 
 def memory_of(device: jax.Device) -> int:

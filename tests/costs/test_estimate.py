@@ -3,6 +3,7 @@ import pytest
 from jlade import LookaheadConfig
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
 from jlade.costs import devices, estimate
+from jlade.costs.devices import DEVICES
 
 TREE = LookaheadConfig()
 
@@ -34,6 +35,7 @@ def test_estimates(platform, device_kind, setting):
     [
         ("NVIDIA H100 80GB HBM3", 989, 3350),
         ("NVIDIA H100 PCIe", 756, 2000),
+        ("NVIDIA B200", 2250, 8000),
         ("NVIDIA L40S", 362, 864),
         ("NVIDIA L4", 121, 300),
         ("TPU v5 lite", 197, 819),
@@ -66,11 +68,16 @@ def test_texts_decoded_at_once_share_the_room():
     assert estimate.estimate("gpu", h100, 256) == PLAIN
 
 
+def test_a_device_is_known_by_its_kind_and_its_relatives_by_a_part_of_it():
+    assert all(devices.of_kind(device.kind) is device for device in DEVICES.values())
+    relatives = {"NVIDIA H100 80GB HBM2e": "h100", "NVIDIA A100-SXM-64GB": "a100", "TPU v5p": "v5p"}
+    assert all(devices.of_kind(kind) is DEVICES[name] for kind, name in relatives.items())
+
+
 def test_an_unknown_device_is_taken_for_the_one_with_the_least_room():
-    times = {name: estimate.step_times("gpu", name)[MAX_BLOCK_SIZE] for name in devices.SHEETS}
-    plain = {name: estimate.step_times("gpu", name)[1] for name in devices.SHEETS}
+    times = [estimate.step_times("gpu", device.kind) for device in DEVICES.values()]
     unknown = estimate.step_times("gpu", "unknown")
-    assert unknown[MAX_BLOCK_SIZE] / unknown[1] == max(times[name] / plain[name] for name in times)
+    assert unknown[MAX_BLOCK_SIZE] / unknown[1] == max(each[MAX_BLOCK_SIZE] / each[1] for each in times)
 
 
 @pytest.mark.parametrize("batch_size", [1, 32, 1024])
@@ -91,7 +98,7 @@ def test_arithmetic_and_reading_add_up_on_a_cpu():
 
 
 def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():
-    for platform, kind in (("cpu", "cpu"), *(("gpu", name) for name in devices.SHEETS)):
+    for platform, kind in (("cpu", "cpu"), *(("gpu", device.kind) for device in DEVICES.values())):
         for batch_size in (1, 2, 4, 8, 64):
             setting = estimate.estimate(platform, kind, batch_size)
             assert estimate.speed_limit(setting, estimate.step_times(platform, kind, batch_size)) >= 1
