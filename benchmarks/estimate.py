@@ -46,7 +46,6 @@ from jlade.costs import estimate
 from jlade.costs.devices import DEVICES
 from jlade.costs.estimate import Rates
 from jlade.inspection import targets
-from jlade.inspection.compiled import time_of
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import STARTS, Launch, launches
 from jlade.inspection.programs import Programs
@@ -128,10 +127,11 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
     module, body = _compiled(SAME_PROGRAM.get(device, device), config, layers, **request)
     more = config.num_layers / layers
     launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
-    whole = time_of(
-        ((launch, launch.times * (more if _is_of_layer(launch, config.vocab_size) else 1)) for launch in launched),
-        rates,
+    works = (
+        launch.work._replace(times=launch.times * (more if _is_of_layer(launch, config.vocab_size) else 1))
+        for launch in launched
     )
+    whole = estimate.time(rates, works)
     figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
     return figures | {"fits": least_bytes(config, request) <= DEVICES[device].memory}
 

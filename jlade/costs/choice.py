@@ -131,9 +131,11 @@ def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = No
     return estimated(params, batch_size, mesh)
 
 
-def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:
-    """Returns the estimate for the devices. Arguments are those of `choose`."""
-    device = mesh_lib.device_of(params, mesh)
+def estimated(
+    params: Any, batch_size: int, mesh: Mesh | None = None, device: jax.Device | None = None
+) -> LookaheadConfig:
+    """Returns the estimate for the devices. Arguments are those of `choose`; `device`, if given, need not be there."""
+    device = device or mesh_lib.device_of(params, mesh)
     each, lookahead = batch_size // mesh_lib.size(mesh, DATA), mesh_lib.size(mesh, LOOKAHEAD)
     return estimate.estimate(device.platform, device.device_kind, each, estimate.weights_of(params), lookahead)
 

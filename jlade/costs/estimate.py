@@ -1,5 +1,6 @@
 """The time of a step from a device's data sheet, and a setting from it: a block as wide as the idle arithmetic."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -70,6 +71,26 @@ class Weights(NamedTuple):
 BFLOAT16 = Weights()
 
 
+class Operation(NamedTuple):
+    """Work whose arithmetic and memory traffic may overlap: a part of a step, or a kernel.
+
+    Attributes:
+      flops: multiplications and additions of matrix products.
+      num_bytes: read from and written to main memory.
+      kernels: that it takes at least.
+      cycles: a compiler's estimate of the arithmetic, which is then used instead of `flops`; 0 for none.
+      times: how often it runs.
+      is_asynchronous: whether the next one does not wait for it.
+    """
+
+    flops: float
+    num_bytes: float
+    kernels: int = 0
+    cycles: int = 0
+    times: float = 1
+    is_asynchronous: bool = False
+
+
 class Time(NamedTuple):
     """Seconds of some work."""
 
@@ -96,21 +117,21 @@ def rates(platform: str, device_kind: str) -> Rates:
     )
 
 
-def time(rates: Rates, flops: float, num_bytes: float, cycles: int = 0) -> Time:
-    """Returns the time of one operation: of its arithmetic or of its memory traffic, whichever takes longer.
+def time(rates: Rates, operations: Iterable[Operation]) -> Time:
+    """Returns the time of operations, one after the other.
 
-    On a device that does one after the other it is their sum.
-
-    Args:
-      rates: of the device.
-      flops: multiplications and additions of matrix products.
-      num_bytes: read from and written to main memory.
-      cycles: a compiler's estimate of the arithmetic, which is then used instead of `flops`; 0 for none.
+    Each takes as long as its arithmetic or its memory traffic, whichever takes longer; on a device that does one after
+    the other it is their sum. Asynchronous ones run beside the others, and share the bandwidth with them.
     """
-    arithmetic = cycles / rates.cycles if cycles and rates.cycles else flops / rates.flops
-    memory = num_bytes / rates.bytes
-    total = max(arithmetic, memory) if rates.overlaps else arithmetic + memory
-    return Time(max(total, rates.kernel), arithmetic, memory)
+    total = arithmetic = memory = 0.0
+    for flops, num_bytes, kernels, cycles, times, is_asynchronous in operations:
+        computing = cycles / rates.cycles if cycles and rates.cycles else flops / rates.flops
+        moving = num_bytes / rates.bytes
+        each = max(computing, moving) if rates.overlaps else computing + moving
+        total += 0.0 if is_asynchronous else times * max(each, kernels * rates.kernel)
+        arithmetic += times * computing
+        memory += times * moving
+    return Time(max(total, memory), arithmetic, memory)
 
 
 def step_time(rates: Rates, block_size: int, batch_size: int = 1, weights: Weights = BFLOAT16) -> Time:
@@ -125,7 +146,7 @@ def step_time(rates: Rates, block_size: int, batch_size: int = 1, weights: Weigh
     tokens = block_size * batch_size
     read, used_by_each = weights.used(tokens)
     several = SEVERAL if not rates.overlaps and tokens > 1 else 1.0
-    return time(rates._replace(kernel=0.0), 2.0 * tokens * used_by_each, weights.num_bytes * read * several)
+    return time(rates, [Operation(2.0 * tokens * used_by_each, weights.num_bytes * read * several)])
 
 
 def estimate(

@@ -180,16 +180,15 @@ def step_time(work: Work, num_layers: int, device: Device) -> Step:
       device: of this kind.
     """
     rates = estimate.rates(device.platform, device.kind)
-    # A part takes as long as the longer of its arithmetic and its memory traffic.
-    parts = [estimate.time(rates._replace(kernel=0.0), *part) for part in work.parts]
+    parts = estimate.time(rates, work.parts)
     small = SMALL * num_layers * OPERATION[device.platform]
     collective = sum(collective_time(each, device) for each in work.collectives)
     read = work.num_bytes - work.logits_bytes
     return Step(
-        total=sum(part.total for part in parts) + small + collective,
+        total=parts.total + small + collective,
         floor=read / rates.bytes,
-        arithmetic=sum(part.arithmetic for part in parts),
-        memory=sum(part.memory for part in parts),
+        arithmetic=parts.arithmetic,
+        memory=parts.memory,
         small=small,
         collective=collective,
     )

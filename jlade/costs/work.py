@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jlade.config import LookaheadConfig
+from jlade.costs.estimate import Operation
 from jlade.drafts import pool as ngram_pool
 from jlade.drafts import recycled
 from jlade.drafts.source import RANKS
@@ -69,13 +70,6 @@ class Shard(NamedTuple):
         return self.vocab_size < self.config.vocab_size
 
 
-class Part(NamedTuple):
-    """Operations whose arithmetic overlaps their memory traffic."""
-
-    flops: int  # multiplications and additions of matrix products
-    num_bytes: int  # read from main memory: weights, cache, logits
-
-
 class Collective(NamedTuple):
     """Sums, or maxima, over the devices of an axis.
 
@@ -95,22 +89,22 @@ class Collective(NamedTuple):
 class Work(NamedTuple):
     """The work of a step on a device."""
 
-    products: Part  # with the matrices of the layers
-    attention: Part
-    output: Part  # the logits
+    products: Operation  # with the matrices of the layers
+    attention: Operation
+    output: Operation  # the logits
     logits_bytes: int  # of the output's, those that are not weights
     collectives: tuple[Collective, ...]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Operation, ...]:
         return self.products, self.attention, self.output
 
     @property
-    def num_bytes(self) -> int:
+    def num_bytes(self) -> float:
         return sum(part.num_bytes for part in self.parts)
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         return sum(part.flops for part in self.parts)
 
 
@@ -180,9 +174,9 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
     elements = shard.elements - round(unused * shard.expert_elements)
     return Work(
-        products=Part(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
-        attention=Part(2 * sequences * scores, sequences * _cache(shard, capacity)),
-        output=Part(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
+        products=Operation(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
+        attention=Operation(2 * sequences * scores, sequences * _cache(shard, capacity)),
+        output=Operation(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
         logits_bytes=logits_bytes,
         collectives=_collectives(shard, layout, setting, sequences),
     )

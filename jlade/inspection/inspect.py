@@ -223,9 +223,7 @@ def inspect(
         decoder = Llama(config, *found, axes=MODEL if mesh_lib.size(divided, *MODEL) > 1 else ())
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
-        each, weights = batch_size // mesh_lib.size(divided, DATA), estimate.weights_of(params)
-        kind = target.platform, target.device_kind, each, weights, mesh_lib.size(divided, LOOKAHEAD)
-        lookahead = stored.lookahead if stored else estimate.estimate(*kind)
+        lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
     rates = rates or estimate.rates(target.platform, target.device_kind)
     programs, limit = Programs(params, decoder, target, batch_size, capacity, rates, divided), targets.memory(device)

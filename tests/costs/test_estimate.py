@@ -4,6 +4,7 @@ from jlade import LookaheadConfig
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
 from jlade.costs import devices, estimate
 from jlade.costs.devices import DEVICES
+from jlade.costs.estimate import Operation, Rates
 
 TREE = LookaheadConfig()
 
@@ -93,8 +94,21 @@ def test_arithmetic_and_reading_add_up_on_a_cpu():
     """As measured: a step of 120 tokens takes 10.5 times a plain one (docs/speed.md)."""
     times = estimate.step_times("cpu", "cpu", weights=estimate.Weights(4))
     assert times[120] / times[1] == pytest.approx(10.5, rel=0.25)
-    time = estimate.time(estimate.CPU, 3e9, 7e9)
+    time = estimate.time(estimate.CPU, [Operation(3e9, 7e9)])
     assert time.total == time.arithmetic + time.memory == pytest.approx(3 / 180 + 7 / 35)
+
+
+def test_operations_run_one_after_the_other_but_for_asynchronous_ones():
+    rates = Rates(flops=1e9, bytes=1e9, cycles=2e9, kernel=0.1)
+    product, short, slow = (
+        Operation(1e9, 5e8, kernels=1),
+        Operation(0, 1e6, kernels=1, times=3),
+        Operation(0, 0, cycles=10**9),
+    )
+    assert estimate.time(rates, [product, short, slow]) == pytest.approx((1 + 3 * 0.1 + 0.5, 1.5, 0.503))
+    copy = Operation(0, 1e9, kernels=1, is_asynchronous=True)
+    assert estimate.time(rates, [product, copy]).total == pytest.approx(1.5)  # the bandwidth is the limit
+    assert estimate.time(rates, [product, product, copy]).total == pytest.approx(2)
 
 
 def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():

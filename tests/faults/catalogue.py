@@ -748,8 +748,8 @@ FAULTS = (
     Fault(
         "arithmetic and memory traffic overlap on a CPU",
         "jlade/costs/estimate.py",
-        "max(arithmetic, memory) if rates.overlaps else arithmetic + memory",
-        "max(arithmetic, memory)",
+        "max(computing, moving) if rates.overlaps else computing + moving",
+        "max(computing, moving)",
         ("tests/costs/test_estimate.py::test_arithmetic_and_reading_add_up_on_a_cpu",),
     ),
     Fault(
