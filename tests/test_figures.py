@@ -18,7 +18,7 @@ import pytest
 import jlade
 from benchmarks import scaling
 from jlade.config import LookaheadConfig
-from jlade.costs import tokens_per_step
+from jlade.costs import settings
 from jlade.costs.work import Layout
 from jlade.evaluation.scaling import SIZES
 from jlade.evaluation.statistics import LogFit, fit_log
@@ -289,7 +289,7 @@ def scaling_page() -> Iterator[str]:
     found = read("scaling")
     yield from scaling.table(found["streams"], "count")
     yield from scaling.table(found["batches"], "batch_size")
-    sizes, measured = bench("bench_smollm2_sizes"), tokens_per_step.measured()
+    sizes, measured = bench("bench_smollm2_sizes"), settings.measured()
     for setting in measured:
         label = names.label(setting)
         shown = f"{label}: `LookaheadConfig()`" if setting == LookaheadConfig() else label
@@ -333,7 +333,7 @@ def parallel_on_a100() -> Iterator[str]:
 def trees_law() -> LogFit:
     """Returns the fit of the tokens per step of trees to the tokens of a step."""
     sizes = bench("bench_smollm2_sizes")
-    trees = [setting for setting in tokens_per_step.measured() if setting.window_size == 0]
+    trees = [setting for setting in settings.measured() if setting.window_size == 0]
     return fit_log([x.block_size for x in trees], [sizes[names.label(x)]["all"] for x in trees])
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import benchmarks.scaling
 from jlade import LookaheadConfig, Trial, Tuning
 from jlade.config import PLAIN
-from jlade.costs.search import USUAL
+from jlade.costs.settings import USUAL
 from jlade.evaluation import comparison, drafting, figures, scaling
 from jlade.evaluation.tables import Table
 from tests.evaluation.made import answer, of, result, run

@@ -13,7 +13,7 @@ import jlade
 from jlade.cli import options as options_lib
 from jlade.costs.devices import DEVICES
 from jlade.costs.plan import DTYPES, Option, Plan
-from jlade.costs.tokens_per_step import SOURCES
+from jlade.costs.settings import SOURCES
 from jlade.lookahead.names import label
 
 ROWS = 12  # of the table

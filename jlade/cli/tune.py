@@ -10,7 +10,8 @@ import jlade
 from jlade.cli import options as options_lib
 from jlade.cli import progress
 from jlade.costs import tuning as tuning_lib
-from jlade.costs.search import USUAL, Interrupted
+from jlade.costs.search import Interrupted
+from jlade.costs.settings import USUAL
 from jlade.generation import text
 
 PROMPTS = (  # code and prose, when no prompts are given

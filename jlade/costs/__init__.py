@@ -3,5 +3,5 @@
 `devices` has the data sheets, and `attached` says which devices JAX does not see. `estimate` turns work into seconds;
 `work` has that of a step on each device of a mesh. `search` measures settings with `measurement`, and `tuning` is its
 result. `choice` stores it and takes a setting for "auto", `learned` what calls teach of its widths. `plan` compares
-meshes, by the tokens of `tokens_per_step`.
+meshes, by the tokens per step of `settings`, the list of those to choose among.
 """

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
-from jlade.costs import devices, tokens_per_step
+from jlade.costs import devices
+from jlade.costs import settings as settings_lib
 from jlade.costs.devices import Tpu
 from jlade.lookahead import division
 from jlade.models.architecture import LlamaConfig
@@ -21,9 +22,6 @@ KERNEL = 2e-6  # seconds of the shortest kernel of a GPU, with its launch in a C
 SEVERAL = 1.15  # times the bytes that CPUs read when they multiply weights by several vectors; measured
 
 SLACK = 1.15  # an interpolated step time may be too long by this factor
-
-SETTINGS = (LookaheadConfig(), *map(LookaheadConfig.tree, (63, 31, 15, 7, 3)))  # widest first
-WIDE = tuple(map(LookaheadConfig.tree, (959, 479, 239)))  # for several devices that share the tokens of a step
 
 
 class Rates(NamedTuple):
@@ -152,26 +150,26 @@ def step_time(rates: Rates, block_size: int, batch_size: int = 1, weights: Weigh
 def estimate(
     platform: str, device_kind: str, batch_size: int = 1, weights: Weights = BFLOAT16, lookahead: int = 1
 ) -> LookaheadConfig:
-    """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
+    """Returns the widest setting of "auto" whose step takes as long as a plain one, or `config.PLAIN`.
 
     With a mixture of experts no block is free, as more tokens read more experts: it is then the fastest setting, by the
-    tokens per step of `jlade.costs.tokens_per_step`.
+    tokens per step of `jlade.costs.settings`.
 
     Args:
       platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get a block of 8 tokens.
       device_kind: the attribute of a `jax.Device`.
       batch_size: B.
       weights: of the model. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half the rate.
-      lookahead: devices that share the tokens of a step. With more than one the trees of `WIDE` are settings too.
+      lookahead: devices that share the tokens of a step. With more than one, wider trees are settings too.
     """
     device, weights = rates(platform, device_kind), weights.counted(platform)
-    settings = (*WIDE, *SETTINGS) if lookahead > 1 else SETTINGS
+    settings = settings_lib.AUTO_ON_SEVERAL if lookahead > 1 else settings_lib.AUTO
 
     def step(setting: LookaheadConfig) -> Time:
         return step_time(device, division.share_size(setting, lookahead)[0], batch_size, weights)
 
     if weights.config is not None:
-        known = {PLAIN: 1.0} | tokens_per_step.measured()
+        known = {PLAIN: 1.0} | settings_lib.measured()
         tried = [PLAIN, *(setting for setting in settings if setting in known)]
         return max(tried, key=lambda setting: known[setting] / step(setting).total)
     if platform == "cpu":
@@ -194,7 +192,7 @@ def weights_of(params: Any) -> Weights:
 def step_times(platform: str, device_kind: str, batch_size: int = 1, weights: Weights = BFLOAT16) -> dict[int, float]:
     """Returns the time of a step by block size, in seconds per parameter. Arguments are those of `estimate`."""
     device, weights = rates(platform, device_kind), weights.counted(platform)
-    sizes = sorted({1, MAX_BLOCK_SIZE, *(setting.block_size for setting in SETTINGS)})
+    sizes = sorted({1, MAX_BLOCK_SIZE, *(setting.block_size for setting in settings_lib.AUTO)})
     return {size: step_time(device, size, batch_size, weights).total for size in sizes}
 
 

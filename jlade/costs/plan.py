@@ -6,22 +6,21 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jlade.config import MAX_BLOCK_SIZE, PLAIN, LookaheadConfig, check_int
+from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
-from jlade.costs import devices, estimate, tokens_per_step
+from jlade.costs import devices, estimate
+from jlade.costs import settings as settings_lib
 from jlade.costs import work as work_lib
 from jlade.costs.devices import MACHINE, NETWORK, Device
-from jlade.costs.tokens_per_step import Source
+from jlade.costs.settings import Source
 from jlade.costs.work import Collective, Layout, Memory, Shard, Work
 from jlade.lookahead import names
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
-WIDTHS = (3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240)  # W = G
-NGRAMS = (3, 4, 5, 6, 7)
 SIMILAR = 0.98  # of the highest speed: then the narrower block, or fewer devices, are better
 
 # Assumptions. None of these has been measured here.
@@ -232,9 +231,9 @@ def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     """Returns the tokens per step of the settings to try."""
     if lookahead != "auto" and not isinstance(lookahead, LookaheadConfig | None):
         raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
-    if compression not in tokens_per_step.SOURCES:
+    if compression not in settings_lib.SOURCES:
         if isinstance(compression, bool) or not isinstance(compression, int | float):
-            accepted = ", ".join(f'"{source}"' for source in tokens_per_step.SOURCES)
+            accepted = ", ".join(f'"{source}"' for source in settings_lib.SOURCES)
             raise TypeError(f"compression must be {accepted} or a number, got {compression!r}")
         if lookahead == "auto":
             raise ValueError(f"compression={compression} is that of one setting: name it with lookahead")
@@ -245,11 +244,10 @@ def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     if lookahead != "auto":
         settings: Sequence[LookaheadConfig] = [lookahead or PLAIN]
     elif compression != "paper":
-        settings = [PLAIN, *tokens_per_step.measured()]
+        settings = [PLAIN, *settings_lib.measured()]
     else:
-        sizes = [(w, n, w) for w in WIDTHS for n in NGRAMS if 2 * w * (n - 1) <= MAX_BLOCK_SIZE]
-        settings = [PLAIN, *(LookaheadConfig.paper(*each) for each in sizes)]
-    return {setting: tokens_per_step.of(setting, compression) for setting in settings}
+        settings = [PLAIN, *settings_lib.OF_PAPER]
+    return {setting: settings_lib.tokens_per_step(setting, compression) for setting in settings}
 
 
 def _divisors(number: int) -> list[int]:

@@ -14,20 +14,13 @@ from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.costs import choice, processes
 from jlade.costs.estimate import SLACK, speed_limit
 from jlade.costs.measurement import Measurement
+from jlade.costs.settings import USUAL
 from jlade.costs.tuning import Trial, Tuning
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.lookahead.adaptive import forecasts, levels
 from jlade.lookahead.names import label
 from jlade.models.base import Params
-
-# The settings to try: trees, prompt lookup in small and in wide blocks, then settings with a window, among them those
-# of Table 4 of arXiv 2402.02057.
-USUAL = (
-    *(LookaheadConfig.tree(size) for size in (3, 7, 15, 31, 63, 119)),
-    *(LookaheadConfig.paper(*sizes) for sizes in ((0, 3, 1), (0, 4, 1), (0, 6, 1), (0, 8, 1), (0, 6, 2), (0, 5, 10))),
-    *(LookaheadConfig.paper(*sizes) for sizes in ((5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15), (20, 7, 20))),
-)
 
 CLOSE = 0.2  # settings within this share of the best speed are measured again, side by side
 TIE = 0.03  # settings within this share of the best speed are equally good

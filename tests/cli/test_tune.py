@@ -13,7 +13,7 @@ from jlade import cli
 from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.costs import choice, estimate
-from jlade.costs.search import USUAL
+from jlade.costs.settings import USUAL
 from tests.tiny import slow
 
 SHORT = ["--settings", "tree=7", "--max-new-tokens", "16"]

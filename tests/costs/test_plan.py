@@ -9,7 +9,7 @@ import jlade
 from benchmarks.estimate import MODELS
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
-from jlade.costs import plan, tokens_per_step
+from jlade.costs import plan, settings
 from jlade.costs.devices import DEVICES
 from jlade.costs.work import Collective, Layout
 from jlade.lookahead import names
@@ -124,7 +124,7 @@ def test_the_recommended_mesh_fits_and_is_among_the_fastest():
     assert best in fitting
     assert best.memory.total <= found.memory == DEVICES["v5e"].memory
     assert best.tokens_per_second >= 0.98 * max(option.tokens_per_second for option in fitting)
-    assert best.compression == tokens_per_step.of(best.lookahead, "smollm2")
+    assert best.compression == settings.tokens_per_step(best.lookahead, "smollm2")
     assert found.options[-1].fits is False or len(fitting) == len(found.options)
 
 
@@ -145,16 +145,16 @@ def test_more_devices_are_taken_for_a_gain_only():
 
 def test_compressions():
     """The paper reports 1.96 tokens per step, and a formula; in the limit of many guesses all N are accepted."""
-    assert tokens_per_step.paper(SETTING) == pytest.approx(1.96, abs=0.03)
-    assert tokens_per_step.paper(LookaheadConfig.paper(400, 3, 400)) == pytest.approx((3.106 - 1 + 3) / 3.106, rel=1e-6)
+    assert settings.paper(SETTING) == pytest.approx(1.96, abs=0.03)
+    assert settings.paper(LookaheadConfig.paper(400, 3, 400)) == pytest.approx((3.106 - 1 + 3) / 3.106, rel=1e-6)
     one_guess = sum(0.425**i for i in range(5))  # E of one candidate: a geometric series
-    assert tokens_per_step.paper(LookaheadConfig.paper(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
-    assert all(tokens_per_step.of(PLAIN, source) == 1 for source in tokens_per_step.SOURCES)
+    assert settings.paper(LookaheadConfig.paper(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
+    assert all(settings.tokens_per_step(PLAIN, source) == 1 for source in settings.SOURCES)
     sizes = json.loads((RESULTS / "bench_smollm2_sizes.json").read_text("utf-8"))
     found = {row["tokens/step"]: round(row["all"], 2) for row in sizes["tasks"]["rows"]}
-    assert {names.label(x): y for x, y in tokens_per_step.measured().items()} | {"plain": 1.0} == found
+    assert {names.label(x): y for x, y in settings.measured().items()} | {"plain": 1.0} == found
     best = jlade.plan(SEVEN, "h100", 8).recommended
-    assert tokens_per_step.of(best.lookahead, "smollm2") == best.compression
+    assert settings.tokens_per_step(best.lookahead, "smollm2") == best.compression
     (given,) = jlade.plan(SEVEN, "h100", lookahead=SETTING, compression=2.5).options
     assert given.compression == 2.5
 
