@@ -156,14 +156,13 @@ def _compiled(
     attention: str,
 ) -> tuple[Module, str]:
     """Returns the program that decodes, and the name of a step in it."""
-    target, _ = targets.find(device)
+    (target,), _ = targets.find(device)
     positions = max(capacity, config.max_positions)
     params = param_shapes(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
     heads = config.num_heads, config.num_kv_heads, config.head_dim
     resolved = resolve_unattached(attention, target, jnp.bfloat16, *heads)
     decoder = Llama(params.config, resolved)
-    rates = estimate.rates(target.platform, target.device_kind)
-    program = Programs(params, decoder, target, batch_size, capacity, rates).decoding(lookahead)
+    program = Programs(params, decoder, target, batch_size, capacity).decoding(lookahead)
     module = Module(program.as_text())
     return module, module.body(module.loops(module.entry)[-1])
 

@@ -70,23 +70,14 @@ BFLOAT16 = Weights()
 
 
 class Operation(NamedTuple):
-    """Work whose arithmetic and memory traffic may overlap: a part of a step, or a kernel.
+    """Work whose arithmetic and memory traffic may overlap: a part of a step, or a kernel."""
 
-    Attributes:
-      flops: multiplications and additions of matrix products.
-      num_bytes: read from and written to main memory.
-      kernels: that it takes at least.
-      cycles: a compiler's estimate of the arithmetic, which is then used instead of `flops`; 0 for none.
-      times: how often it runs.
-      is_asynchronous: whether the next one does not wait for it.
-    """
-
-    flops: float
-    num_bytes: float
-    kernels: int = 0
-    cycles: int = 0
-    times: float = 1
-    is_asynchronous: bool = False
+    flops: float  # multiplications and additions of matrix products
+    num_bytes: float  # read from and written to main memory
+    kernels: int = 0  # that it takes at least
+    cycles: int = 0  # a compiler's estimate of the arithmetic, used instead of `flops`; 0 for none
+    times: float = 1  # that it runs
+    is_asynchronous: bool = False  # the next one does not wait for it
 
 
 class Time(NamedTuple):

@@ -11,11 +11,13 @@ from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import devices, estimate
+from jlade.costs import memory as memory_lib
 from jlade.costs import settings as settings_lib
 from jlade.costs import work as work_lib
 from jlade.costs.devices import MACHINE, NETWORK, Device
+from jlade.costs.memory import Memory
 from jlade.costs.settings import Source
-from jlade.costs.work import Collective, Layout, Memory, Shard, Work
+from jlade.costs.work import Collective, Layout, Shard, Work
 from jlade.lookahead import names
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig
@@ -273,7 +275,7 @@ def _option(
     device: Device,
 ) -> Option:
     work = work_lib.work(shard, layout, setting, batch_size, capacity)
-    memory = work_lib.memory(shard, layout, setting, batch_size, capacity)
+    memory = memory_lib.of_step(shard, layout, setting, batch_size, capacity)
     step = step_time(work, shard.config.num_layers, device)
     if setting != PLAIN:
         drafting = DRAFTING * step.total

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig, check_int
-from jlade.costs import choice, processes
+from jlade.costs import choice
 from jlade.costs.estimate import SLACK, speed_limit
 from jlade.costs.measurement import Measurement
 from jlade.costs.settings import USUAL
@@ -68,7 +69,7 @@ def find_fastest(
     store = options.store and (options.force or _replaces(amount, choice.load(key)))
     shared = mesh is not None and mesh.is_multi_process
     if shared:
-        store = processes.gather(store)[0]
+        store = mesh_lib.gather(store)[0]
     measure = Measurement.of(params, inputs, config, batch_size)
 
     step_times = measure.step_times
@@ -89,13 +90,7 @@ def find_fastest(
     if options.adaptive:  # the cost of each width decides
         timed = [level for setting in settings for level in (levels(setting) if forecasts(setting) else (setting,))]
     try:
-        time_blocks(
-            timed,
-            functools.partial(measure.step_seconds, repeat=repeat),
-            step_times,
-            announce,
-            num_others,
-        )
+        time_blocks(timed, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce, num_others)
         if options.adaptive:
             default, *settings = (_with_cost(setting, step_times) for setting in (default, *settings))
         best, tried, pruned = search(settings, step_times, trials, default, announce)

@@ -12,7 +12,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jlade.costs import devices as devices_lib
-from jlade.costs.devices import ARCHITECTURES, DEVICES, Device, Gpu, Tpu
+from jlade.costs.devices import ARCHITECTURES, Device, Gpu, Tpu
 from jlade.mesh import default_device
 
 GPU_COMPILER, TPU_COMPILER = "gpu-compiler", "tpu-compiler"  # extras of the package
@@ -28,25 +28,18 @@ dnn_version_info {{ major:9 minor:10 patch:2 }} runtime_version {{ major:12 mino
 device_description_str:"{device.kind}" """
 
 
-def find(name: str) -> tuple[jax.Device, bool]:
-    """Returns the device that programs are compiled for, and whether it is attached to this machine.
+def find(name: str, number: int = 1) -> tuple[list[jax.Device], bool]:
+    """Returns devices that programs are compiled for, and whether they are attached to this machine.
+
+    They are attached ones if there are enough of this kind, or else described ones.
 
     Args:
       name: "cpu", or a key of `jlade.costs.devices.DEVICES`.
+      number: of devices.
 
     Raises:
-      ValueError: `name` is unknown, or its compiler is not installed.
+      ValueError: `name` is unknown, its compiler is not installed, or JAX makes fewer devices of the CPU.
       RuntimeError: the compiler cannot be used; the message names the remedy.
-    """
-    (device,), is_attached = find_all(name, 1)
-    return device, is_attached
-
-
-def find_all(name: str, number: int) -> tuple[list[jax.Device], bool]:
-    """Returns `find` for several devices: attached ones if there are enough of this kind, or else described ones.
-
-    Raises:
-      ValueError, RuntimeError: as `find`; or the CPU is asked to be more devices than JAX makes of it.
     """
     if name == "cpu":
         devices = jax.local_devices(backend="cpu")
@@ -107,28 +100,13 @@ def _described(platform: str, **description: str) -> list[jax.Device]:
     return devices
 
 
-def memory(name: str) -> int:
-    """Returns the bytes of a device's memory. `name` is an argument of `find`."""
-    return DEVICES[name].memory if name in DEVICES else _memory_of_host()
-
-
-def memory_of(device: jax.Device) -> int:
-    """Returns the bytes of an attached device's memory that JAX may use."""
-    stats = device.memory_stats()
-    return _memory_of_host() if stats is None else int(stats["bytes_limit"])
-
-
-def _memory_of_host() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def compile_for(
     place: jax.Device | Mesh, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> Any:
     """Returns `function` compiled for devices that need not be there, a `jax.stages.Compiled`.
 
     Args:
-      place: a result of `find`, or a mesh of results of `find_all`.
+      place: a result of `find`, or a mesh of them.
       function: traceable.
       arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`; for a mesh, with their shardings.
       donate: indices of the arguments whose memory the results take over.

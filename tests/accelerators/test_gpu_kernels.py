@@ -62,7 +62,7 @@ def compiled_attention(name, block_size, capacity):
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (block, block, block, cache, cache)]
     length, mask = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((1, block_size, block_size), bool)
     attend = functools.partial(plain.attend, window=None)
-    return targets.compile_for(targets.find(name)[0], attend, Operands(*arrays, length, mask))
+    return targets.compile_for(targets.find(name)[0][0], attend, Operands(*arrays, length, mask))
 
 
 def largest(program):
