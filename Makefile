@@ -36,7 +36,7 @@ quick: install  # the core: the algorithm, sources, decoding against the referen
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not thorough" tests/lookahead tests/drafts tests/test_config.py \
 		tests/test_layout.py tests/generation/test_prompts.py tests/generation/test_text.py \
 		"tests/decoding/test_decoding.py::test_equals_the_reference" tests/decoding/test_stopping.py \
-		tests/models/test_llama.py tests/planning $(ARGS)
+		tests/models/test_llama.py tests/costs $(ARGS)
 
 faults: install  # puts faults into copies of the tree and names those that no test finds; ARGS="-k engine" chooses
 	$(BIN)/python -m tests.faults.run $(ARGS)

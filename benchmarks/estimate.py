@@ -39,13 +39,13 @@ import jlade
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
-from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import estimate
+from jlade.costs.devices import DEVICES
+from jlade.costs.estimate import Rates
 from jlade.inspection import targets
-from jlade.inspection.compiled import time_of
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import STARTS, Launch, launches
 from jlade.inspection.programs import Programs
@@ -67,12 +67,13 @@ BLOCKS = {
 }
 LAYERS = 4
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
-DEVICES = ["attached", *targets.TARGETS]
 
 
 def main() -> None:
     parser = report.make_parser(__doc__)
-    parser.add_argument("--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=DEVICES)
+    parser.add_argument(
+        "--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=["attached", *DEVICES]
+    )
     parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=list(MODELS))
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
@@ -122,17 +123,17 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
 
     A program of `layers` layers is compiled, and the operations of its layers count as often as there are more.
     """
-    kind = targets.TARGETS[device].device_kind
-    rates = estimate.rates("gpu" if kind.startswith("NVIDIA") else "tpu", kind)
+    rates = estimate.rates(DEVICES[device].platform, DEVICES[device].kind)
     module, body = _compiled(SAME_PROGRAM.get(device, device), config, layers, **request)
     more = config.num_layers / layers
     launched = launches(module, body, -(-request["capacity"] // plain.CHUNK))
-    whole = time_of(
-        ((launch, launch.times * (more if _is_of_layer(launch, config.vocab_size) else 1)) for launch in launched),
-        rates,
+    works = (
+        launch.work._replace(times=launch.times * (more if _is_of_layer(launch, config.vocab_size) else 1))
+        for launch in launched
     )
+    whole = estimate.time(rates, works)
     figures = {"ms": 1e3 * whole.total, "arithmetic_ms": 1e3 * whole.arithmetic, "memory_ms": 1e3 * whole.memory}
-    return figures | {"fits": least_bytes(config, request) <= targets.TARGETS[device].memory}
+    return figures | {"fits": least_bytes(config, request) <= DEVICES[device].memory}
 
 
 def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
@@ -155,14 +156,13 @@ def _compiled(
     attention: str,
 ) -> tuple[Module, str]:
     """Returns the program that decodes, and the name of a step in it."""
-    target, _ = targets.find(device)
+    (target,), _ = targets.find(device)
     positions = max(capacity, config.max_positions)
     params = param_shapes(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
     heads = config.num_heads, config.num_kv_heads, config.head_dim
     resolved = resolve_unattached(attention, target, jnp.bfloat16, *heads)
     decoder = Llama(params.config, resolved)
-    rates = estimate.rates(target.platform, target.device_kind)
-    program = Programs(params, decoder, target, batch_size, capacity, rates).decoding(lookahead)
+    program = Programs(params, decoder, target, batch_size, capacity).decoding(lookahead)
     module = Module(program.as_text())
     return module, module.body(module.loops(module.entry)[-1])
 
@@ -183,7 +183,7 @@ def attached() -> str:
       SystemExit: there is none for it.
     """
     device = default_device()
-    names = {target.device_kind: name for name, target in targets.TARGETS.items()}
+    names = {each.kind: name for name, each in DEVICES.items()}
     name = "cpu" if device.platform == "cpu" else names.get(device.device_kind)
     if name is None:
         raise SystemExit(f"there is no description of {device.device_kind}")

@@ -25,10 +25,10 @@ import jlade
 from benchmarks import report
 from benchmarks.real_configs import CONFIGS
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
-from jlade.inspection import targets
+from jlade.costs import estimate
+from jlade.costs.devices import DEVICES
 
 SETTINGS = (LookaheadConfig.tree(7), LookaheadConfig.tree(31), LookaheadConfig())  # 8, 32 and 120 tokens
 BATCHES = (1, 4, 8, 16, 32, 64)
@@ -58,8 +58,8 @@ def main() -> None:
 
 def measure(params: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the widths that "auto" takes by batch size, and a row for each block size."""
-    kind = targets.TARGETS[options.device].device_kind if options.device in targets.TARGETS else "cpu"
-    platform = {"v": "tpu", "c": "cpu"}.get(options.device[0], "gpu")
+    device = DEVICES.get(options.device)
+    platform, kind = (device.platform, device.kind) if device else ("cpu", "cpu")
     weights = estimate.weights_of(params)
     widths = {batch: estimate.estimate(platform, kind, batch, weights).block_size for batch in BATCHES}
     by_sheet = estimate.rates(platform, kind)

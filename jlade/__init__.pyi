@@ -1,6 +1,6 @@
 from . import (
-    choosing,
     conversion,
+    costs,
     decoding,
     drafts,
     engine,
@@ -8,11 +8,11 @@ from . import (
     inspection,
     lookahead,
     models,
-    planning,
     testing,
-    tuning,
 )
 from .config import LookaheadConfig, SamplingConfig
+from .costs.plan import Plan, plan
+from .costs.tuning import Trial, Tuning
 from .decoding.loop import decode, run_steps, step
 from .decoding.prefill import prefill, start
 from .decoding.sampling import Sampling
@@ -27,14 +27,12 @@ from .generation.corpus import Corpus
 from .generation.generate import generate, stream
 from .generation.request import prepare
 from .generation.results import Generation, Piece, Statistics
+from .generation.tune import tune
 from .inspection.inspect import Inspection, inspect
 from .mesh import make_mesh
 from .models.base import Decoder, KVCache
 from .models.llama import LlamaParams
-from .planning.plan import Plan, plan
 from .storage import demo, load, load_corpus, load_pool, load_sampling, save_corpus, save_pool
-from .tuning.result import Trial, Tuning
-from .tuning.search import tune
 
 __all__ = [
     "Corpus",
@@ -62,8 +60,8 @@ __all__ = [
     "TextIndex",
     "Trial",
     "Tuning",
-    "choosing",
     "conversion",
+    "costs",
     "decode",
     "decoding",
     "demo",
@@ -81,7 +79,6 @@ __all__ = [
     "make_mesh",
     "models",
     "plan",
-    "planning",
     "prefill",
     "prepare",
     "run_steps",
@@ -92,7 +89,6 @@ __all__ = [
     "stream",
     "testing",
     "tune",
-    "tuning",
 ]
 
 __version__: str

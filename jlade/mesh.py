@@ -7,13 +7,14 @@ the heads, the columns of the MLPs and the vocabulary. A program on a mesh is a 
 import contextlib
 import functools
 import math
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jlade.config import check_int
@@ -24,6 +25,7 @@ AXES = (DATA, LOOKAHEAD, HEADS)
 COPIES = "copy"
 MODEL = (HEADS, COPIES)
 
+LEAST_BYTES = 1024  # of `gather`, which sends this times a power of two, so that few programs are compiled
 Specs = Any  # a pytree of PartitionSpec, a prefix of that of the arrays
 SHARED = "shared by the sequences of a batch"  # of a dataclass's field, in `typing.Annotated`
 
@@ -192,6 +194,21 @@ def fetch(tree: Any) -> Any:
         assert isinstance(divided.sharding, NamedSharding)
         tree = _whole(NamedSharding(divided.sharding.mesh, PartitionSpec()))(tree)
     return jax.device_get(tree)
+
+
+def gather(value: Any) -> list[Any]:
+    """Returns the values of all processes (`jax.distributed`), in their order. Every process must make the call.
+
+    Args:
+      value: anything that `pickle` writes.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    data = pickle.dumps(value)
+    longest = int(np.max(multihost_utils.process_allgather(np.int32(len(data)))))
+    padded = np.zeros(LEAST_BYTES << max(0, (longest - 1) // LEAST_BYTES).bit_length(), np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    return [pickle.loads(row.tobytes()) for row in multihost_utils.process_allgather(padded)]
 
 
 @functools.cache

@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 
 import jlade
 from jlade import conversion
-from jlade.choosing import choice, estimate, learned
 from jlade.conversion import gguf_header, hf_config
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import choice, estimate, learned
 from jlade.drafts import pool as pool_lib
 from jlade.generation import chat_template, text, tokenizer_files
 from jlade.models import trial

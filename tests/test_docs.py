@@ -16,9 +16,9 @@ import jax
 import pytest
 
 from jlade import cli
-from jlade.choosing import estimate
 from jlade.cli import commands, generate, inspection, options, serve
 from jlade.conversion import location
+from jlade.costs import estimate
 from jlade.evaluation.experiments import EXPERIMENTS
 from tests.conversion.test_adapter import shapes_of, write_adapter
 from tests.conversion.test_gguf_tokenizer import write_chat

@@ -17,13 +17,13 @@ import pytest
 
 import jlade
 from benchmarks import scaling
-from jlade.choosing import tokens_per_step
 from jlade.config import LookaheadConfig
+from jlade.costs import settings
+from jlade.costs.work import Layout
 from jlade.evaluation.scaling import SIZES
 from jlade.evaluation.statistics import LogFit, fit_log
 from jlade.lookahead import names
-from jlade.planning.work import Layout
-from tests.planning import compiled
+from tests.costs import compiled
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -289,7 +289,7 @@ def scaling_page() -> Iterator[str]:
     found = read("scaling")
     yield from scaling.table(found["streams"], "count")
     yield from scaling.table(found["batches"], "batch_size")
-    sizes, measured = bench("bench_smollm2_sizes"), tokens_per_step.measured()
+    sizes, measured = bench("bench_smollm2_sizes"), settings.measured()
     for setting in measured:
         label = names.label(setting)
         shown = f"{label}: `LookaheadConfig()`" if setting == LookaheadConfig() else label
@@ -333,7 +333,7 @@ def parallel_on_a100() -> Iterator[str]:
 def trees_law() -> LogFit:
     """Returns the fit of the tokens per step of trees to the tokens of a step."""
     sizes = bench("bench_smollm2_sizes")
-    trees = [setting for setting in tokens_per_step.measured() if setting.window_size == 0]
+    trees = [setting for setting in settings.measured() if setting.window_size == 0]
     return fit_log([x.block_size for x in trees], [sizes[names.label(x)]["all"] for x in trees])
 
 
@@ -667,7 +667,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "4.8": "a data sheet",
         "1.07": PAPER,
         "1.12": PAPER,
-        "1.10": "the paper's Tables 2 and 3, as tests/planning/test_plan.py checks",
+        "1.10": "the paper's Tables 2 and 3, as tests/costs/test_plan.py checks",
     },
     "README.md": {"3.11": VERSION, "2.13": VERSION, "95%": SETTING, "13 MB": SHAPES, "5 MB": SHAPES},
     "choosing.md": {
@@ -698,7 +698,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "450 GB": "a data sheet",
         "224 GB": "a data sheet",
         "50 GB": "a data sheet",
-        "1.00": "tests/planning/test_plan.py",
+        "1.00": "tests/costs/test_plan.py",
         "1.34x": "benchmarks/NOTES.md",
         "1.25x": "benchmarks/NOTES.md",
         "6, 1.20x": "benchmarks/NOTES.md",
@@ -713,7 +713,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "1.98": PAPER,
         "0.425": PAPER,
         "3.106": PAPER,
-        "1.10": "the paper's Tables 2 and 3, as tests/planning/test_plan.py checks",
+        "1.10": "the paper's Tables 2 and 3, as tests/costs/test_plan.py checks",
     },
     "server.md": {"4 MB": SETTING},
     "speed.md": {

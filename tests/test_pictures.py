@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 import benchmarks.scaling
 from jlade import LookaheadConfig, Trial, Tuning
 from jlade.config import PLAIN
+from jlade.costs.settings import USUAL
 from jlade.evaluation import comparison, drafting, figures, scaling
 from jlade.evaluation.tables import Table
-from jlade.tuning.search import USUAL
 from tests.evaluation.made import answer, of, result, run
 
 RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks" / "results"

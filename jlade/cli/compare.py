@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 import jlade
-from jlade.choosing import choice
 from jlade.cli import display, status
 from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
 from jlade.config import PLAIN
+from jlade.costs import choice
 from jlade.generation import difference, text
 from jlade.generation.options import Keywords
 from jlade.generation.results import NOT_FINITE

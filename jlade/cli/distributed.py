@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from jlade.choosing import processes
+from jlade import mesh
 from jlade.config import check_int
 
 HEARTBEAT = 15  # seconds without a sign of life after which a process counts as dead
@@ -73,7 +73,7 @@ def agreed() -> Iterator[None]:
         yield
     except Exception as error:
         own = error
-    messages = processes.gather(None if own is None else str(own))
+    messages = mesh.gather(None if own is None else str(own))
     failed = [f"process {index} has ended: {message}" for index, message in enumerate(messages) if message is not None]
     if failed:
         _raise(own or ValueError(failed[0]))
@@ -81,7 +81,7 @@ def agreed() -> Iterator[None]:
 
 def check_equal(name: str, value: Any) -> None:
     """Raises a ValueError in all processes unless `value` is equal in all."""
-    values = processes.gather(value)
+    values = mesh.gather(value)
     for index, other in enumerate(values):
         if other != values[0]:
             _raise(ValueError(f"process {index} has other {name} than process 0: give all processes the same"))
@@ -89,7 +89,7 @@ def check_equal(name: str, value: Any) -> None:
 
 def of_first(value: int) -> int:
     """Returns the value of process 0 in all processes."""
-    first: int = processes.gather(value)[0]
+    first: int = mesh.gather(value)[0]
     return first
 
 

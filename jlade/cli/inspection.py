@@ -16,7 +16,6 @@ from rich.text import Text
 
 import jlade
 from jlade import mesh
-from jlade.choosing import choice, estimate
 from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
@@ -25,8 +24,10 @@ from jlade.conversion.checkpoint import floating_dtype
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
+from jlade.costs import choice
+from jlade.costs import memory as memory_lib
 from jlade.generation import tokenizer_files
-from jlade.inspection import sequences, targets
+from jlade.inspection import sequences
 from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import names
@@ -90,10 +91,9 @@ def run(options: argparse.Namespace) -> None:
     shapes = param_shapes(config, dtype, headers.is_int8)
     cache_bytes = mesh.num_bytes(cache_shapes(shapes.decoder, shapes, batch_size, length))
     lookahead = choice.choose(shapes, shapes.decoder, batch_size)
-    rates = estimate.rates(device.platform, device.device_kind)
-    rows = Programs(shapes, shapes.decoder, device, batch_size, length, rates)
+    rows = Programs(shapes, shapes.decoder, device, batch_size, length)
     setting = dataclasses.replace(lookahead, relative_step_time=None)
-    fitting = sequences.from_shapes(rows, setting, targets.memory_of(device))
+    fitting = sequences.from_shapes(rows, setting, memory_lib.of_attached(device))
     tuned = choice.find_all(shapes, shapes.decoder)
     facts = {
         "path": str(options.model or options_lib.DEMO),

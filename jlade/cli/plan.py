@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 import jlade
-from jlade.choosing.tokens_per_step import SOURCES
 from jlade.cli import options as options_lib
-from jlade.inspection.targets import TARGETS
+from jlade.costs.devices import DEVICES
+from jlade.costs.plan import DTYPES, Option, Plan
+from jlade.costs.settings import SOURCES
 from jlade.lookahead.names import label
-from jlade.planning.plan import DTYPES, Option, Plan
 
 ROWS = 12  # of the table
 
@@ -32,9 +32,8 @@ def parser() -> argparse.ArgumentParser:
         ],
     )
     options_lib.add_model_name(result, as_word=True)
-    result.add_argument(
-        "--device", default="h100", choices=tuple(TARGETS), help="the kind of the devices (default: %(default)s)"
-    )
+    kind = "the kind of the devices (default: %(default)s)"
+    result.add_argument("--device", default="h100", choices=tuple(DEVICES), type=str.lower, help=kind)
     result.add_argument("--count", type=int, default=1, metavar="D", help="number of devices (default: %(default)s)")
     result.add_argument("--batch-size", type=int, default=1, metavar="B", help="number of texts (default: %(default)s)")
     result.add_argument(

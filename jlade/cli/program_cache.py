@@ -8,7 +8,7 @@ import filelock
 import jax
 
 from jlade import files
-from jlade.choosing import sheet
+from jlade.costs import devices
 
 MOST_BYTES = 2**30  # of all programs; the least recently used ones are deleted first
 
@@ -21,7 +21,7 @@ def enable() -> None:
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    processor = hashlib.sha256(sheet.processor().encode()).hexdigest()[:16]
+    processor = hashlib.sha256(devices.processor().encode()).hexdigest()[:16]
     directory = files.cache_directory() / "compiled" / processor
     try:
         directory.mkdir(parents=True, exist_ok=True)

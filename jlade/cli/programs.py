@@ -15,15 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jlade.cli import options as options_lib
+from jlade.costs.devices import DEVICES
 from jlade.inspection.compiled import Loop
 from jlade.inspection.inspect import Inspection, inspect
 from jlade.inspection.sequences import Sequences
-from jlade.inspection.targets import TARGETS
 from jlade.lookahead.names import label
 from jlade.mesh import AXES
 from jlade.models import attention, experts
 
-DEVICES = ("cpu", *TARGETS)
 CAPACITY = 1024
 
 
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "With --device, the programs are compiled for a device that need not be there, and their memory, copies and "
         "estimated times are shown. MODEL then needs nothing but a config.json.",
     )
-    group.add_argument("--device", choices=DEVICES, help="the device; cpu is this machine")
+    group.add_argument("--device", choices=("cpu", *DEVICES), type=str.lower, help="the device; cpu is this machine")
     group.add_argument(
         "--lookahead",
         metavar="SETTING",

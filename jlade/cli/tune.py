@@ -9,9 +9,10 @@ from rich.console import Console
 import jlade
 from jlade.cli import options as options_lib
 from jlade.cli import progress
+from jlade.costs import tuning as tuning_lib
+from jlade.costs.search import Interrupted
+from jlade.costs.settings import USUAL
 from jlade.generation import text
-from jlade.tuning import result
-from jlade.tuning.search import USUAL, Interrupted
 
 PROMPTS = (  # code and prose, when no prompts are given
     'def read_config(path):\n    """Reads name=value lines and returns them as a dictionary."""\n    config = {}\n',
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     )
     sampling = jlade.SamplingConfig(temperature=options.temperature)
     if options.plot is not None:
-        result.check_image(options.plot)
+        tuning_lib.check_image(options.plot)
     prompts = [p for name in options.files for p in options_lib.read_prompts(name, options.lines)]
     prompts = prompts or [options_lib.Prompt("the prompt", prompt) for prompt in PROMPTS]
     params, tokenizer = options_lib.load(options)
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
             )
     except Interrupted as interrupt:
         if not options.json:
-            for table in result.measurements(interrupt.step_times, interrupt.trials):
+            for table in tuning_lib.measurements(interrupt.step_times, interrupt.trials):
                 Console(highlight=False, soft_wrap=True).print(table)
         raise
     if options.plot is not None:

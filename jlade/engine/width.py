@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.choosing import choice, learned
-from jlade.choosing.learned import Learned
 from jlade.config import LookaheadConfig
+from jlade.costs import choice, learned
+from jlade.costs.learned import Learned
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.lookahead import adaptive
 from jlade.mesh import DATA

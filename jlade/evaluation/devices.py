@@ -2,13 +2,13 @@
 
 import dataclasses
 
+from jlade.costs.devices import DEVICES
 from jlade.evaluation import comparison, measures, scaling
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Run
 from jlade.evaluation.tables import Column, Row, Table
-from jlade.inspection.targets import TARGETS
 
 
 def name_of(run: Run) -> str:
@@ -56,7 +56,7 @@ def figure_8(run: Run, results: Results) -> list[Table | Figure | None]:
     for point, *estimated in zip(scaling.figure_8_points(results), *estimates, strict=True):
         speed = measures.speed(results[point.name])
         rows.append((str(point.window_size), point.compression, speed, speed / plain, *estimated))
-    kinds = [TARGETS[device].device_kind for device in scaling.FIGURE_8_DEVICES]
+    kinds = [DEVICES[device].kind for device in scaling.FIGURE_8_DEVICES]
     columns = (
         Column("W = G"),
         Column("tokens/step", ".2f"),

@@ -11,7 +11,7 @@ import jax
 
 import jlade
 from jlade import mesh
-from jlade.choosing import sheet
+from jlade.costs import devices
 
 
 def provenance() -> dict[str, Any]:
@@ -22,7 +22,7 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(command),
-        "processor": sheet.processor(),
+        "processor": devices.processor(),
         "cores": os.cpu_count(),
         "device": mesh.default_device().device_kind,
         "python": platform.python_version(),

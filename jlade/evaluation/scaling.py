@@ -6,24 +6,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jlade.choosing.sheet import sheet
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.costs.devices import DEVICES
+from jlade.costs.plan import Option, pipeline_time, plan
+from jlade.costs.work import Layout
 from jlade.evaluation import figures, measures, statistics
 from jlade.evaluation.comparison import Results
 from jlade.evaluation.figures import Figure
 from jlade.evaluation.methods import Method, parse
 from jlade.evaluation.runs import Run
 from jlade.evaluation.tables import Column, Row, Table
-from jlade.inspection.targets import TARGETS
 from jlade.models.llama import LlamaConfig
-from jlade.planning.plan import Option, pipeline_time, plan
-from jlade.planning.work import Layout
 
 WINDOWS, NGRAMS = (1, 2, 4, 8, 16), (3, 5, 7)  # W = G and N of Figure 4
 GOOD = {"7B": (15, 5), "13B": (10, 5), "34B": (7, 5)}  # W = G and N in Table 4
 FIGURE_8_NGRAM = 5  # N
 TREES = (7, 15, 31, 63, 119)  # drafts of the trees beside Figure 4
-DEVICES = ("a100", "h100", "rtx3090", "rtx4090")  # of Table 4
+TABLE_4_DEVICES = ("a100", "h100", "rtx3090", "rtx4090")
 WINDOW = "window W = candidates G"  # the axis of Figures 4 and 8
 FIGURE_8_DEVICES = ("a100", "rtx3090")
 PARALLEL = (4, 8)  # devices of Figures 6 and 7
@@ -204,14 +203,14 @@ def configurations_table(runs: Sequence[tuple[Run, Results]]) -> Table:
         rows.append((model, run.about["processor"], None, best.window_size, best.ngram_size, speedup, None))
     run, results = runs[0]
     points = _points(results)
-    for device, size in itertools.product(DEVICES, SIZES):
-        rate = sheet(TARGETS[device].device_kind).tflops
+    for device, size in itertools.product(TABLE_4_DEVICES, SIZES):
+        rate = DEVICES[device].tflops
         speedups = {point: _speedup(size, device, point) for point in points}
         named = [(point.window_size, point.ngram_size) == GOOD[size] for point in points]
         of_paper = next((speedups[point] for point, is_named in zip(points, named, strict=True) if is_named), None)
         best = max(points, key=lambda point: speedups[point] or 0.0)
         w, n = (best.window_size, best.ngram_size) if speedups[best] else (None, None)
-        rows.append((f"{size}, estimated", TARGETS[device].device_kind, rate, w, n, speedups[best], of_paper))
+        rows.append((f"{size}, estimated", DEVICES[device].kind, rate, w, n, speedups[best], of_paper))
     columns = (
         Column("model"),
         Column("device"),
@@ -266,7 +265,7 @@ def devices_figure(run: Run, results: Results) -> Figure | None:
             (point.window_size, measures.speed(results[point.name]) / plain) for point in points
         ],
     }
-    estimates = {f"speedup of 7B, {TARGETS[device].device_kind}, estimated": device for device in FIGURE_8_DEVICES}
+    estimates = {f"speedup of 7B, {DEVICES[device].kind}, estimated": device for device in FIGURE_8_DEVICES}
     for name, device in estimates.items():
         speedups = figure_8_speedups(results, device)
         series[name] = [(point.window_size, each) for point, each in zip(points, speedups, strict=True)]
@@ -341,7 +340,7 @@ def _sequence_speed(size: str, setting: LookaheadConfig, compression: float, lay
     """Returns the estimated tokens per second of a sequence on A100 GPUs."""
     option = _option(size, "a100", setting, compression, layout)
     hidden_states = BFLOAT16 * setting.block_size * SIZES[size].hidden_size
-    return option.compression / pipeline_time(option.step, hidden_states, stages, "a100")
+    return option.compression / pipeline_time(option.step, hidden_states, stages, DEVICES["a100"])
 
 
 def _of_paper(size: str, way: str) -> tuple[str | None, str | None]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import pathlib
 import platform
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import jax
 from rich.filesize import decimal
 
 from jlade import mesh as mesh_lib
+from jlade.costs import memory as memory_lib
 from jlade.decoding import prefill, sharding
 from jlade.generation.request import SMALLEST_CAPACITY, Request
 from jlade.models.base import Params
@@ -37,30 +37,10 @@ def explained(device: jax.Device, explain: Callable[[int], str]) -> Iterator[Non
         if not isinstance(error, MemoryError) and not any(sign in message.lower() for sign in SIGNS):
             raise
         traceback.clear_frames(error.__traceback__)
-        free, first_line = free_bytes(device), message.partition("\n")[0]
+        free, first_line = memory_lib.free_bytes(device), message.partition("\n")[0]
         raise MemoryError(
             f"{device} is out of memory, with {decimal(free)} free: {explain(free)} ({first_line or 'MemoryError'})"
         ) from error
-
-
-def free_bytes(device: jax.Device) -> int:
-    """Returns the bytes that new arrays may take on a device."""
-    stats = device.memory_stats()
-    if stats is not None:
-        return max(0, int(stats["bytes_limit"] - stats["bytes_in_use"]))
-    # A CPU, with the memory of the host and the limit of the process.
-    try:
-        available = int(_field("/proc/meminfo", "MemAvailable")) * 1024
-        used = int(_field("/proc/self/status", "VmSize")) * 1024
-        limit = pathlib.Path("/proc/self/limits").read_text().partition("Max address space")[2].split()[0]
-    except OSError:  # not Linux
-        return 0
-    return available if limit == "unlimited" else max(0, min(available, int(limit) - used))
-
-
-def _field(file: str, name: str) -> str:
-    """Returns the number of a line "name: number kB"."""
-    return pathlib.Path(file).read_text().partition(f"{name}:")[2].split()[0]
 
 
 def of_request(params: Params, request: Request, free: int) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
-from jlade.choosing import attached, choice, learned
-from jlade.choosing.learned import Learned
 from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.costs import attached, choice, learned
+from jlade.costs.learned import Learned
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs
 from jlade.decoding.stopping import Stopping
 from jlade.drafts import pool as ngram_pool

@@ -3,10 +3,10 @@
 On the text of any device's program, which `jlade.inspection.targets` compiles without the device.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from jlade.choosing.estimate import Rates, Time, time
+from jlade.costs.estimate import Rates, Time, time
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, STARTS, VIEWS, Launch, launches
 
@@ -74,22 +74,8 @@ def _loop(module: Module, body: str, platform: str, sizes: Sizes, rates: Rates, 
         vector_products=tuple(
             _name(launch) for launch in launched if platform == "tpu" and _is_vector_product(launch, sizes)
         ),
-        time=time_of(((launch, launch.times) for launch in launched), rates),
+        time=time(rates, (launch.work for launch in launched)),
     )
-
-
-def time_of(launched: Iterable[tuple[Launch, float]], rates: Rates) -> Time:
-    """Returns the time of instructions, one after the other, that each run a number of times.
-
-    Asynchronous copies run beside the others, and share the bandwidth with them.
-    """
-    rows = []
-    for launch, times in launched:
-        each = time(rates, launch.flops, launch.traffic, launch.instruction.estimated_cycles)
-        waits = launch.instruction.opcode not in STARTS
-        rows.append([times * seconds for seconds in (each.total * waits, each.arithmetic, each.memory)])
-    one_by_one, arithmetic, memory = (sum(column) for column in zip(*rows, strict=True)) if rows else (0.0, 0.0, 0.0)
-    return Time(max(one_by_one, memory), arithmetic, memory)
 
 
 def _exchanged(launch: Launch) -> list[int]:

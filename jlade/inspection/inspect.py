@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jlade import mesh as mesh_lib
-from jlade.choosing import choice, estimate
-from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import check_dtype, param_shapes
+from jlade.costs import choice
+from jlade.costs import memory as memory_lib
+from jlade.costs.estimate import Rates
 from jlade.decoding.state import CHUNKS
 from jlade.inspection import sequences, targets
 from jlade.inspection.compiled import Loop
@@ -105,21 +106,8 @@ class Inspection:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values; those of a program that the compiler refused are None."""
-        result = {
-            name: getattr(self, name)
-            for name in (
-                "device",
-                "device_kind",
-                "mesh",
-                "attention",
-                "experts",
-                "batch_size",
-                "capacity",
-                "dtype",
-                "int8",
-                "fits",
-            )
-        }
+        own = "device device_kind mesh attention experts batch_size capacity dtype int8 fits"
+        result = {name: getattr(self, name) for name in own.split()}
         result |= {
             "lookahead": names.sizes(self.lookahead),
             "memory_bytes": self.memory.limit,
@@ -174,8 +162,7 @@ def inspect(
     Args:
       model: a directory with a `config.json`, a GGUF file, an id of the Hugging Face Hub, of which no weights are
         fetched, or parameters, of which the shapes suffice.
-      device: "cpu" for this machine, or "v4", "v5e", "v5p", "v6e", "a100", "l4", "rtx3090", "rtx4090", "h100" or
-        "h200". A device that JAX uses here is measured too.
+      device: "cpu" for this machine, or a name as in `jlade.plan`. A device that JAX uses here is measured too.
       dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
       int8: whether matrices are in int8. Not for parameters.
       lookahead: a setting, "auto" or None, as in `jlade.generate`.
@@ -209,7 +196,7 @@ def inspect(
         check_int(f"mesh[{name!r}]", size, 1)
     if batch_size % sizes.get(DATA, 1):
         raise ValueError(f"batch_size must be a multiple of data={sizes[DATA]} in mesh, got {batch_size}")
-    devices, is_attached = targets.find_all(device, math.prod(sizes.values()))
+    devices, is_attached = targets.find(device, math.prod(sizes.values()))
     target = devices[0]
     divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
     if directory is not None:
@@ -224,12 +211,12 @@ def inspect(
         decoder = Llama(config, *found, axes=MODEL if mesh_lib.size(divided, *MODEL) > 1 else ())
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
-        each, weights = batch_size // mesh_lib.size(divided, DATA), estimate.weights_of(params)
-        kind = target.platform, target.device_kind, each, weights, mesh_lib.size(divided, LOOKAHEAD)
-        lookahead = stored.lookahead if stored else estimate.estimate(*kind)
+        lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)
     setting = dataclasses.replace(lookahead or PLAIN, relative_step_time=None)
-    rates = rates or estimate.rates(target.platform, target.device_kind)
-    programs, limit = Programs(params, decoder, target, batch_size, capacity, rates, divided), targets.memory(device)
+    programs, limit = (
+        Programs(params, decoder, target, batch_size, capacity, divided, rates),
+        memory_lib.of_device(device),
+    )
     inspection = Inspection(
         device=device,
         device_kind=target.device_kind,
@@ -274,11 +261,7 @@ def _described(found: Inspection, programs: Programs, is_attached: bool) -> Insp
 
 def _memory(limit: int, programs: Programs, compiled: Sequence[Any]) -> Memory:
     """Returns the memory that compiled programs need; the last of them decodes."""
-    needs = []
-    for program in compiled:
-        stats = program.memory_analysis()
-        outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
-        needs.append((stats.argument_size_in_bytes, outputs, stats.temp_size_in_bytes))
+    needs = [memory_lib.Needs.of(program) for program in compiled]
     needed, weights = max(map(sum, needs)), mesh_lib.num_bytes(programs.placed_params())
     cache = mesh_lib.num_bytes(programs.arguments(PLAIN)[2].cache)
     per_token = (needed - weights - cache) / programs.capacity

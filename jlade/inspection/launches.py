@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jlade.costs.estimate import Operation
 from jlade.inspection.hlo import Computation, Instruction, Module, Shape
 
 # Opcodes that move no data and launch nothing.
@@ -32,6 +33,13 @@ class Launch(NamedTuple):
     computation: str
     instruction: Instruction
     times: int
+
+    @property
+    def work(self) -> Operation:
+        """Its arithmetic and memory traffic."""
+        instruction = self.instruction
+        cycles, is_asynchronous = instruction.estimated_cycles, instruction.opcode in STARTS
+        return Operation(self.flops, self.traffic, 1, cycles, self.times, is_asynchronous)
 
     @property
     def operands(self) -> list[Shape]:

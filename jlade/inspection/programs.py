@@ -11,8 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.choosing.estimate import Rates
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.costs import estimate
+from jlade.costs.estimate import Rates
 from jlade.decoding import loop, prefill, sharding
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
@@ -37,8 +38,8 @@ class Programs(NamedTuple):
     device: jax.Device
     batch_size: int
     capacity: int
-    rates: Rates
     mesh: Mesh | None = None  # a result of `mesh_for`; `device` is then one of its devices
+    rates: Rates | None = None  # that the device reaches; None for shares of its data sheet
 
     def config(self, lookahead: LookaheadConfig) -> DecodeConfig:
         chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
@@ -123,7 +124,8 @@ class Programs(NamedTuple):
         entries = self.decoder.config.entries_by_layer(self.capacity)
         chunk = plain.CHUNK_ON_CPU if self.device.platform == "cpu" else plain.CHUNK
         trips = round(statistics.mean(-(-number // chunk) for number in entries))  # no loop says whose it is
-        return compiled.loops(program.as_text(), self.device.platform, sizes, self.rates, trips)
+        rates = self.rates or estimate.rates(self.device.platform, self.device.device_kind)
+        return compiled.loops(program.as_text(), self.device.platform, sizes, rates, trips)
 
     def step_seconds(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:
         """Returns the median seconds of a step of each program, with random weights and a cache that is nearly full.

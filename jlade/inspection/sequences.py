@@ -8,6 +8,7 @@ import numpy as np
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
+from jlade.costs.memory import Needs
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
@@ -68,16 +69,13 @@ def compiled(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequ
     each = min(found.number // groups // 2, MOST) or 1  # rows of a group
     while found.number:
         try:
-            reading, making = (
-                compiled.memory_analysis()
-                for compiled in (read(programs, lookahead), steps(programs, lookahead, groups * each))
-            )
+            reading, making = map(Needs.of, (read(programs, lookahead), steps(programs, lookahead, groups * each)))
         except RuntimeError:  # XLA's, when a program needs more memory than the device has
             found, each = found._replace(number=found.number * (each > 1)), each // 2
             continue
-        row = -(-(making.argument_size_in_bytes - found.weights) // each)
-        temporary = -(-_temporary(making) // each)
-        fitting = max(0, min(left // (row + temporary), (left - _temporary(reading)) // row))
+        row = -(-(making.arguments - found.weights) // each)
+        temporary = -(-(making.outputs + making.temporary) // each)
+        fitting = max(0, min(left // (row + temporary), (left - reading.outputs - reading.temporary) // row))
         found = found._replace(number=groups * fitting, row=row, temporary=temporary)
         if fitting >= each:
             break
@@ -146,8 +144,3 @@ def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:
 
 def _placed(shapes: Any, programs: Programs, specs: Any) -> Any:
     return shapes if programs.mesh is None else mesh_lib.shapes(shapes, programs.mesh, specs)
-
-
-def _temporary(stats: Any) -> int:
-    """Returns the bytes that a program needs besides its arguments, the results in new memory included."""
-    return stats.output_size_in_bytes - stats.alias_size_in_bytes + stats.temp_size_in_bytes

@@ -4,82 +4,42 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from jlade.costs import devices as devices_lib
+from jlade.costs.devices import ARCHITECTURES, Device, Gpu, Tpu
 from jlade.mesh import default_device
 
 GPU_COMPILER, TPU_COMPILER = "gpu-compiler", "tpu-compiler"  # extras of the package
 
 
-class Tpu(NamedTuple):
-    """A kind of TPU, as its compiler names it."""
-
-    device_kind: str
-    topology: str
-    memory: int  # bytes
-
-
-class Gpu(NamedTuple):
-    """A kind of NVIDIA GPU, described for its compiler."""
-
-    device_kind: str
-    capability: tuple[int, int]
-    multiprocessors: int
-    lanes: int  # of each multiprocessor, for float32
-    gigahertz: float
-    shared_memory: int  # bytes of a multiprocessor
-    cache: int  # bytes
-    memory: int  # bytes
-    bandwidth: float  # bytes per second
-
-
-TARGETS: dict[str, Tpu | Gpu] = {
-    "v4": Tpu("TPU v4", "v4:2x2x1", 32 * 2**30),
-    "v5e": Tpu("TPU v5 lite", "v5e:2x2", 16 * 2**30),
-    "v5p": Tpu("TPU v5", "v5p:2x2x1", 95 * 2**30),
-    "v6e": Tpu("TPU v6 lite", "v6e:2x2", 32 * 2**30),
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 167936, 41943040, 85_100_000_000, 2.039e12),
-    "l4": Gpu("NVIDIA L4", (8, 9), 58, 128, 2.04, 102400, 50331648, 24_100_000_000, 3.0e11),
-    "rtx3090": Gpu("NVIDIA GeForce RTX 3090", (8, 6), 82, 128, 1.70, 102400, 6291456, 25_400_000_000, 9.36e11),
-    "rtx4090": Gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 128, 2.52, 102400, 75497472, 25_300_000_000, 1.008e12),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 233472, 52428800, 84_978_434_048, 3.352e12),
-    "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 233472, 62914560, 150_700_000_000, 4.8e12),
-}
-
 _DESCRIPTION = """gpu_device_info {{ threads_per_block_limit:1024 threads_per_warp:32 shared_memory_per_block:49152
-shared_memory_per_core:{gpu.shared_memory} shared_memory_per_block_optin:{optin} threads_per_core_limit:2048
-core_count:{gpu.multiprocessors} fpus_per_core:{gpu.lanes} clock_rate_ghz:{gpu.gigahertz}
+shared_memory_per_core:{shared_memory} shared_memory_per_block_optin:{optin} threads_per_core_limit:2048
+core_count:{gpu.multiprocessors} fpus_per_core:{lanes} clock_rate_ghz:{gpu.gigahertz}
 block_dim_limit_x:2147483647 block_dim_limit_y:65535 block_dim_limit_z:65535 registers_per_core_limit:65536
-registers_per_block_limit:65536 memory_bandwidth:{bandwidth} l2_cache_size:{gpu.cache} device_memory_size:{gpu.memory}
+registers_per_block_limit:65536 memory_bandwidth:{bandwidth} l2_cache_size:{cache} device_memory_size:{device.memory}
 cuda_compute_capability {{ major:{gpu.capability[0]} minor:{gpu.capability[1]} }} }} platform_name:"CUDA"
 dnn_version_info {{ major:9 minor:10 patch:2 }} runtime_version {{ major:12 minor:9 }}
-device_description_str:"{gpu.device_kind}" """
+device_description_str:"{device.kind}" """
 
 
-def find(name: str) -> tuple[jax.Device, bool]:
-    """Returns the device that programs are compiled for, and whether it is attached to this machine.
+def find(name: str, number: int = 1) -> tuple[list[jax.Device], bool]:
+    """Returns devices that programs are compiled for, and whether they are attached to this machine.
+
+    They are attached ones if there are enough of this kind, or else described ones.
 
     Args:
-      name: "cpu", or a key of `TARGETS`.
+      name: "cpu", or a key of `jlade.costs.devices.DEVICES`.
+      number: of devices.
 
     Raises:
-      ValueError: `name` is unknown, or its compiler is not installed.
+      ValueError: `name` is unknown, its compiler is not installed, or JAX makes fewer devices of the CPU.
       RuntimeError: the compiler cannot be used; the message names the remedy.
-    """
-    (device,), is_attached = find_all(name, 1)
-    return device, is_attached
-
-
-def find_all(name: str, number: int) -> tuple[list[jax.Device], bool]:
-    """Returns `find` for several devices: attached ones if there are enough of this kind, or else described ones.
-
-    Raises:
-      ValueError, RuntimeError: as `find`; or the CPU is asked to be more devices than JAX makes of it.
     """
     if name == "cpu":
         devices = jax.local_devices(backend="cpu")
@@ -89,19 +49,17 @@ def find_all(name: str, number: int) -> tuple[list[jax.Device], bool]:
                 f'set jax.config.update("jax_num_cpu_devices", {number}) before JAX starts'
             )
         return devices[:number], True
-    if name not in TARGETS:
-        raise ValueError(f"device must be one of {', '.join(map(repr, ('cpu', *TARGETS)))}; got {name!r}")
-    target, default = TARGETS[name], default_device()
-    if default.device_kind == target.device_kind:
+    target, default = devices_lib.named(name, "cpu"), default_device()
+    if default.device_kind == target.kind:
         others = (device for device in jax.local_devices(backend=default.platform) if device != default)
-        attached = [default, *(device for device in others if device.device_kind == target.device_kind)]
+        attached = [default, *(device for device in others if device.device_kind == target.kind)]
         if len(attached) >= number:
             return attached[:number], True
-    described = _tpu(target, number) if isinstance(target, Tpu) else _gpu(target, number)
+    described = _gpu(target, target.target, number) if isinstance(target.target, Gpu) else _tpu(target.target, number)
     return described[:number], False
 
 
-def _tpu(target: Tpu, number: int) -> list[jax.Device]:
+def _tpu(tpu: Tpu, number: int) -> list[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f'the compiler for TPUs is not installed: pip install "jlade[{TPU_COMPILER}]"')
     # libtpu otherwise looks for a TPU machine, complains that there is none, and lets one process use it at a time.
@@ -109,7 +67,7 @@ def _tpu(target: Tpu, number: int) -> list[jax.Device]:
     settings |= {"TPU_LOG_DIR": "disabled"}
     for name, value in (settings | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}).items():
         os.environ.setdefault(name, value)
-    generation, _, sizes = target.topology.partition(":")
+    generation, _, sizes = tpu.topology.partition(":")
     grid = [int(size) for size in sizes.split("x")]
     while math.prod(grid) < number:
         shortest = min(range(len(grid)), key=lambda axis: (grid[axis], -axis))
@@ -117,10 +75,19 @@ def _tpu(target: Tpu, number: int) -> list[jax.Device]:
     return _described("tpu", topology_name=f"{generation}:{'x'.join(map(str, grid))}")
 
 
-def _gpu(target: Gpu, number: int) -> list[jax.Device]:
+def _gpu(device: Device, gpu: Gpu, number: int) -> list[jax.Device]:
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(f'the compiler for NVIDIA GPUs is not installed: pip install "jlade[{GPU_COMPILER}]"')
-    description = _DESCRIPTION.format(gpu=target, bandwidth=int(target.bandwidth), optin=target.shared_memory - 1024)
+    lanes, shared_memory = ARCHITECTURES[gpu.capability]
+    description = _DESCRIPTION.format(
+        device=device,
+        gpu=gpu,
+        lanes=lanes,
+        shared_memory=shared_memory,
+        optin=shared_memory - 1024,
+        bandwidth=round(1e12 * device.terabytes),
+        cache=round(2**20 * gpu.cache),
+    )
     return _described("cuda", topology_name="", topology=f"1x1x{number}", target_config=description)
 
 
@@ -133,30 +100,13 @@ def _described(platform: str, **description: str) -> list[jax.Device]:
     return devices
 
 
-def memory(name: str) -> int:
-    """Returns the bytes of a device's memory. `name` is an argument of `find`."""
-    if name in TARGETS:
-        return TARGETS[name].memory
-    return _memory_of_host()
-
-
-def memory_of(device: jax.Device) -> int:
-    """Returns the bytes of an attached device's memory that JAX may use."""
-    stats = device.memory_stats()
-    return _memory_of_host() if stats is None else int(stats["bytes_limit"])
-
-
-def _memory_of_host() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def compile_for(
     place: jax.Device | Mesh, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> Any:
     """Returns `function` compiled for devices that need not be there, a `jax.stages.Compiled`.
 
     Args:
-      place: a result of `find`, or a mesh of results of `find_all`.
+      place: a result of `find`, or a mesh of them.
       function: traceable.
       arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`; for a mesh, with their shardings.
       donate: indices of the arguments whose memory the results take over.

@@ -46,7 +46,7 @@ class Case:
         length = jax.ShapeDtypeStruct((self.batch_size,), jnp.int32)
         positions = jax.ShapeDtypeStruct((self.batch_size, self.block_size), jnp.int32)
         mask = jax.ShapeDtypeStruct((self.num_masks, self.block_size, self.block_size), bool)
-        device, _ = targets.find("h100")
+        (device,), _ = targets.find("h100")
         attend = functools.partial(hopper.attend, window=self.window, cap=self.cap)
         return targets.compile_for(device, attend, Operands(*arrays, length, mask, positions))
 
@@ -68,7 +68,7 @@ class ExpertsCase:
         shapes = [(self.num_tiles, self.rows, self.size), *[(self.num_experts, self.size, self.width)] * self.number]
         tiles, *weights = (jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in shapes)
         chosen = jax.ShapeDtypeStruct((self.num_tiles,), jnp.int32)
-        device, _ = targets.find("h100")
+        (device,), _ = targets.find("h100")
         return targets.compile_for(device, experts.multiply, tiles, chosen, *weights)
 
 

@@ -9,12 +9,13 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import memory as memory_lib
+from jlade.costs import work as work_lib
+from jlade.costs.work import Layout
 from jlade.models.attention import plain
-from jlade.planning import work as work_lib
-from jlade.planning.work import Layout
 from tests.accelerators.needs import device
 from tests.accelerators.test_programs import LLAMA, QWEN, pool_bytes, state_bytes
-from tests.planning import meshed
+from tests.costs import meshed
 
 OPTIMIZED = True
 
@@ -86,7 +87,7 @@ def test_planned_work_is_that_of_compiled_programs(name, sizes):
     layout = Layout(*sizes)
     shard = work_lib.shard(param_shapes(config, jnp.bfloat16), layout.model)
     work = work_lib.work(shard, layout, SETTING, 1, 1024)
-    memory = work_lib.memory(shard, layout, SETTING, 1, 1024)
+    memory = memory_lib.of_step(shard, layout, SETTING, 1, 1024)
     found = meshed.collectives(launched)
     expected = sum(each.num_bytes for each in work.collectives)
     assert found == expected

@@ -13,9 +13,9 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import estimate
 from jlade.drafts import pool as ngram_pool
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Sizes
@@ -153,8 +153,8 @@ def test_experts_have_a_kernel_without_copies_and_loops(name, sizes):
     assert (found.experts, found.failure, found.copies) == ("gpu", None, [])
     assert found.step.host_loops == found.plain_step.host_loops == sum(chunk.host_loops for chunk in found.chunks) == 0
     if not sizes:
-        target, _ = targets.find(name)
-        programs = Programs(params, Llama(config, "plain", "gpu"), target, 1, 1024, estimate.rates("gpu", "H100"))
+        (target,), _ = targets.find(name)
+        programs = Programs(params, Llama(config, "plain", "gpu"), target, 1, 1024)
         counts = [
             programs.decoding(each).as_text().count('custom_call_target="mosaic_gpu') for each in (PLAIN, setting)
         ]
@@ -162,7 +162,7 @@ def test_experts_have_a_kernel_without_copies_and_loops(name, sizes):
 
 
 def facts(name, function, *shapes, sizes):
-    target, _ = targets.find(name)
+    (target,), _ = targets.find(name)
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
 
     def nine_times(x, *rest):
@@ -177,10 +177,9 @@ def facts(name, function, *shapes, sizes):
 @pytest.mark.parametrize("name", [device("v5e"), device("v6e")])
 def test_no_product_is_computed_inside_another(name):
     """Otherwise a block of 8 tokens takes longer than one of 120: see the barrier in `llama._layer`."""
-    target, _ = targets.find(name)
+    (target,), _ = targets.find(name)
     params = param_shapes(dataclasses.replace(LLAMA, intermediate_size=14336, num_kv_heads=8), jnp.bfloat16)
-    rates = estimate.rates(target.platform, target.device_kind)
-    program = Programs(params, Llama(params.config, "tpu"), target, 1, 1024, rates).decoding(LookaheadConfig.tree(7))
+    program = Programs(params, Llama(params.config, "tpu"), target, 1, 1024).decoding(LookaheadConfig.tree(7))
     module = Module(program.as_text())
     launched = list(launches(module, module.body(module.loops(module.entry)[-1])))
     products = [sum(inner.instruction.opcode in PRODUCTS for inner in launch.inner) for launch in launched]
@@ -191,7 +190,7 @@ def test_no_product_is_computed_inside_another(name):
 @pytest.mark.parametrize("name", [device("v5e"), device("v6e")])
 def test_the_highest_logits_are_found_without_a_copy_in_narrow_rows(name):
     """Rows of 64 of the 128 lanes take 2.5 times as long, more than a hundredth of a step."""
-    target, _ = targets.find(name)
+    (target,), _ = targets.find(name)
     logits = jax.ShapeDtypeStruct((1, 64, 128256), jnp.float32)
     text = targets.compile_for(target, lambda x: VocabularyShard(128256).top(x, 8), logits).as_text()
     module = Module(text)

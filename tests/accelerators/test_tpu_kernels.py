@@ -33,7 +33,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "block_size", "group", "head_dim"), CASES)
 @pytest.mark.parametrize("has_variations", [False, True], ids=["", "variations"])
 def test_compiles(has_variations, name, block_size, group, head_dim):
-    target, _ = targets.find(name)
+    (target,), _ = targets.find(name)
     block, cache = (2, block_size, 8, head_dim), (2, 8, 4096, head_dim)
     shapes = [(2, block_size, 8 * group, head_dim), block, block, cache, cache]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]

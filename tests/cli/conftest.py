@@ -4,8 +4,8 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.choosing import estimate
 from jlade.cli import options
+from jlade.costs import estimate
 from tests.tiny import PAPER
 
 

@@ -11,12 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from jlade import LookaheadConfig, cli, conversion
-from jlade.choosing import choice
 from jlade.cli.options import DEMO
 from jlade.config import PLAIN
 from jlade.conversion.tensors import build_params
 from jlade.conversion.weight_files import StoredTensor
-from jlade.inspection import targets
+from jlade.costs import choice, memory
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.conversion.test_round_trip import SHAPE
@@ -67,7 +66,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
     }
     row = facts["memory"]["kv_cache_bytes"] + 2048 * 4  # and its tokens, at least
     assert facts["engine"]["row_bytes"] > row
-    assert facts["engine"]["sequences"] < targets.memory("cpu") / row
+    assert facts["engine"]["sequences"] < memory.of_device("cpu") / row
     tensors = load_file(small_demo / "model.safetensors").values()
     assert facts["files"] == {
         "count": 1,

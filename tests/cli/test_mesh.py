@@ -9,8 +9,8 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.choosing import choice
 from jlade.conversion import save_hf
+from jlade.costs import choice
 from jlade.generation import difference
 from jlade.models import sharding
 from tests.tiny import tiny_llama, tiny_tokenizer

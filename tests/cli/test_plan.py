@@ -48,7 +48,7 @@ def test_json_is_that_of_the_function(directory, capsys):
 
 def test_the_table_and_the_recommendation(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    printed = plan(capsys, "--model", DEMO, "--device", "h100", "--count", 4)
+    printed = plan(capsys, "--model", DEMO, "--device", "H100", "--count", 4)
     best = jlade.plan(DEMO, "h100", 4).recommended
     data, lookahead, model = best.layout
     assert f"Recommended: jlade.make_mesh(data={data}, lookahead={lookahead}, model={model}), " in printed

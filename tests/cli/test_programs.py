@@ -61,7 +61,8 @@ def test_refusals(arguments, message, directory, refused):
 
 def test_a_missing_compiler_is_named(directory, refused, monkeypatch):
     monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
-    assert 'pip install "jlade[tpu-compiler]"' in refused(["inspect", directory, "--device", "v6e", "--length", "32"])
+    for device, extra in (("v6e", "tpu"), ("L40S", "gpu")):
+        assert f'"jlade[{extra}-compiler]"' in refused(["inspect", directory, "--device", device, "--length", "32"])
 
 
 def test_a_directory_that_is_none(refused):

@@ -10,10 +10,10 @@ from rich.progress import TimeRemainingColumn
 
 import jlade
 from jlade import cli
-from jlade.choosing import choice, estimate
 from jlade.cli.tune import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
-from jlade.tuning.search import USUAL
+from jlade.costs import choice, estimate
+from jlade.costs.settings import USUAL
 from tests.tiny import slow
 
 SHORT = ["--settings", "tree=7", "--max-new-tokens", "16"]

@@ -7,8 +7,8 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
 from jlade.config import PLAIN
+from jlade.costs import estimate
 from jlade.decoding import loop
 from jlade.inspection import compiled
 from jlade.inspection.compiled import Sizes

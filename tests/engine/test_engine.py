@@ -17,8 +17,8 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.choosing import choice
 from jlade.config import PLAIN
+from jlade.costs import choice
 from jlade.decoding import prefill, sampling
 from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib

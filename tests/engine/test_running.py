@@ -6,8 +6,8 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
-from jlade.choosing import choice, learned
 from jlade.config import PLAIN
+from jlade.costs import choice, learned
 from jlade.engine import rows, width
 from tests.engine.test_engine import PARAMS, alone, assert_equal, engine
 from tests.tiny import PAPER, slow

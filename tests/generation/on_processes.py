@@ -8,7 +8,7 @@ import sys
 import jax
 
 import jlade
-from jlade.choosing import choice
+from jlade.costs import choice
 from jlade.models import sharding
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 4]]

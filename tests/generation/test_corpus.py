@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.choosing import choice
+from jlade.costs import choice
 from jlade.drafts import recycled as recycling
 from jlade.drafts import suffix
 from jlade.drafts.index import candidates

@@ -104,7 +104,7 @@ def test_texts_are_read_without_the_beginning_of_a_prompt():
 
 
 def test_auto_ignores_it_where_its_setting_has_no_tree(monkeypatch):
-    monkeypatch.setattr("jlade.choosing.choice.choose", lambda *arguments: LookaheadConfig.paper(0, 4, 1))
+    monkeypatch.setattr("jlade.costs.choice.choose", lambda *arguments: LookaheadConfig.paper(0, 4, 1))
     inputs, config = jlade.prepare(PARAMS, [1], prediction=[1, 2])
     assert "prediction" not in inputs.sources
     assert config.lookahead == LookaheadConfig.paper(0, 4, 1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.choosing.estimate import Rates
+from jlade.costs.estimate import Rates
 from jlade.inspection import compiled, hlo
 from jlade.inspection.compiled import Sizes
 from jlade.inspection.launches import launches

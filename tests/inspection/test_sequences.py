@@ -5,7 +5,6 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.choosing import estimate
 from jlade.engine import rows
 from jlade.inspection import sequences, targets
 from jlade.inspection.programs import Programs
@@ -21,7 +20,7 @@ CAPACITY = 64
 def programs_on(**sizes):
     mesh = sharding.mesh_for(PARAMS.config, jlade.make_mesh(**sizes)) if sizes else None
     decoder, device = Llama(PARAMS.config).on(PARAMS, mesh), jax.devices()[0]
-    return Programs(PARAMS, decoder, device, 1, CAPACITY, estimate.CPU, mesh)
+    return Programs(PARAMS, decoder, device, 1, CAPACITY, mesh)
 
 
 @pytest.mark.parametrize("sizes", [{}, slow({"data": 2, "model": 2})])

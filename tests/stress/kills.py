@@ -39,10 +39,10 @@ import safetensors
 import jlade
 from benchmarks import report
 from jlade import cli
-from jlade.choosing import choice
-from jlade.choosing.choice import Key
-from jlade.choosing.learned import Learned, Times
 from jlade.cli.options import DEMO
+from jlade.costs import choice
+from jlade.costs.choice import Key
+from jlade.costs.learned import Learned, Times
 from jlade.drafts.pool import NGramPool
 from jlade.evaluation import runs
 

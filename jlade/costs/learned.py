@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 
 from jlade import files
 from jlade import mesh as mesh_lib
-from jlade.choosing import choice, estimate
 from jlade.config import LookaheadConfig
+from jlade.costs import choice, estimate
 from jlade.decoding import prefill
 from jlade.decoding.state import Chunks, DecodeConfig, Inputs
 from jlade.lookahead import adaptive, division

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade import LookaheadConfig, Trial
-from jlade.choosing import choice
 from jlade.config import PLAIN
+from jlade.costs import choice, measurement, search
 from jlade.decoding import loop, prefill
-from jlade.tuning import measurement, search
 from tests.tiny import slow, tiny_llama
 
 SMALL, LONG, WIDE = LookaheadConfig.tree(3), LookaheadConfig.paper(0, 8, 1), LookaheadConfig.paper(15, 5, 15)

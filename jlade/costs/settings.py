@@ -1,9 +1,31 @@
-"""Tokens per step of settings: measured with SmolLM2, and the formula of the paper."""
+"""The settings that "auto", `jlade.tune` and `jlade.plan` choose among, and their tokens per step, as far as known."""
 
 from typing import Literal, get_args
 
-from jlade.config import LookaheadConfig
+from jlade.config import MAX_BLOCK_SIZE, LookaheadConfig
 from jlade.lookahead import names
+
+TREES = tuple(map(LookaheadConfig.tree, (959, 479, 239, 119, 63, 31, 15, 7, 3)))
+
+# Of "auto", widest first: on one device, and on several that share the tokens of a step.
+AUTO = (LookaheadConfig(), *TREES[4:])
+AUTO_ON_SEVERAL = (*TREES[:3], *AUTO)
+
+# Of `jlade.tune`: trees, prompt lookup in small and in wide blocks, then settings with a window, among them those of
+# Table 4 of arXiv 2402.02057.
+USUAL = (
+    *TREES[:2:-1],
+    *(LookaheadConfig.paper(*sizes) for sizes in ((0, 3, 1), (0, 4, 1), (0, 6, 1), (0, 8, 1), (0, 6, 2), (0, 5, 10))),
+    *(LookaheadConfig.paper(*sizes) for sizes in ((5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15), (20, 7, 20))),
+)
+
+# Of `jlade.plan` by the paper's formula, W = G; by the tokens measured with SmolLM2 it is `measured`.
+OF_PAPER = tuple(
+    LookaheadConfig.paper(w, n, w)
+    for w in (3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240)
+    for n in (3, 4, 5, 6, 7)
+    if 2 * w * (n - 1) <= MAX_BLOCK_SIZE
+)
 
 Source = Literal["smollm2", "paper"]
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -53,7 +75,7 @@ def paper(setting: LookaheadConfig) -> float:
     return (STEPS + length - missed) / STEPS
 
 
-def of(setting: LookaheadConfig, source: Source) -> float:
+def tokens_per_step(setting: LookaheadConfig, source: Source) -> float:
     """Returns the tokens per step of a setting.
 
     Raises:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jlade
-from jlade.choosing import choice, learned
+from jlade.costs import choice, learned
 from jlade.decoding import prefill
 from jlade.generation import request
 from jlade.generation.options import Options

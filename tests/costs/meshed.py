@@ -4,7 +4,6 @@ import math
 
 import jlade
 from jlade import mesh
-from jlade.choosing import estimate
 from jlade.conversion.tensors import param_shapes
 from jlade.inspection import hlo, targets
 from jlade.inspection.compiled import COLLECTIVES
@@ -17,12 +16,11 @@ from jlade.models.llama import Llama
 
 def compile_steps(name, sizes, config, setting, batch_size, capacity, dtype):
     """Returns the compiled program that makes steps on a mesh of `sizes`, with plain attention."""
-    devices, _ = targets.find_all(name, math.prod(sizes))
+    devices, _ = targets.find(name, math.prod(sizes))
     divided = sharding.mesh_for(config, jlade.make_mesh(*sizes, devices=devices))
     decoder = Llama(config, "plain", axes=MODEL if mesh.size(divided, *MODEL) > 1 else ())
-    rates = estimate.rates(devices[0].platform, devices[0].device_kind)
     params = param_shapes(config, dtype)
-    return Programs(params, decoder, devices[0], batch_size, capacity, rates, divided).decoding(setting)
+    return Programs(params, decoder, devices[0], batch_size, capacity, divided).decoding(setting)
 
 
 def step_launches(program, trips):

@@ -1,8 +1,10 @@
 import pytest
 
 from jlade import LookaheadConfig
-from jlade.choosing import estimate, sheet
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
+from jlade.costs import devices, estimate
+from jlade.costs.devices import DEVICES
+from jlade.costs.estimate import Operation, Rates
 
 TREE = LookaheadConfig()
 
@@ -34,6 +36,7 @@ def test_estimates(platform, device_kind, setting):
     [
         ("NVIDIA H100 80GB HBM3", 989, 3350),
         ("NVIDIA H100 PCIe", 756, 2000),
+        ("NVIDIA B200", 2250, 8000),
         ("NVIDIA L40S", 362, 864),
         ("NVIDIA L4", 121, 300),
         ("TPU v5 lite", 197, 819),
@@ -66,11 +69,16 @@ def test_texts_decoded_at_once_share_the_room():
     assert estimate.estimate("gpu", h100, 256) == PLAIN
 
 
+def test_a_device_is_known_by_its_kind_and_its_relatives_by_a_part_of_it():
+    assert all(devices.of_kind(device.kind) is device for device in DEVICES.values())
+    relatives = {"NVIDIA H100 80GB HBM2e": "h100", "NVIDIA A100-SXM-64GB": "a100", "TPU v5p": "v5p"}
+    assert all(devices.of_kind(kind) is DEVICES[name] for kind, name in relatives.items())
+
+
 def test_an_unknown_device_is_taken_for_the_one_with_the_least_room():
-    times = {name: estimate.step_times("gpu", name)[MAX_BLOCK_SIZE] for name in sheet.SHEETS}
-    plain = {name: estimate.step_times("gpu", name)[1] for name in sheet.SHEETS}
+    times = [estimate.step_times("gpu", device.kind) for device in DEVICES.values()]
     unknown = estimate.step_times("gpu", "unknown")
-    assert unknown[MAX_BLOCK_SIZE] / unknown[1] == max(times[name] / plain[name] for name in times)
+    assert unknown[MAX_BLOCK_SIZE] / unknown[1] == max(each[MAX_BLOCK_SIZE] / each[1] for each in times)
 
 
 @pytest.mark.parametrize("batch_size", [1, 32, 1024])
@@ -86,12 +94,25 @@ def test_arithmetic_and_reading_add_up_on_a_cpu():
     """As measured: a step of 120 tokens takes 10.5 times a plain one (docs/speed.md)."""
     times = estimate.step_times("cpu", "cpu", weights=estimate.Weights(4))
     assert times[120] / times[1] == pytest.approx(10.5, rel=0.25)
-    time = estimate.time(estimate.CPU, 3e9, 7e9)
+    time = estimate.time(estimate.CPU, [Operation(3e9, 7e9)])
     assert time.total == time.arithmetic + time.memory == pytest.approx(3 / 180 + 7 / 35)
 
 
+def test_operations_run_one_after_the_other_but_for_asynchronous_ones():
+    rates = Rates(flops=1e9, bytes=1e9, cycles=2e9, kernel=0.1)
+    product, short, slow = (
+        Operation(1e9, 5e8, kernels=1),
+        Operation(0, 1e6, kernels=1, times=3),
+        Operation(0, 0, cycles=10**9),
+    )
+    assert estimate.time(rates, [product, short, slow]) == pytest.approx((1 + 3 * 0.1 + 0.5, 1.5, 0.503))
+    copy = Operation(0, 1e9, kernels=1, is_asynchronous=True)
+    assert estimate.time(rates, [product, copy]).total == pytest.approx(1.5)  # the bandwidth is the limit
+    assert estimate.time(rates, [product, product, copy]).total == pytest.approx(2)
+
+
 def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():
-    for platform, kind in (("cpu", "cpu"), *(("gpu", name) for name in sheet.SHEETS)):
+    for platform, kind in (("cpu", "cpu"), *(("gpu", device.kind) for device in DEVICES.values())):
         for batch_size in (1, 2, 4, 8, 64):
             setting = estimate.estimate(platform, kind, batch_size)
             assert estimate.speed_limit(setting, estimate.step_times(platform, kind, batch_size)) >= 1

@@ -1,4 +1,4 @@
-"""The search for the fastest setting: `tune` prunes settings by the time of their steps and tries the others."""
+"""The search for the fastest setting, which prunes settings by the time of their steps and tries the others."""
 
 import dataclasses
 import functools
@@ -10,26 +10,18 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from jlade.choosing import choice, processes
-from jlade.choosing.estimate import SLACK, speed_limit
+from jlade import mesh as mesh_lib
 from jlade.config import PLAIN, LookaheadConfig, check_int
+from jlade.costs import choice
+from jlade.costs.estimate import SLACK, speed_limit
+from jlade.costs.measurement import Measurement
+from jlade.costs.settings import USUAL
+from jlade.costs.tuning import Trial, Tuning
 from jlade.decoding import sharding
-from jlade.generation import request
-from jlade.generation.options import Options, TextOptions, keywords
-from jlade.generation.prompts import Prompts
+from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.lookahead.adaptive import has_forecast, levels
 from jlade.lookahead.names import label
 from jlade.models.base import Params
-from jlade.tuning.measurement import Measurement
-from jlade.tuning.result import Trial, Tuning
-
-# The settings to try: trees, prompt lookup in small and in wide blocks, then settings with a window, among them those
-# of Table 4 of arXiv 2402.02057.
-USUAL = (
-    *(LookaheadConfig.tree(size) for size in (3, 7, 15, 31, 63, 119)),
-    *(LookaheadConfig.paper(*sizes) for sizes in ((0, 3, 1), (0, 4, 1), (0, 6, 1), (0, 8, 1), (0, 6, 2), (0, 5, 10))),
-    *(LookaheadConfig.paper(*sizes) for sizes in ((5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15), (20, 7, 20))),
-)
 
 CLOSE = 0.2  # settings within this share of the best speed are measured again, side by side
 TIE = 0.03  # settings within this share of the best speed are equally good
@@ -50,10 +42,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TuneOptions(TextOptions):
-    """The options of `tune`."""
+class SearchOptions:
+    """The options of the search; see `jlade.tune`."""
 
-    max_new_tokens: int | Sequence[int] | None = 128
     settings: Sequence[LookaheadConfig] = USUAL
     batch_size: int = 1
     repeat: int = 3
@@ -63,59 +54,23 @@ class TuneOptions(TextOptions):
     progress: Callable[[str, int, int], None] = lambda doing, done, total: None
 
 
-@keywords(TuneOptions)
-def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
-    """Finds the setting, plain decoding included, that decodes prompts like these fastest on this device.
-
-    First, the steps of some settings are timed, each with a block at least twice as large as the one before. These
-    times exclude the settings that cannot win, except the estimate for this device, which is always tried. Each of the
-    others is compiled and decodes all prompts, in turns with plain decoding; the best ones are measured once more, side
-    by side. Of equally fast settings the one with the smallest block wins. A warning says when repeated timings differ
-    so much that the machine must have been busy.
-
-    Args:
-      params: the model's parameters.
-      prompts: a few prompts like those to come, as tokens per step depend on the text; see `jlade.generate`.
-      settings: the settings to try besides plain decoding and the estimate for this device.
-      batch_size: prompts decoded at once. The result holds for batches of this size.
-      repeat: how often the best settings are timed; the other ones are timed half as often. The median counts for
-        texts, the minimum for steps.
-      adaptive: whether the returned setting falls back to narrower steps where wide ones do not pay, by the measured
-        `LookaheadConfig.relative_step_time`. Trees without a window do so in their trials too; other settings do not.
-      store: whether to store the result for `lookahead="auto"`, in place of an earlier one. An earlier one that was
-        measured with more tokens, by the product of prompts, tokens and repeats, stays; a warning says so.
-      force: whether to replace that one, too.
-      progress: called before each measurement with its description, the number of measurements that are done, and the
-        most that there will be in all, which falls as settings are excluded; and at the end with "done" and that number
-        twice. A setting is one measurement, like the time of a step and the last comparison.
-      max_new_tokens: at least twice the most tokens that a step can accept.
-      sampling: sampled texts give fewer tokens per step than greedy ones.
-      tokenizer and others: see `jlade.generate`.
-
-    Raises:
-      TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
-      Interrupted: after Ctrl-C; a KeyboardInterrupt with the measurements until then. Nothing is stored.
-    """
-    repeat, batch_size = check_int("repeat", options.repeat, 1), check_int("batch_size", options.batch_size, 1)
-    for setting in options.settings:
-        if not isinstance(setting, LookaheadConfig):
-            raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
-    of_text = {field.name: getattr(options, field.name) for field in dataclasses.fields(TextOptions)}
-    of_text["stop"] = options.stop or ()  # as no end token of the checkpoint ends a text here, no string does
-    checked = request.check(params, prompts, Options(**of_text, lookahead=None), batch_size)
-    mesh = checked.config.mesh
+def find_fastest(
+    params: Params, inputs: Inputs, config: DecodeConfig, max_new_tokens: int, options: SearchOptions
+) -> Tuning:
+    """Returns the fastest setting for the texts that go on from `inputs`; see `jlade.tune`."""
+    mesh, batch_size, repeat = config.mesh, options.batch_size, options.repeat
     default = choice.estimated(params, batch_size, mesh)
     settings = [setting for setting in (default, *options.settings) if setting != PLAIN]  # plain is tried anyway
     least = 2 * max((setting.max_accepted for setting in settings), default=1)  # for a text of more than one step
-    max_new_tokens = check_int("max_new_tokens", options.max_new_tokens, least)
-    key = choice.key(params, checked.config.decoder, batch_size, mesh)
-    params = sharding.put_params(params, checked.config.mesh)
-    amount = {"prompts": len(checked.inputs.lengths), "tokens": max_new_tokens, "repeat": repeat}
+    check_int("max_new_tokens", max_new_tokens, least)
+    key = choice.key(params, config.decoder, batch_size, mesh)
+    params = sharding.put_params(params, mesh)
+    amount = {"prompts": len(inputs.lengths), "tokens": max_new_tokens, "repeat": repeat}
     store = options.store and (options.force or _replaces(amount, choice.load(key)))
     shared = mesh is not None and mesh.is_multi_process
     if shared:
-        store = processes.gather(store)[0]
-    measure = Measurement.of(params, checked.inputs, checked.config, batch_size)
+        store = mesh_lib.gather(store)[0]
+    measure = Measurement.of(params, inputs, config, batch_size)
 
     step_times = measure.step_times
     found: dict[LookaheadConfig, Trial] = {}
@@ -135,13 +90,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
     if options.adaptive:  # the cost of each width decides
         timed = [level for setting in settings for level in (levels(setting) if has_forecast(setting) else (setting,))]
     try:
-        time_blocks(
-            timed,
-            functools.partial(measure.step_seconds, repeat=repeat),
-            step_times,
-            announce,
-            num_others,
-        )
+        time_blocks(timed, functools.partial(measure.step_seconds, repeat=repeat), step_times, announce, num_others)
         if options.adaptive:
             default, *settings = (_with_cost(setting, step_times) for setting in (default, *settings))
         best, tried, pruned = search(settings, step_times, trials, default, announce)
@@ -153,7 +102,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
         warnings.warn(
             f"the machine was busy: repeated timings of the same texts differ by {result.spread:.0%}. Tune again when "
             "nothing else runs",
-            stacklevel=2,
+            stacklevel=4,
         )
     return _store(result, key, amount, shared) if store else result
 
@@ -258,7 +207,7 @@ def _replaces(amount: dict[str, int], earlier: choice.Stored | None) -> bool:
         f"the result will not be stored: an earlier one ({earlier.date}) timed {earlier.prompts} prompts x "
         f"{earlier.tokens} tokens x {earlier.repeat} repeats, this one times {' x '.join(map(str, amount.values()))}. "
         "force=True or --force replaces it",
-        stacklevel=3,
+        stacklevel=5,
     )
     return False
 
@@ -270,7 +219,7 @@ def _store(result: Tuning, key: choice.Key, amount: dict[str, int], shared: bool
             return result
         choice.save(key, result.lookahead, amount | {name: facts[name] for name in ("step_times", "trials", "pruned")})
     except OSError as error:
-        warnings.warn(f'the result is not stored, so lookahead="auto" will not find it: {error}', stacklevel=3)
+        warnings.warn(f'the result is not stored, so lookahead="auto" will not find it: {error}', stacklevel=5)
         return result
     finally:
         choice.forget()  # in all processes, as the next `choice.find` is an exchange

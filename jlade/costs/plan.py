@@ -6,25 +6,23 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jlade.choosing import estimate, tokens_per_step
-from jlade.choosing.estimate import Rates
-from jlade.choosing.sheet import MACHINE, NETWORK, sheet
-from jlade.choosing.tokens_per_step import Source
-from jlade.config import MAX_BLOCK_SIZE, PLAIN, LookaheadConfig, check_int
+from jlade.config import PLAIN, LookaheadConfig, check_int
 from jlade.conversion import location
 from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import param_shapes
-from jlade.inspection import targets
-from jlade.inspection.targets import Gpu
+from jlade.costs import devices, estimate
+from jlade.costs import memory as memory_lib
+from jlade.costs import settings as settings_lib
+from jlade.costs import work as work_lib
+from jlade.costs.devices import MACHINE, NETWORK, Device
+from jlade.costs.memory import Memory
+from jlade.costs.settings import Source
+from jlade.costs.work import Collective, Layout, Shard, Work
 from jlade.lookahead import names
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig
-from jlade.planning import work as work_lib
-from jlade.planning.work import Collective, Layout, Memory, Shard, Work
 
 DTYPES = ("bfloat16", "float16", "float32")
-WIDTHS = (3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240)  # W = G
-NGRAMS = (3, 4, 5, 6, 7)
 SIMILAR = 0.98  # of the highest speed: then the narrower block, or fewer devices, are better
 
 # Assumptions. None of these has been measured here.
@@ -141,7 +139,7 @@ def plan(
     Args:
       model: a directory with a `config.json`, a GGUF file, an id of the Hugging Face Hub, of which no weights are
         fetched, or the configuration.
-      device: "v4", "v5e", "v5p", "v6e", "a100", "l4", "rtx3090", "rtx4090", "h100" or "h200".
+      device: the name of a kind of TPU or GPU, like "v5e" or "h100": a key of `jlade.costs.devices.DEVICES`.
       count: number of devices. Meshes of a divisor of it are considered too.
       dtype: of weights and cache: "bfloat16", "float16" or "float32".
       int8: whether matrices are in int8.
@@ -156,50 +154,48 @@ def plan(
     """
     check_int("count", count, 1)
     check_int("batch_size", batch_size, 1)
-    if device not in targets.TARGETS:
-        raise ValueError(f"device must be one of {', '.join(map(repr, targets.TARGETS))}; got {device!r}")
+    sheet = devices.named(device)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}; got {dtype!r}")
     config = model if isinstance(model, LlamaConfig) else read_config(location.find(model, argument="model"))
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     settings = _settings(lookahead, compression)
-    params, limit = param_shapes(config, dtype, int8), targets.TARGETS[device].memory
+    params, limit = param_shapes(config, dtype, int8), sheet.memory
     shards = {n: work_lib.shard(params, n) for n in _divisors(count) if sharding.can_divide(config, n)}
     options = []
     for layout in _layouts(count, batch_size, shards):
         request = shards[layout.model], layout, batch_size, capacity
-        choices = [_option(setting, tokens, *request, device, limit) for setting, tokens in settings.items()]
+        choices = [_option(setting, tokens, *request, sheet) for setting, tokens in settings.items()]
         options.append(_best(choices))
     options.sort(key=lambda option: (not option.fits, -option.tokens_per_second, option.layout.num_devices))
     return Plan(device, count, batch_size, capacity, dtype, int8, compression, limit, tuple(options))
 
 
-def step_time(work: Work, num_layers: int, device: str) -> Step:
+def step_time(work: Work, num_layers: int, device: Device) -> Step:
     """Returns the estimated time of the model in a step: its parts, small operations and collectives, one by one.
 
     Args:
       work: of each device.
       num_layers: of the model.
-      device: a key of `targets.TARGETS`.
+      device: of this kind.
     """
-    rates, kind = _rates(device), "gpu" if isinstance(targets.TARGETS[device], Gpu) else "tpu"
-    # A part takes as long as the longer of its arithmetic and its memory traffic.
-    parts = [estimate.time(rates._replace(kernel=0.0), *part) for part in work.parts]
-    small = SMALL * num_layers * OPERATION[kind]
+    rates = estimate.rates(device.platform, device.kind)
+    parts = estimate.time(rates, work.parts)
+    small = SMALL * num_layers * OPERATION[device.platform]
     collective = sum(collective_time(each, device) for each in work.collectives)
     read = work.num_bytes - work.logits_bytes
     return Step(
-        total=sum(part.total for part in parts) + small + collective,
+        total=parts.total + small + collective,
         floor=read / rates.bytes,
-        arithmetic=sum(part.arithmetic for part in parts),
-        memory=sum(part.memory for part in parts),
+        arithmetic=parts.arithmetic,
+        memory=parts.memory,
         small=small,
         collective=collective,
     )
 
 
-def collective_time(collective: Collective, device: str) -> float:
+def collective_time(collective: Collective, device: Device) -> float:
     """Returns the estimated seconds of a collective.
 
     k devices send 2 log2(k) messages one after the other, and 2 (k-1) / k of their bytes.
@@ -209,7 +205,7 @@ def collective_time(collective: Collective, device: str) -> float:
     return collective.times * 2 * math.ceil(math.log2(k)) * message + sent / rate
 
 
-def pipeline_time(step: Step, num_bytes: int, stages: int, device: str) -> float:
+def pipeline_time(step: Step, num_bytes: int, stages: int, device: Device) -> float:
     """Returns the estimated seconds of a step of one text with the layers divided into stages, a device each.
 
     No stage can begin before the one in front of it has ended, so that all of them take the time of one device, and
@@ -219,34 +215,27 @@ def pipeline_time(step: Step, num_bytes: int, stages: int, device: str) -> float
       step: on one device.
       num_bytes: of a message, the hidden states of the step's tokens.
       stages: the number of devices.
-      device: a key of `targets.TARGETS`.
+      device: of this kind.
     """
     message, rate = _link(device, stages)
     return step.total + (stages - 1) * (message + num_bytes / rate)
 
 
-def _link(device: str, span: int) -> tuple[float, float]:
+def _link(device: Device, span: int) -> tuple[float, float]:
     """Returns the seconds of a message among `span` consecutive devices, and the bytes per second of their links."""
-    target = targets.TARGETS[device]
-    is_gpu = isinstance(target, Gpu)
-    rate, message = sheet(target.device_kind).link, MESSAGE["gpu" if is_gpu else "tpu"]
-    if is_gpu and span > MACHINE:
+    rate, message = device.link, MESSAGE[device.platform]
+    if device.platform == "gpu" and span > MACHINE:
         rate, message = min(rate, NETWORK), NETWORK_MESSAGE
     return message, LINK * 1e9 * rate
-
-
-def _rates(device: str) -> Rates:
-    target = targets.TARGETS[device]
-    return estimate.rates("gpu" if isinstance(target, Gpu) else "tpu", target.device_kind)
 
 
 def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     """Returns the tokens per step of the settings to try."""
     if lookahead != "auto" and not isinstance(lookahead, LookaheadConfig | None):
         raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
-    if compression not in tokens_per_step.SOURCES:
+    if compression not in settings_lib.SOURCES:
         if isinstance(compression, bool) or not isinstance(compression, int | float):
-            accepted = ", ".join(f'"{source}"' for source in tokens_per_step.SOURCES)
+            accepted = ", ".join(f'"{source}"' for source in settings_lib.SOURCES)
             raise TypeError(f"compression must be {accepted} or a number, got {compression!r}")
         if lookahead == "auto":
             raise ValueError(f"compression={compression} is that of one setting: name it with lookahead")
@@ -257,11 +246,10 @@ def _settings(lookahead: Any, compression: Any) -> dict[LookaheadConfig, float]:
     if lookahead != "auto":
         settings: Sequence[LookaheadConfig] = [lookahead or PLAIN]
     elif compression != "paper":
-        settings = [PLAIN, *tokens_per_step.measured()]
+        settings = [PLAIN, *settings_lib.measured()]
     else:
-        sizes = [(w, n, w) for w in WIDTHS for n in NGRAMS if 2 * w * (n - 1) <= MAX_BLOCK_SIZE]
-        settings = [PLAIN, *(LookaheadConfig.paper(*each) for each in sizes)]
-    return {setting: tokens_per_step.of(setting, compression) for setting in settings}
+        settings = [PLAIN, *settings_lib.OF_PAPER]
+    return {setting: settings_lib.tokens_per_step(setting, compression) for setting in settings}
 
 
 def _divisors(number: int) -> list[int]:
@@ -284,17 +272,16 @@ def _option(
     layout: Layout,
     batch_size: int,
     capacity: int,
-    device: str,
-    limit: int,
+    device: Device,
 ) -> Option:
     work = work_lib.work(shard, layout, setting, batch_size, capacity)
-    memory = work_lib.memory(shard, layout, setting, batch_size, capacity)
+    memory = memory_lib.of_step(shard, layout, setting, batch_size, capacity)
     step = step_time(work, shard.config.num_layers, device)
     if setting != PLAIN:
         drafting = DRAFTING * step.total
         step = step._replace(total=step.total + drafting, drafting=drafting)
     speed = batch_size * compression / step.total
-    return Option(layout, setting, compression, memory, memory.total <= limit, step, work.collectives, speed)
+    return Option(layout, setting, compression, memory, memory.total <= device.memory, step, work.collectives, speed)
 
 
 def _best(options: Sequence[Option]) -> Option:

@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 
 from jlade import files
 from jlade import mesh as mesh_lib
-from jlade.choosing import estimate, processes, sheet
 from jlade.config import LookaheadConfig
+from jlade.costs import devices, estimate
 from jlade.lookahead import names
 from jlade.mesh import DATA, LOOKAHEAD
 
@@ -131,9 +131,11 @@ def choose(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = No
     return estimated(params, batch_size, mesh)
 
 
-def estimated(params: Any, batch_size: int, mesh: Mesh | None = None) -> LookaheadConfig:
-    """Returns the estimate for the devices. Arguments are those of `choose`."""
-    device = mesh_lib.device_of(params, mesh)
+def estimated(
+    params: Any, batch_size: int, mesh: Mesh | None = None, device: jax.Device | None = None
+) -> LookaheadConfig:
+    """Returns the estimate for the devices. Arguments are those of `choose`; `device`, if given, need not be there."""
+    device = device or mesh_lib.device_of(params, mesh)
     each, lookahead = batch_size // mesh_lib.size(mesh, DATA), mesh_lib.size(mesh, LOOKAHEAD)
     return estimate.estimate(device.platform, device.device_kind, each, estimate.weights_of(params), lookahead)
 
@@ -163,47 +165,41 @@ def log_if_slow(
 
     An adaptive setting is not, as it falls back to plain steps. With lookahead parallelism nothing is logged.
     """
-    if lookahead.relative_step_time is None and lookahead.block_size > 1 and mesh_lib.size(mesh, LOOKAHEAD) == 1:
-        device = mesh_lib.device_of(params, mesh)
-        each, weights = batch_size // mesh_lib.size(mesh, DATA), estimate.weights_of(params)
-        step_times = estimate.step_times(device.platform, device.device_kind, each, weights)
-        stored = find(params, decoder, batch_size, mesh)
-        _log_if_slow(lookahead, stored, device.device_kind, batch_size, tuple(step_times.items()))
-
-
-@functools.cache
-def _log_if_slow(
-    lookahead: LookaheadConfig,
-    stored: Stored | None,
-    device_kind: str,
-    batch_size: int,
-    estimated: tuple[tuple[int, float], ...],
-) -> None:
+    if lookahead.relative_step_time is not None or lookahead.block_size == 1 or mesh_lib.size(mesh, LOOKAHEAD) > 1:
+        return
+    device, stored = mesh_lib.device_of(params, mesh), find(params, decoder, batch_size, mesh)
     if stored is not None and lookahead in stored.speeds:
         speed, source = stored.speeds[lookahead], "as measured by tuning"
     elif stored is not None and stored.step_times:
         speed, source = estimate.speed_limit(lookahead, stored.step_times), "at most, by the step times of tuning"
     else:
-        speed = estimate.speed_limit(lookahead, dict(estimated))
+        each, weights = batch_size // mesh_lib.size(mesh, DATA), estimate.weights_of(params)
+        times = estimate.step_times(device.platform, device.device_kind, each, weights)
+        speed = estimate.speed_limit(lookahead, times)
         source = "at most, by an estimate; `jlade tune` measures"
     if speed < 1:
-        logger.info(
-            "%s is slower than plain decoding on %s, batch size %d: %.2fx its speed, %s. "
-            'lookahead="auto" is the setting for this device.',
-            *(names.label(lookahead), device_kind, batch_size, speed, source),
-        )
+        _log_slow(names.label(lookahead), device.device_kind, batch_size, speed, source)
+
+
+@functools.cache
+def _log_slow(*facts: Any) -> None:
+    logger.info(
+        "%s is slower than plain decoding on %s, batch size %d: %.2fx its speed, %s. "
+        'lookahead="auto" is the setting for this device.',
+        *facts,
+    )
 
 
 def forget() -> None:
     """Makes the next call of `choose` read the file again, and the next of `log_if_slow` log again."""
     _find.cache_clear()
-    _log_if_slow.cache_clear()
+    _log_slow.cache_clear()
 
 
 @functools.cache
 def _find(key: Key, path: pathlib.Path, shared: bool) -> Stored | None:
     """The key's `path` is an argument because it depends on the environment."""
-    stored: Stored | None = processes.gather(load(key))[0] if shared else load(key)
+    stored: Stored | None = mesh_lib.gather(load(key))[0] if shared else load(key)
     return stored
 
 
@@ -215,7 +211,7 @@ def key(params: Any, decoder: object, batch_size: int, mesh: Mesh | None = None)
     leaves = jax.tree.leaves(params)
     shapes = tuple((getattr(leaf, "dtype", type(leaf)), getattr(leaf, "shape", ())) for leaf in leaves)
     # A home directory may be shared by machines with different processors.
-    kind = f"{sheet.processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
+    kind = f"{devices.processor()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
     model = _fingerprint(f"{type(decoder).__module__}.{decoder!r}", shapes)
     return Key(f"{count} x {kind} ({device.platform})", model, batch_size)
 

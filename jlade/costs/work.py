@@ -1,24 +1,20 @@
-"""The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes, collectives and memory."""
+"""The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes and collectives."""
 
 import math
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jlade.config import LookaheadConfig
-from jlade.drafts import pool as ngram_pool
-from jlade.drafts import recycled
+from jlade.costs.estimate import Operation
 from jlade.drafts.source import RANKS
-from jlade.lookahead import division
-from jlade.mesh import AXES, COPIES
+from jlade.lookahead.division import share_size
+from jlade.mesh import AXES, COPIES, num_bytes
 from jlade.models import sharding
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
 
-CHUNK = 512  # tokens of a prompt that are read at once
-PROGRAM = 500_000_000  # bytes of temporary memory of any program, an allowance: tests/accelerators compares it
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
 
 
@@ -69,13 +65,6 @@ class Shard(NamedTuple):
         return self.vocab_size < self.config.vocab_size
 
 
-class Part(NamedTuple):
-    """Operations whose arithmetic overlaps their memory traffic."""
-
-    flops: int  # multiplications and additions of matrix products
-    num_bytes: int  # read from main memory: weights, cache, logits
-
-
 class Collective(NamedTuple):
     """Sums, or maxima, over the devices of an axis.
 
@@ -95,36 +84,23 @@ class Collective(NamedTuple):
 class Work(NamedTuple):
     """The work of a step on a device."""
 
-    products: Part  # with the matrices of the layers
-    attention: Part
-    output: Part  # the logits
+    products: Operation  # with the matrices of the layers
+    attention: Operation
+    output: Operation  # the logits
     logits_bytes: int  # of the output's, those that are not weights
     collectives: tuple[Collective, ...]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Operation, ...]:
         return self.products, self.attention, self.output
 
     @property
-    def num_bytes(self) -> int:
+    def num_bytes(self) -> float:
         return sum(part.num_bytes for part in self.parts)
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         return sum(part.flops for part in self.parts)
-
-
-class Memory(NamedTuple):
-    """Bytes of a device's memory. `temporary` is an allowance: compilers decide it."""
-
-    weights: int
-    cache: int
-    pool: int  # and the tables of recycled logits
-    temporary: int
-
-    @property
-    def total(self) -> int:
-        return sum(self)
 
 
 def shard(params: LlamaParams, model: int) -> Shard:
@@ -154,10 +130,10 @@ def shard(params: LlamaParams, model: int) -> Shard:
         vocab_size=_matrix(output).shape[0],
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
         expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
-        expert_bytes=_num_bytes(experts),
-        layer_bytes=_num_bytes(arrays.layers),
-        output_bytes=_num_bytes(output),
-        num_bytes=_num_bytes(arrays),
+        expert_bytes=num_bytes(experts),
+        layer_bytes=num_bytes(arrays.layers),
+        output_bytes=num_bytes(output),
+        num_bytes=num_bytes(arrays),
     )
 
 
@@ -172,7 +148,7 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
       capacity: tokens of each sequence in the cache; layers with a sliding window keep fewer.
     """
     c, sequences = shard.config, batch_size // layout.data
-    tokens, outputs = share_size(setting, layout)
+    tokens, outputs = share_size(setting, layout.lookahead)
     entries = sum(c.entries_by_layer(capacity))
     scores = 2 * shard.heads * c.head_dim * tokens * (entries + c.num_layers * tokens)
     logits = sequences * outputs * shard.vocab_size
@@ -180,36 +156,15 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
     elements = shard.elements - round(unused * shard.expert_elements)
     return Work(
-        products=Part(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
-        attention=Part(2 * sequences * scores, sequences * _cache(shard, capacity)),
-        output=Part(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
+        products=Operation(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
+        attention=Operation(2 * sequences * scores, sequences * cache_bytes(shard, capacity)),
+        output=Operation(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
         logits_bytes=logits_bytes,
         collectives=_collectives(shard, layout, setting, sequences),
     )
 
 
-def memory(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int, capacity: int) -> Memory:
-    """Returns the memory of a device. Arguments are those of `work`."""
-    c, sequences = shard.config, batch_size // layout.data
-    _, outputs = share_size(setting, layout)
-    inner = c.intermediate_size // layout.model
-    if c.num_experts:  # the tokens of each expert, in and out
-        inner += 2 * c.experts_per_token * (c.hidden_size + c.expert_size)
-    chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
-    pool = 0
-    if "pool" in setting.reach:
-        pool += math.prod(ngram_pool.shape(c.vocab_size, setting.ngram_size, setting.guess_set_size))
-    if "recycled" in setting.reach:
-        pool += shard.vocab_size * RANKS + recycled.num_places(shard.vocab_size) * (RANKS + 2)
-    return Memory(
-        weights=shard.num_bytes,
-        cache=sequences * _cache(shard, capacity),
-        pool=sequences * 4 * pool,
-        temporary=PROGRAM + sequences * (chunk + 4 * outputs * shard.vocab_size),
-    )
-
-
-def _cache(shard: Shard, capacity: int) -> int:
+def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
     entries = sum(shard.config.entries_by_layer(capacity))
     return 2 * entries * shard.kv_heads * shard.config.head_dim * shard.item
@@ -218,8 +173,8 @@ def _cache(shard: Shard, capacity: int) -> int:
 def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
     """Returns the collectives of a step: see `jlade.decoding.step` and `jlade.models.llama`."""
     c, found = shard.config, []
-    tokens, outputs = share_size(setting, layout)
-    whole = share_size(setting, layout._replace(lookahead=1))[1]
+    tokens, outputs = share_size(setting, layout.lookahead)
+    whole = share_size(setting, 1)[1]
     recycles = "recycled" in setting.reach
     if layout.model > 1:
         hidden = sequences * tokens * c.hidden_size * shard.item
@@ -241,14 +196,5 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
     return tuple(found)
 
 
-def share_size(setting: LookaheadConfig, layout: Layout) -> tuple[int, int]:
-    """Returns the tokens and the outputs of each sequence that a device computes."""
-    return division.share_size(setting, layout.lookahead)
-
-
 def _matrix(leaf: Any) -> Any:
     return leaf.weight if is_int8(leaf) else leaf
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

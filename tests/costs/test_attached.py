@@ -5,7 +5,7 @@ import jax
 import pytest
 
 import jlade
-from jlade.choosing import attached
+from jlade.costs import attached
 from tests.tiny import tiny_llama
 
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.tensors import param_shapes
+from jlade.costs import memory as memory_lib
+from jlade.costs import work as work_lib
+from jlade.costs.work import Layout
 from jlade.drafts.tree import Shape
 from jlade.lookahead import division
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
-from jlade.planning import work as work_lib
-from jlade.planning.work import Layout
-from tests.planning import meshed
+from tests.costs import meshed
 from tests.tiny import slow
 
 CONFIG = LlamaConfig(
@@ -56,7 +57,7 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
     launched = meshed.step_launches(program, chunks / config.num_layers)
     shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
     work = work_lib.work(shard, layout, setting, BATCH, CAPACITY)
-    memory = work_lib.memory(shard, layout, setting, BATCH, CAPACITY)
+    memory = memory_lib.of_step(shard, layout, setting, BATCH, CAPACITY)
     assert work.flops == pytest.approx(sum(x.flops * x.times for x in launched), rel=0.02)
     assert sum(each.num_bytes for each in work.collectives) == meshed.collectives(launched)
     # The embedding's matrix is an argument and is not read. The text and other small arrays are arguments too.

@@ -1,13 +1,15 @@
 """The time of a step from a device's data sheet, and a setting from it: a block as wide as the idle arithmetic."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jlade.choosing import tokens_per_step
-from jlade.choosing.sheet import sheet
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK, LookaheadConfig
+from jlade.costs import devices
+from jlade.costs import settings as settings_lib
+from jlade.costs.devices import Tpu
 from jlade.lookahead import division
 from jlade.models.architecture import LlamaConfig
 
@@ -20,9 +22,6 @@ KERNEL = 2e-6  # seconds of the shortest kernel of a GPU, with its launch in a C
 SEVERAL = 1.15  # times the bytes that CPUs read when they multiply weights by several vectors; measured
 
 SLACK = 1.15  # an interpolated step time may be too long by this factor
-
-SETTINGS = (LookaheadConfig(), *map(LookaheadConfig.tree, (63, 31, 15, 7, 3)))  # widest first
-WIDE = tuple(map(LookaheadConfig.tree, (959, 479, 239)))  # for several devices that share the tokens of a step
 
 
 class Rates(NamedTuple):
@@ -70,6 +69,17 @@ class Weights(NamedTuple):
 BFLOAT16 = Weights()
 
 
+class Operation(NamedTuple):
+    """Work whose arithmetic and memory traffic may overlap: a part of a step, or a kernel."""
+
+    flops: float  # multiplications and additions of matrix products
+    num_bytes: float  # read from and written to main memory
+    kernels: int = 0  # that it takes at least
+    cycles: int = 0  # a compiler's estimate of the arithmetic, used instead of `flops`; 0 for none
+    times: float = 1  # that it runs
+    is_asynchronous: bool = False  # the next one does not wait for it
+
+
 class Time(NamedTuple):
     """Seconds of some work."""
 
@@ -87,30 +97,30 @@ def rates(platform: str, device_kind: str) -> Rates:
     """
     if platform == "cpu":
         return CPU
-    device = sheet(device_kind)
+    device = devices.of_kind(device_kind)
     return Rates(
         flops=ARITHMETIC * 1e12 * device.tflops,
         bytes=BANDWIDTH * 1e12 * device.terabytes,
-        cycles=1e9 * device.gigahertz if device.gigahertz else None,
+        cycles=1e9 * device.target.gigahertz if isinstance(device.target, Tpu) else None,
         kernel=KERNEL if platform == "gpu" else 0.0,
     )
 
 
-def time(rates: Rates, flops: float, num_bytes: float, cycles: int = 0) -> Time:
-    """Returns the time of one operation: of its arithmetic or of its memory traffic, whichever takes longer.
+def time(rates: Rates, operations: Iterable[Operation]) -> Time:
+    """Returns the time of operations, one after the other.
 
-    On a device that does one after the other it is their sum.
-
-    Args:
-      rates: of the device.
-      flops: multiplications and additions of matrix products.
-      num_bytes: read from and written to main memory.
-      cycles: a compiler's estimate of the arithmetic, which is then used instead of `flops`; 0 for none.
+    Each takes as long as its arithmetic or its memory traffic, whichever takes longer; on a device that does one after
+    the other it is their sum. Asynchronous ones run beside the others, and share the bandwidth with them.
     """
-    arithmetic = cycles / rates.cycles if cycles and rates.cycles else flops / rates.flops
-    memory = num_bytes / rates.bytes
-    total = max(arithmetic, memory) if rates.overlaps else arithmetic + memory
-    return Time(max(total, rates.kernel), arithmetic, memory)
+    total = arithmetic = memory = 0.0
+    for flops, num_bytes, kernels, cycles, times, is_asynchronous in operations:
+        computing = cycles / rates.cycles if cycles and rates.cycles else flops / rates.flops
+        moving = num_bytes / rates.bytes
+        each = max(computing, moving) if rates.overlaps else computing + moving
+        total += 0.0 if is_asynchronous else times * max(each, kernels * rates.kernel)
+        arithmetic += times * computing
+        memory += times * moving
+    return Time(max(total, memory), arithmetic, memory)
 
 
 def step_time(rates: Rates, block_size: int, batch_size: int = 1, weights: Weights = BFLOAT16) -> Time:
@@ -125,32 +135,32 @@ def step_time(rates: Rates, block_size: int, batch_size: int = 1, weights: Weigh
     tokens = block_size * batch_size
     read, used_by_each = weights.used(tokens)
     several = SEVERAL if not rates.overlaps and tokens > 1 else 1.0
-    return time(rates._replace(kernel=0.0), 2.0 * tokens * used_by_each, weights.num_bytes * read * several)
+    return time(rates, [Operation(2.0 * tokens * used_by_each, weights.num_bytes * read * several)])
 
 
 def estimate(
     platform: str, device_kind: str, batch_size: int = 1, weights: Weights = BFLOAT16, lookahead: int = 1
 ) -> LookaheadConfig:
-    """Returns the widest of `SETTINGS` whose step takes as long as a plain one, or `config.PLAIN`.
+    """Returns the widest setting of "auto" whose step takes as long as a plain one, or `config.PLAIN`.
 
     With a mixture of experts no block is free, as more tokens read more experts: it is then the fastest setting, by the
-    tokens per step of `jlade.choosing.tokens_per_step`.
+    tokens per step of `jlade.costs.settings`.
 
     Args:
       platform: "cpu", "gpu" or "tpu". CPUs have no idle arithmetic; they get a block of 8 tokens.
       device_kind: the attribute of a `jax.Device`.
       batch_size: B.
       weights: of the model. On GPUs and TPUs float32 counts as bfloat16: GPUs multiply it, as TF32, at half the rate.
-      lookahead: devices that share the tokens of a step. With more than one the trees of `WIDE` are settings too.
+      lookahead: devices that share the tokens of a step. With more than one, wider trees are settings too.
     """
     device, weights = rates(platform, device_kind), weights.counted(platform)
-    settings = (*WIDE, *SETTINGS) if lookahead > 1 else SETTINGS
+    settings = settings_lib.AUTO_ON_SEVERAL if lookahead > 1 else settings_lib.AUTO
 
     def step(setting: LookaheadConfig) -> Time:
         return step_time(device, division.share_size(setting, lookahead)[0], batch_size, weights)
 
     if weights.config is not None:
-        known = {PLAIN: 1.0} | tokens_per_step.measured()
+        known = {PLAIN: 1.0} | settings_lib.measured()
         tried = [PLAIN, *(setting for setting in settings if setting in known)]
         return max(tried, key=lambda setting: known[setting] / step(setting).total)
     if platform == "cpu":
@@ -173,7 +183,7 @@ def weights_of(params: Any) -> Weights:
 def step_times(platform: str, device_kind: str, batch_size: int = 1, weights: Weights = BFLOAT16) -> dict[int, float]:
     """Returns the time of a step by block size, in seconds per parameter. Arguments are those of `estimate`."""
     device, weights = rates(platform, device_kind), weights.counted(platform)
-    sizes = sorted({1, MAX_BLOCK_SIZE, *(setting.block_size for setting in SETTINGS)})
+    sizes = sorted({1, MAX_BLOCK_SIZE, *(setting.block_size for setting in settings_lib.AUTO)})
     return {size: step_time(device, size, batch_size, weights).total for size in sizes}
 
 

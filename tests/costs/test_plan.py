@@ -8,25 +8,25 @@ import pytest
 import jlade
 from benchmarks.estimate import MODELS
 from jlade import LookaheadConfig
-from jlade.choosing import tokens_per_step
 from jlade.config import PLAIN
-from jlade.inspection import targets
+from jlade.costs import plan, settings
+from jlade.costs.devices import DEVICES
+from jlade.costs.work import Collective, Layout
 from jlade.lookahead import names
-from jlade.planning import plan
-from jlade.planning.work import Collective, Layout
-from tests.planning import compiled
+from tests.costs import compiled
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
 SEVEN = dataclasses.replace(MODELS["7b"], max_positions=4096)
 SETTING = LookaheadConfig.paper(15, 5, 15)
 
 
-def test_a_step_on_one_device_by_hand():
-    """6.5 billion parameters of the layers in 16 bits and 4096 entries of the cache, at 0.9 of 3.35 TB/s."""
-    (option,) = jlade.plan(SEVEN, "h100", lookahead=None, capacity=4096).options
+@pytest.mark.parametrize(("device", "bandwidth"), [("h100", 3.35), ("l40s", 0.864), ("b200", 8.0)])  # TB/s
+def test_a_step_on_one_device_by_hand(device, bandwidth):
+    """6.5 billion parameters of the layers in 16 bits and 4096 entries of the cache, at 0.9 of the bandwidth."""
+    (option,) = jlade.plan(SEVEN, device, lookahead=None, capacity=4096).options
     matrices = 32 * 4096 * (4 * 4096 + 3 * 11008) + 32000 * 4096
     cache = 2 * 32 * 4096 * 4096
-    assert option.step.floor == pytest.approx(2 * (matrices + cache) / (0.9 * 3.35e12), rel=1e-3)
+    assert option.step.floor == pytest.approx(2 * (matrices + cache) / (0.9e12 * bandwidth), rel=1e-3)
     assert option.step.total == pytest.approx(option.step.floor + 32 * 15 * 2e-6, rel=1e-3)
     assert option.memory.weights == 2 * (matrices + 32000 * 4096 + 65 * 4096)
     assert option.memory.cache == 2 * cache
@@ -67,22 +67,22 @@ def test_estimated_speedups_are_near_those_that_the_paper_measured(sizes, compre
 
 def test_collectives_take_messages_and_bytes():
     small, large = Collective(8, 8, 10, 0), Collective(8, 8, 1, 10**9)
-    assert plan.collective_time(small, "v5e") == pytest.approx(10 * 2 * 3 * 1e-6)
-    assert plan.collective_time(large, "v5e") == pytest.approx(6e-6 + 2 * 7 / 8 / (0.8 * 100))
-    assert plan.collective_time(large, "h100") == pytest.approx(12e-6 + 2 * 7 / 8 / (0.8 * 450))
-    between_machines = plan.collective_time(large._replace(span=16), "h100")
+    assert plan.collective_time(small, DEVICES["v5e"]) == pytest.approx(10 * 2 * 3 * 1e-6)
+    assert plan.collective_time(large, DEVICES["v5e"]) == pytest.approx(6e-6 + 2 * 7 / 8 / (0.8 * 100))
+    assert plan.collective_time(large, DEVICES["h100"]) == pytest.approx(12e-6 + 2 * 7 / 8 / (0.8 * 450))
+    between_machines = plan.collective_time(large._replace(span=16), DEVICES["h100"])
     assert between_machines == pytest.approx(30e-6 + 2 * 7 / 8 / (0.8 * 50))
-    assert plan.collective_time(large._replace(span=16), "v5e") == plan.collective_time(large, "v5e")
+    assert plan.collective_time(large._replace(span=16), DEVICES["v5e"]) == plan.collective_time(large, DEVICES["v5e"])
 
 
 def test_a_pipeline_adds_a_message_between_stages():
     """Four A100s, linked at 0.8 of 300 GB/s; sixteen span two machines, with 50 GB/s and slower messages."""
     (option,) = jlade.plan(SEVEN, "a100", lookahead=SETTING, compression=2.0).options
     one, hidden_states = option.step.total, 120 * 4096 * 2
-    assert plan.pipeline_time(option.step, hidden_states, 1, "a100") == one
-    four = plan.pipeline_time(option.step, hidden_states, 4, "a100")
+    assert plan.pipeline_time(option.step, hidden_states, 1, DEVICES["a100"]) == one
+    four = plan.pipeline_time(option.step, hidden_states, 4, DEVICES["a100"])
     assert four - one == pytest.approx(3 * (2e-6 + hidden_states / (0.8 * 300e9)))
-    sixteen = plan.pipeline_time(option.step, hidden_states, 16, "a100")
+    sixteen = plan.pipeline_time(option.step, hidden_states, 16, DEVICES["a100"])
     assert sixteen - one == pytest.approx(15 * (5e-6 + hidden_states / (0.8 * 50e9)))
 
 
@@ -122,9 +122,9 @@ def test_the_recommended_mesh_fits_and_is_among_the_fastest():
     best = found.recommended
     fitting = [option for option in found.options if option.fits]
     assert best in fitting
-    assert best.memory.total <= found.memory == targets.memory("v5e")
+    assert best.memory.total <= found.memory == DEVICES["v5e"].memory
     assert best.tokens_per_second >= 0.98 * max(option.tokens_per_second for option in fitting)
-    assert best.compression == tokens_per_step.of(best.lookahead, "smollm2")
+    assert best.compression == settings.tokens_per_step(best.lookahead, "smollm2")
     assert found.options[-1].fits is False or len(fitting) == len(found.options)
 
 
@@ -145,16 +145,16 @@ def test_more_devices_are_taken_for_a_gain_only():
 
 def test_compressions():
     """The paper reports 1.96 tokens per step, and a formula; in the limit of many guesses all N are accepted."""
-    assert tokens_per_step.paper(SETTING) == pytest.approx(1.96, abs=0.03)
-    assert tokens_per_step.paper(LookaheadConfig.paper(400, 3, 400)) == pytest.approx((3.106 - 1 + 3) / 3.106, rel=1e-6)
+    assert settings.paper(SETTING) == pytest.approx(1.96, abs=0.03)
+    assert settings.paper(LookaheadConfig.paper(400, 3, 400)) == pytest.approx((3.106 - 1 + 3) / 3.106, rel=1e-6)
     one_guess = sum(0.425**i for i in range(5))  # E of one candidate: a geometric series
-    assert tokens_per_step.paper(LookaheadConfig.paper(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
-    assert all(tokens_per_step.of(PLAIN, source) == 1 for source in tokens_per_step.SOURCES)
+    assert settings.paper(LookaheadConfig.paper(1, 5, 1)) == pytest.approx((2.106 + one_guess) / 3.106)
+    assert all(settings.tokens_per_step(PLAIN, source) == 1 for source in settings.SOURCES)
     sizes = json.loads((RESULTS / "bench_smollm2_sizes.json").read_text("utf-8"))
     found = {row["tokens/step"]: round(row["all"], 2) for row in sizes["tasks"]["rows"]}
-    assert {names.label(x): y for x, y in tokens_per_step.measured().items()} | {"plain": 1.0} == found
+    assert {names.label(x): y for x, y in settings.measured().items()} | {"plain": 1.0} == found
     best = jlade.plan(SEVEN, "h100", 8).recommended
-    assert tokens_per_step.of(best.lookahead, "smollm2") == best.compression
+    assert settings.tokens_per_step(best.lookahead, "smollm2") == best.compression
     (given,) = jlade.plan(SEVEN, "h100", lookahead=SETTING, compression=2.5).options
     assert given.compression == 2.5
 

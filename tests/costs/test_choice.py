@@ -17,9 +17,9 @@ import pytest
 
 import jlade
 from jlade import LookaheadConfig
-from jlade.choosing import choice
-from jlade.choosing.choice import Key
 from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.costs import choice
+from jlade.costs.choice import Key
 from tests.texts import assert_same_texts
 from tests.tiny import tiny_llama
 
@@ -70,7 +70,7 @@ def test_models_differ_by_shape_dtype_and_configuration_but_not_by_weights():
 @pytest.mark.slow
 def test_another_process_has_the_same_key():
     code = (
-        "from jlade.choosing import choice; from tests.tiny import tiny_llama; "
+        "from jlade.costs import choice; from tests.tiny import tiny_llama; "
         "params = tiny_llama(); print(choice.key(params, params.decoder, 1).path)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade import mesh
-from jlade.choosing import processes
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.costs.tuning import Trial
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import DecodeConfig, Inputs
 from jlade.lookahead import adaptive
 from jlade.models.base import Params
-from jlade.tuning.result import Trial
 
 
 class Decoded(NamedTuple):
@@ -110,7 +109,7 @@ class Measurement:
             loop_seconds += end - started
         decoded = Decoded(tokens, steps, seconds, loop_steps, loop_seconds)
         if config.mesh is not None and config.mesh.is_multi_process:  # all take the same decisions
-            decoded = processes.gather(decoded)[0]
+            decoded = mesh.gather(decoded)[0]
         return decoded
 
 

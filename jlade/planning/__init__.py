@@ -1,1 +1,0 @@
-"""Planning for many devices: the work of a step on each mesh, its memory and its estimated time."""

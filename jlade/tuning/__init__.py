@@ -1,1 +1,0 @@
-"""Tuning: the setting that decodes given prompts fastest on this device."""
