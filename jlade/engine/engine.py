@@ -25,6 +25,7 @@ from jlade.engine.rows import Controls
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
+from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import memory, results, stop_strings
 from jlade.generation import request as request_lib
 from jlade.generation.options import GREEDY, Options
@@ -98,11 +99,11 @@ class Engine:
             decoder=decoder,
             mesh=mesh,
         )
-        batch = request_lib.check(params, prompts, options)
+        batch = request_lib.make(params, prompts, options)
         self._config, self._sizes = batch.config, width.sizes(self.max_sequences, batch.config.mesh)
         widths = {size: Width(batch.inputs.costs) for size in self._sizes}
         if lookahead == "auto":
-            setting = request_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
+            setting = lookahead_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
             self._config = dataclasses.replace(self._config, lookahead=setting)
             widths = width.learned_widths(params, self._config, self._sizes)
         self._options = Options(lookahead=self._config.lookahead, tokenizer=batch.tokenizer, decoder=decoder, mesh=mesh)
@@ -244,12 +245,12 @@ class Engine:
             return iter(())
         return self._map_all(self._check(prompts, options))
 
-    def _map_all(self, checked: request_lib.Request) -> Iterator[Generation | Exception]:
+    def _map_all(self, checked: request_lib.DecodeRequest) -> Iterator[Generation | Exception]:
         results = self._map(checked)
         for index in range(len(checked.inputs.lengths)):
             yield checked.errors[index] if index in checked.errors else next(results)
 
-    def _map(self, checked: request_lib.Request) -> Iterator[Generation]:
+    def _map(self, checked: request_lib.DecodeRequest) -> Iterator[Generation]:
         requests: collections.deque[Request] = collections.deque()
         try:
             # Where the limits differ, the longest texts begin first, so that rows end at about the same time.
@@ -293,7 +294,7 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check(self, prompts: Prompts, options: RequestOptions) -> request_lib.Request:
+    def _check(self, prompts: Prompts, options: RequestOptions) -> request_lib.DecodeRequest:
         options_lib.check_names(options)
         predicts = options.get("prediction") is not None
         if predicts and not self._max_prediction:
@@ -302,14 +303,14 @@ class Engine:
             options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": ()}))
-        checked = request_lib.check(self._params, prompts, given, self.max_sequences, self.capacity)
+        checked = request_lib.make(self._params, prompts, given, self.max_sequences, self.capacity)
         rows.check(checked.inputs, self._size, checked.config.top_logprobs)
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 
     @transfers()
     def _add(
-        self, checked: request_lib.Request, index: int, priority: int, of_list: bool = False, scores: bool = False
+        self, checked: request_lib.DecodeRequest, index: int, priority: int, of_list: bool = False, scores: bool = False
     ) -> Request:
         """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
         request = Request(lambda: self._remove(job))

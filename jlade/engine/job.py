@@ -9,8 +9,8 @@ import numpy as np
 
 from jlade.engine import rows
 from jlade.engine.request import Request
-from jlade.generation import request as checked_lib
 from jlade.generation import results
+from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, find_stop, token_bytes
 
@@ -23,7 +23,7 @@ class Job:
     the steps of a round at most after the text has ended, and its result leaves these out.
     """
 
-    def __init__(self, checked: checked_lib.Request, place: int, request: Request, size: rows.Size):
+    def __init__(self, checked: DecodeRequest, place: int, request: Request, size: rows.Size):
         """Makes the job of a request whose row is `row`.
 
         Args:
@@ -108,7 +108,7 @@ class Job:
         return None
 
 
-def split(checked: checked_lib.Request, index: int) -> checked_lib.Request:
+def split(checked: DecodeRequest, index: int) -> DecodeRequest:
     """Returns the arguments of one sequence of a batch. A key for all sequences stays one."""
     inputs, own = checked.inputs, slice(index, index + 1)
     of_batch = inputs.prompts, inputs.lengths, inputs.sampling, inputs.stopping, inputs.sources

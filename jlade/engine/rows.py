@@ -24,7 +24,8 @@ from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Pref
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.prediction import Reading
 from jlade.drafts.tree import NONE
-from jlade.generation.request import EOS_SLOTS, HostArray
+from jlade.generation.prompts import HostArray
+from jlade.generation.stopping import EOS_SLOTS
 from jlade.mesh import DATA
 from jlade.models.base import Params
 

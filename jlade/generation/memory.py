@@ -13,7 +13,8 @@ from rich.filesize import decimal
 
 from jlade import mesh as mesh_lib
 from jlade.decoding import prefill, sharding
-from jlade.generation.request import SMALLEST_CAPACITY, Request
+from jlade.generation.prompts import SMALLEST_CAPACITY
+from jlade.generation.request import DecodeRequest
 from jlade.models.base import Params
 
 ERRORS = jax.errors.JaxRuntimeError, ValueError  # JAX raises the latter where a program is dispatched at once
@@ -63,7 +64,7 @@ def _field(file: str, name: str) -> str:
     return pathlib.Path(file).read_text().partition(f"{name}:")[2].split()[0]
 
 
-def of_request(params: Params, request: Request, free: int) -> str:
+def of_request(params: Params, request: DecodeRequest, free: int) -> str:
     """Returns the memory of the state of a request, and the number of prompts or tokens that would fit."""
     batch_size, capacity = request.inputs.prompts.shape
     needed = state_bytes(params, request)
@@ -97,7 +98,7 @@ def of_rows(row_bytes: int, num_rows: int, capacity: int, free: int) -> str:
     )
 
 
-def state_bytes(params: Params, request: Request) -> int:
+def state_bytes(params: Params, request: DecodeRequest) -> int:
     """Returns the bytes of the state of a request on a device, without the parameters."""
     inputs, config = request.inputs, request.config
 

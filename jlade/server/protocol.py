@@ -9,7 +9,7 @@ from jlade.config import SamplingConfig
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
-from jlade.generation.request import EOS_SLOTS
+from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import controls, fields, unsupported
 from jlade.server.fields import Body, RequestError

@@ -102,7 +102,7 @@ def tune(params: Params, prompts: Prompts, options: TuneOptions) -> Tuning:
             raise TypeError(f"settings must hold LookaheadConfigs, got {setting!r}")
     of_text = {field.name: getattr(options, field.name) for field in dataclasses.fields(TextOptions)}
     of_text["stop"] = options.stop or ()  # as no end token of the checkpoint ends a text here, no string does
-    checked = request.check(params, prompts, Options(**of_text, lookahead=None), batch_size)
+    checked = request.make(params, prompts, Options(**of_text, lookahead=None), batch_size)
     mesh = checked.config.mesh
     default = choice.estimated(params, batch_size, mesh)
     settings = [setting for setting in (default, *options.settings) if setting != PLAIN]  # plain is tried anyway
