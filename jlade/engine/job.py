@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 
 from jlade.engine import rows
@@ -108,16 +107,8 @@ class Job:
         return None
 
 
-def split(checked: DecodeRequest, index: int) -> DecodeRequest:
+def split(request: DecodeRequest, index: int) -> DecodeRequest:
     """Returns the arguments of one sequence of a batch. A key for all sequences stays one."""
-    inputs, own = checked.inputs, slice(index, index + 1)
-    of_batch = inputs.prompts, inputs.lengths, inputs.sampling, inputs.stopping, inputs.sources
-    prompts, lengths, sampling, stopping, sources = jax.tree.map(lambda array: array[own], of_batch)
-    key = inputs.key
-    if key.ndim:
-        data = np.asarray(jax.random.key_data(key))[index]  # on the host: a slice on the device compiles a program
-        key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
-    inputs = dataclasses.replace(
-        inputs, prompts=prompts, lengths=lengths, sampling=sampling, stopping=stopping, key=key, sources=sources
+    return dataclasses.replace(
+        request, inputs=request.inputs.rows(np.array([index])), stop=request.stop[index : index + 1]
     )
-    return dataclasses.replace(checked, inputs=inputs, stop=checked.stop[index : index + 1])

@@ -127,7 +127,7 @@ class Programs:
                 # On several devices another program than for arrays that were placed by `_insert` itself.
                 rows.insert(width.bare(after), self._prefix, self._row, 0, config)
             case Others(_, "scores"):
-                scoring.of_chunk(self._params, self._prefix.cache, self._row.prompts, config=config)
+                scoring.of_chunk(self._params, self._prefix.cache, self._row.inputs.prompts, config=config)
             case Others(num_rows, _):
                 for size in copies.sizes(capacity):
                     kept = copies.keep(self._params, copies.prefix_of(state, config), 0, size, config)

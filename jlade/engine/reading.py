@@ -28,7 +28,7 @@ class Reading:
     @property
     def tokens(self) -> np.ndarray:
         """The tokens to read, all but the last of the prompt."""
-        return np.asarray(self.job.row.prompts[0, : self.job.length - 1])
+        return np.asarray(self.job.row.inputs.prompts[0, : self.job.length - 1])
 
     @property
     def is_done(self) -> bool:
@@ -87,7 +87,7 @@ class Reader:
             row = reading.job.row
             if reading.job.scores_prompt:
                 reading.scores.append(
-                    scoring.score(self._params, reading.prefix.cache, row.prompts, until, self._config)
+                    scoring.score(self._params, reading.prefix.cache, row.inputs.prompts, until, self._config)
                 )
             reading.prefix, reading.num_read = rows.read(
                 self._params, reading.prefix, row, reading.num_read, until, self._config
