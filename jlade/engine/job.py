@@ -22,23 +22,22 @@ class Job:
     the steps of a round at most after the text has ended, and its result leaves these out.
     """
 
-    def __init__(self, checked: DecodeRequest, place: int, request: Request, size: rows.Size):
-        """Makes the job of a request whose row is `row`.
+    def __init__(self, checked: DecodeRequest, index: int, request: Request, size: rows.Size):
+        """Makes the job of the sequence `index` of a batch, whose arguments `rows.check` accepts.
 
-        Args:
-          checked: the arguments, of one sequence, which `rows.check` accepts.
-          place: of the sequence in the batch whose key it shares.
-          request: the caller's side.
-          size: of the row.
+        The caller has its side, `request`.
         """
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
         self.scores_prompt = False  # whether the log-probabilities of the prompt are asked for
-        self.logprobs = checked.config.logprobs
+        self._place = 0 if checked.inputs.key.ndim else index  # in the batch whose key it shares
+        inputs, stop = checked.inputs.rows(np.array([index])), checked.stop[index : index + 1]
+        checked = dataclasses.replace(checked, inputs=inputs, stop=stop)
+        self.logprobs, self.num_alternatives = checked.config.logprobs, checked.config.top_logprobs
         self.with_statistics = checked.with_statistics
         self.controls = rows.Controls.of(checked.inputs, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
-        self._checked, self._place, self._size = checked, place, size
+        self._checked, self._size = checked, size
         self._begin, self._num_steps = self.length, 0
         stopping = checked.inputs.stopping
         self._least = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
@@ -48,11 +47,6 @@ class Job:
         if checked.tokenizer is not None:
             self._token_bytes = token_bytes(checked.tokenizer)
             self._detokenizer = Detokenizer(checked.tokenizer, checked.stop[0])
-
-    @property
-    def num_alternatives(self) -> int:
-        """Number of the most probable tokens that are asked for."""
-        return self._checked.config.top_logprobs
 
     @functools.cached_property
     def row(self) -> rows.Row:
@@ -105,10 +99,3 @@ class Job:
             if not is_early and find_stop(text, len(text) - len(added), self._stop) is not None:
                 return number
         return None
-
-
-def split(request: DecodeRequest, index: int) -> DecodeRequest:
-    """Returns the arguments of one sequence of a batch. A key for all sequences stays one."""
-    return dataclasses.replace(
-        request, inputs=request.inputs.rows(np.array([index])), stop=request.stop[index : index + 1]
-    )

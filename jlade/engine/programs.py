@@ -32,7 +32,7 @@ class Others(NamedTuple):
 
 
 class Programs:
-    """What an engine may run: everything before `begin`, as a program that is not there compiles when it first runs.
+    """The programs that an engine may run: all before `begin`, as one that is not there compiles when it first runs.
 
     Args:
       params, config: of the engine.
