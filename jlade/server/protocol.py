@@ -11,17 +11,36 @@ from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import controls, fields, unsupported
+from jlade.server import fields, unsupported
 from jlade.server.fields import Body, RequestError
 
 MOST_CHOICES = 128  # of a body, by default
 MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
 MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
+# The sampling controls with their ranges, and the values without effect, which take no time if they are left out.
+RANGES = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+NEUTRAL = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
     "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction", "seed",
-    "stop", "stop_token_ids", "stream", "stream_options", *controls.RANGES,
+    "stop", "stop_token_ids", "stream", "stream_options", *RANGES,
 }  # fmt: skip
 OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "tool_choice", "tools", "top_logprobs"}
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
@@ -242,7 +261,7 @@ class Reader:
         echo: list[str],
     ) -> Asked:
         options: dict[str, Any] = {
-            "sampling": controls.sampling(body, self.sampling, self.vocab_size),
+            "sampling": _sampling(body, self.sampling, self.vocab_size),
             "eos_ids": self._eos_ids(body),
             "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
@@ -339,6 +358,44 @@ def _messages(messages: Any) -> list[Message]:
         passed = {key: fields.text(f"{name}.{key}", message[key]) for key in PASSED if message.get(key) is not None}
         result.append({"role": ROLES[role], "content": fields.content(f"{name}.content", content), **passed})
     return result
+
+
+def _sampling(body: Body, default: SamplingConfig, vocab_size: int) -> SamplingConfig:
+    """Returns the controls of a body, and those of `default` that it does not give.
+
+    The bias of `default` comes on top of that of the body.
+
+    Raises:
+      RequestError: names the field, its value and what is accepted.
+    """
+    given: dict[str, Any] = {}
+    for name, (least, most) in RANGES.items():
+        value = body.get(name)
+        if value is not None:
+            fields.check_number(name, value, least, most)
+            given[name] = None if value in NEUTRAL.get(name, ()) else value
+    if body.get("logit_bias"):
+        given["logit_bias"] = _bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())
+    if given.get("top_p") == 0:  # which leaves the best token alone
+        given |= {"temperature": 0, "top_p": None}
+    try:
+        result = dataclasses.replace(default, **given)
+    except (TypeError, ValueError) as error:
+        raise RequestError(str(error), str(error).split()[0]) from error
+    if result.temperature == 0:  # filters take time, and leave greedy text as it is
+        result = dataclasses.replace(result, top_k=None, top_p=None, min_p=None)
+    return result
+
+
+def _bias(bias: Any, vocab_size: int) -> dict[int, float]:
+    accepted = f"an object of numbers from -100 to 100 by token ids from 0 to {vocab_size - 1}"
+    if not isinstance(bias, dict):
+        raise fields.refused("logit_bias", bias, accepted)
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
+            raise fields.refused("logit_bias", token, accepted)
+        fields.check_number("logit_bias", value, -100, 100)
+    return {int(token): float(value) for token, value in bias.items()}
 
 
 def _stop(stop: Any) -> list[str]:

@@ -625,7 +625,7 @@ FAULTS = (
     ),
     Fault(
         "a body lifts the bans of the checkpoint",
-        "jlade/server/controls.py",
+        "jlade/server/protocol.py",
         '_bias(body["logit_bias"], vocab_size) | dict(default.logit_bias or ())',
         'dict(default.logit_bias or ()) | _bias(body["logit_bias"], vocab_size)',
         ("tests/server/test_protocol.py::test_the_ends_and_bans_of_the_checkpoint_are_kept",),
