@@ -145,7 +145,7 @@ class Engine:
     def warm_up(self) -> None:
         """Compiles all programs and waits for them. Afterwards nothing compiles, whatever is submitted.
 
-        Without it a program compiles when a request first needs it: few do where all requests are of one kind.
+        Without it a program compiles when a request first needs it; requests of one kind need few.
 
         Raises:
           RuntimeError: the engine is closed.
@@ -160,9 +160,9 @@ class Engine:
     def compile(self, usual: SamplingConfig = GREEDY) -> Iterator[int]:
         """Yields how many parts of the programs are left, and compiles one before the next number.
 
-        From the call on, before the first number, requests wait for their programs, which compile before those that no
-        request waits for; requests whose programs are there run meanwhile. A thread of its own should iterate, and does
-        so until the engine is closed.
+        After the call, before the first number, requests wait for their programs, and these compile before those that
+        no request waits for. Requests whose programs are there run meanwhile. Iterate in a thread of its own; the
+        iteration ends when the engine is closed.
 
         Args:
           usual: of most requests, whose programs compile first.
@@ -236,7 +236,7 @@ class Engine:
 
         Args:
           prompts: of `jlade.generate`, any number of them, 0 included.
-          options: of `submit`, for all prompts or one for each. Of one key each prompt draws noise of its own, as in a
+          options: of `submit`, for all prompts or one for each. With one key each prompt draws its own noise, as in a
             batch of `jlade.generate`.
 
         Raises:

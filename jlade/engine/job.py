@@ -18,15 +18,12 @@ class Job:
     """A request of one sequence in its row.
 
     Stop strings are searched here, in the text that the host has anyway, and not by an automaton on the device: a table
-    of all tokens for the strings of each row is large, and to build it takes longer than many requests. The row makes
-    the steps of a round at most after the text has ended, and its result leaves these out.
+    of all tokens for the strings of each row is large, and to build it takes longer than many requests. After the text
+    has ended, the row makes steps until its round ends; the result leaves these out.
     """
 
     def __init__(self, checked: DecodeRequest, index: int, request: Request, size: rows.Size):
-        """Makes the job of the sequence `index` of a batch, whose arguments `rows.check` accepts.
-
-        The caller has its side, `request`.
-        """
+        """Makes the job of sequence `index` of a batch that `rows.check` accepts; `request` is the caller's side."""
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
         self.scores_prompt = False  # whether the log-probabilities of the prompt are asked for

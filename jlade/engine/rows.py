@@ -105,7 +105,7 @@ class Row:
         if fewest is None:
             fewest = np.zeros(1, np.int32)
         # By way of the host, from where it goes to any device, and where its shape changes without a program.
-        words = np.asarray(jax.random.key_data(inputs.key)).reshape(-1)
+        words: HostArray = np.asarray(jax.random.key_data(inputs.key)).reshape(-1)
         key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(inputs.key))
         places: HostArray = np.array([place], np.int32)
         return cls(

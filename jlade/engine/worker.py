@@ -17,9 +17,9 @@ from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.generation import memory, results
 
-# Of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
+# Steps of a round. A request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
 STEPS = 2
-MORE_STEPS = 16  # of a round that nobody can wish to be shorter, unless a request comes; it ends when a row does
+MORE_STEPS = 16  # where nobody can wish for a shorter round, unless a request comes; a row that ends ends it
 
 
 class Worker:

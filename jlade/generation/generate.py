@@ -74,7 +74,7 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       key: a key of `jax.random`, of any implementation, or an array of one for each prompt; `jax.random.key(0)` by
         default. It decides sampled text; the lookahead does not, unless verification is "rejection". With a key for
         each prompt, the text does not depend on the rest of the batch either: it is that of the prompt alone with its
-        key, which may be an array of one. Of greedy text a key affects only the number of steps.
+        key, given as a key or as an array of one. A key changes no greedy text, only the number of its steps.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. In float32 the text is
         the same on any mesh. Parameters that `jlade.load` did not load for this mesh are copied there by each call.

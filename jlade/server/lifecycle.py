@@ -1,4 +1,4 @@
-"""From the socket, over the loading of the model, to the signal that ends the server."""
+"""The life of a server: its socket, its answers while the model loads, its connections, and the signal that ends it."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Returns whether this machine alone reaches a socket."""
+    """Returns whether only this machine can reach a socket."""
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
