@@ -25,9 +25,9 @@ from jlade.config import check_int
 from jlade.files import append_line
 from jlade.generation import text
 from jlade.generation.options import Keywords
-from jlade.generation.prompts import round_up
-from jlade.generation.request import MOST_NEW_TOKENS, SMALLEST_CAPACITY
+from jlade.generation.prompts import SMALLEST_CAPACITY, round_up
 from jlade.generation.results import NOT_FINITE
+from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server.protocol import Asked
 

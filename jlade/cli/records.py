@@ -19,8 +19,8 @@ from jlade.cli import options as options_lib
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.options import Keywords
-from jlade.generation.request import MOST_NEW_TOKENS
 from jlade.generation.results import NOT_FINITE, Generation
+from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
 from jlade.server import fields, protocol
 from jlade.server.fields import Body, RequestError

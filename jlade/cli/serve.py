@@ -21,7 +21,7 @@ from jlade.models.llama import LlamaParams
 from jlade.server.protocol import MOST_CHOICES, Reader
 
 if TYPE_CHECKING:
-    from jlade.server.loading import Loading
+    from jlade.server.lifecycle import Loading
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "transformers", "jinja2")
 MAX_PREDICTION = 1024
@@ -93,7 +93,6 @@ def run(options: argparse.Namespace) -> None:
     if missing:
         raise ValueError(f'the server needs {", ".join(missing)}: pip install "jlade[serve]"')
     from jlade.server import lifecycle
-    from jlade.server.loading import Loading
 
     _check(options)
     keys = [] if options.api_key_file is None else _read_keys(options.api_key_file)
@@ -103,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"--host {options.host} lets other machines in: pass --api-key-file, or listen to 127.0.0.1"
             )
-        app = Loading()
+        app = lifecycle.Loading()
         server = lifecycle.Server(app)
         url, failed = lifecycle.url(bound), []
 

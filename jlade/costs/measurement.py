@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Measurement:
         """Divides `inputs` into batches; the first prompts fill up the last one."""
         number = len(inputs.lengths)
         sequences = [np.arange(begin, begin + batch_size) % number for begin in range(0, number, batch_size)]
-        return cls(params, config, [_take(inputs, indices) for indices in sequences])
+        return cls(params, config, [jax.tree.map(jnp.asarray, inputs.rows(indices)) for indices in sequences])
 
     def trials(self, settings: Sequence[LookaheadConfig], repeat: int) -> list[Trial]:
         """Returns the trials of plain decoding and of the settings, taken in turns."""
@@ -122,23 +122,3 @@ def _endless(batch: Inputs) -> Inputs:
     """Returns a batch that no end token stops."""
     stopping = dataclasses.replace(batch.stopping, eos_ids=jnp.full_like(batch.stopping.eos_ids, -1))
     return dataclasses.replace(batch, stopping=stopping)
-
-
-def _take(inputs: Inputs, indices: np.ndarray) -> Inputs:
-    """Returns the inputs of some sequences."""
-
-    def take(tree: Any) -> Any:
-        return jax.tree.map(lambda array: jnp.asarray(array)[indices], tree)
-
-    # Stop strings share their table; a single key serves all sequences.
-    strings = inputs.stopping.strings
-    stopping = take(dataclasses.replace(inputs.stopping, strings=None))
-    if strings is not None:
-        strings = dataclasses.replace(strings, start=take(strings.start))
-    return Inputs(
-        prompts=take(inputs.prompts),
-        lengths=take(inputs.lengths),
-        stopping=dataclasses.replace(stopping, strings=strings),
-        key=inputs.key[indices] if inputs.key.ndim else inputs.key,
-        sampling=take(inputs.sampling),
-    )

@@ -1,10 +1,11 @@
 """The arguments of a decode, arrays and static settings, and the state that a step takes to the next one."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import flax.struct
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig
@@ -59,6 +60,25 @@ class Inputs:
     cache: Cache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
     corpus: Annotated[TextIndex | None, SHARED] = None
+
+    def rows(self, indices: np.ndarray) -> Self:
+        """Returns the inputs of the sequences with these indices [n]. What all share stays as it is.
+
+        A sequence whose key is of its own keeps its noise; one that shares a key draws that of its new place.
+        """
+
+        def take(arrays: Any) -> Any:
+            return jax.tree.map(lambda array: array[indices], arrays)
+
+        key, strings = self.key, self.stopping.strings
+        if key.ndim:
+            data = np.asarray(jax.random.key_data(key))  # on the host: to index on the device compiles a program
+            key = jax.random.wrap_key_data(data[indices], impl=jax.random.key_impl(key))
+        if strings is not None:  # which share their table
+            strings = dataclasses.replace(strings, start=take(strings.start))
+        stopping = take(dataclasses.replace(self.stopping, strings=None))
+        own = {name: take(getattr(self, name)) for name in ("prompts", "lengths", "sampling", "cache", "sources")}
+        return dataclasses.replace(self, stopping=dataclasses.replace(stopping, strings=strings), key=key, **own)
 
 
 @flax.struct.dataclass

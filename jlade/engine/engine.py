@@ -1,42 +1,55 @@
 """`Engine`: many requests over the rows of one decode state, each exactly as if it were alone."""
 
-import atexit
 import collections
 import dataclasses
-import functools
-import threading
-from collections.abc import Iterator
-from concurrent.futures import CancelledError
-from typing import Literal, Self, Unpack
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import Literal, Self, TypedDict, Unpack
 
+import jax
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import sharding
-from jlade.engine import job as job_lib
-from jlade.engine import options as options_lib
 from jlade.engine import rows, width
 from jlade.engine.job import Job
-from jlade.engine.options import RequestOptions
 from jlade.engine.programs import Programs
-from jlade.engine.reading import Reader, Reading
+from jlade.engine.reading import PromptReader
 from jlade.engine.request import Request
 from jlade.engine.rows import Controls
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
-from jlade.generation import memory, results, stop_strings
+from jlade.engine.worker import Worker
+from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import request as request_lib
-from jlade.generation.options import GREEDY, Options
+from jlade.generation import stop_strings
+from jlade.generation.options import GREEDY, Options, unknown
 from jlade.generation.prompts import Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.mesh import device_of, transfers
 from jlade.models.base import Decoder, Params
 
-# Of a round: a request that is cancelled keeps its row for no more, and the reading of a prompt waits as long.
-STEPS = 2
-MORE_STEPS = 16  # of a round that nobody can wish to be shorter, unless a request comes; it ends when a row does
+# More than any engine needs: a slip is an error before it takes memory.
+MOST_SEQUENCES = 4096
+MOST_PREDICTION = 2**20
+
+
+class RequestOptions(TypedDict, total=False):
+    """The options of a request; see `jlade.generate`."""
+
+    max_new_tokens: int | Sequence[int] | None
+    min_new_tokens: int | Sequence[int]
+    sampling: SamplingConfig | Sequence[SamplingConfig]
+    parse_special: bool
+    eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
+    stop: str | Sequence[str] | Sequence[Sequence[str]] | None
+    key: jax.Array | None
+    prediction: Prompts | None
+    logprobs: bool
+    top_logprobs: int
+    with_statistics: bool
 
 
 class Engine:
@@ -82,9 +95,11 @@ class Engine:
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
-        options_lib.check_sizes(max_sequences, max_waiting, prefix_memory, max_prediction)
+        check_int("max_sequences", max_sequences, 1, MOST_SEQUENCES)
+        check_int("max_waiting", max_waiting, 1)
+        check_int("prefix_memory", 0 if prefix_memory is None else prefix_memory, 0)
+        check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)
         self.max_sequences, self._max_prediction = max_sequences, max_prediction
-        self._scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self.max_sequences
         options = Options(
@@ -98,29 +113,29 @@ class Engine:
             decoder=decoder,
             mesh=mesh,
         )
-        batch = request_lib.check(params, prompts, options)
+        batch = request_lib.make(params, prompts, options)
         self._config, self._sizes = batch.config, width.sizes(self.max_sequences, batch.config.mesh)
         widths = {size: Width(batch.inputs.costs) for size in self._sizes}
         if lookahead == "auto":
-            setting = request_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
+            setting = lookahead_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
             self._config = dataclasses.replace(self._config, lookahead=setting)
             widths = width.learned_widths(params, self._config, self._sizes)
         self._options = Options(lookahead=self._config.lookahead, tokenizer=batch.tokenizer, decoder=decoder, mesh=mesh)
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._params = sharding.put_params(params, self._config.mesh)
-        self._device = device_of(params, self._config.mesh)
         predicts = "prediction" in self._config.lookahead.sources
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
         self._programs = Programs(self._params, self._config, widths, self._size)
-        self._reader = Reader(self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs)
+        self._reader = PromptReader(
+            self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs
+        )
 
-        self._changed = threading.Condition()  # its lock guards the scheduler and the next two fields
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._usual = Controls.GREEDY  # of most requests
-        # The thread's own:
-        self._reading: Reading | None = None
+        scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
         self._running = Running(self._params, self._config, widths, self._programs)
+        self._worker = Worker(
+            scheduler, self._reader, self._running, self._programs, self._config, device_of(params, self._config.mesh)
+        )
+        self._usual = Controls.GREEDY  # of most requests
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
@@ -130,7 +145,7 @@ class Engine:
     def warm_up(self) -> None:
         """Compiles all programs and waits for them. Afterwards nothing compiles, whatever is submitted.
 
-        Without it a program compiles when a request first needs it: few do where all requests are of one kind.
+        Without it a program compiles when a request first needs it; requests of one kind need few.
 
         Raises:
           RuntimeError: the engine is closed.
@@ -145,9 +160,9 @@ class Engine:
     def compile(self, usual: SamplingConfig = GREEDY) -> Iterator[int]:
         """Yields how many parts of the programs are left, and compiles one before the next number.
 
-        From the call on, before the first number, requests wait for their programs, which compile before those that no
-        request waits for; requests whose programs are there run meanwhile. A thread of its own should iterate, and does
-        so until the engine is closed.
+        After the call, before the first number, requests wait for their programs, and these compile before those that
+        no request waits for. Requests whose programs are there run meanwhile. Iterate in a thread of its own; the
+        iteration ends when the engine is closed.
 
         Args:
           usual: of most requests, whose programs compile first.
@@ -156,7 +171,7 @@ class Engine:
           Exception: the error of a program, when the others are there. A request that needs this one meets it again.
         """
         checked = self._check([0, 0], {"sampling": usual, "max_new_tokens": 1})
-        job = Job(job_lib.split(checked, 0), 0, Request(lambda: None), self._size)
+        job = Job(checked, 0, Request(lambda: None), self._size)
         self._usual = job.controls
         self._programs.begin(job.row, job.controls)
         return self._compile()
@@ -164,27 +179,20 @@ class Engine:
     def _compile(self) -> Iterator[int]:
         error = None
         try:
-            while (left := self._programs.num_left) and not self._closed:
+            while (left := self._programs.num_left) and not self._worker.closed:
                 yield left
-                with self._changed:
-                    self._programs.want_nothing()
-                    for job in self._scheduler.placeable:
-                        self._may_run(job)
+                self._worker.want_programs()
                 try:
                     self._programs.compile_next()
                 except Exception as of_program:
                     error = error or of_program
-                self._notify()
+                self._worker.wake()
         finally:  # also if the caller has stopped
             self._programs.end()
-            self._notify()
+            self._worker.wake()
         if error is not None:
             raise error
         yield 0
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     @property
     def num_left(self) -> int:
@@ -213,7 +221,8 @@ class Engine:
           queue.Full: as many requests wait as may wait.
           RuntimeError: the engine is closed.
         """
-        options_lib.check_priority(priority)
+        if isinstance(priority, bool) or not isinstance(priority, numbers.Integral):
+            raise TypeError(f"priority must be an integer, got {priority!r}")
         checked = self._check(prompt, options)
         request_lib.check_single(checked)
         if checked.errors:
@@ -227,7 +236,7 @@ class Engine:
 
         Args:
           prompts: of `jlade.generate`, any number of them, 0 included.
-          options: of `submit`, for all prompts or one for each. Of one key each prompt draws noise of its own, as in a
+          options: of `submit`, for all prompts or one for each. With one key each prompt draws its own noise, as in a
             batch of `jlade.generate`.
 
         Raises:
@@ -240,16 +249,16 @@ class Engine:
     def map(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> Iterator[Generation | Exception]:
         """Yields the results of `generate`, each as soon as it and those before it are there."""
         if isinstance(prompts, list | tuple) and not prompts:
-            options_lib.check_names(options)
+            _check_names(options)
             return iter(())
         return self._map_all(self._check(prompts, options))
 
-    def _map_all(self, checked: request_lib.Request) -> Iterator[Generation | Exception]:
+    def _map_all(self, checked: request_lib.DecodeRequest) -> Iterator[Generation | Exception]:
         results = self._map(checked)
         for index in range(len(checked.inputs.lengths)):
             yield checked.errors[index] if index in checked.errors else next(results)
 
-    def _map(self, checked: request_lib.Request) -> Iterator[Generation]:
+    def _map(self, checked: request_lib.DecodeRequest) -> Iterator[Generation]:
         requests: collections.deque[Request] = collections.deque()
         try:
             # Where the limits differ, the longest texts begin first, so that rows end at about the same time.
@@ -269,23 +278,16 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Number of requests that have rows."""
-        with self._changed:
-            return sum(job is not None for job in self._scheduler.rows)
+        return self._worker.num_running
 
     @property
     def num_waiting(self) -> int:
         """Number of requests that wait for a row."""
-        with self._changed:
-            return self._scheduler.num_waiting
+        return self._worker.num_waiting
 
     def close(self) -> None:
         """Cancels all requests and ends the thread. Afterwards no requests are accepted."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        atexit.unregister(self.close)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -293,8 +295,8 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check(self, prompts: Prompts, options: RequestOptions) -> request_lib.Request:
-        options_lib.check_names(options)
+    def _check(self, prompts: Prompts, options: RequestOptions) -> request_lib.DecodeRequest:
+        _check_names(options)
         predicts = options.get("prediction") is not None
         if predicts and not self._max_prediction:
             raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")
@@ -302,157 +304,26 @@ class Engine:
             options = options | {"prediction": None}
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": ()}))
-        checked = request_lib.check(self._params, prompts, given, self.max_sequences, self.capacity)
+        checked = request_lib.make(self._params, prompts, given, self.max_sequences, self.capacity)
         rows.check(checked.inputs, self._size, checked.config.top_logprobs)
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 
     @transfers()
     def _add(
-        self, checked: request_lib.Request, index: int, priority: int, of_list: bool = False, scores: bool = False
+        self, checked: request_lib.DecodeRequest, index: int, priority: int, of_list: bool = False, scores: bool = False
     ) -> Request:
         """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
-        request = Request(lambda: self._remove(job))
-        place = 0 if checked.inputs.key.ndim else index
-        job = Job(job_lib.split(checked, index), place, request, self._size)
+        request = Request(lambda: self._worker.remove(job))
+        job = Job(checked, index, request, self._size)
         job.of_list, job.scores_prompt = of_list, scores
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not (of_list and self._scheduler.is_full))
-            if self._closed:
-                raise RuntimeError("the engine is closed; it accepts no requests")
-            self._scheduler.add(job, priority)
-            self._start()
-            self._changed.notify_all()
+        self._worker.add(job, priority)
         return request
 
-    def _remove(self, job: Job) -> None:
-        """Removes a request that waits. One with a row loses it at the end of the round."""
-        with self._changed:
-            if job not in self._scheduler.rows:
-                self._scheduler.remove(job)
-            self._changed.notify_all()
 
-    def _start(self) -> None:
-        """Starts the thread if it does not run."""
-        if self._thread is None:
-            atexit.register(self.close)  # a program that runs at the exit of Python may crash
-            self._thread = threading.Thread(target=self._work, name="jlade engine", daemon=True)
-            self._thread.start()
-
-    # What follows runs in the engine's thread.
-
-    def _work(self) -> None:
-        explain = functools.partial(memory.of_rows, self._reader.row_bytes, self.max_sequences, self.capacity)
-        while self._has_work():
-            try:
-                with memory.explained(self._device, explain):
-                    try:
-                        self._round()
-                    except Exception:
-                        self._forget()
-                        raise
-            except Exception as error:
-                for job in filter(None, self._scheduler.rows):
-                    job.request._end(error)
-                self._free_rows()
-        with self._changed:
-            for job in self._scheduler.clear():
-                job.request._end(CancelledError("the engine was closed"))
-        self._forget()
-
-    def _has_work(self) -> bool:
-        """Waits for requests that may run, and returns whether there are any; otherwise the engine is closed."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or any(self._scheduler.rows) or self._scheduler.can_place(self._may_run)
-            )
-            return not self._closed
-
-    def _forget(self) -> None:
-        """Drops the state, which a failed program may have taken with it, and all prefixes."""
-        self._running.clear()
-        self._reader.clear()
-        self._reading = None
-
-    def _round(self) -> None:
-        """Reads a chunk of a prompt, of a list whole prompts, and makes steps of the rows that run."""
-        self._free_rows()
-        while self._read() and self._is_patient():
-            pass
-        if self._running.jobs:
-            self._step()
-        self._free_rows()
-
-    def _free_rows(self) -> None:
-        """Takes requests that have ended out of their rows."""
-        with self._changed:
-            for job in self._scheduler.rows:
-                if job is not None and job.request.done:
-                    self._scheduler.remove(job)
-            self._running.keep(self._scheduler.rows)  # together, as `_may_run` looks at both
-            self._changed.notify_all()
-
-    def _is_patient(self) -> bool:
-        """Whether nobody watches the texts that run, so that they may wait for prompts that are read."""
-        return all(job.of_list for job in self._scheduler.rows if job is not None)
-
-    def _read(self) -> bool:
-        """Reads a chunk of a prompt, and puts it into its row at the end; returns whether there was one to read.
-
-        It is the prompt of the next request if none is being read.
-        """
-        reading = self._reading = self._reading or self._next()
-        if reading is None:
-            return False
-        job = reading.job
-        if not job.request.done:
-            try:
-                with memory.explained(self._device, lambda _: "to read a prompt takes a row's memory, in addition"):
-                    self._reader.read(reading)
-            except Exception as error:
-                job.request._end(error)
-                self._reader.clear()
-        if job.request.done:  # failed or cancelled
-            self._reading = None
-        elif reading.is_done:
-            assert reading.prefix is not None
-            self._running.insert(reading.prefix, job)
-            self._reading = None
-        return True
-
-    def _next(self) -> Reading | None:
-        """Gives the next request that may run a free row; None if there is no row or no such request."""
-        with self._changed:
-            placed = self._scheduler.place(self._may_run)
-            self._changed.notify_all()
-        if placed is None:
-            return None
-        job = placed[1]
-        job.request._start()
-        return Reading(job)
-
-    def _may_run(self, job: Job) -> bool:
-        """Whether the programs of a request that waits are there. If they are not, they are wanted."""
-        return self._running.may_take(job) and (not job.scores_prompt or self._programs.may_score())
-
-    def _step(self) -> None:
-        """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
-        with self._changed:
-            reads = self._reading is not None or self._scheduler.can_place(self._may_run)
-        max_steps = MORE_STEPS if self._is_patient() and not reads else STEPS
-        shown = self._running.step(max_steps, another=reads)
-        state = self._running.state
-        assert state is not None
-        for index, job in self._running.jobs.items():
-            try:
-                piece = job.read(shown.row(index))
-                if piece.generation is not None and job.with_statistics:
-                    statistics = results.statistics(rows.take(state, index), self._config.lookahead)
-                    generation = dataclasses.replace(piece.generation, statistics=statistics)
-                    piece = dataclasses.replace(piece, generation=generation)
-                job.request._add(piece)
-                # Texts of a list are seldom continued. An error from here on changes no result.
-                if piece.generation is not None and piece.generation.finish_reason != ("error",) and not job.of_list:
-                    self._reader.keep_row(state, index, shown.tokens[index, : shown.num_tokens[index]])
-            except Exception as error:
-                job.request._end(error)
+def _check_names(options: RequestOptions) -> None:
+    """Raises a TypeError for an option that requests do not have."""
+    accepted = RequestOptions.__annotations__
+    for name in options:
+        if name not in accepted:
+            raise unknown(name, "an option of a request", accepted)

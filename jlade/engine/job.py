@@ -4,13 +4,12 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 
 from jlade.engine import rows
 from jlade.engine.request import Request
-from jlade.generation import request as checked_lib
 from jlade.generation import results
+from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, find_stop, token_bytes
 
@@ -19,27 +18,23 @@ class Job:
     """A request of one sequence in its row.
 
     Stop strings are searched here, in the text that the host has anyway, and not by an automaton on the device: a table
-    of all tokens for the strings of each row is large, and to build it takes longer than many requests. The row makes
-    the steps of a round at most after the text has ended, and its result leaves these out.
+    of all tokens for the strings of each row is large, and to build it takes longer than many requests. After the text
+    has ended, the row makes steps until its round ends; the result leaves these out.
     """
 
-    def __init__(self, checked: checked_lib.Request, place: int, request: Request, size: rows.Size):
-        """Makes the job of a request whose row is `row`.
-
-        Args:
-          checked: the arguments, of one sequence, which `rows.check` accepts.
-          place: of the sequence in the batch whose key it shares.
-          request: the caller's side.
-          size: of the row.
-        """
+    def __init__(self, checked: DecodeRequest, index: int, request: Request, size: rows.Size):
+        """Makes the job of sequence `index` of a batch that `rows.check` accepts; `request` is the caller's side."""
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
         self.scores_prompt = False  # whether the log-probabilities of the prompt are asked for
-        self.logprobs = checked.config.logprobs
+        self._place = 0 if checked.inputs.key.ndim else index  # in the batch whose key it shares
+        inputs, stop = checked.inputs.rows(np.array([index])), checked.stop[index : index + 1]
+        checked = dataclasses.replace(checked, inputs=inputs, stop=stop)
+        self.logprobs, self.num_alternatives = checked.config.logprobs, checked.config.top_logprobs
         self.with_statistics = checked.with_statistics
         self.controls = rows.Controls.of(checked.inputs, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
-        self._checked, self._place, self._size = checked, place, size
+        self._checked, self._size = checked, size
         self._begin, self._num_steps = self.length, 0
         stopping = checked.inputs.stopping
         self._least = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
@@ -49,11 +44,6 @@ class Job:
         if checked.tokenizer is not None:
             self._token_bytes = token_bytes(checked.tokenizer)
             self._detokenizer = Detokenizer(checked.tokenizer, checked.stop[0])
-
-    @property
-    def num_alternatives(self) -> int:
-        """Number of the most probable tokens that are asked for."""
-        return self._checked.config.top_logprobs
 
     @functools.cached_property
     def row(self) -> rows.Row:
@@ -106,18 +96,3 @@ class Job:
             if not is_early and find_stop(text, len(text) - len(added), self._stop) is not None:
                 return number
         return None
-
-
-def split(checked: checked_lib.Request, index: int) -> checked_lib.Request:
-    """Returns the arguments of one sequence of a batch. A key for all sequences stays one."""
-    inputs, own = checked.inputs, slice(index, index + 1)
-    of_batch = inputs.prompts, inputs.lengths, inputs.sampling, inputs.stopping, inputs.sources
-    prompts, lengths, sampling, stopping, sources = jax.tree.map(lambda array: array[own], of_batch)
-    key = inputs.key
-    if key.ndim:
-        data = np.asarray(jax.random.key_data(key))[index]  # on the host: a slice on the device compiles a program
-        key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
-    inputs = dataclasses.replace(
-        inputs, prompts=prompts, lengths=lengths, sampling=sampling, stopping=stopping, key=key, sources=sources
-    )
-    return dataclasses.replace(checked, inputs=inputs, stop=checked.stop[index : index + 1])

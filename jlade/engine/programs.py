@@ -32,7 +32,7 @@ class Others(NamedTuple):
 
 
 class Programs:
-    """What an engine may run: everything before `begin`, as a program that is not there compiles when it first runs.
+    """The programs that an engine may run: all before `begin`, as one that is not there compiles when it first runs.
 
     Args:
       params, config: of the engine.
@@ -43,7 +43,7 @@ class Programs:
     def __init__(self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], size: rows.Size):
         self._params, self._config, self._widths, self._size = ahead.shapes(params), config, widths, size
         self._sizes = sorted(widths)
-        # Steps that record log-probabilities without alternatives take hardly longer than those that do not.
+        # Steps that record log-probabilities without alternatives take hardly longer than other steps.
         self._kinds = [each for each in Controls if each is not Controls.ALL or size.top_logprobs]
         self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Steps | Others] = set()  # by requests
@@ -81,7 +81,7 @@ class Programs:
         return Others(num_rows, "prefixes") not in self._left
 
     def begin(self, row: Row, first: Controls) -> None:
-        """From now on requests wait for what `compile_next` compiles.
+        """Makes requests wait for the programs that `compile_next` compiles.
 
         Args:
           row: of any request.
@@ -108,7 +108,7 @@ class Programs:
             self._left = tuple(each for each in self._left if each != part)
 
     def end(self) -> None:
-        """From now on a program that is not there compiles when it first runs."""
+        """Lets programs that are not there compile when they first run."""
         self._left = ()
 
     def _fitting(self, num_rows: int, controls: Controls) -> Iterator[Steps]:
@@ -127,7 +127,7 @@ class Programs:
                 # On several devices another program than for arrays that were placed by `_insert` itself.
                 rows.insert(width.bare(after), self._prefix, self._row, 0, config)
             case Others(_, "scores"):
-                scoring.of_chunk(self._params, self._prefix.cache, self._row.prompts, config=config)
+                scoring.of_chunk(self._params, self._prefix.cache, self._row.inputs.prompts, config=config)
             case Others(num_rows, _):
                 for size in copies.sizes(capacity):
                     kept = copies.keep(self._params, copies.prefix_of(state, config), 0, size, config)

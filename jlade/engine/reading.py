@@ -16,7 +16,7 @@ from jlade.models.base import Params, divisible
 
 
 @dataclasses.dataclass
-class Reading:
+class PromptReading:
     """A request whose prompt is being read."""
 
     job: Job
@@ -28,7 +28,7 @@ class Reading:
     @property
     def tokens(self) -> np.ndarray:
         """The tokens to read, all but the last of the prompt."""
-        return np.asarray(self.job.row.prompts[0, : self.job.length - 1])
+        return np.asarray(self.job.row.inputs.prompts[0, : self.job.length - 1])
 
     @property
     def is_done(self) -> bool:
@@ -36,7 +36,7 @@ class Reading:
         return self.prefix is not None and self.num_read == self.job.length - 1
 
 
-class Reader:
+class PromptReader:
     """Reads prompts, and keeps what has been read of prompts and texts.
 
     Args:
@@ -46,21 +46,16 @@ class Reader:
       programs: those that are there.
 
     Attributes:
+      capacity: C.
       num_tokens: tokens of all prompts whose reading has begun.
       num_cached: how many of these were not read, as an earlier text began with them.
       row_bytes: of what has been read in a row, on all devices together.
     """
 
     def __init__(
-        self,
-        params: Params,
-        config: DecodeConfig,
-        num_rows: int,
-        capacity: int,
-        memory: int | None,
-        programs: Programs,
+        self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, memory: int | None, programs: Programs
     ):
-        self._params, self._config, self._capacity, self._programs = params, config, capacity, programs
+        self._params, self._config, self.capacity, self._programs = params, config, capacity, programs
         self.num_tokens = self.num_cached = 0
         row = jax.eval_shape(self._unread)
         self.row_bytes = copies.num_bytes(row) // len(row.cache.length)
@@ -71,7 +66,7 @@ class Reader:
         least, longest = config.chunks[-1][0], divisible(row.cache)
         self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=least, divisible=longest)
 
-    def read(self, reading: Reading) -> None:
+    def read(self, reading: PromptReading) -> None:
         """Reads a chunk of a prompt."""
         tokens = reading.tokens
         if reading.prefix is None:
@@ -87,7 +82,7 @@ class Reader:
             row = reading.job.row
             if reading.job.scores_prompt:
                 reading.scores.append(
-                    scoring.score(self._params, reading.prefix.cache, row.prompts, until, self._config)
+                    scoring.score(self._params, reading.prefix.cache, row.inputs.prompts, until, self._config)
                 )
             reading.prefix, reading.num_read = rows.read(
                 self._params, reading.prefix, row, reading.num_read, until, self._config
@@ -106,10 +101,10 @@ class Reader:
         self._prefixes.clear()
 
     def _unread(self) -> Prefix:
-        return rows.unread(self._params, config=self._config, capacity=self._capacity)
+        return rows.unread(self._params, config=self._config, capacity=self.capacity)
 
     def _restore(self, kept: Prefix, length: int) -> Prefix:
-        return copies.restore(self._params, kept, length, self._config, self._capacity)
+        return copies.restore(self._params, kept, length, self._config, self.capacity)
 
     def _keep(self, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
         if self._prefixes.is_new(tokens) and self._programs.may_keep(len(prefix.cache.length)):

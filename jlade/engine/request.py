@@ -5,7 +5,6 @@ import contextlib
 import functools
 import itertools
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -99,9 +98,6 @@ class Request:
         error = self._future.exception()
         if error is not None and not isinstance(error, CancelledError):
             raise error
-
-    def _start(self) -> None:
-        self.started = time.monotonic()
 
     def _add(self, piece: Piece) -> None:
         """Adds a piece, the last one if it has a generation, unless the request has ended."""

@@ -21,10 +21,10 @@ from jlade.config import check_int
 from jlade.decoding import ahead, loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
-from jlade.decoding.stopping import Stopping
 from jlade.drafts.prediction import Reading
 from jlade.drafts.tree import NONE
-from jlade.generation.request import EOS_SLOTS, HostArray
+from jlade.generation.prompts import HostArray
+from jlade.generation.stopping import EOS_SLOTS
 from jlade.mesh import DATA
 from jlade.models.base import Params
 
@@ -90,53 +90,41 @@ def check(inputs: Inputs, size: Size, top_logprobs: int) -> None:
 
 @flax.struct.dataclass
 class Row:
-    """The arrays of a request, as all requests have them."""
+    """The arrays of a request, of the same shapes for all requests."""
 
-    prompts: jax.Array  # [1, C] int32
-    lengths: jax.Array  # [1] int32
-    stopping: Stopping  # fields [1, ...]
-    sampling: Sampling  # fields [1, ...], all of them
-    key: jax.Array  # [2] uint32, the data of a threefry key
+    inputs: Inputs  # of one sequence, with all controls; its key is a threefry key []
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
-    prediction: Reading | None  # of texts [1, P]; None for rows without
 
     @classmethod
     def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size) -> Self:
-        """Returns the row of a request with a key [].
-
-        Args:
-          inputs: of one sequence.
-          place: see `Row`.
-          vocab_size: V.
-          size: of the row.
-        """
+        """Returns the row of a request, whose key is its own or that of a batch in which it has this place."""
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
         prompts[0, :length] = inputs.prompts[0, :length]
         fewest: HostArray = inputs.stopping.min_new_tokens
         if fewest is None:
             fewest = np.zeros(1, np.int32)
-        key: HostArray = np.asarray(jax.random.key_data(sampling.threefry(inputs.key)))
+        # By way of the host, from where it goes to any device, and where its shape changes without a program.
+        words: HostArray = np.asarray(jax.random.key_data(inputs.key)).reshape(-1)
+        key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(inputs.key))
         places: HostArray = np.array([place], np.int32)
         return cls(
-            prompts=prompts,
-            lengths=inputs.lengths,
-            stopping=Stopping(
-                max_new_tokens=inputs.stopping.max_new_tokens,
-                eos_ids=inputs.stopping.eos_ids[:, :EOS_SLOTS],
-                min_new_tokens=fewest,
+            Inputs(
+                prompts=prompts,
+                lengths=inputs.lengths,
+                stopping=dataclasses.replace(
+                    inputs.stopping, eos_ids=inputs.stopping.eos_ids[:, :EOS_SLOTS], min_new_tokens=fewest
+                ),
+                key=sampling.threefry(key),
+                sampling=sampling.complete(inputs.sampling, 1, vocab_size),
+                sources={"prediction": _predicted(inputs, size.prediction)} if size.prediction else {},
             ),
-            sampling=sampling.complete(inputs.sampling, 1, vocab_size),
-            key=key,
-            place=places,
-            prediction=_predicted(inputs, size.prediction) if size.prediction else None,
+            places,
         )
 
-    def inputs(self) -> Inputs:
-        """Returns the arguments of `prefill` and `start`."""
-        key = jax.random.wrap_key_data(self.key, impl=sampling.THREEFRY)
-        sources = {} if self.prediction is None else {"prediction": self.prediction}
-        return Inputs(self.prompts, self.lengths, self.stopping, key, self.sampling, sources=sources)
+    def repeated(self, number: int) -> Inputs:
+        """Returns the inputs of `number` sequences, all of them this one."""
+        return self.inputs.rows(np.zeros(number, int))
 
 
 def _predicted(inputs: Inputs, size: int) -> Reading:
@@ -148,27 +136,11 @@ def _predicted(inputs: Inputs, size: int) -> Reading:
     return Reading.begin(text)
 
 
-def _repeat(inputs: Inputs, number: int) -> Inputs:
-    """Returns the inputs of `number` equal sequences, given those of one."""
-
-    def repeat(arrays: Any) -> Any:
-        return jax.tree.map(lambda array: jnp.repeat(array, number, axis=0), arrays)
-
-    return dataclasses.replace(
-        inputs,
-        prompts=repeat(inputs.prompts),
-        lengths=repeat(inputs.lengths),
-        stopping=repeat(inputs.stopping),
-        sampling=repeat(inputs.sampling),
-        sources=repeat(inputs.sources),
-    )
-
-
 @ahead.jit(static_argnames=("config", "num_rows"))
 def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int) -> DecodeState:
     """Returns the state of `num_rows` rows without requests, with the shapes of `row`."""
-    inputs = _repeat(row.inputs(), num_rows)
-    state = prefill.start(_unread(params, num_rows, row.prompts.shape[1], config), inputs, config)
+    inputs = row.repeated(num_rows)
+    state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
     return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
 
 
@@ -201,14 +173,15 @@ def read(
     Returns:
       The prefix, which takes over the buffers of the one before, and the number of tokens that it has read.
     """
-    chunk = prefill.fitting(config.chunks, row.prompts.shape[1])[0][0]
+    chunk = prefill.fitting(config.chunks, row.inputs.prompts.shape[1])[0][0]
     num_read = min(num_read + chunk, until)
     return _read(params, prefix, row, np.array([num_read + 1], np.int32), config=config), num_read
 
 
 @ahead.jit(static_argnames="config", donate_argnames="prefix")
 def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, config: DecodeConfig) -> Prefix:
-    inputs = _repeat(dataclasses.replace(row.inputs(), lengths=lengths), mesh_lib.size(config.mesh, DATA))
+    row = dataclasses.replace(row, inputs=dataclasses.replace(row.inputs, lengths=lengths))
+    inputs = row.repeated(mesh_lib.size(config.mesh, DATA))
     return prefill.prefill(params, dataclasses.replace(inputs, cache=prefix.cache, sources=prefix.sources), config)
 
 
@@ -223,8 +196,7 @@ def _insert(
     rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
-    inputs = _repeat(row.inputs(), groups)
-    new = prefill.start(prefix, inputs, config, jnp.repeat(row.place, groups))
+    new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
     specs = sharding.state_specs(state.constants, config)
     of_device = functools.partial(_write, specs=specs, groups=groups)
     write = mesh_lib.shard(of_device, config.mesh, (specs, specs, PartitionSpec()), specs)

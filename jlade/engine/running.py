@@ -91,7 +91,7 @@ class Running:
         state, sizes = self.state, sorted(self._widths)
         assert state is not None
         wanted = sizes.index(steps.num_rows)
-        # From one size to the next, so that there are few programs.
+        # It moves through neighbouring sizes, so that there are few programs.
         while (place := sizes.index(len(state.done))) != wanted:
             size = sizes[place + 1 if place < wanted else place - 1]
             state = rows.resize(state, [*self.jobs, *[-1] * (size - len(self.jobs))], self._config)

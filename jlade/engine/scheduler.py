@@ -40,11 +40,6 @@ class Scheduler(Generic[T]):
         """Whether no more requests may wait."""
         return self.num_waiting >= self._max_waiting
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is no request."""
-        return not self._waiting and all(each is None for each in self.rows)
-
     def add(self, request: T, priority: int = 0) -> None:
         """Adds a request to those that wait. Higher priorities come first, and of equal ones the earliest.
 

@@ -22,7 +22,7 @@ from jlade.evaluation.methods import Method
 from jlade.generation import request as request_lib
 from jlade.generation import results, text
 from jlade.generation.options import Options
-from jlade.generation.request import Request
+from jlade.generation.request import DecodeRequest
 from jlade.generation.text import Tokenizer
 from jlade.mesh import default_device, num_bytes
 from jlade.models.llama import LlamaParams
@@ -156,7 +156,7 @@ class Model:
         pool: NGramPool | None,
         choices: Sequence[int],
         limit: int,
-    ) -> Request:
+    ) -> DecodeRequest:
         params = self.params(self._dtype(method))
         options = Options(
             max_new_tokens=limit,
@@ -167,9 +167,9 @@ class Model:
             pool=pool,
             with_statistics=True,
         )
-        return request_lib.check(params, list(prompt), options)
+        return request_lib.make(params, list(prompt), options)
 
-    def _decode(self, request: Request, method: Method) -> tuple[Answer, NGramPool | None]:
+    def _decode(self, request: DecodeRequest, method: Method) -> tuple[Answer, NGramPool | None]:
         params, inputs, config = self.params(self._dtype(method)), request.inputs, request.config
         prefix, prefill_seconds = self._prefill(request, method)
         begin = time.perf_counter()
@@ -204,7 +204,7 @@ class Model:
             state_bytes=num_bytes(state),
         ), state.pool
 
-    def _prefill(self, request: Request, method: Method) -> tuple[Prefix, float]:
+    def _prefill(self, request: DecodeRequest, method: Method) -> tuple[Prefix, float]:
         """Returns the prompt as it was read, and the seconds of reading it.
 
         Methods share the program that reads prompts. So one of them reads a prompt, and the others copy its cache.

@@ -100,7 +100,7 @@ def trace(params: Params, prompt: Prompts, options: Options) -> Trace:
     """
     if options.lookahead == "auto":
         options = dataclasses.replace(options, lookahead=LookaheadConfig())
-    request = request_lib.check(params, prompt, options)
+    request = request_lib.make(params, prompt, options)
     request_lib.check_single(request)
     tokenizer = request.tokenizer
     if tokenizer is None:

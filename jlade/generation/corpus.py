@@ -20,10 +20,9 @@ from jlade.drafts.source import RANKS, State
 from jlade.drafts.suffix import LATEST, LONGEST, RECENT
 from jlade.drafts.tree import NONE
 from jlade.generation import prompts as prompts_lib
-from jlade.generation.prompts import Prompt
+from jlade.generation.prompts import SMALLEST_CAPACITY, Prompt
 from jlade.generation.text import Tokenizer
 
-SMALLEST = 1024  # tokens; sizes are this times a power of two, so that few programs are compiled
 MOST = 2**27  # tokens; ranks of matches are 32-bit numbers
 VOCAB_SIZE = 2**30  # more than any
 LONG = 4 * RECENT  # tokens of texts whose prompts are indexed
@@ -140,7 +139,7 @@ def read(texts: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str) ->
     tokens = np.concatenate([np.append(ids, NONE) for ids in parts]) if parts else np.array([NONE])
     if len(tokens) > MOST:
         raise ValueError(f"{name} must have at most {MOST} tokens, with one after each text, got {len(tokens)}")
-    size = prompts_lib.round_up(len(tokens), SMALLEST)
+    size = prompts_lib.round_up(len(tokens), SMALLEST_CAPACITY)
     return np.pad(tokens, (size - len(tokens), 0), constant_values=NONE).astype(np.int32)
 
 
@@ -183,7 +182,7 @@ def of_prompts(prompts: Sequence[np.ndarray], capacity: int, lookahead: Lookahea
     """Returns the initial states of sources that have an index of each prompt, for texts of so many tokens."""
     if "suffix" not in lookahead.reach or capacity < LONG:
         return {}
-    size = prompts_lib.round_up(capacity, SMALLEST)
+    size = prompts_lib.round_up(capacity, SMALLEST_CAPACITY)
     indices = [build(np.pad(ids, (0, size - len(ids)), constant_values=NONE)) for ids in prompts]
     return {"suffix": jax.tree.map(lambda *arrays: np.stack(arrays), *indices)}
 

@@ -16,7 +16,7 @@ from jlade.generation import memory, results
 from jlade.generation import request as request_lib
 from jlade.generation.options import Options, keywords
 from jlade.generation.prompts import Prompts
-from jlade.generation.request import Request
+from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer
 from jlade.models.base import Params
@@ -74,8 +74,7 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       key: a key of `jax.random`, of any implementation, or an array of one for each prompt; `jax.random.key(0)` by
         default. It decides sampled text; the lookahead does not, unless verification is "rejection". With a key for
         each prompt, the text does not depend on the rest of the batch either: it is that of the prompt alone with its
-        key, be that given as a key or as an array of one. Greedy text is the same for every key, which then affects
-        only the number of steps.
+        key, given as a key or as an array of one. A key changes no greedy text, only the number of its steps.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. In float32 the text is
         the same on any mesh. Parameters that `jlade.load` did not load for this mesh are copied there by each call.
@@ -105,7 +104,7 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
       TypeError, ValueError: name the argument, its value and what is accepted, before anything is compiled.
       MemoryError: a device is out of memory; says what was asked for, what would fit and what to lower.
     """
-    request = request_lib.check(params, prompt, options)
+    request = request_lib.make(params, prompt, options)
     if options.streamer is None:
         return run(params, request)
     request_lib.check_streamer(options.streamer, request)
@@ -119,20 +118,20 @@ def stream(params: Params, prompt: Prompts, options: Options) -> Iterator[Piece]
     The last piece has the whole `Generation`. Closing the iterator earlier ends the work. Arguments and errors are
     those of `generate`; they are checked by this call, before the first piece is requested.
     """
-    request = request_lib.check(params, prompt, options)
+    request = request_lib.make(params, prompt, options)
     request_lib.check_single(request)
     return pieces(params, request)
 
 
 @mesh.transfers()
-def run(params: Params, request: Request) -> Generation:
+def run(params: Params, request: DecodeRequest) -> Generation:
     """Returns the result of a checked request."""
     begin = time.perf_counter()
     with _explained(params, request):
         return finish(loop.decode(params, request.inputs, request.config), request, begin)
 
 
-def finish(state: DecodeState, request: Request, begin: float) -> Generation:
+def finish(state: DecodeState, request: DecodeRequest, begin: float) -> Generation:
     """Returns the result of a request after its steps; the time since `begin`, a `time.perf_counter`, is learned."""
     if request.learned is not None and state.pace is not None:
         num_steps = mesh.fetch(state.pace.num_steps)
@@ -140,42 +139,40 @@ def finish(state: DecodeState, request: Request, begin: float) -> Generation:
     return results.gather(state, request)
 
 
-def pieces(params: Params, request: Request) -> Iterator[Piece]:
+def pieces(params: Params, request: DecodeRequest) -> Iterator[Piece]:
     """Yields the addition of each step to the one text of a checked request."""
     with _explained(params, request):
-        yield from _pieces(params, request)
-
-
-def _pieces(params: Params, request: Request) -> Iterator[Piece]:
-    inputs, config = request.inputs, request.config
-    with mesh.transfers():
-        params = sharding.put_params(params, config.mesh)
-        state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
-    detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
-    begin, done = int(inputs.lengths[0]), False
-    while not done:
+        inputs, config = request.inputs, request.config
         with mesh.transfers():
-            state = loop.run_steps(params, state, config, max_steps=1)
-            tokens, end, done, recorded = mesh.fetch((state.tokens, state.num_tokens, state.done, state.info.logprobs))
-            generation = results.gather(state, request) if done[0] else None
-        new, end, done = slice(begin, int(end[0])), int(end[0]), bool(done[0])
-        added = tokens[0, new]
-        yield Piece(
-            tokens=added,
-            text=None if detokenizer is None else detokenizer.feed(added.tolist(), last=done),
-            accepted=np.array([len(added)], np.int32),
-            **results.of_piece(recorded, new),
-            generation=generation,
-        )
-        begin = end
+            params = sharding.put_params(params, config.mesh)
+            state = prefill.start(prefill.prefill(params, inputs, config), inputs, config)
+        detokenizer = None if request.tokenizer is None else Detokenizer(request.tokenizer, request.stop[0])
+        begin, done = int(inputs.lengths[0]), False
+        while not done:
+            with mesh.transfers():
+                state = loop.run_steps(params, state, config, max_steps=1)
+                tokens, end, done, recorded = mesh.fetch(
+                    (state.tokens, state.num_tokens, state.done, state.info.logprobs)
+                )
+                generation = results.gather(state, request) if done[0] else None
+            new, end, done = slice(begin, int(end[0])), int(end[0]), bool(done[0])
+            added = tokens[0, new]
+            yield Piece(
+                tokens=added,
+                text=None if detokenizer is None else detokenizer.feed(added.tolist(), last=done),
+                accepted=np.array([len(added)], np.int32),
+                **results.of_piece(recorded, new),
+                generation=generation,
+            )
+            begin = end
 
 
-def _explained(params: Params, request: Request) -> contextlib.AbstractContextManager[None]:
+def _explained(params: Params, request: DecodeRequest) -> contextlib.AbstractContextManager[None]:
     device = mesh.device_of(params, request.config.mesh)
     return memory.explained(device, functools.partial(memory.of_request, params, request))
 
 
-def _feed(streamer: Streamer, request: Request, pieces: Iterator[Piece]) -> Generation:
+def _feed(streamer: Streamer, request: DecodeRequest, pieces: Iterator[Piece]) -> Generation:
     """Passes the pieces on to `streamer`, and calls its `end` also after an error: another thread may wait for it."""
     try:
         streamer.put(np.asarray(request.inputs.prompts)[:, : int(request.inputs.lengths[0])])

@@ -13,7 +13,8 @@ from rich.filesize import decimal
 from jlade import mesh as mesh_lib
 from jlade.costs import memory as memory_lib
 from jlade.decoding import prefill, sharding
-from jlade.generation.request import SMALLEST_CAPACITY, Request
+from jlade.generation.prompts import SMALLEST_CAPACITY
+from jlade.generation.request import DecodeRequest
 from jlade.models.base import Params
 
 ERRORS = jax.errors.JaxRuntimeError, ValueError  # JAX raises the latter where a program is dispatched at once
@@ -43,7 +44,7 @@ def explained(device: jax.Device, explain: Callable[[int], str]) -> Iterator[Non
         ) from error
 
 
-def of_request(params: Params, request: Request, free: int) -> str:
+def of_request(params: Params, request: DecodeRequest, free: int) -> str:
     """Returns the memory of the state of a request, and the number of prompts or tokens that would fit."""
     batch_size, capacity = request.inputs.prompts.shape
     needed = state_bytes(params, request)
@@ -77,7 +78,7 @@ def of_rows(row_bytes: int, num_rows: int, capacity: int, free: int) -> str:
     )
 
 
-def state_bytes(params: Params, request: Request) -> int:
+def state_bytes(params: Params, request: DecodeRequest) -> int:
     """Returns the bytes of the state of a request on a device, without the parameters."""
     inputs, config = request.inputs, request.config
 

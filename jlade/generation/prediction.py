@@ -9,7 +9,6 @@ from jlade.drafts.prediction import Reading
 from jlade.drafts.tree import NONE
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import text
-from jlade.generation.corpus import SMALLEST
 from jlade.generation.text import Tokenizer
 
 
@@ -22,7 +21,9 @@ def read(prediction: Any, tokenizer: Tokenizer | None, batch_size: int, vocab_si
     is_one = batch_size == 1 and _is_text(prediction)
     texts = {"prediction": prediction} if is_one else _of_batch(prediction, batch_size)
     ids = [_tokens(name, one, tokenizer, vocab_size) for name, one in texts.items()]
-    padded = np.full((batch_size, prompts_lib.round_up(max(map(len, ids)), SMALLEST)), NONE, np.int32)
+    padded = np.full(
+        (batch_size, prompts_lib.round_up(max(map(len, ids)), prompts_lib.SMALLEST_CAPACITY)), NONE, np.int32
+    )
     for row, tokens in zip(padded, ids, strict=True):
         row[: len(tokens)] = tokens
     return Reading.begin(padded)

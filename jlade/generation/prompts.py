@@ -9,10 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from jlade.decoding.stopping import Stopping
 from jlade.generation import text
 from jlade.generation.text import Tokenizer
 
 OF_CHAT = "what tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True) returns"
+
+HostArray = Any  # of NumPy; the device makes it a jax.Array, which the fields of `Inputs` are declared as
+SMALLEST_CAPACITY = 1024  # tokens; capacities are this times a power of two, so that few programs are compiled
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
 NO_PROMPT = np.zeros(1, np.int32)  # in the place of a wrong one
@@ -107,28 +111,33 @@ def token_ids(
 
 def check_room(
     prompts: list[np.ndarray],
-    fewest: np.ndarray,
-    most: np.ndarray,
-    capacity: int,
-    bound: str,
-    errors: dict[int, Exception] | None = None,
+    stopping: Stopping,
+    max_positions: int,
+    capacity: int | None,
+    errors: dict[int, Exception] | None,
 ) -> None:
     """Checks that prompts and their new tokens fit.
 
     Args:
-      prompts, errors: see `read`, as which it treats a prompt that has no room.
-      fewest, most: [B], the new tokens of each.
-      capacity: tokens of a prompt and its text.
-      bound: says whose capacity it is.
+      prompts: token ids of each. One that has no room is treated as `read` treats a wrong one.
+      errors: see `read`.
+      stopping: with the fewest and the most new tokens of each.
+      max_positions: tokens that the model reads.
+      capacity: tokens of a row of an engine, for a prompt and its text; None for a batch, which the model alone limits.
 
     Raises:
       ValueError: names the number of tokens and the bound.
     """
+    room, bound = max_positions, f"the model reads at most {max_positions} positions"
+    if capacity is not None:
+        room, bound = capacity, f"the engine was made with capacity={capacity}"
+    least_of_all = 0 if stopping.min_new_tokens is None else stopping.min_new_tokens
+    fewest, most = np.broadcast_arrays(least_of_all, stopping.max_new_tokens)
     for index, (ids, least, limit) in enumerate(zip(prompts, fewest, most, strict=True)):
         length, message = len(ids), None
-        if length >= capacity:
+        if length >= room:
             message = f"prompt of {length} tokens leaves no room for a new one; {bound}"
-        elif length + limit > capacity:
+        elif length + limit > room:
             message = f"prompt of {length} tokens and max_new_tokens={limit} make {length + limit} tokens; {bound}"
         elif least > limit:
             message = f"min_new_tokens must be at most max_new_tokens={limit}, got {least}"
@@ -150,6 +159,16 @@ def _check_no_message(name: str, prompt: Any) -> None:
 def round_up(number: int, smallest: int) -> int:
     """Rounds a number of tokens up to `smallest` times a power of two, so that few programs are compiled."""
     return next(size for size in (smallest << i for i in itertools.count()) if size >= number)
+
+
+def pad(prompts: list[np.ndarray], limits: HostArray, least: int, max_positions: int) -> tuple[HostArray, HostArray]:
+    """Returns the prompts [B, C] with room for new tokens, C at least `least`, and their lengths [B]."""
+    lengths: HostArray = np.array([len(ids) for ids in prompts], np.int32)
+    capacity = min(round_up(int(max(lengths + limits)), SMALLEST_CAPACITY), max_positions)
+    padded: HostArray = np.zeros((len(prompts), max(capacity, least)), np.int32)
+    for tokens, ids in zip(padded, prompts, strict=True):
+        tokens[: len(ids)] = ids
+    return padded, lengths
 
 
 def _unpad(ids: dict[str, np.ndarray], prompts: dict[str, Any], attention_mask: Any) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from jlade import mesh
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeState
 from jlade.drafts.sources import TABLE
-from jlade.generation.request import Request
+from jlade.generation.request import DecodeRequest
 from jlade.generation.text import Detokenizer
 
 SHOWN = 8  # sequences in a `repr`
@@ -141,7 +141,7 @@ def statistics(state: DecodeState, lookahead: LookaheadConfig) -> Statistics:
     )
 
 
-def gather(state: DecodeState, request: Request) -> Generation:
+def gather(state: DecodeState, request: DecodeRequest) -> Generation:
     """Returns the result of a decode that has ended."""
     tokens, ends, num_steps, stop_state, accepted, logprobs = mesh.fetch(
         (state.tokens, state.num_tokens, state.num_steps, state.stop_state, state.info.accepted, state.info.logprobs)
@@ -160,7 +160,7 @@ def assemble(
     num_steps: np.ndarray,
     accepted: np.ndarray,
     logprobs: Any,
-    request: Request,
+    request: DecodeRequest,
     stop_state: np.ndarray | None = None,
 ) -> Generation:
     """Returns the result of sequences that ended, given fields of `DecodeState` in NumPy.
@@ -245,7 +245,7 @@ def cut(accepted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.diff(kept, axis=1, prepend=0).astype(np.int32)
 
 
-def _ending(index: int, tokens: list[int], stopped: bool, request: Request) -> tuple[str, str | None]:
+def _ending(index: int, tokens: list[int], stopped: bool, request: DecodeRequest) -> tuple[str, str | None]:
     """Returns the reason for which a sequence ended and, when there is a tokenizer, its text.
 
     The stop string of a text that has `stopped` on the device may have begun in the prompt.

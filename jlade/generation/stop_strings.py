@@ -24,7 +24,7 @@ MOST_STATES = 1024
 def check(stop: Any, batch_size: int, tokenizer: Tokenizer | None, decoder: Decoder) -> tuple[tuple[str, ...], ...]:
     """Returns the stop strings of each sequence, given those of all or of each; by default those of the decoder."""
     if stop is None:
-        stop = getattr(decoder, "stop_strings", ())  # which a decoder of one's own may lack
+        stop = getattr(decoder, "stop_strings", ())  # which other decoders may lack
         if stop and tokenizer is None:
             raise TypeError(
                 f"the checkpoint's stop strings {stop!r} need the tokenizer: {text.PASS_TOKENIZER}, or stop=()"

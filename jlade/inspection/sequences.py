@@ -13,7 +13,8 @@ from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
 from jlade.engine import rows
-from jlade.generation.request import EOS_SLOTS, HostArray
+from jlade.generation.prompts import HostArray
+from jlade.generation.stopping import EOS_SLOTS
 from jlade.inspection import targets
 from jlade.inspection.programs import Programs
 from jlade.mesh import DATA

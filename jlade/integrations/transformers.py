@@ -16,7 +16,7 @@ from jlade.generation.corpus import Texts
 from jlade.generation.generate import Streamer, pieces, run
 from jlade.generation.options import Options
 from jlade.generation.prompts import Prompts
-from jlade.generation.request import Request
+from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation, warn_of_errors
 from jlade.generation.text import Tokenizer
 from jlade.models.llama import LlamaParams
@@ -150,7 +150,7 @@ class Lookahead:
             prediction=prediction,
             **stopping,
         )
-        request = _stop_from_prompt(request_lib.check(params, ids, options), ids, mask)
+        request = _stop_from_prompt(request_lib.make(params, ids, options), ids, mask)
         generation = self._generate(params, request, input_ids)
         warn_of_errors(generation)
         new = generation.tokens[:, : generation.lengths.max()].astype(np.int64)
@@ -164,7 +164,7 @@ class Lookahead:
         """Returns the weights that the model has now, as `torch_weights.params` does."""
         return torch_weights.params(self.model, self.dtype, self.options.mesh)
 
-    def _generate(self, params: LlamaParams, request: Request, input_ids: Any) -> Generation:
+    def _generate(self, params: LlamaParams, request: DecodeRequest, input_ids: Any) -> Generation:
         """Decodes, and passes the prompt and each token to the streamer as transformers does."""
         if self.streamer is None:
             return run(params, request)
@@ -347,7 +347,7 @@ def _check_stop(stopping: Kwargs, tokenizer: Tokenizer | None, needs_pad: bool) 
             raise ValueError(f"stop strings must not hold special tokens, got {name!r}: add its id to eos_token_id")
 
 
-def _stop_from_prompt(request: Request, ids: np.ndarray, mask: np.ndarray) -> Request:
+def _stop_from_prompt(request: DecodeRequest, ids: np.ndarray, mask: np.ndarray) -> DecodeRequest:
     """Lets stop strings begin in the prompts [B, L], as transformers does."""
     strings = request.inputs.stopping.strings
     if strings is None:

@@ -1,4 +1,4 @@
-"""From the socket to the signal that ends the server."""
+"""The life of a server: its socket, its answers while the model loads, its connections, and the signal that ends it."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,13 @@ from typing import Any, NoReturn
 
 import h11
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jlade.generation import memory
-from jlade.server.loading import Loading
+from jlade.server import guard
+from jlade.server.app import Service
+from jlade.server.fields import RequestError
 
 IDLE_SECONDS = 30  # that a connection waits for its client
 MOST_IDLE = 256  # connections that wait for their clients; the oldest ones beyond wait no longer than
@@ -50,7 +53,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Returns whether this machine alone reaches a socket."""
+    """Returns whether only this machine can reach a socket."""
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
@@ -66,6 +69,24 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+class Loading:
+    """The application of a service, once there is one. Before, it refuses each request in OpenAI's form.
+
+    Attributes:
+      service: None while the model loads.
+      doing: what takes place meanwhile.
+    """
+
+    def __init__(self, service: Service | None = None):
+        self.service, self.doing = service, "loading"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.service is not None:
+            await self.service.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await guard.refuse(RequestError(f"the server starts: {self.doing}", status=503))(scope, receive, send)
 
 
 class _Connection(H11Protocol):

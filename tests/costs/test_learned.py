@@ -86,7 +86,7 @@ PARAMS = tiny_llama(3)
 
 
 def find(params):
-    return request.check(params, [1, 2, 3], Options(max_new_tokens=40)).learned
+    return request.make(params, [1, 2, 3], Options(max_new_tokens=40)).learned
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_calls_teach_and_the_file_outlives_the_process(cache_directory, compiled
 def test_rounds_of_an_engine_have_costs_of_their_own():
     """Their steps take longer, by a share of the round."""
     times, numbers = np.array([3e-3, 2e-3, 1e-3]), np.random.default_rng(0)
-    config = request.check(PARAMS, [1], Options()).config
+    config = request.make(PARAMS, [1], Options()).config
     arguments = PARAMS, config.decoder, 1, None, config.lookahead, config.chunks
     rounds = learned.find(*arguments, "rounds")
     for _ in range(50):
@@ -141,7 +141,7 @@ def test_learn_false_neither_uses_what_calls_taught_nor_teaches():
     before = find(PARAMS).costs()
     for _ in range(20):
         find(PARAMS).learn_round(np.array([8, 0, 2]), 8 * 9e-3 + 2 * 1e-3)
-    requests = [request.check(PARAMS, [1, 2, 3], Options(max_new_tokens=40, learn=learn)) for learn in (True, False)]
+    requests = [request.make(PARAMS, [1, 2, 3], Options(max_new_tokens=40, learn=learn)) for learn in (True, False)]
     assert [each.learned is not None for each in requests] == [True, False]
     assert requests[0].inputs.costs[0] > 1.2 * before[0]
     np.testing.assert_array_equal(requests[1].inputs.costs, before)

@@ -473,7 +473,7 @@ def test_a_fault_ends_the_request_alone(shared, monkeypatch):
     read = rows.read
 
     def failing(params, prefix, row, *arguments):
-        if row.prompts[0, 0] == 9:
+        if row.inputs.prompts[0, 0] == 9:
             raise RuntimeError("a fault")
         return read(params, prefix, row, *arguments)
 

@@ -1,5 +1,6 @@
 """Continuing a text with the state of an earlier call, and pools that are shared on purpose."""
 
+import dataclasses
 import functools
 import pathlib
 
@@ -14,7 +15,7 @@ from jlade import LookaheadConfig, NGramPool, SamplingConfig
 from jlade.decoding import loop
 from tests import reference
 from tests.texts import assert_same_texts
-from tests.tiny import PAPER, slow, tiny_llama
+from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
 TREE = LookaheadConfig(tree_size=12, window_size=2, ngram_size=3, guess_set_size=3)
 PARAMS = tiny_llama(2, max_positions=128)
@@ -146,6 +147,21 @@ def test_what_a_call_brings_is_in_its_inputs():
     assert inputs.sources["prediction"].text[:, :3].tolist() == [[4, 5, -1], [6, -1, -1]]
     assert inputs.sources["recycled"].after_token[:, 1, 0].tolist() == [2, 2], "2 follows 1 in the corpus"
     assert [token for token in inputs.corpus.tokens.tolist() if token >= 0] == [1, 2, 3]
+
+
+def test_rows_are_the_inputs_of_their_prompts():
+    keys, shared = jax.random.split(jax.random.key(5), 3), {"tokenizer": tiny_tokenizer(), "corpus": [[1, 2, 3]]}
+    each = {"prompt": [[1], [2, 3], [4]], "prediction": [[4], [5], [6]], "stop": [["ab"], ["c"], ["ab"]]}
+    each |= {"max_new_tokens": [7, 8, 9], "min_new_tokens": [0, 1, 2], "eos_ids": [[4], [5], []]}
+    each["sampling"] = [SamplingConfig(temperature=t) for t in (0.5, 0.7, 0.9)]
+
+    def inputs_of(order):
+        options = {name: [values[i] for i in order] for name, values in each.items()}
+        return jlade.prepare(PARAMS, lookahead=TREE, key=keys[jnp.array(order)], **shared, **options)[0]
+
+    pair = inputs_of([0, 1, 2]).rows(np.array([0, 2, 1])), inputs_of([0, 2, 1])
+    found, expected = (dataclasses.replace(each, key=jax.random.key_data(each.key)) for each in pair)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_turn_has_the_pool_of_the_one_before():

@@ -14,7 +14,6 @@ from jlade.engine import rows
 from jlade.generation.chat_template import ChatTemplate
 from jlade.server import lifecycle
 from jlade.server.app import Service
-from jlade.server.loading import Loading
 from jlade.server.protocol import Reader
 from tests.server.tiny_chat import CHAT_TOKENIZER, PARAMS, TOKENIZER
 
@@ -52,7 +51,7 @@ def running(engine, **options):
     """Yields a server with an engine."""
     service = Service(engine, READER, model="tiny", **options)
     with lifecycle.bind("127.0.0.1", 0) as bound:
-        server, url = lifecycle.Server(Loading(service)), lifecycle.url(bound)
+        server, url = lifecycle.Server(lifecycle.Loading(service)), lifecycle.url(bound)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         wait_until(lambda: server.started)

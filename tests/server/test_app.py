@@ -234,7 +234,7 @@ def test_a_fault_ends_its_request_alone(served, monkeypatch):
     read = rows.read
 
     def failing(params, prefix, row, *arguments):
-        if row.prompts[0, 0] == 9:
+        if row.inputs.prompts[0, 0] == 9:
             raise RuntimeError("a secret of the device")
         return read(params, prefix, row, *arguments)
 

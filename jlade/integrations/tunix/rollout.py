@@ -175,7 +175,7 @@ class LookaheadSampler(sampler.Sampler):
             corpus = [text for prompt in known for text in self._kept.get(prompt, ())]
         params = self._params()
         given = Options(lookahead=self._lookahead, decoder=self._decoder, corpus=corpus, **options)
-        request = request_lib.check(params, list(prompts), given)
+        request = request_lib.make(params, list(prompts), given)
         begin = time.perf_counter()
         state = prefill.start(self._read(params, prompts, request), request.inputs, request.config)
         out = finish(loop.run_steps(params, state, request.config), request, begin)
@@ -187,7 +187,7 @@ class LookaheadSampler(sampler.Sampler):
             del self._kept[oldest]
         return out
 
-    def _read(self, params: Params, prompts: Tokens, request: request_lib.Request) -> Prefix:
+    def _read(self, params: Params, prompts: Tokens, request: request_lib.DecodeRequest) -> Prefix:
         """Returns the cache of prompts. If each comes equally often, as in groups of rollouts, it is read once."""
         unique = list(dict.fromkeys(map(np.ndarray.tobytes, prompts)))
         row_of = {key: i for i, key in enumerate(unique)}

@@ -1,0 +1,146 @@
+"""Earlier texts that serve a request: a state to continue from, a pool, a corpus, predictions."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jlade import mesh as mesh_lib
+from jlade.config import LookaheadConfig
+from jlade.decoding.state import DecodeState
+from jlade.drafts import pool as ngram_pool
+from jlade.drafts.index import TextIndex
+from jlade.drafts.pool import NGramPool
+from jlade.drafts.source import State
+from jlade.generation import corpus as corpus_lib
+from jlade.generation import prediction as prediction_lib
+from jlade.generation.options import Options
+from jlade.models.base import Cache, Decoder, Params, cache_shapes, divisible, resize
+
+
+class Earlier(NamedTuple):
+    """The arrays of `state`, `pool`, `corpus` and `prediction` of the options."""
+
+    state: DecodeState | None  # to continue from, with one sequence for each prompt
+    sources: dict[str, State]  # initial states of sources
+    corpus: TextIndex | None
+
+
+def check(
+    options: Options, params: Params, decoder: Decoder, prompts: list[np.ndarray], lookahead: LookaheadConfig
+) -> Earlier:
+    """Checks `state`, `pool`, `corpus` and `prediction` of the options."""
+    batch_size, vocab_size = len(prompts), decoder.vocab_size
+    sources: dict[str, State] = {}
+    corpus: TextIndex | None = None
+    if options.corpus is not None:
+        texts = corpus_lib.check(options.corpus, options.tokenizer, vocab_size)
+        if "suffix" in lookahead.reach:
+            corpus = texts.on_device
+            if "recycled" in lookahead.reach:
+                sources["recycled"] = corpus_lib.recycled(options.corpus, texts, batch_size, vocab_size)
+        elif options.lookahead != "auto":  # which may have no use for it
+            raise ValueError(
+                f"corpus needs a lookahead with 'suffix' among its sources, such as LookaheadConfig.tree(63), got "
+                f"lookahead={options.lookahead}"
+            )
+    elif "corpus" in lookahead.sources:
+        raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
+    pool = None if options.pool is None else _check_pool(options.pool, batch_size, vocab_size, lookahead)
+    predicted: dict[str, State] = {}
+    if options.prediction is not None:
+        reading = prediction_lib.read(options.prediction, options.tokenizer, batch_size, vocab_size)
+        predicted = {"prediction": reading} if "prediction" in lookahead.reach else {}
+    state = options.state
+    if state is None:
+        return Earlier(None, sources | predicted | ({} if pool is None else {"pool": pool}), corpus)
+    if pool is not None:
+        raise ValueError("pool and state cannot both be given: the state has a pool of its own")
+    _check_state(state, batch_size, params, decoder, lookahead)
+    state = _for_each_sequence(state, batch_size)
+    of_state = {name: each for name, each in state.memory.drafts.states.items() if each is not None}
+    of_state.pop("prediction", None)  # of an earlier answer
+    return Earlier(state, sources | of_state | predicted, corpus)
+
+
+def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, lookahead: LookaheadConfig) -> None:
+    """Raises an error unless `state` can be continued by this model, setting and number of prompts."""
+    if not isinstance(state, DecodeState):
+        raise TypeError(
+            f"state must be the `state` of a Generation made with keep_state=True, got {type(state).__name__}"
+        )
+    num_sequences, capacity = state.tokens.shape
+    if num_sequences not in (1, batch_size):
+        raise ValueError(
+            f"state has {num_sequences} sequences; accepted are one for each of {batch_size} prompts, or one for all"
+        )
+    expected = cache_shapes(decoder, params, num_sequences, capacity)
+    of_state, of_model = (
+        [f"{array.dtype}{list(array.shape)}" for array in jax.tree.leaves(cache)]
+        for cache in (state.memory.cache, expected)
+    )
+    if of_state != of_model:
+        raise ValueError(
+            f"state is of another model: its cache has {len(of_state)} arrays like {of_state[0]}, accepted are "
+            f"{len(of_model)} like {of_model[0]}"
+        )
+    shape = ngram_pool.shape(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+    pool = None if state.pool is None else state.pool.shape
+    accepted = (num_sequences, *shape) if "pool" in lookahead.reach else None
+    if pool != accepted:
+        found, wanted = ("none" if each is None else str(list(each)) for each in (pool, accepted))
+        raise ValueError(
+            f"state is of another lookahead setting: its pool has shape [B, R, S, N] = {found}, accepted is {wanted}"
+        )
+
+
+def _for_each_sequence(state: DecodeState, batch_size: int) -> DecodeState:
+    """Returns the state with its reused parts repeated for each of `batch_size` prompts if it has one sequence."""
+
+    def repeat(array: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(array, (batch_size, *array.shape[1:]))
+
+    fields = {name: getattr(state, name) for name in ("tokens", "num_tokens", "memory")}
+    return dataclasses.replace(state, **jax.tree.map(repeat, fields))
+
+
+def _check_pool(pool: Any, batch_size: int, vocab_size: int, lookahead: LookaheadConfig) -> NGramPool:
+    """Returns pools of B sequences, given one for all or one for each."""
+    if not isinstance(pool, NGramPool):
+        raise TypeError(f"pool must be an NGramPool, got {type(pool).__name__}")
+    shape = ngram_pool.shape(vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
+    if pool.vocab_size != vocab_size or pool.shape not in (shape, (batch_size, *shape)):
+        raise ValueError(
+            f"pool must be for a vocabulary of {vocab_size} tokens and have the shape [R, S, N] = {list(shape)} of "
+            f"this setting, or that for each of {batch_size} prompts, got {pool.vocab_size} and {list(pool.shape)}"
+        )
+    return dataclasses.replace(pool, rows=jnp.broadcast_to(pool.rows, (batch_size, *pool.rows.shape[-2:])))
+
+
+def reuse(
+    state: DecodeState, prompts: list[np.ndarray], params: Params, decoder: Decoder, capacity: int
+) -> Cache | None:
+    """Returns the cache of `state`, cut to the tokens that it shares with the prompts, for `capacity` tokens.
+
+    It is empty for a prompt that leaves an earlier text that cannot be shortened, as after a ring has lost tokens:
+    those before the place are gone. None if no text can be shortened, and a prompt leaves its own; and after a text
+    without a token, as its prompt may have left NaN.
+    """
+    cache = state.memory.cache
+    tokens, num_tokens, prompt_lengths = mesh_lib.fetch(
+        (state.tokens, state.num_tokens, state.constants.prompt_lengths)
+    )
+    if np.any(num_tokens == prompt_lengths):
+        return None
+    longest = divisible(cache)
+    shared = []
+    for known, length, ids in zip(tokens, num_tokens, prompts, strict=True):
+        most = min(length, len(ids)) - 1  # the last token of either is left to the first step
+        differs = np.flatnonzero(known[:most] != ids[:most])
+        number, cached = differs[0] if len(differs) else most, length - 1
+        if number < cached and not longest:
+            return None
+        shared.append(number if number == cached or cached <= longest else 0)
+    return resize(cache, np.array(shared, np.int32), cache_shapes(decoder, params, len(prompts), capacity))

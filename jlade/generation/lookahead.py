@@ -1,0 +1,44 @@
+"""The lookahead of a request: its setting, given or that of "auto"."""
+
+import dataclasses
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jlade.config import PLAIN, LookaheadConfig
+from jlade.costs import choice, learned
+from jlade.costs.learned import Learned
+from jlade.decoding.state import Chunks, DecodeState
+from jlade.generation.options import Options
+from jlade.models.base import Decoder, Params
+
+
+def choose(
+    options: Options, params: Params, decoder: Decoder, batch_size: int, mesh: Mesh | None, chunks: Chunks
+) -> tuple[LookaheadConfig, Learned | None]:
+    """Returns the setting for B sequences, and what earlier calls have taught about its costs if it is "auto"."""
+    lookahead: Any = options.lookahead
+    # "auto" continues with the setting of a state, which may have one sequence for all prompts.
+    number = options.state.tokens.shape[0] if isinstance(options.state, DecodeState) else batch_size
+    if isinstance(lookahead, str) and lookahead == "auto":
+        chosen = with_prediction(choice.choose(params, decoder, number, mesh), options)
+        return chosen, learned.find(params, decoder, batch_size, mesh, chosen, chunks)
+    if not isinstance(lookahead, LookaheadConfig | None):
+        raise TypeError(f'lookahead must be a LookaheadConfig, "auto", or None for plain decoding, got {lookahead!r}')
+    if lookahead is not None:
+        choice.log_if_slow(lookahead, params, decoder, number, mesh)
+    return with_prediction(lookahead or PLAIN, options), None
+
+
+def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
+    """Returns the setting with drafts from a prediction if there is one."""
+    if options.prediction is None or "prediction" in lookahead.sources:
+        return lookahead
+    if lookahead.num_drafted == 0 or lookahead.tree_size is None:
+        if options.lookahead != "auto":
+            raise ValueError(
+                f"prediction needs a lookahead with a tree, such as LookaheadConfig.tree(63), got "
+                f"lookahead={options.lookahead}"
+            )
+        return lookahead  # the setting for this device has no use for it
+    return dataclasses.replace(lookahead, sources=("prediction", *lookahead.sources))
