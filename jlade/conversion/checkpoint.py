@@ -16,7 +16,7 @@ from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import check_kind, check_names
 from jlade.conversion.tensors import SCALE, Sharding, array_shapes, named_arrays
-from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, StoredTensor, Tensor, stored_tensors, write_tensors
+from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, Tensor, stored_tensors, write_tensors
 from jlade.files import written_whole
 from jlade.models.llama import LlamaConfig, LlamaParams
 
@@ -75,11 +75,7 @@ def load(
     * An adapter is refused.
 
     Raises:
-      ValueError: names the file, and the config key or the array, that is missing, broken or not supported; the model
-        cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given; Orbax is not installed.
-
-    Warns:
-      UserWarning: names the unknown keys of config.json; names the arrays with NaN or infinite values, and their rows.
+      ValueError, warns: as `load_hf` does; Orbax is not installed where the arrays are in its format.
     """
     directory = pathlib.Path(path)
     if not is_checkpoint(directory):
@@ -107,15 +103,6 @@ def headers_of(
     config = read_config(directory, strict)
     is_orbax = (directory / orbax.METADATA).exists()
     stored = orbax.stored_tensors(directory) if is_orbax else stored_tensors(directory, strict, OWN_FILE)
-    return config, _checked(stored, config, directory)
-
-
-def _checked(stored: Mapping[str, StoredTensor], config: LlamaConfig, directory: pathlib.Path) -> dict[str, Tensor]:
-    """Returns the arrays of a model by name, given those in its files.
-
-    Raises:
-      ValueError: names the file and the array that is not as `config` has it.
-    """
     arrays = array_shapes(config, np.dtype("float32"), huggingface.holds_int8(stored))
     check_names(directory, arrays.keys() - stored.keys(), stored.keys() - arrays.keys())
     found: dict[str, Tensor] = {}
@@ -125,4 +112,4 @@ def _checked(stored: Mapping[str, StoredTensor], config: LlamaConfig, directory:
         check_kind(name, tensor, array.shape, accepted)
         is_of_experts = len(array.shape) == 3
         found[name] = ExpertTensor(tensor.rows(), slice(None), False, array.shape) if is_of_experts else tensor
-    return found
+    return config, found

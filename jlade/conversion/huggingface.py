@@ -155,10 +155,7 @@ def headers_of(
 
 
 def first_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """Returns the dtype of the first tensor of the first file, which transformers takes for that of the model.
-
-    Matrices in int8 and their scales do not count.
-    """
+    """Returns the dtype of the first tensor of the first file but int8 and scales, as transformers takes it."""
     floating = [(tensor.file, name) for name, tensor in tensors.items() if name + SCALE not in tensors]
     return tensors[min(each for each in floating if not each[1].endswith(SCALE))[1]].value_dtype
 

@@ -298,11 +298,13 @@ def test_ctrl_c_waits_for_orbax_and_leaves_nothing(monkeypatch, tmp_path, capsys
     assert capsys.readouterr() == ("", "")
 
 
-def test_orbax_is_named_where_it_is_missing(refused, monkeypatch, tmp_path):
+def test_orbax_is_named_where_it_is_missing(run, refused, monkeypatch, tmp_path):
+    run(DEMO, tmp_path / "own", "--to", "orbax")
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     message = "checkpoints in Orbax's format need orbax-checkpoint: pip install 'jlade[orbax]'\n"
-    assert refused("/no/where", tmp_path / "new", "--to", "orbax") == message
-    assert list(tmp_path.iterdir()) == []
+    for source, *to in (("/no/where", "--to", "orbax"), (tmp_path / "own",)):
+        assert refused(source, tmp_path / "new", *to) == message
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_errors_of_the_system_are_messages(refused, monkeypatch, tmp_path):

@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import datetime
 import json
@@ -117,9 +118,9 @@ def test_own_checkpoints(save, change, inspect, tmp_path):
     size = sum(array.size for name, array in arrays.items() if not name.endswith("_scale"))
     files = [file for file in (tmp_path / "own").rglob("*") if file.is_file() and "config" not in file.name]
     assert (facts["format"], facts["family"], facts["parameters"]) == ("jlade", "qwen3", size)
-    stored = {}
+    stored = collections.Counter()
     for array in arrays.values():
-        stored[array.dtype.name] = stored.get(array.dtype.name, 0) + array.nbytes
+        stored[array.dtype.name] += array.nbytes
     assert facts["files"] == {
         "count": len(files),
         "bytes": sum(len(file.read_bytes()) for file in files),

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +15,7 @@ from jlade import conversion
 from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.json_files import read_json
 from jlade.conversion.memory import load_held
+from jlade.conversion.tensors import named_arrays
 from jlade.conversion.weight_files import StoredTensor
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
@@ -176,6 +175,13 @@ def test_arrays_that_are_not_those_of_config_json_are_refused(changes, message, 
         conversion.load(directory)
 
 
+def test_the_stored_dtype_is_that_of_the_arrays_besides_int8(own):
+    directory, _ = own
+    config = read_json(directory / "config.json")
+    (directory / "config.json").write_text(json.dumps(config | {"torch_dtype": None}))
+    assert conversion.load(directory, "auto").norm.dtype == jnp.bfloat16
+
+
 def test_scales_that_are_not_finite_are_named(own):
     directory, change = own
     change({f"{QUERY}_scale": np.full(8, np.inf, np.float32)})
@@ -198,11 +204,6 @@ def test_the_formats_are_told_apart(own, tmp_path):
         jlade.load(directory)
 
 
-def test_an_adapter_for_an_own_checkpoint_is_refused(own):
-    with pytest.raises(ValueError, match=r"adapter must be None for .*own, .*`jlade convert .* --adapter lora`"):
-        jlade.load(own[0], adapter="lora")
-
-
 def test_checkpoints_in_the_format_of_orbax(tmp_path):
     for name, params in (("floating", random_params({})), ("int8", quantize(random_params({}, jnp.float32)))):
         directory = tmp_path / name
@@ -220,52 +221,22 @@ def test_checkpoints_in_the_format_of_orbax(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"floating", "int8"}
 
 
-def test_orbax_is_named_where_it_is_missing(tmp_path, monkeypatch):
-    orbax.save(random_params({}), tmp_path / "own")
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    for call in (lambda: jlade.load(tmp_path / "own"), lambda: orbax.save(random_params({}), tmp_path / "new")):
-        with pytest.raises(ValueError, match=r"Orbax's format need orbax-checkpoint: pip install 'jlade\[orbax\]'"):
-            call()
-    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_sharding_divides_arrays_and_scales(kind, tmp_path):
+    save, load = FORMATS[kind]
+    params = quantize(random_params({})) if kind == "own" else random_params({})
+    save(params, tmp_path / "model")
+    mesh, asked = jax.make_mesh((2,), ("model",)), set()
 
+    def place(name, shape):
+        asked.add(name)
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
 
-SHARDED = """
-import sys
-import jax
-import numpy as np
-from jlade import conversion
-
-mesh = jax.make_mesh((8,), ("model",))
-
-
-def place(name, shape):
-    rows = "model" if shape[0] % 8 == 0 else None
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(rows))
-
-
-assert jax.device_count() == 8
-whole = conversion.load_hf(sys.argv[1], "float32")
-for load, path in ((conversion.load_hf, sys.argv[1]), (conversion.load, sys.argv[2])):
-    params = load(path, "float32", place)
-    assert len(params.embedding.sharding.device_set) == 8
-    assert params.embedding.addressable_shards[0].data.shape[0] == params.embedding.shape[0] // 8
-    for got, expected in zip(jax.tree.leaves(params), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    matrix, expected = (load(path, "float32", where, int8=True).layers[0].gate for where in (place, None))
-    assert matrix.weight.addressable_shards[0].data.shape[0] == matrix.weight.shape[0] // 8
-    np.testing.assert_array_equal(matrix.weight, expected.weight)
-    np.testing.assert_array_equal(matrix.scale, expected.scale)
-print("restored on 8 devices")
-"""
-
-
-@pytest.mark.slow
-def test_checkpoints_are_restored_on_eight_devices(tmp_path):
-    conversion.save(load_hf(DEMO, "float32"), tmp_path / "own")
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", SHARDED, str(DEMO), str(tmp_path / "own")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "restored on 8 devices\n", done.stderr
+    divided, whole = (load(tmp_path / "model", "float32", where, int8=True) for where in (place, None))
+    assert_equal(divided, whole)
+    for array in jax.tree.leaves(divided):
+        assert array.addressable_shards[0].data.shape[0] == array.shape[0] // 2
+    assert asked == set(named_arrays(params))
 
 
 def broken_params():
