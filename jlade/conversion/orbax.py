@@ -65,9 +65,10 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
             names = checkpointer.metadata(arrays).item_metadata.tree
         for name in names:
             place = {"driver": "ocdbt", "base": f"file://{arrays}/", "path": f"{name}/"}
-            found[name] = array = tensorstore.open({"driver": "zarr", "kvstore": place}, read=True).result()
+            array: Any = tensorstore.open({"driver": "zarr", "kvstore": place}, read=True).result()
             if math.prod(array.chunk_layout.read_chunk.shape) > math.prod(array.shape):  # a small file may say so
                 raise ValueError(f"{name} has chunks that are larger than the array")
+            found[name] = array
     except Exception as error:
         raise ValueError(f"{arrays} is not a checkpoint of Orbax: {error}") from error
     stamp = stamp_of(arrays)
