@@ -14,7 +14,7 @@ from typing import Any
 # Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
-NEEDED = ["jax", "flax", "numpy", "safetensors", "orbax.checkpoint", "huggingface_hub", "tokenizers", "rich"]
+NEEDED = ["jax", "flax", "numpy", "safetensors", "huggingface_hub", "tokenizers", "rich"]
 WANTED = ["torch", "transformers"]  # for the comparison with transformers
 
 

@@ -7,7 +7,7 @@ The checkpoint is random, with the shape of TinyLlama (1.1 B parameters, bfloat1
 measurement runs in a new process, with the files in the page cache, after another process has touched more memory than
 any measurement needs: on virtual machines, memory not used recently is many times slower at first.
 
-With `--onto-devices` the parameters are divided among 8 virtual devices of the CPU, from both formats. The memory of
+With `--onto-devices` the parameters are divided among 8 virtual devices of the CPU, from each format. The memory of
 these devices is the host's, so the host's own share is the peak less the arrays. Parts that several virtual devices
 hold may share memory.
 """
@@ -37,22 +37,24 @@ from safetensors import safe_open
 from benchmarks import report
 from benchmarks.inflate import SHAPES
 from jlade import make_mesh
-from jlade.conversion import load as load_own
-from jlade.conversion import load_hf, save, save_hf
+from jlade.conversion import load, load_hf, orbax, save, save_hf
 from jlade.conversion.tensors import build_params, expected_tensors
 
 TOUCH = "import numpy; numpy.ones(10**9)"
 SHAPE = SHAPES["1b"]  # TinyLlama's
 WAYS = ("safetensors", "bfloat16", "float32", "filling as much as float32")
 MESHES = {"model=8": (1, 1, 8), "lookahead=2, model=4": (1, 2, 4)}
-FORMATS = {"Hugging Face": (save_hf, load_hf), "Orbax": (save, load_own)}
+FORMATS = {"Hugging Face": (save_hf, load_hf), "jlade": (save, load), "Orbax": (orbax.save, load)}
 
 
 def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=5, metavar="R")
     parser.add_argument(
-        "--directory", default=tempfile.gettempdir(), metavar="DIR", help="a directory with room for 2.3 GB"
+        "--directory",
+        default=tempfile.gettempdir(),
+        metavar="DIR",
+        help="a directory with room for 2.3 GB of each format",
     )
     parser.add_argument("--onto-devices", action="store_true", help="load onto 8 virtual devices")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)

@@ -514,31 +514,7 @@ def _read_gguf(directory: pathlib.Path) -> None:
 
 
 def _write_own(directory: pathlib.Path) -> None:
-    source = directory / "source"
-    source.mkdir()
-    conversion.save(conversion.load_hf(write_checkpoint(source), "float32"), directory / "own")
-
-
-def _own_inputs(directory: pathlib.Path) -> Inputs:
-    parts = []
-    arrays = directory / "own" / "params"  # of its files, those for several processes and marks of success are not read
-    for path in [arrays / name for name in ("_METADATA", "_sharding", "manifest.ocdbt")] + [
-        *(arrays / "array_metadatas").iterdir(),
-        *(arrays / "d").iterdir(),
-    ]:
-        file, content = str(path.relative_to(directory)), path.read_bytes()
-        try:
-            json.loads(content)
-        except ValueError:
-            end = len(content) if len(content) < 4096 else 1024
-            parts.append(st.tuples(st.just(file), changed_bytes(content, 0, end)))
-        else:
-            parts.append(json_inputs(directory, file))
-    return st.one_of(parts)
-
-
-def _read_own(directory: pathlib.Path) -> Any:
-    return conversion.load(directory / "own")
+    conversion.save(conversion.load_hf(write_checkpoint(directory), "float32", int8=True), directory / "own")
 
 
 def _write_pool(directory: pathlib.Path) -> None:
@@ -642,7 +618,12 @@ FORMATS: dict[str, Format] = {
     "chat tokenizer": Format(_write_chat, _chat_inputs, _read_chat),
     "chat template": Format(_write_template, _template_inputs, _read_template),
     "gguf": Format(_write_gguf, _gguf_inputs, _read_gguf),
-    "orbax": Format(_write_own, _own_inputs, _read_own, is_checked=True),
+    "own": Format(
+        _write_own,
+        lambda directory: _header_inputs(directory, "own/jlade.safetensors"),
+        lambda directory: jlade.load(directory / "own")[0],
+        is_checked=True,
+    ),
     "pool": Format(_write_pool, _pool_inputs, _read_pool),
     "corpus": Format(_write_corpus, _corpus_inputs, _read_corpus),
     "settings": Format(_write_settings, _settings_inputs, _read_settings, refuses=False),

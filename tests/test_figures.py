@@ -108,16 +108,14 @@ def models() -> Iterator[str]:
     cpu = next(each for each in read("experts_cpu")["results"] if each["model"] == "qwen3-30b-a3b")
     first, *middle, last = [each["measured_ms"] for each in cpu["rows"]]
     yield f"takes {first:.1f}, {middle[0]:.0f}, {middle[1]:.0f} and {last:.0f} ms for these tokens"
-    ways = {each["way"]: each for each in read("loading_devices")["ways"]}
-    for label, value in {
-        "peak of each device, relative to its share": lambda each: f"{each['of_share']:.3f}x",
-        "host memory in addition to the devices' arrays, `model=8`": lambda each: f"{each['host_bytes'] / 1e6:.0f} MB",
-    }.items():
-        yield row(label, *(value(ways[f"{kind}; model=8"]) for kind in ("Hugging Face", "Orbax")))
-    both = [ways[f"{kind}; lookahead=2, model=4"] for kind in ("Hugging Face", "Orbax")]
-    yield row("the same, `lookahead=2, model=4`", *(f"{each['host_bytes'] / 1e6:.0f} MB" for each in both))
-    whole, chunks = (ways[f"{kind}; model=8"]["read_of_files"] for kind in ("Hugging Face", "Orbax"))
-    yield row("bytes read, relative to the files", f"{whole:.3f}x", f"{chunks:.2f}x")
+    ways = {each["way"]: each | {"megabytes": each["host_bytes"] / 1e6} for each in read("loading_devices")["ways"]}
+    for label, mesh, form in (
+        ("peak of each device, relative to its share", "model=8", "{of_share:.3f}x"),
+        ("host memory in addition to the devices' arrays, `model=8`", "model=8", "{megabytes:.0f} MB"),
+        ("the same, `lookahead=2, model=4`", "lookahead=2, model=4", "{megabytes:.0f} MB"),
+        ("bytes read, relative to the files", "model=8", "{read_of_files:.3f}x"),
+    ):
+        yield row(label, *(form.format(**ways[f"{kind}; {mesh}"]) for kind in ("Hugging Face", "jlade", "Orbax")))
     (oss,) = [x for x in read("real_configs")["rows"] if (x["model"], x["place"]) == ("gpt-oss-20b", "h100")]
     yield f"gpt-oss-20b takes {oss['needed_bytes'] / 1e9:.0f} GB in bfloat16"
     yield f"1.1 B parameters take {loading()['bfloat16']['of_weights']:.3f}x the memory of the weights"

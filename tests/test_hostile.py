@@ -16,8 +16,7 @@ from jlade.generation import chat_template, text, tokenizer_files
 from tests import hostile
 from tests.conversion.test_huggingface import write_checkpoint
 
-# Changed files of each format; `tests/stress/fuzz.py` reads thousands. Those of Orbax leave errors that raise later, so
-# `tests/conversion/test_corruption.py` reads some in a process of their own.
+# Changed files of each format; `tests/stress/fuzz.py` reads thousands.
 EXAMPLES = {
     "safetensors": 100,
     "index": 60,
@@ -26,6 +25,7 @@ EXAMPLES = {
     "chat tokenizer": 10,
     "chat template": 50,
     "gguf": 90,
+    "own": 60,
     "pool": 60,
     "corpus": 100,
     "settings": 150,

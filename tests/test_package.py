@@ -50,7 +50,6 @@ def test_the_core_needs_few_packages():
         "jax",
         "lazy-loader",
         "numpy",
-        "orbax-checkpoint",
         "rich",
         "safetensors",
         "tokenizers",

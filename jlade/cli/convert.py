@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import logging
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from jlade import conversion
 from jlade.cli import interrupts, progress
 from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
-from jlade.conversion import location
+from jlade.conversion import location, orbax
 from jlade.conversion.hf_config import auto_dtype
 from jlade.conversion.metadata import copy_metadata
 from jlade.conversion.tensors import check_dtype
@@ -27,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's arguments."""
     result = options_lib.Parser(
         prog="jlade convert",
-        description="Convert a checkpoint to jlade's own format or to Hugging Face's safetensors, with its "
+        description="Convert a checkpoint to jlade's own format, to Hugging Face's or to Orbax's, with its "
         "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
         epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
         examples=[
@@ -47,12 +46,13 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of the new weights (default: auto, as in config.json, else that of the files; float32 for a GGUF "
         "file)",
     )
-    result.add_argument("--int8", action="store_true", help="store the matrices in int8 (jlade's own format only)")
+    result.add_argument("--int8", action="store_true", help="store the matrices in int8 (not with --to hf)")
     result.add_argument(
         "--to",
-        choices=("jlade", "hf"),
+        choices=("jlade", "hf", "orbax"),
         default="jlade",
-        help="jlade: Orbax's format, restored in parallel by several devices; hf: safetensors (default: %(default)s)",
+        help="jlade: safetensors with jlade's names; hf: safetensors for transformers; orbax: Orbax's format, which "
+        "needs the extra `orbax` (default: %(default)s)",
     )
     result.add_argument("--revision", metavar="REV", help="branch, tag or commit of an id of the Hub (default: main)")
     result.add_argument(
@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> None:
     target = pathlib.Path(options.target)
     if target.exists():
         raise ValueError(f"{target} exists; DST must be a new directory")
+    if options.to == "orbax":
+        orbax.library()
     source = location.find(options.source, options.revision, weights=True)
     headers = read_headers(source, options.strict, options.adapter)
     cpu = jax.devices("cpu")[0]
@@ -105,28 +107,12 @@ def _write(
 ) -> None:
     """Writes the weights and the metadata."""
     with written_whole(target) as directory:
-        if to == "hf":
-            conversion.save_hf(params, directory, advance)
+        if to == "orbax":
+            with interrupts.delayed():  # Orbax's threads would go on writing and prevent the cleanup
+                orbax.save(params, directory, advance)
         else:
-            with _orbax():
-                conversion.save(params, directory, advance)
+            (conversion.save_hf if to == "hf" else conversion.save)(params, directory, advance)
         copy_metadata(source, directory)
-
-
-@contextlib.contextmanager
-def _orbax() -> Iterator[None]:
-    """Delays Ctrl-C until Orbax has finished: its threads would go on writing and prevent the cleanup.
-
-    Orbax's logging is silenced, since its errors are raised.
-    """
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with interrupts.delayed():
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from jlade.cli import options as options_lib
 from jlade.cli import programs
 from jlade.config import LookaheadConfig, check_int
 from jlade.conversion import checkpoint, gguf_weights, huggingface, location
-from jlade.conversion.checkpoint import floating_dtype
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
 from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
@@ -184,24 +183,18 @@ def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | N
     Raises:
       ValueError: if loading the checkpoint with `strict` would raise one.
     """
+    config, found = checkpoint.headers_of(directory, strict, adapter)
+    kind = "gguf" if directory in gguf_weights.unfolded else "huggingface"
+    kind = "jlade" if checkpoint.is_checkpoint(directory) else kind
+    dtype, is_int8 = huggingface.first_dtype(found), huggingface.holds_int8(found)
+    tensors = [found[name] for name in array_shapes(config, np.dtype("float32"), is_int8)]
     sizes: collections.Counter[str] = collections.Counter()
-    if checkpoint.is_checkpoint(directory):
-        config = read_config(directory, strict)
-        kind, stored = "jlade", checkpoint.stored_dtypes(directory, config)
-        dtype, is_int8 = floating_dtype(stored), "int8" in stored.values()
-        for name, array in array_shapes(config, np.dtype("float32"), is_int8).items():
-            sizes[stored[name]] += array.size * np.dtype(stored[name]).itemsize
-        files = {file for file in (directory / checkpoint.ARRAYS).rglob("*") if file.is_file()}
-    else:
-        kind, is_int8 = "gguf" if directory in gguf_weights.unfolded else "huggingface", False
-        config, found = huggingface.headers_of(directory, strict, adapter)
-        tensors = [found[name] for name in expected_tensors(config)]
-        dtype, files = huggingface.first_dtype(found), {tensor.file for tensor in tensors}
-        for tensor in tensors:
-            sizes[tensor.dtype if kind == "gguf" else tensor.value_dtype] += tensor.num_bytes
+    for tensor in tensors:
+        sizes[tensor.dtype if kind == "gguf" else tensor.value_dtype] += tensor.num_bytes
+    paths = {path for tensor in tensors for path in (tensor.file, *tensor.file.rglob("*"))}  # Orbax has a directory
+    files = [path.stat().st_size for path in paths if path.is_file()]
     family = read_json(directory / "config.json")["model_type"]
-    num_bytes = sum(file.stat().st_size for file in files)
-    return Headers(config, family, kind, dtype, is_int8, dict(sizes), len(files), num_bytes)
+    return Headers(config, family, kind, dtype, is_int8, dict(sizes), len(files), sum(files))
 
 
 def _config_facts(config: LlamaConfig) -> dict[str, Any]:

@@ -45,11 +45,7 @@ def load_gguf(
     * A function `sharding` is called with the names of tensors in Hugging Face's format.
 
     Raises:
-      ValueError: names the file, and the key or the tensor, that is missing, broken or not supported; the package gguf
-        is missing; the model cannot be divided among the devices of `mesh`; both `sharding` and `mesh` are given.
-
-    Warns:
-      UserWarning: names the unknown keys; names the tensors with NaN or infinite values, and their rows.
+      ValueError, warns: as `load_hf` does; the package gguf is not installed.
     """
     return load_hf(unfold(path), dtype, sharding, progress, int8, strict, mesh, adapter)
 

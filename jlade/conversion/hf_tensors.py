@@ -119,12 +119,16 @@ def check_tensors(
             raise ValueError(f"{directory}: strict=True refuses {said}")
         warnings.warn(f"{directory}: ignored {said}", stacklevel=2)
     for name, shape in expected.items():
-        stored = tensors[name]
-        if stored.shape != shape:
-            raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
-        accepted = ("U8",) if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)) else FLOATS
-        if stored.dtype not in accepted:
-            raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
+        is_packed = name.endswith((hf_experts.BLOCKS, hf_experts.SCALES))
+        check_kind(name, tensors[name], shape, ("U8",) if is_packed else FLOATS)
+
+
+def check_kind(name: str, stored: StoredTensor, shape: Shape, accepted: Collection[str]) -> None:
+    """Raises a ValueError unless a tensor has this shape and one of the accepted dtypes."""
+    if stored.shape != shape:
+        raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
+    if stored.dtype not in accepted:
+        raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
 
 
 def check_names(

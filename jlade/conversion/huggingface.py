@@ -1,48 +1,37 @@
 """Hugging Face directories, read and written without torch."""
 
-import errno
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from jlade.conversion import adapter as adapters
 from jlade.conversion import adapter_config, gguf_weights, hf_experts
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
-from jlade.conversion.json_files import write_json
 from jlade.conversion.parts import Part, Shape, place, quantize
 from jlade.conversion.tensors import (
+    SCALE,
     Sharding,
+    array_shapes,
     build_params,
     check_dtype,
     check_finite,
     device_of,
-    expected_tensors,
     is_quantized,
     named_arrays,
     place_of,
     sharding_for,
 )
-from jlade.conversion.weight_files import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    Tensor,
-    check_unchanged,
-    stored_tensors,
-)
+from jlade.conversion.weight_files import SINGLE_FILE, Tensor, check_unchanged, stored_tensors, write_tensors
 from jlade.files import written_whole
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
-
-MAX_FILE_BYTES = 5 * 10**9
 
 
 def load_hf(
@@ -108,31 +97,37 @@ def read_params(
     """Returns the parameters of a model, given its checked tensors by name.
 
     Args:
-      tensors, config: of the model.
+      tensors, config: of the model; matrices in int8 come with their scales.
       source: of the tensors, for messages.
       dtype, sharding, progress, int8, strict, mesh: see `load_hf`, which also lists errors and warnings.
     """
     sharding = sharding_for(config, sharding, mesh)
-    shapes = expected_tensors(config)
     target = check_dtype(dtype, first_dtype(tensors), source, device_of(sharding, config))
+    arrays = array_shapes(config, target, holds_int8(tensors))
     broken: dict[str, set[int]] = {}
 
-    def read(name: str, shape: Shape) -> jax.Array | Int8Matrix:
+    def read(name: str) -> Any:
+        shape, dtype = arrays[name].shape, arrays[name].dtype
+
         def read_parts(parts: Sequence[Part]) -> list[np.ndarray]:
-            arrays, rows = tensors[name].read(name, target, parts)
+            values, rows = tensors[name].read(name, dtype, parts)
             if rows:
                 broken[name] = rows
-            return arrays
+            return values
 
-        array = place(shape, target, place_of(sharding, name, shape), read_parts)
-        placed = quantize(array) if int8 and is_quantized(name, config) else array
+        array = place(shape, dtype, place_of(sharding, name, shape), read_parts)
+        placed = quantize(array) if int8 and dtype != np.int8 and is_quantized(name, config) else array
         jax.block_until_ready(placed)  # so that the host holds one tensor at a time
         if progress is not None:
             progress(tensors[name].num_bytes)
         return placed
 
-    params = build_params(config, read)
+    def read_with_scale(name: str, shape: Shape) -> jax.Array | Int8Matrix:
+        return Int8Matrix(read(name), read(name + SCALE)) if name + SCALE in arrays else read(name)
+
+    params = build_params(config, read_with_scale)
     check_unchanged(tensors.values())
+    shapes = {name: array.shape for name, array in arrays.items()}
     check_finite(tensors[next(iter(broken))].file if broken else source, broken, shapes, strict)
     return params
 
@@ -160,8 +155,14 @@ def headers_of(
 
 
 def first_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """Returns the dtype of the first tensor of the first file, which transformers takes for that of the model."""
-    return min(tensors.items(), key=lambda item: (item[1].file, item[0]))[1].value_dtype
+    """Returns the dtype of the first tensor of the first file but int8 and scales, as transformers takes it."""
+    floating = [(tensor.file, name) for name, tensor in tensors.items() if name + SCALE not in tensors]
+    return tensors[min(each for each in floating if not each[1].endswith(SCALE))[1]].value_dtype
+
+
+def holds_int8(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the matrices are in int8, with scales."""
+    return any(tensor.value_dtype == "int8" for tensor in tensors.values())
 
 
 def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
@@ -183,34 +184,7 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
     with written_whole(path) as directory:
         directory.mkdir()
         write_configs(params.config, params.norm.dtype.name, directory)
-        parts = list(_parts(params))
-        names = [SINGLE_FILE]
-        if len(parts) > 1:
-            names = [f"model-{i + 1:05}-of-{len(parts):05}.safetensors" for i in range(len(parts))]
-            weight_map = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
-            total = sum(array.nbytes for part in parts for array in part.values())
-            write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
-        for name, part in zip(names, parts, strict=True):
-            arrays = {tensor: np.ascontiguousarray(jax.device_get(array)) for tensor, array in part.items()}
-            try:
-                save_file(arrays, directory / name, metadata={"format": "pt"})
-            except SafetensorError as error:  # such as for a full disk
-                raise OSError(errno.EIO, str(error)) from error
-            shutil.copymode(directory / "config.json", directory / name)  # safetensors lets the owner alone read it
-            if progress is not None:
-                for array in arrays.values():
-                    progress(array.nbytes)
-
-
-def _parts(params: LlamaParams) -> Iterator[dict[str, jax.Array]]:
-    """Yields the named tensors of each file; a file holds up to `MAX_FILE_BYTES`, or one larger tensor."""
-    part: dict[str, jax.Array] = {}
-    for name, array in _file_arrays(params):
-        if part and sum(a.nbytes for a in part.values()) + array.nbytes > MAX_FILE_BYTES:
-            yield part
-            part = {}
-        part[name] = array
-    yield part
+        write_tensors(_file_arrays(params), directory, SINGLE_FILE, progress, {"format": "pt"})
 
 
 def _file_arrays(params: LlamaParams) -> Iterator[tuple[str, jax.Array]]:

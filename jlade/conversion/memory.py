@@ -13,10 +13,10 @@ from jlade.conversion import hf_config
 from jlade.conversion.hf_tensors import model_tensors
 from jlade.conversion.huggingface import read_params
 from jlade.conversion.parts import Part, Shape
-from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, broken_rows
+from jlade.conversion.weight_files import DTYPES, StoredTensor, aligned, broken_rows
 from jlade.models.llama import LlamaParams
 
-NAMES = {dtype: name for name, dtype in FLOATS.items()}  # in safetensors
+NAMES = {dtype: name for name, dtype in DTYPES.items()}  # in safetensors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class HeldTensor(StoredTensor):
     """A tensor in memory in the place of one in a file. `file` says whose it is, for messages.
 
     Attributes:
-      values: the tensor, of any package.
+      values: the tensor, of any package. Its parts are slices of it.
       to_numpy: returns `values` or a part of it in NumPy.
     """
 
@@ -40,22 +40,21 @@ class HeldTensor(StoredTensor):
         return parts
 
     def rows(self) -> list[StoredTensor]:
-        return [dataclasses.replace(self, shape=self.shape[1:], values=row) for row in self.values]
+        return [dataclasses.replace(self, shape=self.shape[1:], values=self.values[i]) for i in range(self.shape[0])]
 
     def read_bytes(self, name: str) -> np.ndarray:
         return self.to_numpy(self.values)
 
     def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
         """Returns copies of parts of the tensor as `dtype`, and its rows with NaN or infinite elements in them."""
-        matrix = self.to_numpy(self.values)
         arrays: list[np.ndarray] = []
         broken: set[int] = set()
         for rows, columns in parts:
-            part = matrix[rows.start : rows.stop]
+            part = self.values[rows.start : rows.stop]
             part = part if part.ndim == 1 else part[:, columns.start : columns.stop]
-            array = aligned(part.shape, dtype)
+            array = aligned(tuple(part.shape), dtype)
             with np.errstate(over="ignore"):  # the broken rows tell of it
-                array[...] = part
+                array[...] = self.to_numpy(part)
             as_matrix = array.reshape(len(rows), -1)
             broken |= broken_rows(as_matrix, as_matrix, rows.start)
             arrays.append(array)

@@ -1,26 +1,31 @@
-"""The safetensors files of Hugging Face checkpoints: headers and tensors, read without torch."""
+"""The safetensors files of checkpoints: headers and tensors, read and written without torch."""
 
 import dataclasses
+import errno
 import io
 import json
 import math
 import pathlib
+import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import jax
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from jlade.conversion.json_files import MOST_BYTES, check_size, is_file_name, read_json, shown
+from jlade.conversion.json_files import MOST_BYTES, check_size, is_file_name, read_json, shown, write_json
 from jlade.conversion.parts import Part, Shape, runs
 from jlade.conversion.tensors import first_few
 
 SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+INDEX_FILE = f"{SINGLE_FILE}.index.json"
+MAX_FILE_BYTES = 5 * 10**9
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
-DTYPES = FLOATS | {"U8": "uint8"}  # of tensors in MXFP4
+DTYPES = FLOATS | {"U8": "uint8", "I8": "int8"}  # of tensors in MXFP4, and of jlade's matrices in int8
 CHUNK = 2**20  # elements converted at once; they fit the processor's cache
 
 
@@ -136,8 +141,10 @@ class StoredTensor:
         return broken
 
 
-def stored_tensors(directory: pathlib.Path, strict: bool = False) -> dict[str, StoredTensor]:
-    """Returns the tensors of the weight files by name. Only headers are read.
+def stored_tensors(directory: pathlib.Path, strict: bool = False, single: str = SINGLE_FILE) -> dict[str, StoredTensor]:
+    """Returns the tensors of the weight files by name, of the file `single` or of those in its index.
+
+    Only headers are read.
 
     Raises:
       ValueError: names the file that is missing or broken, or the tensor that is stored twice; there are two
@@ -147,9 +154,9 @@ def stored_tensors(directory: pathlib.Path, strict: bool = False) -> dict[str, S
       UserWarning: names the index of files that are not there.
     """
     tensors: dict[str, StoredTensor] = {}
-    for file in _weight_files(directory, strict):
+    for file in _weight_files(directory / single, strict):
         if not file.exists():
-            raise ValueError(f"{file} is missing, though {INDEX_FILE} names it")
+            raise ValueError(f"{file} is missing, though {single}.index.json names it")
         found = read_header(file)
         if twice := sorted(found.keys() & tensors.keys()):
             raise ValueError(f"{file} and {tensors[twice[0]].file} both have the tensor {twice[0]}")
@@ -202,9 +209,61 @@ def check_unchanged(tensors: Iterable[Tensor]) -> None:
             raise ValueError(f"{file} changed while it was read")
 
 
-def _weight_files(directory: pathlib.Path, strict: bool) -> list[pathlib.Path]:
-    """Returns the weight files: as in transformers `SINGLE_FILE` if there is one, else those that the index names."""
-    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+def write_tensors(
+    tensors: Iterable[tuple[str, jax.Array]],
+    directory: pathlib.Path,
+    single: str = SINGLE_FILE,
+    progress: Callable[[int], None] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Writes tensors to the file `single` of a directory, or several files and an index. The host holds one file.
+
+    Args:
+      tensors: with their names.
+      directory: has a config.json, whose permissions the files get.
+      progress: called with the bytes of each tensor when its file is written.
+      metadata: of the files.
+
+    Raises:
+      ValueError: if tensors are divided among processes.
+      OSError: such as for a full disk.
+    """
+    parts = list(_parts(tensors))
+    if not all(array.is_fully_addressable for part in parts for array in part.values()):
+        raise ValueError("params are divided among processes, which cannot be written: load them in one process")
+    names = [single]
+    if len(parts) > 1:
+        stem, suffix = single.split(".")
+        names = [f"{stem}-{i + 1:05}-of-{len(parts):05}.{suffix}" for i in range(len(parts))]
+        weight_map = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        total = sum(array.nbytes for part in parts for array in part.values())
+        write_json(directory / f"{single}.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+    for name, part in zip(names, parts, strict=True):
+        arrays = {tensor: np.ascontiguousarray(jax.device_get(array)) for tensor, array in part.items()}
+        try:
+            save_file(arrays, directory / name, metadata=metadata)
+        except SafetensorError as error:  # such as for a full disk
+            raise OSError(errno.EIO, str(error)) from error
+        shutil.copymode(directory / "config.json", directory / name)  # safetensors lets the owner alone read it
+        if progress is not None:
+            for array in arrays.values():
+                progress(array.nbytes)
+
+
+def _parts(tensors: Iterable[tuple[str, jax.Array]]) -> Iterator[dict[str, jax.Array]]:
+    """Yields the named tensors of each file; a file holds up to `MAX_FILE_BYTES`, or one larger tensor."""
+    part: dict[str, jax.Array] = {}
+    for name, array in tensors:
+        if part and sum(a.nbytes for a in part.values()) + array.nbytes > MAX_FILE_BYTES:
+            yield part
+            part = {}
+        part[name] = array
+    yield part
+
+
+def _weight_files(single: pathlib.Path, strict: bool) -> list[pathlib.Path]:
+    """Returns the weight files: as in transformers `single` if there is one, else those that its index names."""
+    directory, index = single.parent, single.with_name(f"{single.name}.index.json")
     if index.exists():
         files = _files_of(index)
         if not single.exists():
@@ -212,14 +271,14 @@ def _weight_files(directory: pathlib.Path, strict: bool) -> list[pathlib.Path]:
         others = [file.name for file in files if file != single]
         if present := [name for name in others if (directory / name).exists()]:
             raise ValueError(
-                f"{directory} has two checkpoints, {SINGLE_FILE} and that of {INDEX_FILE}, with {first_few(present)}: "
+                f"{directory} has two checkpoints, {single.name} and that of {index.name}, with {first_few(present)}: "
                 f"remove one of them"
             )
         if others:
-            said = f"{INDEX_FILE}, whose files are not there: {first_few(others)}"
+            said = f"{index.name}, whose files are not there: {first_few(others)}"
             if strict:
                 raise ValueError(f"{directory}: strict=True refuses {said}")
-            warnings.warn(f"{directory}: {SINGLE_FILE} is read; ignored is {said}", stacklevel=2)
+            warnings.warn(f"{directory}: {single.name} is read; ignored is {said}", stacklevel=2)
     if single.exists():
         return [single]
     if pickled := [file.name for file in directory.glob("*.bin")]:
@@ -232,7 +291,7 @@ def _weight_files(directory: pathlib.Path, strict: bool) -> list[pathlib.Path]:
     if in_gguf := sorted(file.name for file in directory.glob("*.gguf")):
         raise ValueError(f"{directory} has weights only in {in_gguf[0]}: give the path of that file")
     raise ValueError(
-        f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}. Only safetensors files are read; "
+        f"{directory} has no weights: neither {single.name} nor {index.name}. Only safetensors files are read; "
         f"transformers' `save_pretrained` writes them"
     )
 
@@ -283,6 +342,8 @@ def broken_rows(source: np.ndarray, converted: np.ndarray, first: int) -> set[in
       first: the row of the tensor with which they begin.
     """
     array = min(source, converted, key=lambda array: array.itemsize)  # has the infinities of both, in fewer bytes
+    if array.dtype == np.int8:
+        return set()
     info = ml_dtypes.finfo(array.dtype)
     bits = array.view(f"u{array.itemsize}")
     exponent = bits.dtype.type(((1 << info.nexp) - 1) << info.nmant)

@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 import types
 import warnings
 
@@ -16,7 +17,7 @@ from jlade import cli, conversion
 from jlade.cli import convert
 from jlade.cli.conversation import Conversation
 from jlade.cli.options import DEMO
-from jlade.conversion import huggingface
+from jlade.conversion import orbax, weight_files
 from jlade.conversion.tensors import named_arrays
 from tests.conversion.test_hf_config import CONFIGS
 from tests.conversion.test_huggingface import write_checkpoint
@@ -70,9 +71,10 @@ def test_a_round_trip_keeps_every_byte(run, tmp_path):
     assert stored(back) == stored(DEMO)
     texts = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     configs = {"config.json", "generation_config.json"}
-    assert {path.name for path in own.iterdir()} == {"params", *texts, *configs}
+    assert {path.name for path in own.iterdir()} == {"jlade.safetensors", *texts, *configs}
     assert {path.name for path in back.iterdir()} == {"model.safetensors", *texts, *configs}
-    assert len({path.stat().st_mode for path in back.iterdir()}) == 1, "who may read the configuration may read all"
+    for directory in (own, back):  # who may read the configuration may read all
+        assert len({path.stat().st_mode for path in directory.iterdir()}) == 1
     for name in texts:
         assert (back / name).read_bytes() == (own / name).read_bytes() == (DEMO / name).read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"own", "back"}
@@ -109,7 +111,7 @@ def test_a_round_trip_keeps_the_metadata(dtype, name, run, tmp_path):
     run(source, own, "--dtype", dtype)
     run(own, back, "--to", "hf")
     dtype_key = "dtype" if "dtype" in config else "torch_dtype"
-    for directory, weights in ((own, "params"), (back, "model.safetensors")):
+    for directory, weights in ((own, "jlade.safetensors"), (back, "model.safetensors")):
         written = json.loads((directory / "config.json").read_text())
         assert written == config | {dtype_key: "bfloat16" if dtype == "auto" else dtype}
         assert {file: (directory / file).read_text() for file in METADATA} == METADATA
@@ -142,7 +144,7 @@ def test_a_converted_checkpoint_generates_and_chats_as_before(run, small_demo, d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["hf", "jlade"])
+@pytest.mark.parametrize("to", ["hf", "jlade", "orbax"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_dtype(dtype, to, run, tmp_path):
     run(DEMO, tmp_path / "new", "--dtype", dtype, "--to", to)
@@ -248,14 +250,15 @@ def test_a_full_disk_during_the_last_file_leaves_nothing(name, to, refused, monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("to", ["hf", "jlade"])
 @pytest.mark.parametrize("error", [FULL, SafetensorError("I/O error: No space left on device (os error 28)")])
-def test_a_full_disk_during_the_weights_leaves_nothing(error, refused, monkeypatch, tmp_path):
+def test_a_full_disk_during_the_weights_leaves_nothing(error, to, refused, monkeypatch, tmp_path):
     def fails(arrays, path, **metadata):
         path.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(huggingface, "save_file", fails)
-    assert re.search(r"No space left .*: '.*/new'\n", refused(DEMO, tmp_path / "new", "--to", "hf"))
+    monkeypatch.setattr(weight_files, "save_file", fails)
+    assert re.search(r"No space left .*: '.*/new'\n", refused(DEMO, tmp_path / "new", "--to", to))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -280,19 +283,28 @@ def test_a_disk_with_too_little_room_is_refused_before_reading(refused, run, mon
 
 
 def test_ctrl_c_waits_for_orbax_and_leaves_nothing(monkeypatch, tmp_path, capsys):
-    save, written = jlade.conversion.save, []
+    save, written = orbax.save, []
 
     def interrupted(params, directory, progress):
         signal.raise_signal(signal.SIGINT)
         save(params, directory, progress)
         written.extend(path.name for path in directory.iterdir())
 
-    monkeypatch.setattr(jlade.conversion, "save", interrupted)
-    assert cli.main(["convert", str(DEMO), str(tmp_path / "new")]) == 130
+    monkeypatch.setattr(orbax, "save", interrupted)
+    assert cli.main(["convert", str(DEMO), str(tmp_path / "new"), "--to", "orbax"]) == 130
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert "params" in written
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
+
+
+def test_orbax_is_named_where_it_is_missing(run, refused, monkeypatch, tmp_path):
+    run(DEMO, tmp_path / "own", "--to", "orbax")
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    message = "checkpoints in Orbax's format need orbax-checkpoint: pip install 'jlade[orbax]'\n"
+    for source, *to in (("/no/where", "--to", "orbax"), (tmp_path / "own",)):
+        assert refused(source, tmp_path / "new", *to) == message
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_errors_of_the_system_are_messages(refused, monkeypatch, tmp_path):

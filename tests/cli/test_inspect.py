@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import datetime
 import json
@@ -13,9 +14,11 @@ from safetensors.numpy import load_file
 from jlade import LookaheadConfig, cli, conversion
 from jlade.cli.options import DEMO
 from jlade.config import PLAIN
-from jlade.conversion.tensors import build_params
+from jlade.conversion import orbax
+from jlade.conversion.tensors import build_params, named_arrays
 from jlade.conversion.weight_files import StoredTensor
 from jlade.costs import choice, memory
+from jlade.models.llama import quantize
 from jlade.models.rotary import YarnScaling
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
 from tests.conversion.test_round_trip import SHAPE
@@ -31,9 +34,9 @@ QWEN = dataclasses.replace(
 )
 
 
-def write_own(directory):
-    params = build_params(QWEN, lambda name, shape: jax.device_put(np.ones(shape, np.float16)))
-    conversion.save(params, directory)
+def write_own(directory, save=conversion.save, change=lambda params: params):
+    params = change(build_params(QWEN, lambda name, shape: jax.device_put(np.ones(shape, np.float16))))
+    save(params, directory)
     return params
 
 
@@ -106,17 +109,24 @@ def test_no_weight_is_read(inspect, monkeypatch):
     assert "5,475,584" in inspect(DEMO)
 
 
-def test_own_checkpoints(inspect, tmp_path):
-    params = write_own(tmp_path / "own")
-    facts = json.loads(inspect(tmp_path / "own", "--json"))
-    size = sum(array.size for array in jax.tree.leaves(params))
-    files = [file for file in (tmp_path / "own" / "params").rglob("*") if file.is_file()]
+@pytest.mark.parametrize(("save", "change"), [(conversion.save, quantize), (orbax.save, lambda params: params)])
+def test_own_checkpoints(save, change, inspect, tmp_path):
+    params = write_own(tmp_path / "own", save, change)
+    facts = json.loads(inspect(tmp_path / "own", "--json", "--dtype", "auto"))
+    arrays = named_arrays(params)
+    size = sum(array.size for name, array in arrays.items() if not name.endswith("_scale"))
+    files = [file for file in (tmp_path / "own").rglob("*") if file.is_file() and "config" not in file.name]
     assert (facts["format"], facts["family"], facts["parameters"]) == ("jlade", "qwen3", size)
+    stored = collections.Counter()
+    for array in arrays.values():
+        stored[array.dtype.name] += array.nbytes
     assert facts["files"] == {
         "count": len(files),
         "bytes": sum(len(file.read_bytes()) for file in files),
-        "tensor_bytes": {"float16": size * 2},
+        "tensor_bytes": stored,
     }
+    assert facts["memory"]["dtype"] == "float16"
+    assert facts["memory"]["weights_bytes"] == sum(stored.values())
     assert facts["config"]["rope_scaling"] == {"type": "yarn", **vars(QWEN.rope_scaling)}
     assert facts["config"]["sliding_windows"] == [None, 7]
     assert (facts["tokenizer"], facts["chat_template"]) == (False, False)
@@ -244,12 +254,6 @@ def own_of_another_shape(directory):
     (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 11}))
 
 
-def own_without_files(directory):
-    own_of_another_shape(directory)
-    shutil.rmtree(directory / "params")
-    (directory / "params").mkdir()
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -259,8 +263,7 @@ def own_without_files(directory):
         (wrong_shape, r"model\.norm\.weight has shape \(9,\); config\.json implies \(8,\)"),
         (no_weights, r"has no weights: neither model\.safetensors nor"),
         (broken_tokenizer, r"tokenizer\.json is not a tokenizer"),
-        (own_of_another_shape, r"differ from config\.json: .* has shape .*10.* expected is .*11"),
-        (own_without_files, r"params is not a checkpoint of Orbax"),
+        (own_of_another_shape, r"jlade\.safetensors: .* has shape \(10, 8\); config\.json implies \(11, 8\)"),
     ],
 )
 def test_checkpoints_that_cannot_be_loaded_are_refused(make, message, tmp_path, refused):

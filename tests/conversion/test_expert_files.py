@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 import jlade
 from jlade import conversion
 from jlade.cli import main
-from jlade.conversion import huggingface, load_hf, save_hf
+from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from tests.tiny import slow_but
@@ -96,14 +96,17 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True},
     }
     params = gpt_oss if model_type == "gpt_oss" else random_params(model_type, **changes.get(model_type, {}))
-    monkeypatch.setattr(huggingface, "MAX_FILE_BYTES", 20000)
+    monkeypatch.setattr(weight_files, "MAX_FILE_BYTES", 20000)
     save_hf(params, tmp_path / "hf")
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 3
     conversion.save(quantize(params), tmp_path / "int8")
+    assert len(list((tmp_path / "int8").glob("*.safetensors"))) > 1
+    orbax.save(params, tmp_path / "orbax")
     mesh = jlade.make_mesh(model=4)
     found = [load_hf(tmp_path / "hf", "float32", mesh=mesh), load_hf(tmp_path / "hf", "float32", int8=True)]
     found += [load_hf(tmp_path / "hf", "float32", int8=True, mesh=mesh), conversion.load(tmp_path / "int8", mesh=mesh)]
-    for got, wanted in zip(found, [params, quantize(params), quantize(params), quantize(params)], strict=True):
+    found.append(conversion.load(tmp_path / "orbax", mesh=mesh))
+    for got, wanted in zip(found, [params, *[quantize(params)] * 3, params], strict=True):
         for array, expected in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_array_equal(array, expected)
     experts = found[0].layers[1].expert_up

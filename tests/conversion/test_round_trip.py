@@ -3,27 +3,27 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade import conversion
-from jlade.conversion import huggingface, load_hf, save_hf
+from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.json_files import read_json
 from jlade.conversion.memory import load_held
+from jlade.conversion.tensors import named_arrays
 from jlade.conversion.weight_files import StoredTensor
-from jlade.models.llama import LlamaConfig, init_params
+from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import LinearScaling, Llama3Scaling, YarnScaling
 from tests.conversion.test_huggingface import DEMO, write_checkpoint
 from tests.models.test_llama import run_blocks
 
 SHAPE = LlamaConfig(12, 8, 10, 2, 4, 2, 2, 64, eos_ids=(3, 4))
+FORMATS = {"hf": (save_hf, load_hf), "own": (conversion.save, conversion.load)}
 VARIANTS = {
     "llama": {},
     "llama, tied, llama3": {"tie_embeddings": True, "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 16)},
@@ -57,9 +57,9 @@ def assert_equal(params, expected):
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("module", [(save_hf, load_hf), (conversion.save, conversion.load)], ids=["hf", "own"])
-def test_every_family_round_trips(changes, module, tmp_path):
-    save, load = module
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_family_round_trips(changes, kind, tmp_path):
+    save, load = FORMATS[kind]
     params = random_params(changes)
     save(params, tmp_path / "new" / "checkpoint")
     assert_equal(load(tmp_path / "new" / "checkpoint", "auto"), params)
@@ -89,17 +89,22 @@ def test_transformers_reads_written_checkpoints(tmp_path):
         )
 
 
-def test_large_checkpoints_are_divided(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("kind", "stem"), [("hf", "model"), ("own", "jlade")])
+def test_large_checkpoints_are_divided(kind, stem, tmp_path, monkeypatch):
+    save, _ = FORMATS[kind]
     params = random_params({}, jnp.float32)
-    monkeypatch.setattr(huggingface, "MAX_FILE_BYTES", 1000)
-    save_hf(params, tmp_path / "divided")
+    monkeypatch.setattr(weight_files, "MAX_FILE_BYTES", 1000)
+    save(params, tmp_path / "divided")
     files = sorted(tmp_path.glob("divided/*.safetensors"))
     assert len(files) > 2
     assert max(file.stat().st_size for file in files) < 2500
-    assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
-    index = json.loads((tmp_path / "divided" / "model.safetensors.index.json").read_text())
+    assert files[0].name == f"{stem}-00001-of-{len(files):05}.safetensors"
+    index = json.loads((tmp_path / "divided" / f"{stem}.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in jax.tree.leaves(params))
-    assert_equal(load_hf(tmp_path / "divided", "float32"), params)
+    assert_equal(jlade.load(tmp_path / "divided", "float32")[0], params)
+    files[1].unlink()
+    with pytest.raises(ValueError, match=rf"{files[1].name} is missing, though {stem}\.safetensors\.index\.json names"):
+        jlade.load(tmp_path / "divided")
 
 
 def test_settings_unknown_to_transformers_are_refused(tmp_path):
@@ -120,70 +125,118 @@ def test_nothing_is_overwritten(save, tmp_path):
         save(random_params({}), tmp_path / "there")
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+@pytest.mark.parametrize("save", [save_hf, conversion.save])
+def test_a_full_disk_leaves_nothing_behind(save, tmp_path, monkeypatch):
     def fails(arrays, path, **metadata):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(huggingface, "save_file", fails)
+    monkeypatch.setattr(weight_files, "save_file", fails)
     with pytest.raises(OSError, match="No space left"):
-        save_hf(random_params({}), tmp_path / "new")
+        save(random_params({}), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_broken_own_checkpoints_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"path must be a directory written by jlade\.conversion\.save"):
-        conversion.load(tmp_path)
-    conversion.save(random_params({}), tmp_path / "own")
-    config = json.loads((tmp_path / "own" / "config.json").read_text())
-    (tmp_path / "own" / "config.json").write_text(json.dumps(config | {"intermediate_size": 11}))
-    with pytest.raises(ValueError, match=r"differ from config\.json: .* has shape .*10.* expected is .*11"):
-        conversion.load(tmp_path / "own")
-    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
-    for file in (tmp_path / "own" / "params").rglob("*"):
+@pytest.fixture
+def own(tmp_path):
+    """A checkpoint of jlade in int8, and a function that writes its file with changed arrays, None for without."""
+    conversion.save(quantize(random_params({})), tmp_path / "own")
+    file = tmp_path / "own" / "jlade.safetensors"
+    arrays = load_file(file)
+
+    def change(changes):
+        save_file({name: array for name, array in (arrays | changes).items() if array is not None}, file)
+
+    return tmp_path / "own", change
+
+
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({QUERY: None}, rf"own: 1 tensors are missing: {QUERY}$"),
+        ({f"{QUERY}_scale": None}, rf"own: 1 tensors are missing: {QUERY}_scale$"),
+        ({"model.layers.2.more": np.zeros(3, np.int8)}, r"1 tensors are not of this model: model\.layers\.2\.more$"),
+        ({QUERY: np.zeros((8, 9), np.int8)}, rf"jlade\.safetensors: {QUERY} has shape \(8, 9\); .* implies \(8, 8\)"),
+        ({QUERY: np.zeros((8, 8), np.float32)}, rf"jlade\.safetensors: {QUERY} is of type F32; accepted are I8$"),
+        ({f"{QUERY}_scale": np.zeros(8, np.float16)}, rf"{QUERY}_scale is of type F16; accepted are F32$"),
+        ({"model.norm.weight": np.zeros(8, np.int8)}, r"norm\.weight is of type I8; accepted are F64, F32, F16, BF16$"),
+    ],
+    ids=str,
+)
+def test_arrays_that_are_not_those_of_config_json_are_refused(changes, message, own):
+    directory, change = own
+    change({})
+    assert_equal(conversion.load(directory, "auto"), quantize(random_params({})))
+    change(changes)
+    with pytest.raises(ValueError, match=message):
+        conversion.load(directory)
+
+
+def test_the_stored_dtype_is_that_of_the_arrays_besides_int8(own):
+    directory, _ = own
+    config = read_json(directory / "config.json")
+    (directory / "config.json").write_text(json.dumps(config | {"torch_dtype": None}))
+    assert conversion.load(directory, "auto").norm.dtype == jnp.bfloat16
+
+
+def test_scales_that_are_not_finite_are_named(own):
+    directory, change = own
+    change({f"{QUERY}_scale": np.full(8, np.inf, np.float32)})
+    with pytest.warns(
+        UserWarning, match=rf"NaN or infinite values in {QUERY}_scale \(8 of 8 rows: 0, 1, 2, 3, 4, \.\.\.\)$"
+    ):
+        conversion.load(directory)
+
+
+def test_the_formats_are_told_apart(own, tmp_path):
+    directory, _ = own
+    save_hf(random_params({}), tmp_path / "hf")
+    for path in (tmp_path / "hf", tmp_path):
+        with pytest.raises(ValueError, match=r"path must be a directory written by jlade\.conversion\.save, got"):
+            conversion.load(path)
+    with pytest.raises(ValueError, match=r"own has no weights: neither model\.safetensors nor"):
+        load_hf(directory)
+    (directory / "model.safetensors").write_bytes((tmp_path / "hf" / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"two checkpoints, jlade\.safetensors and model\.safetensors: remove one"):
+        jlade.load(directory)
+
+
+def test_checkpoints_in_the_format_of_orbax(tmp_path):
+    for name, params in (("floating", random_params({})), ("int8", quantize(random_params({}, jnp.float32)))):
+        directory = tmp_path / name
+        orbax.save(params, directory)
+        assert_equal(jlade.load(directory, "auto")[0], params)
+        mesh = jlade.make_mesh(model=2)
+        divided, whole = (jlade.load(directory, "float32", mesh=each, int8=True)[0] for each in (mesh, None))
+        assert_equal(divided, whole)
+        assert divided.layers[0].gate.weight.addressable_shards[0].data.shape == (5, 8)
+    for file in (directory / "params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:20])
-    with pytest.raises(ValueError, match=r"is not a checkpoint of Orbax|cannot be restored"):
-        conversion.load(tmp_path / "own")
+    with pytest.raises(ValueError, match=rf"{directory}/params is not a checkpoint of Orbax"):
+        jlade.load(directory)
+    assert {path.name for path in tmp_path.iterdir()} == {"floating", "int8"}
 
 
-SHARDED = """
-import sys
-import jax
-import numpy as np
-from jlade import conversion
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_sharding_divides_arrays_and_scales(kind, tmp_path):
+    save, load = FORMATS[kind]
+    params = quantize(random_params({})) if kind == "own" else random_params({})
+    save(params, tmp_path / "model")
+    mesh, asked = jax.make_mesh((2,), ("model",)), set()
 
-mesh = jax.make_mesh((8,), ("model",))
+    def place(name, shape):
+        asked.add(name)
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
 
-
-def place(name, shape):
-    rows = "model" if shape[0] % 8 == 0 else None
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(rows))
-
-
-assert jax.device_count() == 8
-whole = conversion.load_hf(sys.argv[1], "float32")
-for load, path in ((conversion.load_hf, sys.argv[1]), (conversion.load, sys.argv[2])):
-    params = load(path, "float32", place)
-    assert len(params.embedding.sharding.device_set) == 8
-    assert params.embedding.addressable_shards[0].data.shape[0] == params.embedding.shape[0] // 8
-    for got, expected in zip(jax.tree.leaves(params), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    matrix, expected = (load(path, "float32", where, int8=True).layers[0].gate for where in (place, None))
-    assert matrix.weight.addressable_shards[0].data.shape[0] == matrix.weight.shape[0] // 8
-    np.testing.assert_array_equal(matrix.weight, expected.weight)
-    np.testing.assert_array_equal(matrix.scale, expected.scale)
-print("restored on 8 devices")
-"""
-
-
-@pytest.mark.slow
-def test_checkpoints_are_restored_on_eight_devices(tmp_path):
-    conversion.save(load_hf(DEMO, "float32"), tmp_path / "own")
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", SHARDED, str(DEMO), str(tmp_path / "own")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "restored on 8 devices\n", done.stderr
+    divided, whole = (load(tmp_path / "model", "float32", where, int8=True) for where in (place, None))
+    assert_equal(divided, whole)
+    for array in jax.tree.leaves(divided):
+        assert array.addressable_shards[0].data.shape[0] == array.shape[0] // 2
+    assert asked == set(named_arrays(params))
 
 
 def broken_params():
@@ -208,8 +261,9 @@ def test_rows_that_are_not_finite_are_named_and_strict_refuses_them(kind, dtype,
     save_hf(params, path)
     source = path / "model.safetensors"
     if kind == "own":
-        source = path = tmp_path / "own"
+        path = tmp_path / "own"
         conversion.save(params, path)
+        source = path / "jlade.safetensors"
     if kind == "held":
         config, tensors = read_json(path / "config.json"), load_file(source)
         source = "model.state_dict()"

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 import jlade
 from jlade import conversion
-from jlade.conversion import checkpoint, load_hf, save_hf, weight_files
+from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.parts import Part, place
 from jlade.conversion.weight_files import StoredTensor, stored_tensors
 from jlade.mesh import COPIES, mesh_of
@@ -103,9 +103,9 @@ def test_arrays_on_a_mesh_are_saved_and_restored_elsewhere(tmp_path):
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_chunks_are_small_and_not_tiny(tmp_path):
+def test_chunks_of_orbax_are_small_and_not_tiny(tmp_path):
     for name, vocab_size, chunk in (("smooth", 2048, 1024), ("prime", 2053, 2053)):
-        conversion.save(random_params(jnp.float32, vocab_size=vocab_size, hidden_size=256), tmp_path / name)
+        orbax.save(random_params(jnp.float32, vocab_size=vocab_size, hidden_size=256), tmp_path / name)
         with ocp.StandardCheckpointer() as checkpointer:
             stored = checkpointer.metadata(tmp_path / name / "params").item_metadata.tree
         assert stored["lm_head.weight"].storage.chunk_shape == (chunk, 256)  # 1 MiB, or one chunk
@@ -120,7 +120,6 @@ def test_a_mesh_that_cannot_work_is_refused_before_a_tensor_is_read(tmp_path, mo
     save_hf(random_params(), tmp_path / "hf")
     conversion.save(random_params(), tmp_path / "own")
     monkeypatch.setattr(StoredTensor, "read", read)
-    monkeypatch.setattr(ocp.Checkpointer, "restore", read)
     for path in (tmp_path / "hf", tmp_path / "own"):
         with pytest.raises(ValueError, match=r"mesh has model=3, but the model has 8 heads, .* 1, 2, 4, 8 devices"):
             jlade.load(path, mesh=jlade.make_mesh(model=3))
@@ -152,11 +151,14 @@ def counted(monkeypatch):
     return sizes
 
 
+@pytest.mark.parametrize("kind", ["hf", "own", "own, int8"])
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_every_byte_is_read_once(sizes, counted, tmp_path):
+def test_every_byte_is_read_once(sizes, kind, counted, tmp_path):
+    save, load = FORMATS[kind.partition(",")[0]]
     params = random_params(vocab_size=13)
-    save_hf(params, tmp_path / "hf")
-    load_hf(tmp_path / "hf", mesh=jlade.make_mesh(*sizes))
+    params = quantize(params) if "int8" in kind else params
+    save(params, tmp_path / "model")
+    load(tmp_path / "model", mesh=jlade.make_mesh(*sizes))
     assert sum(counted) == sum(array.nbytes for array in jax.tree.leaves(params))
     largest = max(array.nbytes for array in jax.tree.leaves(params))
     assert len(counted) <= 2 * 8 * len(jax.tree.leaves(params)), "columns of all devices are read with their rows"
@@ -247,8 +249,7 @@ def bytes_held(arrays=None):
     [("hf", (1, 1, 8), False), ("own", (1, 2, 4), False), ("own", (1, 1, 8), True)],
     ids=str,
 )
-def test_no_device_and_no_host_holds_the_model(kind, sizes, int8, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "BATCH_BYTES", 0)
+def test_no_device_and_no_host_holds_the_model(kind, sizes, int8, tmp_path):
     save, load = FORMATS[kind]
     save(random_params(jnp.float32, vocab_size=2048, hidden_size=256, intermediate_size=1024), tmp_path / "model")
     options = {"dtype": "bfloat16", "int8": int8, "mesh": jlade.make_mesh(*sizes)}

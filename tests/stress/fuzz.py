@@ -29,7 +29,7 @@ from jlade.evaluation.provenance import provenance
 
 SECONDS = 5
 MEMORY = 2**30
-VERSIONS = ("jax", "safetensors", "tokenizers", "transformers", "gguf", "orbax-checkpoint", "tensorstore", "hypothesis")
+VERSIONS = ("jax", "safetensors", "tokenizers", "transformers", "gguf", "hypothesis")
 
 
 def main() -> None:
