@@ -54,7 +54,7 @@ FLOORS = [
     {"mesh"},
     {"vocabulary"},
     {"drafts"},
-    {"lookahead", "models"},
+    {"constraints", "lookahead", "models"},
     {"conversion", "decoding", "testing"},
     {"costs", "demo"},
     {"generation"},

@@ -1,0 +1,358 @@
+"""Deterministic automata over bytes, made of expressions: sequences, choices, repetitions, and what they exclude."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MOST_STATES = 2**15 - 1  # of an automaton, so that int16 holds them; those of larger ones would take minutes to find
+DEAD = -1
+LAST_CODE_POINT = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+
+
+class TooLargeError(ValueError):
+    """An automaton has more than `MOST_STATES` states."""
+
+
+class Byte(NamedTuple):
+    """One byte of a set."""
+
+    accepted: int  # bit b is set for byte b
+
+
+class Series(NamedTuple):
+    """Expressions one after the other."""
+
+    parts: tuple["Expression", ...]
+
+
+class Choice(NamedTuple):
+    """One of several expressions."""
+
+    options: tuple["Expression", ...]
+
+
+class Repeat(NamedTuple):
+    """An expression several times."""
+
+    part: "Expression"
+    least: int
+    most: int | None  # None for any number
+
+
+class Network(NamedTuple):
+    """Expressions between numbered places, from place 0 to the last one; None for a move that reads nothing."""
+
+    size: int
+    edges: tuple[tuple[int, "Expression | None", int], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Automaton:
+    """A deterministic automaton that begins in state 0, from each of whose states a text can be completed."""
+
+    next_state: np.ndarray  # [S, K] int32, `DEAD` where no text goes on
+    class_of_byte: np.ndarray  # [256] int32, bytes that are alike in all states
+    is_final: np.ndarray  # [S] bool
+
+    def accepts(self, text: bytes) -> bool:
+        """Whether the automaton accepts a whole text."""
+        state = self.run(text)
+        return state != DEAD and bool(self.is_final[state])
+
+    def run(self, text: bytes, state: int = 0) -> int:
+        """Returns the state after a text."""
+        for byte in text:
+            if state == DEAD:
+                return DEAD
+            state = int(self.next_state[state, self.class_of_byte[byte]])
+        return state
+
+
+Expression = Byte | Series | Choice | Repeat | Network | Automaton
+EMPTY = Series(())
+NOTHING = Choice(())
+
+
+def sequence(*parts: Expression) -> Expression:
+    """Returns expressions one after the other."""
+    return parts[0] if len(parts) == 1 else Series(parts)
+
+
+def choice(*options: Expression) -> Expression:
+    """Returns one of several expressions."""
+    return options[0] if len(options) == 1 else Choice(options)
+
+
+def optional(part: Expression) -> Expression:
+    """Returns an expression that may be left out."""
+    return Repeat(part, 0, 1)
+
+
+def literal(text: str | bytes) -> Expression:
+    """Returns a text."""
+    encoded = text.encode() if isinstance(text, str) else text
+    return sequence(*(Byte(1 << byte) for byte in encoded)) if encoded else EMPTY
+
+
+def byte_range(first: int, last: int) -> Byte:
+    """Returns one byte from `first` to `last`."""
+    return Byte(((1 << (last - first + 1)) - 1) << first)
+
+
+Ranges = tuple[tuple[int, int], ...]  # of code points, sorted and apart
+
+
+def characters(ranges: Ranges) -> Expression:
+    """Returns one character of some ranges of code points, in UTF-8."""
+    return choice(*(option for first, last in ranges for option in _utf8(first, last)))
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Returns the ranges of code points that are in one of several."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def without(ranges: Ranges) -> Ranges:
+    """Returns the code points of characters that are in none of some ranges."""
+    left, begin = [], 0
+    for first, last in union([*ranges, SURROGATES]):
+        if begin < first:
+            left.append((begin, first - 1))
+        begin = last + 1
+    return (*left, (begin, LAST_CODE_POINT)) if begin <= LAST_CODE_POINT else tuple(left)
+
+
+@functools.cache
+def _utf8(first: int, last: int) -> tuple[Expression, ...]:
+    """Returns sequences of ranges of bytes that spell the code points `first` to `last`."""
+    for bound in (0x7F, 0x7FF, SURROGATES[0] - 1, SURROGATES[1], 0xFFFF):
+        if first <= bound < last:
+            return _utf8(first, bound) + _utf8(bound + 1, last)
+    if SURROGATES[0] <= first <= SURROGATES[1] or first > last:
+        return ()
+    begin, end = chr(first).encode(), chr(last).encode()
+    for place in range(1, len(begin)):
+        # All continuation bytes from here on must be free, or the bytes before them must be equal.
+        mask = (1 << (6 * (len(begin) - place))) - 1
+        if first & ~mask != last & ~mask:
+            if first & mask:
+                return _utf8(first, first | mask) + _utf8((first | mask) + 1, last)
+            if last & mask != mask:
+                return _utf8(first, (last & ~mask) - 1) + _utf8(last & ~mask, last)
+    return (sequence(*(byte_range(*pair) for pair in zip(begin, end, strict=True))),)
+
+
+class _Graph:
+    """A nondeterministic automaton that grows, with moves that read nothing."""
+
+    def __init__(self) -> None:
+        self.reads: list[list[tuple[int, int]]] = []  # of each state: a set of bytes, and the state after it
+        self.skips: list[list[int]] = []
+
+    def state(self) -> int:
+        self.reads.append([])
+        self.skips.append([])
+        if len(self.reads) > 40 * MOST_STATES:
+            raise TooLargeError(f"an automaton has more than {MOST_STATES} states")
+        return len(self.reads) - 1
+
+    def add(self, expression: Expression, begin: int) -> int:
+        """Adds an expression that begins in a state, and returns the state in which it ends."""
+        match expression:
+            case Byte(accepted):
+                end = self.state()
+                self.reads[begin].append((accepted, end))
+            case Series(parts):
+                end = begin
+                for part in parts:
+                    end = self.add(part, end)
+            case Choice(options):
+                end = self.state()
+                for option in options:
+                    first = self.state()
+                    self.skips[begin].append(first)
+                    self.skips[self.add(option, first)].append(end)
+            case Repeat(part, least, most):
+                end = begin
+                for _ in range(least):
+                    end = self.add(part, end)
+                if most is None:
+                    loop, begin = self.state(), end
+                    end = self.state()
+                    self.skips[begin].append(loop)
+                    self.skips[self.add(part, loop)].append(loop)
+                    self.skips[loop].append(end)
+                else:
+                    exits = [end]
+                    for _ in range(most - least):
+                        exits.append(self.add(part, exits[-1]))
+                    end = self.state()
+                    for each in exits:
+                        self.skips[each].append(end)
+            case Network(size, edges):
+                places = [self.state() for _ in range(size)]
+                self.skips[begin].append(places[0])
+                end = places[-1]
+                for source, move, target in edges:
+                    if move is None:
+                        self.skips[places[source]].append(places[target])
+                    else:
+                        # A state of its own, as a move may lead back to its beginning.
+                        first = self.state()
+                        self.skips[places[source]].append(first)
+                        self.skips[self.add(move, first)].append(places[target])
+            case Automaton():
+                end = self._add_automaton(expression, begin)
+        return end
+
+    def _add_automaton(self, automaton: Automaton, begin: int) -> int:
+        end, states = self.state(), [self.state() for _ in automaton.next_state]
+        members = [0] * automaton.next_state.shape[1]
+        for byte, each in enumerate(automaton.class_of_byte):
+            members[each] |= 1 << byte
+        self.skips[begin].append(states[0])
+        for state, row, is_final in zip(states, automaton.next_state, automaton.is_final, strict=True):
+            accepted: dict[int, int] = {}
+            for member, target in zip(members, row.tolist(), strict=True):
+                if target != DEAD:
+                    accepted[target] = accepted.get(target, 0) | member
+            self.reads[state] += [(each, states[target]) for target, each in accepted.items()]
+            if is_final:
+                self.skips[state].append(end)
+        return end
+
+
+def build(expression: Expression) -> Automaton:
+    """Returns the automaton that accepts the texts of an expression.
+
+    Raises:
+      TooLargeError: it has more than `MOST_STATES` states.
+    """
+    if isinstance(expression, Automaton):
+        return expression
+    graph = _Graph()
+    begin = graph.state()
+    end = graph.add(expression, begin)
+    class_of_byte, members = _byte_classes({accepted for reads in graph.reads for accepted, _ in reads})
+    moves = [[(members[accepted], target) for accepted, target in reads] for reads in graph.reads]
+
+    def closure(states: Iterable[int]) -> frozenset[int]:
+        """Returns the states that are reached without reading, of those that read and the end."""
+        seen, left = set(states), list(states)
+        while left:
+            for other in graph.skips[left.pop()]:
+                if other not in seen:
+                    seen.add(other)
+                    left.append(other)
+        return frozenset(state for state in seen if moves[state] or state == end)
+
+    closures = functools.cache(lambda state: closure((state,)))
+    first = closures(begin)
+    places, sets, rows = {first: 0}, [first], list[np.ndarray]()
+    while len(rows) < len(sets):
+        targets: dict[int, set[int]] = {}
+        for state in sets[len(rows)]:
+            for classes, target in moves[state]:
+                for each in classes:
+                    targets.setdefault(each, set()).add(target)
+        row = np.full(len(class_of_byte[1]), DEAD, np.int32)
+        known: dict[frozenset[int], int] = {}
+        for each, reached in targets.items():
+            key = frozenset(reached)
+            if key not in known:
+                after = frozenset().union(*map(closures, reached))
+                if after not in places:
+                    places[after] = len(sets)
+                    sets.append(after)
+                    if len(sets) > MOST_STATES:
+                        raise TooLargeError(f"an automaton has more than {MOST_STATES} states")
+                known[key] = places[after]
+            row[each] = known[key]
+        rows.append(row)
+    return trimmed(np.stack(rows), class_of_byte[0], np.array([end in each for each in sets]))
+
+
+def _byte_classes(sets: Iterable[int]) -> tuple[tuple[np.ndarray, np.ndarray], dict[int, tuple[int, ...]]]:
+    """Returns the class of each byte with the first byte of each class, and the classes of each set of bytes."""
+    different = list(sets)
+    bits = np.array([list((each).to_bytes(32, "little")) for each in different], np.uint8).reshape(len(different), 32)
+    columns = np.unpackbits(bits, axis=1, bitorder="little")  # [sets, 256]
+    _, first, of_byte = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    of_class = columns[:, first]
+    members = {each: tuple(np.flatnonzero(row).tolist()) for each, row in zip(different, of_class, strict=True)}
+    return (of_byte.reshape(256).astype(np.int32), first), members
+
+
+def trimmed(next_state: np.ndarray, class_of_byte: np.ndarray, is_final: np.ndarray) -> Automaton:
+    """Returns an automaton without the states from which no text can be completed."""
+    is_live = is_final.copy()
+    sources, targets = (each[next_state.reshape(-1) >= 0] for each in _edges(next_state))
+    while True:
+        grown = is_live.copy()
+        grown[sources[is_live[targets]]] = True
+        if (grown == is_live).all():
+            break
+        is_live = grown
+    if not is_live[0]:
+        return Automaton(np.full((1, next_state.shape[1]), DEAD, np.int32), class_of_byte, np.zeros(1, bool))
+    place = np.where(is_live, np.cumsum(is_live) - 1, DEAD).astype(np.int32)
+    kept = next_state[is_live]
+    return Automaton(np.where(kept >= 0, place[kept], DEAD).astype(np.int32), class_of_byte, is_final[is_live])
+
+
+def _edges(next_state: np.ndarray) -> Sequence[np.ndarray]:
+    states = np.repeat(np.arange(len(next_state), dtype=np.int32), next_state.shape[1])
+    return states, next_state.reshape(-1)
+
+
+def intersection(first: Expression, second: Expression) -> Automaton:
+    """Returns the automaton of the texts that both expressions accept."""
+    return _product(build(first), build(second), lambda x, y: x & y)
+
+
+def difference(first: Expression, second: Expression) -> Automaton:
+    """Returns the automaton of the texts that the first expression accepts and the second does not."""
+    return _product(build(first), build(second), lambda x, y: x & ~y)
+
+
+def _product(first: Automaton, second: Automaton, is_final: Callable[[np.ndarray, np.ndarray], Any]) -> Automaton:
+    pairs = np.stack([first.class_of_byte, second.class_of_byte])
+    classes, class_of_byte = np.unique(pairs, axis=1, return_inverse=True)
+
+    def completed(automaton: Automaton, of_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the transitions and the final states with a last state for dead texts."""
+        dead = len(automaton.next_state)
+        table = automaton.next_state[:, of_class]
+        table = np.vstack([np.where(table == DEAD, dead, table), np.full((1, table.shape[1]), dead)])
+        return table, np.append(automaton.is_final, False)
+
+    (table, final), (other, other_final) = completed(first, classes[0]), completed(second, classes[1])
+    dead = len(table) - 1, len(other) - 1
+    places, states, rows = {(0, 0): 0}, [(0, 0)], list[list[int]]()
+    while len(rows) < len(states):
+        here = states[len(rows)]
+        row = []
+        for pair in zip(table[here[0]].tolist(), other[here[1]].tolist(), strict=True):
+            if pair[0] == dead[0]:
+                row.append(DEAD)
+                continue
+            if pair not in places:
+                places[pair] = len(states)
+                states.append(pair)
+                if len(states) > MOST_STATES:
+                    raise TooLargeError(f"an automaton has more than {MOST_STATES} states")
+            row.append(places[pair])
+        rows.append(row)
+    chosen = np.array(states)
+    accepted = is_final(final[chosen[:, 0]], other_final[chosen[:, 1]])
+    return trimmed(np.array(rows, np.int32), class_of_byte.reshape(256).astype(np.int32), accepted)

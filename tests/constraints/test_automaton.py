@@ -1,0 +1,72 @@
+"""Automata against Python's `re`, and sets of characters against their encodings."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jlade.constraints import automaton, regex
+
+PATTERNS = [
+    "abc|abd*",
+    "(ab|ba){2,3}c?",
+    r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?",
+    r"[^a-c]*",
+    r"(é|ü|[à-æ])+x",
+    r"\w+@\w+\.(com|org)",
+    "",
+    r"a{0}b",
+    r".\s\S",
+    r"(a*)*b",
+    "(?:x|)y",
+    "[😀-😎]{1,2}",
+]
+CHARACTERS = "abcdxy0129.-+eE@ é😀â\n\t_comrg"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_accepts_what_re_matches(pattern, data):
+    found = automaton.build(regex.parse(pattern))
+    text = data.draw(st.text(CHARACTERS, max_size=8) | st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True))
+    assert found.accepts(text.encode()) == bool(re.fullmatch(pattern, text, re.ASCII))
+
+
+@pytest.mark.parametrize("pattern", ["^ab", "ab$", "b+", "^a|b$", "^(a|b)$", "(^a|b$)", "^$", ""])
+@settings(max_examples=60)
+@given(text=st.text("abc", max_size=6))
+def test_accepts_what_re_finds(pattern, text):
+    found = automaton.build(regex.parse(pattern, anchored=False))
+    assert found.accepts(text.encode()) == bool(re.search(pattern, text))
+
+
+@settings(max_examples=100)
+@given(st.integers(0, automaton.LAST_CODE_POINT), st.integers(0, automaton.LAST_CODE_POINT), st.characters())
+def test_a_range_of_characters_is_spelled_in_utf_8(first, last, character):
+    first, last = min(first, last), max(first, last)
+    found = automaton.build(automaton.characters(((first, last),)))
+    assert found.accepts(character.encode()) == (first <= ord(character) <= last)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(PATTERNS), st.sampled_from(PATTERNS), st.data())
+def test_products(first, second, data):
+    pattern = re.compile(data.draw(st.sampled_from([first, second])), re.ASCII)
+    text = data.draw(st.from_regex(pattern, fullmatch=True))
+    one, other = (bool(re.fullmatch(pattern, text, re.ASCII)) for pattern in (first, second))
+    parsed = regex.parse(first), regex.parse(second)
+    assert automaton.intersection(*parsed).accepts(text.encode()) == (one and other)
+    assert automaton.difference(*parsed).accepts(text.encode()) == (one and not other)
+
+
+@pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)b", r"a\b", "(?i)a", "a++", "(", "a^b"])
+def test_what_is_not_supported_is_refused(pattern):
+    with pytest.raises(ValueError, match="regex "):
+        regex.parse(pattern)
+
+
+def test_an_automaton_that_is_too_large_is_refused():
+    with pytest.raises(automaton.TooLargeError):
+        automaton.build(regex.parse("(a|b)*a(a|b){20}"))
