@@ -1,0 +1,824 @@
+"""JSON Schema as expressions over the bytes of JSON: drafts 4 to 2020-12, as far as an automaton can hold them.
+
+Properties are written in the order of their declaration, then those that a schema allows besides. An object has the
+declared properties alone where `additionalProperties` says nothing, so every text is valid, and not every valid value
+has a text. What cannot be held is refused by its keyword and path; annotations and unknown keywords have no effect.
+"""
+
+import functools
+import itertools
+import json
+import math
+import re
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from jlade.constraints import numbers, regex
+from jlade.constraints.automaton import (
+    EMPTY,
+    LAST_CODE_POINT,
+    NOTHING,
+    Automaton,
+    Expression,
+    Network,
+    Ranges,
+    Repeat,
+    build,
+    byte_range,
+    characters,
+    choice,
+    difference,
+    intersection,
+    literal,
+    optional,
+    sequence,
+    union,
+    without,
+)
+from jlade.constraints.formats import FORMATS
+from jlade.constraints.numbers import Bound
+
+Schema = Mapping[str, Any] | bool
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+DEPTH = 3  # of recursion, and of values of which nothing is known
+MOST_OPTIONS = 64  # of combined choices
+MOST_COUNTED = 64  # properties that are counted
+SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}  # after a backslash
+HEX = choice(byte_range(48, 57), byte_range(65, 70), byte_range(97, 102))
+RAW: Ranges = without(((0, 31), (34, 34), (92, 92)))
+ALL: Ranges = ((0, LAST_CODE_POINT),)
+SPACE = Repeat(choice(*map(literal, " \n\r\t")), 0, None)
+# Keywords that constrain a value of one type alone.
+OF_TYPE = {
+    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"),
+    "object": (
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+    ),
+}
+REFUSED = (
+    "if",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+)
+APPLIED = {
+    "type",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "not",
+    "$ref",
+    *REFUSED,
+    *itertools.chain(*OF_TYPE.values()),
+}
+
+
+class UnsupportedError(ValueError):
+    """A schema asks for something that an automaton cannot hold; the message has its path and keyword."""
+
+
+def parse(schema: Schema | str, depth: int = DEPTH, whitespace: bool = True) -> Expression:
+    """Returns the texts of the values that a schema accepts.
+
+    Args:
+      schema: as an object, or as text.
+      depth: how often a reference may be within itself, and how deep values are of which the schema says nothing.
+      whitespace: whether any whitespace may stand between tokens. Otherwise there is none.
+
+    Raises:
+      UnsupportedError: names the keyword and its path.
+      ValueError: the schema is wrong.
+    """
+    root: Schema = json.loads(schema) if isinstance(schema, str) else schema
+    try:
+        found = _Compiler(root, depth, SPACE if whitespace else EMPTY).value(root, "#")
+    except RecursionError as error:
+        raise UnsupportedError("#: its references are too deep within each other") from error
+    if _is_nothing(found):
+        raise ValueError(f"the schema accepts no value, or none of a depth up to {depth}")
+    return found
+
+
+def string_of(ranges: Ranges) -> Expression:
+    """Returns a character of some ranges in a string, in its usual spelling: itself, or escaped where it must be."""
+    options = [characters(_common(ranges, RAW))]
+    for first, last in _common(ranges, union([(0, 31), (34, 34), (92, 92)])):
+        for code in range(first, last + 1):
+            short = SHORT.get(chr(code))
+            options.append(literal("\\" + short) if short else _escaped(code))
+    return choice(*options)
+
+
+def _escaped(code: int) -> Expression:
+    digits = f"{code:04x}"
+    return sequence(literal("\\u"), *(choice(*map(literal, sorted({d, d.upper()}))) for d in digits))
+
+
+def _common(first: Ranges, second: Ranges) -> Ranges:
+    return without(union([*without(first), *without(second)]))
+
+
+CHARACTER = build(string_of(ALL))
+ANY_STRING = sequence(
+    literal('"'),
+    Repeat(
+        choice(
+            characters(RAW),
+            sequence(literal("\\"), choice(*map(literal, '"\\/bfnrt'))),
+            sequence(literal("\\u"), HEX, HEX, HEX, HEX),
+        ),
+        0,
+        None,
+    ),
+    literal('"'),
+)
+
+
+def _is_nothing(expression: Expression) -> bool:
+    found = build(expression) if isinstance(expression, Automaton) else expression
+    return found == NOTHING if not isinstance(found, Automaton) else not found.is_final.any()
+
+
+class _Compiler:
+    def __init__(self, root: Schema, depth: int, space: Expression):
+        self.root, self.depth, self.space = root, depth, space
+        self.open: Counter[str] = Counter()  # references that are being followed
+        text = str(root.get("$schema", "")) if isinstance(root, Mapping) else ""
+        self.refs_stand_alone = bool(re.search(r"draft-0[3-7]", text))
+        self.known: dict[tuple[str, int], Expression] = {}
+
+    def comma(self) -> Expression:
+        return sequence(self.space, literal(","), self.space)
+
+    # Schemas to schemas.
+
+    def resolve(self, reference: str, path: str) -> Schema:
+        """Returns the schema of a reference within the document."""
+        if not isinstance(reference, str):
+            raise ValueError(f"{path}/$ref: must be a string, got {reference!r}")
+        own = str(self.root.get("$id", self.root.get("id", ""))) if isinstance(self.root, Mapping) else ""
+        base, _, fragment = reference.partition("#")
+        if base and base.rstrip("#") != own.rstrip("#"):
+            raise UnsupportedError(f"{path}/$ref: {reference!r} is not in this document")
+        found: Any = self.root
+        fragment = urllib.parse.unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            found = next(iter(_anchored(self.root, fragment)), None)
+            if found is None:
+                raise ValueError(f"{path}/$ref: {reference!r} names no schema")
+            return found
+        for part in fragment.split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            try:
+                found = found[int(part)] if isinstance(found, list) else found[part]
+            except (KeyError, IndexError, ValueError, TypeError):
+                raise ValueError(f"{path}/$ref: {reference!r} names no schema") from None
+        return found
+
+    def merged(self, first: Schema, second: Schema, path: str) -> Schema:
+        """Returns a schema that accepts the values that both accept."""
+        if first is True or first == {}:
+            return second
+        if second is True or second == {}:
+            return first
+        if first is False or second is False:
+            return False
+        first, second = (self.expanded(each, path) for each in (first, second))
+        if first is False or second is False:
+            return False
+        assert not isinstance(first, bool)
+        assert not isinstance(second, bool)
+        result: dict[str, Any] = {}
+        for key in (*first, *(key for key in second if key not in first)):
+            if key not in APPLIED:
+                continue
+            if key not in first or key not in second:
+                result[key] = first[key] if key in first else second[key]
+                continue
+            result[key] = self._merged_keyword(key, first, second, path)
+        if _has_objects(first) and _has_objects(second):
+            self._merge_objects(result, first, second, path)
+        return result
+
+    def _merged_keyword(self, key: str, first: Mapping[str, Any], second: Mapping[str, Any], path: str) -> Any:
+        one, other = first[key], second[key]
+        if one == other:
+            return one
+        match key:
+            case "type":
+                return [each for each in TYPES if _includes(one, each) and _includes(other, each)]
+            case "enum":
+                return [each for each in one if any(_equal(each, value) for value in other)]
+            case "const":
+                return {"enum": []} if not _equal(one, other) else one
+            case "required":
+                return [*one, *(each for each in other if each not in one)]
+            case "minimum" | "minLength" | "minItems" | "minProperties" | "exclusiveMinimum":
+                if isinstance(one, bool) or isinstance(other, bool):
+                    raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
+                return max(one, other)
+            case "maximum" | "maxLength" | "maxItems" | "maxProperties" | "exclusiveMaximum":
+                if isinstance(one, bool) or isinstance(other, bool):
+                    raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
+                return min(one, other)
+            case "items" | "additionalItems" | "propertyNames" if not isinstance(one, list) | isinstance(other, list):
+                return self.merged(one, other, path)
+            case "anyOf":
+                pairs = list(itertools.product(one, other))
+                if len(pairs) > MOST_OPTIONS:
+                    raise UnsupportedError(f"{path}/anyOf: more than {MOST_OPTIONS} combinations are not supported")
+                return [self.merged(*pair, path) for pair in pairs]
+            case "properties" | "patternProperties" | "additionalProperties":
+                return one  # see `_merge_objects`
+            case "multipleOf" if all(float(each).is_integer() for each in (one, other)):
+                return math.lcm(int(one), int(other))
+        raise UnsupportedError(f"{path}/allOf: {key} in several schemas is not supported")
+
+    def _merge_objects(
+        self, result: dict[str, Any], first: Mapping[str, Any], second: Mapping[str, Any], path: str
+    ) -> None:
+        for each, other in ((first, second), (second, first)):
+            patterns = each.get("patternProperties")
+            if patterns and patterns != other.get("patternProperties") and not _is_open(other):
+                raise UnsupportedError(f"{path}/allOf: patternProperties beside additionalProperties")
+        names = dict.fromkeys([*first.get("properties", {}), *second.get("properties", {})])
+        if names:
+            result["properties"] = {
+                name: self.merged(_property(first, name), _property(second, name), path) for name in names
+            }
+        patterns = dict.fromkeys([*first.get("patternProperties", {}), *second.get("patternProperties", {})])
+        if patterns:
+            result["patternProperties"] = {
+                pattern: self.merged(
+                    first.get("patternProperties", {}).get(pattern, True),
+                    second.get("patternProperties", {}).get(pattern, True),
+                    path,
+                )
+                for pattern in patterns
+            }
+        if "additionalProperties" in first or "additionalProperties" in second:
+            result["additionalProperties"] = self.merged(
+                first.get("additionalProperties", True), second.get("additionalProperties", True), path
+            )
+
+    def expanded(self, schema: Schema, path: str) -> Schema:
+        """Returns a schema without a reference and `allOf` at its top."""
+        seen = 0
+        while isinstance(schema, Mapping) and ("$ref" in schema or "allOf" in schema):
+            seen += 1
+            if seen > 50:
+                raise ValueError(f"{path}: a reference leads to itself")
+            if "$ref" in schema:
+                rest = {} if self.refs_stand_alone else _without(schema, "$ref")
+                schema = self.merged(rest, self.resolve(schema["$ref"], path), path)
+            else:
+                parts = schema["allOf"]
+                schema = _without(schema, "allOf")
+                for index, part in enumerate(parts):
+                    schema = self.merged(schema, part, f"{path}/allOf/{index}")
+        return schema
+
+    # Schemas to expressions.
+
+    def value(self, schema: Schema, path: str) -> Expression:
+        """Returns the texts of the values of a schema; `NOTHING` if there are none up to the depth."""
+        if not isinstance(schema, Mapping | bool):
+            raise ValueError(f"{path}: a schema is an object, true or false, got {schema!r}")
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if reference is None:
+            return self._value(schema, path)
+        if self.open[reference] >= self.depth:
+            return NOTHING
+        self.open[reference] += 1
+        try:
+            return self._value(schema, path)
+        finally:
+            self.open[reference] -= 1
+
+    def _value(self, schema: Schema, path: str) -> Expression:
+        schema = self.expanded(schema, path)
+        if schema is False:
+            return NOTHING
+        if schema is True or not APPLIED & schema.keys():
+            return self.anything(self.depth)
+        assert isinstance(schema, Mapping)
+        for keyword in REFUSED:
+            if keyword in schema:
+                raise UnsupportedError(f"{path}/{keyword}: not supported")
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                options = schema[keyword]
+                if not isinstance(options, list) or not options:
+                    raise ValueError(f"{path}/{keyword}: must be a list of schemas, got {options!r}")
+                base = _without(schema, keyword)
+                wholes = [self.merged(base, each, f"{path}/{keyword}/{i}") for i, each in enumerate(options)]
+                if keyword == "oneOf":
+                    self._check_disjoint(wholes, f"{path}/oneOf")
+                found = [self.value(each, f"{path}/{keyword}/{i}") for i, each in enumerate(wholes)]
+                return choice(*(each for each in found if not _is_nothing(each)))
+        if "not" in schema:
+            schema = self._excluded(schema, path)
+            if schema is False:
+                return NOTHING
+            assert isinstance(schema, Mapping)
+        if "const" in schema:
+            return self._enumerated(schema, [schema["const"]], path)
+        if "enum" in schema:
+            return self._enumerated(schema, schema["enum"], path)
+        types = [each for each in TYPES if _includes(schema.get("type", list(TYPES)), each)]
+        if "number" in types:
+            types.remove("integer")
+        _check_types(schema.get("type"), path)
+        found = [getattr(self, f"_{each}")(schema, path) for each in types]
+        return choice(*(each for each in found if not _is_nothing(each)))
+
+    def _excluded(self, schema: Mapping[str, Any], path: str) -> Schema:
+        """Returns a schema without `not`, which excludes types, or values of strings."""
+        no, rest = self.expanded(schema["not"], path), _without(schema, "not")
+        if no is False:
+            return rest
+        if no is True or not APPLIED & no.keys():
+            return False
+        if set(no) & APPLIED == {"type"}:
+            types = [each for each in TYPES if _includes(rest.get("type", list(TYPES)), each)]
+            left = [each for each in types if not _includes(no["type"], each)]
+            if _includes(no["type"], "integer") and "number" in left:
+                raise UnsupportedError(f"{path}/not: numbers that are no integers are not supported")
+            return {**rest, "type": left}
+        if "enum" in rest or "const" in rest:
+            values = rest["enum"] if "enum" in rest else [rest["const"]]
+            if set(no) & APPLIED <= {"enum", "const"}:
+                excluded = no["enum"] if "enum" in no else [no["const"]]
+                left = [each for each in values if not any(_equal(each, other) for other in excluded)]
+                return {**_without(rest, "const"), "enum": left}
+        raise UnsupportedError(f"{path}/not: not supported")
+
+    def _check_disjoint(self, options: Sequence[Schema], path: str) -> None:
+        for (i, first), (j, second) in itertools.combinations(enumerate(options), 2):
+            if not self._are_disjoint(first, second, path, self.depth):
+                raise UnsupportedError(f"{path}: a value may be one of {i} and of {j}, which is not supported")
+
+    def _are_disjoint(self, first: Schema, second: Schema, path: str, depth: int) -> bool:
+        """Whether it is certain that no value is one of both schemas."""
+        if depth == 0:
+            return False
+        first, second = self.expanded(first, path), self.expanded(second, path)
+        if first is False or second is False:
+            return True
+        if first is True or second is True:
+            return False
+        for one, other in ((first, second), (second, first)):
+            for keyword in ("anyOf", "oneOf"):
+                if keyword in one:
+                    base = _without(one, keyword)
+                    return all(
+                        self._are_disjoint(self.merged(base, each, path), other, path, depth - 1)
+                        for each in one[keyword]
+                    )
+        values = [_values(each) for each in (first, second)]
+        if values[0] is not None and values[1] is not None:
+            return not any(_equal(one, other) for one in values[0] for other in values[1])
+        types = [_possible_types(each) for each in (first, second)]
+        common = types[0] & types[1]
+        if not common:
+            return True
+        if common == {"string"} and not any(values):
+            first_string, second_string = (self._string(each, path) for each in (first, second))
+            if ANY_STRING in (first_string, second_string):
+                return _is_nothing(first_string) or _is_nothing(second_string)
+            return _is_nothing(intersection(first_string, second_string))
+        if common == {"string"}:
+            chosen, other = (values[0], second) if values[0] is not None else (values[1] or [], first)
+            accepted = build(self._string(other, path))
+            return not any(isinstance(v, str) and accepted.accepts(_dumps(v)) for v in chosen)
+        if common == {"object"}:
+            for one, other in ((first, second), (second, first)):
+                for name in one.get("required", ()):
+                    schema = _property(other, name)
+                    if schema is False:
+                        return True
+                    if name in other.get("required", ()) and self._are_disjoint(
+                        _property(one, name), schema, path, depth - 1
+                    ):
+                        return True
+        return False
+
+    def _enumerated(self, schema: Mapping[str, Any], values: Iterable[Any], path: str) -> Expression:
+        rest = {key: each for key, each in schema.items() if key in APPLIED and key not in ("enum", "const")}
+        options = []
+        for value in values:
+            if not _includes(rest.get("type", list(TYPES)), _type_of(value)):
+                continue
+            others = _without(rest, "type").keys() & set(OF_TYPE.get(_type_of(value), ()))
+            if others and not isinstance(value, list | dict):
+                of_type = {key: rest[key] for key in others} | {"type": _type_of(value)}
+                if not build(self.value(of_type, path)).accepts(_dumps(value)):
+                    continue
+            elif others:
+                raise UnsupportedError(f"{path}/enum: values beside {', '.join(sorted(others))} are not supported")
+            options.append(self.constant(value))
+        return choice(*options)
+
+    def constant(self, value: Any) -> Expression:
+        """Returns the text of a value, with whitespace between its tokens."""
+        if isinstance(value, dict):
+            items = [
+                sequence(self.constant(key), self.space, literal(":"), self.space, self.constant(each))
+                for key, each in value.items()
+            ]
+            return self._between("{", items, "}")
+        if isinstance(value, list):
+            return self._between("[", [self.constant(each) for each in value], "]")
+        return literal(_dumps(value))
+
+    def _between(self, begin: str, items: Sequence[Expression], end: str) -> Expression:
+        parts: list[Expression] = [literal(begin), self.space]
+        for index, item in enumerate(items):
+            parts += [self.comma(), item] if index else [item]
+        return sequence(*parts, self.space, literal(end))
+
+    def anything(self, depth: int) -> Expression:
+        """Returns any value, with arrays and objects up to some depth."""
+        if ("value", depth) not in self.known:
+            options: list[Expression] = [
+                *(literal(each) for each in ("null", "true", "false")),
+                numbers.NUMBER,
+                ANY_STRING,
+            ]
+            inner = self.anything(depth - 1) if depth > 0 else NOTHING
+            options += [self._array_of(inner, 0, None), self._object_of(ANY_STRING, inner)]
+            self.known["value", depth] = choice(*options)
+        return self.known["value", depth]
+
+    def _array_of(self, item: Expression, least: int, most: int | None) -> Expression:
+        """Returns arrays of a number of items."""
+        return self._listed("[", [] if _is_nothing(item) else [item], "]", least, most)
+
+    def _object_of(self, name: Expression, item: Expression) -> Expression:
+        """Returns objects of any number of properties."""
+        each = sequence(name, self.space, literal(":"), self.space, item)
+        return self._listed("{", [] if _is_nothing(item) else [each], "}", 0, None)
+
+    def _listed(self, begin: str, items: Sequence[Expression], end: str, least: int, most: int | None) -> Expression:
+        """Returns lists of any of some items, with commas between them."""
+        if not items:
+            most = 0
+        if most is not None and most < least:
+            return NOTHING
+        first, close = sequence(literal(begin), self.space), sequence(self.space, literal(end))
+        empty = sequence(literal(begin), self.space, literal(end))
+        if most == 0:
+            return empty
+        # Place 2 i is before item i, and place 2 i + 1 after it. The last item repeats where there is no most.
+        number = max(least, 1) if most is None else most
+        last = 2 * number + 2
+        edges: list[tuple[int, Expression | None, int]] = [(0, first, 2)]
+        if least == 0:
+            edges.append((0, empty, last + 1))
+        for i in range(1, number + 1):
+            edges += [(2 * i, item, 2 * i + 1) for item in items]
+            if i >= least:
+                edges.append((2 * i + 1, close, last + 1))
+            if i < number or most is None:
+                edges.append((2 * i + 1, self.comma(), 2 * i + 2 if i < number else 2 * i))
+        return Network(last + 2, tuple(edges))
+
+    def _null(self, schema: Mapping[str, Any], path: str) -> Expression:
+        return literal("null")
+
+    def _boolean(self, schema: Mapping[str, Any], path: str) -> Expression:
+        return choice(literal("true"), literal("false"))
+
+    def _integer(self, schema: Mapping[str, Any], path: str) -> Expression:
+        least, most = _bounds(schema, path)
+        found = numbers.integers(least, most)
+        if "multipleOf" in schema:
+            divisor = Fraction(str(schema["multipleOf"]))
+            if divisor.denominator != 1 or not 0 < divisor <= 10_000:
+                raise UnsupportedError(f"{path}/multipleOf: must be an integer up to 10000, got {schema['multipleOf']}")
+            found = intersection(found, numbers.multiples(int(divisor)))
+        return found
+
+    def _number(self, schema: Mapping[str, Any], path: str) -> Expression:
+        if "multipleOf" in schema:
+            divisor = Fraction(str(schema["multipleOf"]))
+            if divisor.denominator == 1:
+                return self._integer(schema, path)
+            places = len(str(divisor.denominator)) - 1
+            if divisor != Fraction(1, 10**places):
+                raise UnsupportedError(f"{path}/multipleOf: {schema['multipleOf']} of numbers is not supported")
+            form = sequence(numbers.INTEGER, optional(sequence(literal("."), Repeat(numbers.DIGIT, 1, places))))
+            return intersection(numbers.decimals(*_bounds(schema, path)), form)
+        return numbers.decimals(*_bounds(schema, path))
+
+    def _string(self, schema: Mapping[str, Any], path: str) -> Expression:
+        parts: list[Expression] = []
+        least, most = (_count(schema, key, path) for key in ("minLength", "maxLength"))
+        if "pattern" in schema:
+            try:
+                parts.append(regex.parse(schema["pattern"], string_of, anchored=False))
+            except ValueError as error:
+                raise UnsupportedError(f"{path}/pattern: {error}") from error
+        if "format" in schema:
+            if schema["format"] not in FORMATS:
+                raise UnsupportedError(f"{path}/format: {schema['format']!r} is not supported")
+            parts.append(regex.parse(FORMATS[schema["format"]], string_of))
+        if least or most is not None:
+            if most is not None and most < (least or 0):
+                return NOTHING
+            parts.append(Repeat(CHARACTER, least or 0, most))
+        if not parts:
+            return ANY_STRING
+        content = functools.reduce(intersection, parts) if len(parts) > 1 else parts[0]
+        if isinstance(content, Automaton) and not content.is_final.any():
+            return NOTHING
+        return sequence(literal('"'), content, literal('"'))
+
+    def _array(self, schema: Mapping[str, Any], path: str) -> Expression:
+        least, most = (_count(schema, key, path) for key in ("minItems", "maxItems"))
+        least = least or 0
+        if schema.get("uniqueItems") and (most is None or most > 1):
+            raise UnsupportedError(f"{path}/uniqueItems: not supported")
+        if "contains" in schema:
+            raise UnsupportedError(f"{path}/contains: not supported")
+        items, first = schema.get("items", True), schema.get("prefixItems", [])
+        rest_path = f"{path}/items"
+        if isinstance(items, list):
+            first, items, rest_path = items, schema.get("additionalItems", True), f"{path}/additionalItems"
+        rest = self.value(items, rest_path) if most is None or most > len(first) else NOTHING
+        if not first:
+            return self._array_of(rest, least, most)
+        edges: list[tuple[int, Expression | None, int]] = [(0, sequence(literal("["), self.space), 1)]
+        # Place 1 + i is after i items; the last one is after the array.
+        last = len(first) + 3
+        for index, each in enumerate(first):
+            if index >= least:
+                edges.append((1 + index, sequence(self.space, literal("]")), last))
+            if most is not None and index >= most:
+                break
+            item = self.value(each, f"{path}/prefixItems/{index}")
+            if _is_nothing(item):
+                break
+            edges.append((1 + index, sequence(*([self.comma()] if index else []), item), 2 + index))
+        else:
+            after = len(first) + 1
+            if most is None or most > len(first):
+                most_left = None if most is None else most - len(first)
+                if not _is_nothing(rest):
+                    repeated = Repeat(sequence(self.comma(), rest), max(0, least - len(first)), most_left)
+                    edges.append((after, repeated, after + 1))
+                    edges.append((after + 1, sequence(self.space, literal("]")), last))
+                elif least <= len(first):
+                    edges.append((after, sequence(self.space, literal("]")), last))
+            elif least <= len(first):
+                edges.append((after, sequence(self.space, literal("]")), last))
+        return Network(last + 1, tuple(edges))
+
+    def _object(self, schema: Mapping[str, Any], path: str) -> Expression:
+        properties, patterns = dict(schema.get("properties", {})), schema.get("patternProperties", {})
+        required = list(schema.get("required", ())) if not isinstance(schema.get("required"), bool) else []
+        additional = schema.get("additionalProperties", not properties and not patterns)
+        for name in required:
+            if name not in properties:
+                properties[name] = _property(schema, name)
+        names = self._names(schema, path)
+        entries: list[tuple[Expression, bool]] = []  # of declared properties, and whether each is required
+        for name, each in properties.items():
+            whole = each
+            for pattern, other in patterns.items():
+                if name in schema.get("properties", {}) and _finds(pattern, name, path):
+                    whole = self.merged(whole, other, f"{path}/patternProperties")
+            item = self.value(whole, f"{path}/properties/{name}")
+            if _is_nothing(item) or not (names is None or build(names).accepts(_dumps(name))):
+                if name in required:
+                    return NOTHING
+                continue
+            key = sequence(literal(_dumps(name)), self.space, literal(":"), self.space)
+            entries.append((sequence(key, item), name in required))
+        further = self._further(schema, properties, additional, names, path)
+        least, most = (_count(schema, key, path) for key in ("minProperties", "maxProperties"))
+        return self._properties(entries, further, least or 0, most, path)
+
+    def _names(self, schema: Mapping[str, Any], path: str) -> Expression | None:
+        if "propertyNames" not in schema:
+            return None
+        return self.value(self.merged({"type": "string"}, schema["propertyNames"], path), f"{path}/propertyNames")
+
+    def _further(
+        self,
+        schema: Mapping[str, Any],
+        properties: Mapping[str, Any],
+        additional: Schema,
+        names: Expression | None,
+        path: str,
+    ) -> list[Expression]:
+        """Returns the properties that are not declared, by the patterns of their names."""
+        found, left = [], names if names is not None else _usual_string()
+        if properties:
+            left = difference(left, choice(*(literal(_dumps(name)) for name in properties)))
+        patterns = schema.get("patternProperties", {})
+        automata = {pattern: self._string({"pattern": pattern}, f"{path}/patternProperties") for pattern in patterns}
+        for first, second in itertools.combinations(patterns, 2):
+            if patterns[first] != patterns[second] and not _is_nothing(intersection(automata[first], automata[second])):
+                raise UnsupportedError(f"{path}/patternProperties: {first!r} and {second!r} have names in common")
+        for pattern, each in patterns.items():
+            item = self.value(each, f"{path}/patternProperties/{pattern}")
+            key = intersection(left, automata[pattern])
+            if not _is_nothing(item) and not _is_nothing(key):
+                found.append(sequence(key, self.space, literal(":"), self.space, item))
+        for automaton in automata.values():
+            left = difference(left, automaton)
+        if additional is not False and not _is_nothing(left):
+            item = self.value(additional, f"{path}/additionalProperties")
+            if not _is_nothing(item):
+                found.append(sequence(left, self.space, literal(":"), self.space, item))
+        return found
+
+    def _properties(
+        self,
+        entries: Sequence[tuple[Expression, bool]],
+        further: list[Expression],
+        least: int,
+        most: int | None,
+        path: str,
+    ) -> Expression:
+        """Returns objects of the declared properties, in order, and of further ones.
+
+        Places are numbered by the declared properties that have been passed, by those that are written, as far as they
+        are counted, and by whether a comma has been written.
+        """
+        number, num_required = len(entries), sum(is_required for _, is_required in entries)
+        if most is not None and (most < least or most < num_required):
+            return NOTHING
+        if least <= num_required:
+            least = 0
+        if most is not None and not further and most >= number:
+            most = None
+        counted = max(least, 0 if most is None else most)
+        if counted > MOST_COUNTED or counted * (number + 1) > 40 * MOST_COUNTED:
+            raise UnsupportedError(f"{path}: minProperties or maxProperties above {MOST_COUNTED} is not supported")
+
+        def place(passed: int, written: int, has_comma: bool) -> int:
+            return 1 + (min(written, counted) * (number + 1) + passed) * 2 + has_comma
+
+        last = 1 + 2 * (counted + 1) * (number + 1)
+        edges: list[tuple[int, Expression | None, int]] = [(0, sequence(literal("{"), self.space), place(0, 0, True))]
+        close, comma = sequence(self.space, literal("}")), self.comma()
+        left = [sum(is_required for _, is_required in entries[i:]) for i in range(number + 1)]
+        if not num_required and least == 0:
+            edges.append((0, sequence(literal("{"), self.space, literal("}")), last))
+        for written in range(counted + 1):
+            goes_on = most is None or written < most
+            for passed in range(number + 1):
+                without_comma, with_comma = place(passed, written, False), place(passed, written, True)
+                is_end = written >= least and not left[passed]
+                if written or counted == 0:
+                    if is_end:
+                        edges.append((without_comma, close, last))
+                    if goes_on and (passed < number or further):
+                        edges.append((without_comma, comma, with_comma))
+                if not goes_on:
+                    continue
+                if passed < number:
+                    entry, is_required = entries[passed]
+                    edges.append((with_comma, entry, place(passed + 1, written + 1, False)))
+                    if not is_required:
+                        edges.append((with_comma, None, place(passed + 1, written, True)))
+                else:
+                    edges += [(with_comma, each, place(passed, written + 1, False)) for each in further]
+        return Network(last + 1, tuple(edges))
+
+
+@functools.cache
+def _usual_string() -> Automaton:
+    """Returns any string in its usual spelling."""
+    return build(sequence(literal('"'), Repeat(CHARACTER, 0, None), literal('"')))
+
+
+def _anchored(schema: Any, name: str) -> Iterable[Any]:
+    """Yields the schemas in a document that have a name of their own."""
+    if isinstance(schema, Mapping):
+        if schema.get("$anchor") == name or schema.get("$id") == f"#{name}" or schema.get("id") == f"#{name}":
+            yield schema
+        for each in schema.values():
+            yield from _anchored(each, name)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _anchored(each, name)
+
+
+def _without(schema: Mapping[str, Any], *keywords: str) -> dict[str, Any]:
+    return {key: each for key, each in schema.items() if key not in keywords}
+
+
+def _has_objects(schema: Mapping[str, Any]) -> bool:
+    return bool({"properties", "patternProperties", "additionalProperties"} & schema.keys())
+
+
+def _is_open(schema: Mapping[str, Any]) -> bool:
+    return schema.get("additionalProperties", True) is True
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Schema:
+    """Returns what a schema says of a property."""
+    if name in schema.get("properties", {}):
+        return schema["properties"][name]
+    for pattern, each in schema.get("patternProperties", {}).items():
+        if _finds(pattern, name, "#"):
+            return each
+    return schema.get("additionalProperties", True)
+
+
+def _finds(pattern: str, name: str, path: str) -> bool:
+    try:
+        return build(regex.parse(pattern, anchored=False)).accepts(name.encode())
+    except ValueError as error:
+        raise UnsupportedError(f"{path}/patternProperties: {error}") from error
+
+
+def _check_types(types: Any, path: str) -> None:
+    names = types if isinstance(types, list) else [types]
+    if types is not None and not set(names) <= {*TYPES, "any"}:
+        raise ValueError(f"{path}/type: must be of {', '.join(TYPES)}, got {types!r}")
+
+
+def _includes(types: Any, name: str) -> bool:
+    names = types if isinstance(types, list) else [types]
+    return name in names or "any" in names or (name == "integer" and "number" in names)
+
+
+def _type_of(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    kind = kinds.get(type(value), "null")
+    return "integer" if kind == "number" and value.is_integer() else kind
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two values are equal: true and 1 are not."""
+    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True) or (
+        not isinstance(first, bool) and not isinstance(second, bool) and first == second
+    )
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return list(schema["enum"]) if "enum" in schema else None
+
+
+def _possible_types(schema: Mapping[str, Any]) -> set[str]:
+    values = _values(schema)
+    types = {each for each in TYPES if _includes(schema.get("type", list(TYPES)), each)}
+    return types if values is None else types & {_type_of(value) for value in values}
+
+
+def _dumps(value: Any) -> bytes:
+    """Returns the text of a value in its usual spelling."""
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _count(schema: Mapping[str, Any], key: str, path: str) -> int | None:
+    if key not in schema:
+        return None
+    value = schema[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+        raise ValueError(f"{path}/{key}: must be an integer of at least 0, got {value!r}")
+    return int(value)
+
+
+def _bounds(schema: Mapping[str, Any], path: str) -> tuple[Bound | None, Bound | None]:
+    """Returns the least and the greatest number of a schema."""
+    bounds = []
+    for inclusive, exclusive, tighter in (
+        ("minimum", "exclusiveMinimum", max),
+        ("maximum", "exclusiveMaximum", min),
+    ):
+        found = []
+        for key, is_inclusive in ((inclusive, True), (exclusive, False)):
+            value = schema.get(key)
+            if value is None or isinstance(value, bool):
+                continue
+            if not isinstance(value, int | float):
+                raise ValueError(f"{path}/{key}: must be a number, got {value!r}")
+            found.append(Bound(Fraction(str(value)), is_inclusive and schema.get(exclusive) is not True))
+        # At equal values the exclusive bound is the tighter one.
+        sign = 1 if tighter is max else -1
+        bounds.append(max(found, key=lambda bound: (sign * bound.value, not bound.inclusive)) if found else None)
+    return bounds[0], bounds[1]

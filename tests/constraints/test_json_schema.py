@@ -1,0 +1,176 @@
+"""JSON Schema against an independent validator: texts of an automaton are valid, and instances are accepted or not."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jlade.constraints import automaton, json_schema
+from jlade.constraints.automaton import DEAD
+
+# Schemas, each with instances that it should accept and refuse.
+CASES = [
+    ({"type": "integer", "minimum": -3, "exclusiveMaximum": 12}, [-3, 0, 11], [-4, 12, 1.5, "1", None]),
+    ({"type": "number", "minimum": 0.5, "maximum": 10}, [0.5, 1, 9.99, 10], [0.49, 10.01, -1, True]),
+    ({"type": "integer", "multipleOf": 7}, [0, -14, 700], [1, 13]),
+    ({"type": ["string", "null"], "minLength": 1, "maxLength": 3}, ["a", "é😀\n", None], ["", "abcd", 1]),
+    ({"type": "string", "pattern": "^[a-z]+-\\d{2}$"}, ["ab-12"], ["ab-1", "AB-12", "xab-12x"]),
+    ({"type": "string", "pattern": "a.b", "maxLength": 4}, ["axb", "axby"], ["ab", "axbyz"]),
+    ({"type": "string", "format": "date"}, ["2024-02-29", "2000-02-29"], ["2024-13-01", "2023-02-29", "1900-02-29"]),
+    ({"enum": ["a\"b", 1, None, {"x": [1, 2]}]}, ['a"b', 1, None, {"x": [1, 2]}], ["a", 2, {"x": [1]}]),
+    ({"const": False}, [False], [0, True, None]),
+    (
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+        [[1], [1, 2, 3]],
+        [[], [1] * 4, ["1"]],
+    ),
+    (
+        {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+        [[], [1], [1, "a"]],
+        [["a"], [1, "a", 2]],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}},
+            "required": ["b"],
+            "additionalProperties": False,
+        },
+        [{"b": "x"}, {"a": 1, "b": "x"}, {"b": "", "c": True}, {"a": 1, "b": "x", "c": False}],
+        [{}, {"a": 1}, {"b": 1}, {"b": "x", "d": 1}],
+    ),
+    (
+        {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 2},
+        [{"x": 1}, {"x": 1, "y": 2}],
+        [{}, {"x": "1"}, {"x": 1, "y": 2, "z": 3}],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": {"type": "null"}},
+        [{}, {"x-1": 2}, {"y": None}, {"x-1": 2, "y": None}],
+        [{"x-1": None}, {"y": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {}}, "propertyNames": {"maxLength": 2}, "additionalProperties": True},
+        [{"a": [1, {"b": None}]}, {"bc": 1}],
+        [{"abc": 1}],
+    ),
+    ({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]}, [1, "a"], ["ab", 1.5]),
+    (
+        {"type": "object", "oneOf": [
+            {"properties": {"k": {"const": "a"}, "v": {"type": "integer"}}, "required": ["k", "v"]},
+            {"properties": {"k": {"const": "b"}, "w": {"type": "string"}}, "required": ["k", "w"]},
+        ]},
+        [{"k": "a", "v": 1}, {"k": "b", "w": "x"}],
+        [{"k": "a", "w": "x"}, {"k": "c", "v": 1}, {"k": "a"}],
+    ),
+    (
+        {"type": "object", "allOf": [
+            {"properties": {"a": {"minimum": 2}}, "required": ["a"]}, {"properties": {"a": {"type": "integer"}}},
+        ]},
+        [{"a": 2}, {"a": 30}],
+        [{"a": 1}, {}],
+    ),
+    (
+        {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "properties": {"n": {"type": "integer"},
+         "next": {"$ref": "#/$defs/tree"}}, "required": ["n"], "additionalProperties": False}}},
+        [{"n": 1}, {"n": 1, "next": {"n": 2, "next": {"n": 3}}}],
+        [{"next": {"n": 1}}, {"n": 1, "next": {}}],
+    ),
+    ({"type": ["integer", "string", "boolean"], "not": {"type": "string"}}, [1, True], ["a"]),
+    (True, [1, "a", [None, {"a": [1]}], {}], []),
+]  # fmt: skip
+
+
+def accepts(schema, value, **options):
+    found = automaton.build(json_schema.parse(schema))
+    return found.accepts(json.dumps(value, ensure_ascii=False, **options).encode())
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), CASES, ids=lambda each: None)
+def test_instances(schema, right, wrong):
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    for value in right:
+        assert validator.is_valid(value)
+        assert accepts(schema, value)
+        assert accepts(schema, value, indent=2)
+    for value in wrong:
+        assert not validator.is_valid(value)
+        assert not accepts(schema, value)
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), CASES, ids=lambda each: None)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_texts_are_valid(schema, right, wrong, data):
+    found = automaton.build(json_schema.parse(schema))
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    value = json.loads(walked(found, data.draw(st.randoms(use_true_random=False))))
+    assert validator.is_valid(value), value
+
+
+def walked(found, random):
+    """A text of random bytes that the automaton allows, which turns to the nearest end after a while."""
+    distance, text, state = distances(found), bytearray(), 0
+    bytes_of = {}
+    for byte in (*range(32, 127), 9, 10, *range(128, 256)):
+        bytes_of.setdefault(int(found.class_of_byte[byte]), []).append(byte)
+    while not (found.is_final[state] and (len(text) > 40 or random.random() < 0.3)):
+        choices = [each for each in bytes_of if found.next_state[state, each] != DEAD]
+        if len(text) > 40:
+            choices = sorted(choices, key=lambda each: distance[found.next_state[state, each]])[:1]
+        if not choices:
+            break
+        chosen = random.choice(choices)
+        text.append(random.choice(bytes_of[chosen]))
+        state = found.next_state[state, chosen]
+    return bytes(text).decode()
+
+
+def distances(found):
+    """The number of bytes from each state to an end."""
+    distance = [0 if is_final else 10**6 for is_final in found.is_final]
+    while True:
+        nearer = [
+            min([here, *(1 + distance[target] for target in row if target != DEAD)])
+            for here, row in zip(distance, found.next_state.tolist(), strict=True)
+        ]
+        if nearer == distance:
+            return distance
+        distance = nearer
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"if": {}}, "#/if: not supported"),
+        ({"type": "array", "uniqueItems": True}, "#/uniqueItems: not supported"),
+        ({"properties": {"a/b": {"contains": {}, "type": "array"}}, "type": "object"}, "#/properties/a/b/contains"),
+        ({"type": "string", "format": "color"}, "#/format: 'color' is not supported"),
+        ({"type": "string", "pattern": "(?=a)"}, "#/pattern: regex"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf: a value may be one of 0 and of 1"),
+        ({"$ref": "other.json#/a"}, "#/$ref: 'other.json#/a' is not in this document"),
+        ({"type": "string", "not": {"minLength": 2}}, "#/not: not supported"),
+    ],
+)  # fmt: skip
+def test_what_a_table_cannot_hold_is_refused(schema, message):
+    with pytest.raises(json_schema.UnsupportedError, match=re.escape(message)):
+        json_schema.parse(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "text"}, "#/type: must be of null, boolean"),
+        ({"$ref": "#/$defs/a"}, "names no schema"),
+        ({"type": "string", "minLength": -1}, "#/minLength: must be an integer of at least 0, got -1"),
+        (False, "the schema accepts no value"),
+        ({"anyOf": []}, "#/anyOf: must be a list of schemas"),
+        ({"$ref": "#"}, "leads to itself"),
+    ],
+)
+def test_wrong_schemas(schema, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        json_schema.parse(schema)
