@@ -1,0 +1,59 @@
+"""Tables over tokens against automata over the bytes of each token."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jlade.constraints import automaton, regex
+from jlade.constraints.tokens import Table, Trie
+from tests.constraints.test_automaton import PATTERNS
+
+TOKENS = [
+    *(bytes([byte]) for byte in range(256)),
+    b"ab",
+    b"abc",
+    b"abab",
+    b"12",
+    b"0.",
+    b"\xc3\xa9x",
+    b"",
+    b"ba",
+    b"co",
+    b"com",
+]
+EOS = TOKENS.index(b"")
+TRIE = Trie(TOKENS)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_a_token_is_allowed_where_its_bytes_lead_on(pattern, data):
+    found = automaton.build(regex.parse(pattern))
+    table = Table.of(found, TRIE, [EOS], len(TOKENS))
+    state, byte_state = 0, 0
+    for _ in range(6):
+        runs = [found.run(token, byte_state) for token in TOKENS]
+        expected = np.array(runs) >= 0
+        expected[EOS] = found.is_final[byte_state]
+        np.testing.assert_array_equal(table.allowed(state), expected)
+        token = data.draw(st.sampled_from(np.flatnonzero(expected).tolist()))
+        state = table.advance(state, token)
+        if token == EOS:
+            break
+        byte_state = runs[token]
+
+
+def test_states_that_no_token_leaves_are_not_entered():
+    tokens = [b"a", b"bc", b""]
+    table = Table.of(automaton.build(regex.parse("ab|abc|a")), Trie(tokens), [2], 3)
+    assert table.allowed(0).tolist() == [True, False, False]
+    assert table.allowed(table.advance(0, 0)).tolist() == [False, True, True]
+    with pytest.raises(ValueError, match="no tokens of this vocabulary"):
+        Table.of(automaton.build(regex.parse("ab")), Trie(tokens), [2], 3)
+
+
+def test_tokens_that_act_alike_are_one_class():
+    table = Table.of(automaton.build(regex.parse(r"[a-z]+(,[a-z]+)*")), TRIE, [EOS], len(TOKENS))
+    assert table.next_state.shape[1] == 4, "none, the end, letters, and the comma"
