@@ -1,12 +1,13 @@
 """From the logits of a block to the tokens that the model predicts, for one sequence."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jlade.config import LookaheadConfig
+from jlade.constraints import constraint as constraints
 from jlade.decoding import sampling as sampling_lib
 from jlade.decoding.block import Block
 from jlade.decoding.state import DecodeConfig, DecodeState
@@ -25,6 +26,7 @@ class Predictions(NamedTuple):
     tokens: jax.Array  # [1 + M] int32, after the current token and the drafts
     logits: jax.Array  # [R, V or V'] float32, the model's
     processed: jax.Array  # [R, V or V'] float32, after penalties, temperature and filters
+    states: Any  # of the constraint, after the current token and the drafts [1 + M, ...]; None without a constraint
     sharpened: jax.Array  # [R, V or V'] float32, of the distribution to draw from; -inf for all others when greedy
     are_finite: jax.Array  # [R] bool, whether `processed` have no NaN, no infinity and a token above -inf
 
@@ -60,6 +62,16 @@ def predict(
     if stopping.min_new_tokens is not None:
         too_early = num_generated + positions < stopping.min_new_tokens
         processed = sampling_lib.ban(processed, stopping.eos_ids, too_early, vocabulary)
+    states, constraint = None, constants.constraint
+    if constraint is not None:
+        states = constraints.along(constraint, state.constraint_state, block.tree, level.max_accepted - 1)
+        is_allowed = jax.vmap(constraint.allowed)(states)
+        # Guesses of the window may be any tokens.
+        guesses = jnp.ones((level.window_size, vocabulary.size), bool)
+        is_allowed = jnp.concatenate([is_allowed[:1], guesses, is_allowed[1:]])
+        is_allowed = is_allowed if block.share is None else is_allowed[block.share.rows]
+        # A sum, in which NaN and infinity are still seen.
+        processed = processed + jnp.where(vocabulary.take(is_allowed), 0.0, sampling_lib.NEVER)
     if state.counts is None:
         processed = sampling_lib.process(processed, sampling, None, None)
     else:
@@ -86,6 +98,7 @@ def predict(
         tokens=jnp.append(drawn[:1], drawn[end:]),
         logits=logits,
         processed=processed,
+        states=states,
         sharpened=sharpened,
         are_finite=jnp.isfinite(highest),
     )

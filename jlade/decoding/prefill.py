@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
+from jlade.constraints.constraint import Constraint
 from jlade.decoding import sampling, sharding
 from jlade.decoding.sampling import LogProbs, Sampling
 from jlade.decoding.state import (
@@ -241,6 +242,7 @@ def _start_of_device(
         window=jax.vmap(first_window)(drawn),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
+        constraint_state=_constraint_state(inputs),
         pace=None if inputs.costs is None else adaptive.start(inputs.costs),
         constants=_constants(inputs, keys),
         info=Info(
@@ -252,6 +254,17 @@ def _start_of_device(
     )
 
 
+def _constraint_state(inputs: Inputs) -> Any:
+    if inputs.constraint is None:
+        return None
+
+    def start(constraint: Constraint, tokens: jax.Array, length: jax.Array) -> Any:
+        return constraint.start(tokens, length)
+
+    axes = sharding.batch_axes(sharding.constraint_specs(inputs.constraint))
+    return jax.vmap(start, in_axes=(axes, 0, 0))(inputs.constraint, inputs.prompts, inputs.lengths)
+
+
 def _constants(inputs: Inputs, keys: jax.Array) -> Constants:
     return Constants(
         prompt_lengths=inputs.lengths,
@@ -260,6 +273,7 @@ def _constants(inputs: Inputs, keys: jax.Array) -> Constants:
         stopping=inputs.stopping,
         costs=inputs.costs,
         corpus=inputs.corpus,
+        constraint=inputs.constraint,
     )
 
 

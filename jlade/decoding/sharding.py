@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
+from jlade.constraints.constraint import Constraint
 from jlade.decoding.state import Constants, DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.drafts.sources import Drafts, Sources
@@ -44,6 +45,7 @@ def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
     return _specs(
         Inputs,
         stopping=_stopping_specs(inputs.stopping),
+        constraint=constraint_specs(inputs.constraint),
         key=BATCH if inputs.key.ndim else P(),
         sources={name: config.sources.specs[name] for name in inputs.sources},
         **given,
@@ -56,12 +58,21 @@ def state_specs(constants: Constants, config: DecodeConfig) -> DecodeState:
     return _specs(
         DecodeState,
         memory=_specs(Memory, cache=cache_specs(config.decoder), drafts=drafts),
-        constants=_specs(Constants, stopping=_stopping_specs(constants.stopping)),
+        constants=_specs(
+            Constants,
+            stopping=_stopping_specs(constants.stopping),
+            constraint=constraint_specs(constants.constraint),
+        ),
     )
 
 
 def _stopping_specs(stopping: Stopping) -> Stopping:
     return _specs(Stopping, strings=P() if stopping.strings is None else _specs(StopStrings))
+
+
+def constraint_specs(constraint: Constraint | None) -> Any:
+    """Returns the specs of a constraint."""
+    return _specs(type(constraint)) if dataclasses.is_dataclass(constraint) else BATCH
 
 
 def _specs(kind: type[T], **given: Any) -> T:

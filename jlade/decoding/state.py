@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig
+from jlade.constraints.constraint import Constraint
 from jlade.decoding.sampling import LogProbs, Sampling, TokenCounts
 from jlade.decoding.stopping import Stopping
 from jlade.drafts.index import TextIndex
@@ -49,6 +50,7 @@ class Inputs:
       sources: the initial states [B, ...] of sources of drafts, by their names, such as the n-grams of "pool"; with
         `cache`, those that were made with it. Absent ones are empty.
       corpus: other texts in which drafts are searched, for all sequences. None for no other texts.
+      constraint: the tokens that the texts may have; None for any.
     """
 
     prompts: jax.Array
@@ -60,6 +62,7 @@ class Inputs:
     cache: Cache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
     corpus: Annotated[TextIndex | None, SHARED] = None
+    constraint: Constraint | None = None
 
     def rows(self, indices: np.ndarray) -> Self:
         """Returns the inputs of the sequences with these indices [n]. What all share stays as it is.
@@ -68,17 +71,18 @@ class Inputs:
         """
 
         def take(arrays: Any) -> Any:
-            return jax.tree.map(lambda array: array[indices], arrays)
+            if not dataclasses.is_dataclass(arrays) or isinstance(arrays, type):
+                return jax.tree.map(lambda array: array[indices], arrays)
+            own = (each for each in dataclasses.fields(arrays) if each.metadata.get("pytree_node", True))
+            own = (each for each in own if SHARED not in getattr(each.type, "__metadata__", ()))
+            return dataclasses.replace(arrays, **{each.name: take(getattr(arrays, each.name)) for each in own})
 
-        key, strings = self.key, self.stopping.strings
+        key = self.key
         if key.ndim:
             data = np.asarray(jax.random.key_data(key))  # on the host: to index on the device compiles a program
             key = jax.random.wrap_key_data(data[indices], impl=jax.random.key_impl(key))
-        if strings is not None:  # which share their table
-            strings = dataclasses.replace(strings, start=take(strings.start))
-        stopping = take(dataclasses.replace(self.stopping, strings=None))
-        own = {name: take(getattr(self, name)) for name in ("prompts", "lengths", "sampling", "cache", "sources")}
-        return dataclasses.replace(self, stopping=dataclasses.replace(stopping, strings=strings), key=key, **own)
+        without: Any = dataclasses.replace(self, key=None)  # type: ignore[arg-type]  # which may be shared
+        return dataclasses.replace(take(without), key=key)
 
 
 @flax.struct.dataclass
@@ -143,6 +147,7 @@ class Constants:
     stopping: Stopping
     costs: Annotated[jax.Array | None, SHARED]  # [L] float32, None when every step has the full width
     corpus: Annotated[TextIndex | None, SHARED]  # None without other texts than the sequences' own
+    constraint: Constraint | None
 
 
 @flax.struct.dataclass
@@ -178,6 +183,7 @@ class DecodeState:
     window: jax.Array  # [B, N-1, W] int32
     counts: TokenCounts | None  # fields [B, V], None when no control counts tokens
     stop_state: jax.Array | None  # [B] int32, None without stop strings
+    constraint_state: Any  # [B, ...] in every array; None without a constraint
     pace: Annotated[Pace | None, SHARED]  # None when every step has the full width
     constants: Constants
     info: Info

@@ -1,12 +1,13 @@
 """From predictions to a verdict, and to the text that it makes, for one sequence."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jlade.config import LookaheadConfig
+from jlade.constraints import constraint as constraints
 from jlade.decoding import predict, sampling, stopping
 from jlade.decoding.block import Block
 from jlade.decoding.predict import Predictions
@@ -24,6 +25,7 @@ class Verdict(NamedTuple):
     path: jax.Array  # [A-1] int32, places in the tree of the drafts that they equal, but for the last one
     ended: jax.Array  # [] bool, whether the text ends with them
     stop_state: jax.Array | None  # [] int32, after them; None without stop strings
+    constraint_state: Any  # after them; None without a constraint
     scores: LogProbs | None  # of `tokens`, None if not asked for
 
 
@@ -60,12 +62,17 @@ def verify(
         jnp.where(state.done, 0, jnp.minimum(agreed.num_accepted, num_finite)),
         state.num_tokens - state.constants.prompt_lengths,
     )
+    constraint, constraint_state = state.constants.constraint, None
+    if constraint is not None:
+        constraint_state = constraints.after_accepted(
+            constraint, predictions.states, agreed.path, agreed.tokens, num_accepted
+        )
     scores = None
     if config.logprobs:
         logits, processed = block.gather(predictions.logits, rows), block.gather(predictions.processed, rows)
         scores = sampling.logprobs(logits, processed, agreed.tokens, config.top_logprobs)
     ended |= num_finite < agreed.num_accepted
-    return Verdict(agreed.tokens, num_accepted, agreed.path, ended, stop_state, scores)
+    return Verdict(agreed.tokens, num_accepted, agreed.path, ended, stop_state, constraint_state, scores)
 
 
 def accept(state: DecodeState, block: Block, verdict: Verdict) -> DecodeState:
@@ -92,6 +99,7 @@ def accept(state: DecodeState, block: Block, verdict: Verdict) -> DecodeState:
         num_steps=state.num_steps + (~state.done).astype(jnp.int32),
         done=state.done | verdict.ended,
         stop_state=verdict.stop_state,
+        constraint_state=verdict.constraint_state,
         counts=counts,
         info=dataclasses.replace(
             info,

@@ -10,6 +10,8 @@ import jax
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig
+from jlade.constraints.constraint import Constraint
+from jlade.constraints.grammar import Grammar
 from jlade.decoding.state import DecodeState
 from jlade.drafts.pool import NGramPool
 from jlade.generation import prompts as prompts_lib
@@ -37,6 +39,8 @@ class TextOptions:
     eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = None
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None = None
     key: jax.Array | None = None
+    grammar: Grammar | Sequence[Grammar | None] | None = None
+    constraint: Constraint | None = None
     decoder: Decoder | None = None
     mesh: Mesh | None = None
 

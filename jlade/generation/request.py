@@ -8,8 +8,8 @@ from jlade.config import check_int
 from jlade.costs import attached
 from jlade.costs.learned import Learned
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
+from jlade.generation import constraining, drawing, earlier, placement, text
 from jlade.generation import corpus as corpus_lib
-from jlade.generation import drawing, earlier, placement, text
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import prompts as prompts_lib
 from jlade.generation import stopping as stopping_lib
@@ -80,6 +80,7 @@ def make(
     key = drawing.check_key(options.key, number)
     sampling = drawing.check_sampling(options.sampling, number, vocab_size)
     drawing.check_bans(sampling, stopping, vocab_size)
+    constraint = constraining.check(options.grammar, options.constraint, options.tokenizer, stopping, vocab_size)
     known = earlier.check(options, params, decoder, prompts, lookahead)
     for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
@@ -105,6 +106,7 @@ def make(
             cache=None if state is None else earlier.reuse(state, prompts, params, decoder, tokens.shape[1]),
             sources=sources,
             corpus=known.corpus,
+            constraint=constraint,
         ),
         config=DecodeConfig(
             decoder=decoder,
