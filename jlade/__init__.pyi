@@ -1,4 +1,5 @@
 from . import (
+    constraints,
     conversion,
     costs,
     decoding,
@@ -11,6 +12,8 @@ from . import (
     testing,
 )
 from .config import LookaheadConfig, SamplingConfig
+from .constraints.constraint import Constraint
+from .constraints.grammar import Grammar
 from .costs.plan import Plan, plan
 from .costs.tuning import Trial, Tuning
 from .decoding.loop import decode, run_steps, step
@@ -35,12 +38,14 @@ from .models.llama import LlamaParams
 from .storage import demo, load, load_corpus, load_pool, load_sampling, save_corpus, save_pool
 
 __all__ = [
+    "Constraint",
     "Corpus",
     "DecodeConfig",
     "DecodeState",
     "Decoder",
     "Engine",
     "Generation",
+    "Grammar",
     "Inputs",
     "Inspection",
     "KVCache",
@@ -60,6 +65,7 @@ __all__ = [
     "TextIndex",
     "Trial",
     "Tuning",
+    "constraints",
     "conversion",
     "costs",
     "decode",

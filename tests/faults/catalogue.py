@@ -120,6 +120,27 @@ FAULTS = (
         "is_later = order[None, :] < order[:, None]",
         ("tests/drafts/test_sources.py::test_the_last_row_of_a_token_and_of_a_pair_is_kept",),
     ),
+    Fault(
+        "a draft has the state of the current token under a constraint",
+        "jlade/constraints/constraint.py",
+        "parents = jnp.asarray(tree.form.parents) + 1",
+        "parents = 0 * jnp.asarray(tree.form.parents)",
+        ("tests/constraints/test_constraint.py::test_greedy_texts_are_those_of_plain_constrained_decoding",),
+    ),
+    Fault(
+        "a constraint forgets the tokens that a step accepts",
+        "jlade/constraints/constraint.py",
+        "x[jnp.append(0, 1 + path)[last]]",
+        "x[0]",
+        ("tests/constraints/test_constraint.py::test_greedy_texts_are_those_of_plain_constrained_decoding",),
+    ),
+    Fault(
+        "a text of a grammar may end anywhere",
+        "jlade/constraints/tokens.py",
+        "np.where(automaton.is_final, states, DEAD)",
+        "states",
+        ("tests/constraints/test_tokens.py::test_states_that_no_token_leaves_are_not_entered",),
+    ),
     # Settings that are ignored.
     Fault(
         "a greedy window is drawn with noise",

@@ -1,0 +1,108 @@
+"""Texts of grammars through `jlade.generate`, against plain constrained decoding with the grammar's table."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.constraints.grammar import Grammar, by_index, by_product
+from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
+
+EOS = 12  # "</s>" of the tiny tokenizer
+TREE = LookaheadConfig(tree_size=9, window_size=2, ngram_size=4, guess_set_size=2)
+GRAMMAR = Grammar.regex("(ab|ba)*c|(é|aab)+b{3,}c{2}")
+
+
+COMMON = {"tokenizer": tiny_tokenizer(), "eos_ids": [EOS], "max_new_tokens": 24}
+
+
+def generate(lookahead, prompts=([0, 1, 2], [5, 4]), **options):
+    return jlade.generate(tiny_llama(2), list(map(list, prompts)), **COMMON | {"lookahead": lookahead} | options)
+
+
+@pytest.mark.parametrize("lookahead", [PAPER, TREE])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_plain_constrained_decoding(lookahead, temperature):
+    options = {"grammar": [GRAMMAR, None], "sampling": SamplingConfig(temperature=temperature)}
+    options["key"] = jax.random.key(3)
+    plain, found = generate(None, **options), generate(lookahead, **options)
+    assert found.text == plain.text
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert found.text[1] == generate(None, **options | {"grammar": None}).text[1], "of no grammar"
+    if found.finish_reason[0] == "eos":
+        assert re.fullmatch(GRAMMAR.source, found.text[0])
+
+
+def test_a_whole_text_is_one_of_the_grammar():
+    for seed in range(5):
+        sampling = SamplingConfig(temperature=1.0)
+        found = generate(
+            PAPER, [[seed]], grammar=Grammar.choice(["abc", "ab", "cab"]), key=jax.random.key(seed), sampling=sampling
+        )
+        assert found.text[0] in ("abc", "ab", "cab")
+        assert found.finish_reason == ("eos",)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"grammar": "abc"}, TypeError, "grammar must be a jlade.Grammar"),
+        ({"grammar": [GRAMMAR]}, ValueError, "grammar must be one for all prompts, or 2"),
+        ({"grammar": GRAMMAR, "eos_ids": ()}, ValueError, "grammar needs end tokens"),
+        ({"grammar": GRAMMAR, "tokenizer": None}, TypeError, "grammar needs the tokenizer"),
+        (
+            {"grammar": Grammar.choice(["ab", "ba"]), "min_new_tokens": 3},
+            ValueError,
+            "min_new_tokens=3 is not possible",
+        ),
+        ({"constraint": 3}, TypeError, "constraint must have the methods"),
+    ],
+)
+def test_wrong_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        generate(PAPER, **options)
+
+
+def test_a_product_gives_what_an_index_does():
+    rng = np.random.default_rng(0)
+    is_allowed, class_of_token = rng.random(5) < 0.5, rng.integers(5, size=40)
+    expected = by_index(is_allowed, class_of_token)
+    np.testing.assert_array_equal(by_product(is_allowed, class_of_token), expected)
+
+
+def test_wrong_grammars():
+    with pytest.raises(ValueError, match=re.escape("#/properties/a/contains: not supported")):
+        Grammar.json_schema({"type": "object", "properties": {"a": {"type": "array", "contains": {}}}})
+    with pytest.raises(ValueError, match="regex"):
+        Grammar.regex("(a")
+    with pytest.raises(ValueError, match="options must be"):
+        Grammar.choice([])
+    assert json.loads(Grammar.json_schema({"type": "null"}).source) == {"type": "null"}
+
+
+def test_an_engine_refuses_a_grammar():
+    with (
+        jlade.Engine(tiny_llama(2), tokenizer=tiny_tokenizer(), max_sequences=1, capacity=64) as engine,
+        pytest.raises(TypeError, match="grammar is not an option of a request"),
+    ):
+        engine.submit([1], grammar=GRAMMAR, eos_ids=[EOS])
+
+
+def test_a_stream_and_turns():
+    pieces = list(jlade.stream(tiny_llama(2), [0, 1, 2], grammar=GRAMMAR, **COMMON, lookahead=PAPER))
+    alone = generate(PAPER, [[0, 1, 2]], grammar=GRAMMAR, keep_state=True)
+    assert "".join(piece.text for piece in pieces) == alone.text[0]
+    turn = [0, 1, 2, *alone.tokens[0, : alone.lengths[0]].tolist(), 4]
+    later = generate(PAPER, [turn], grammar=GRAMMAR, state=alone.state)
+    assert later.text == generate(None, [turn], grammar=GRAMMAR).text
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"lookahead": 2}, {"model": 2}])
+def test_meshes(axes):
+    mesh = jlade.make_mesh(**axes)
+    found = generate(PAPER, grammar=[GRAMMAR, None], mesh=mesh)
+    assert found.text == generate(PAPER, grammar=[GRAMMAR, None]).text
