@@ -41,7 +41,7 @@ class Suffix(Source):
 
     @classmethod
     def of(cls, lookahead: LookaheadConfig, vocabulary: VocabularyShard) -> Self:
-        return cls(min(lookahead.reach["suffix"], lookahead.num_drafted))
+        return cls(min(lookahead.reach[cls.__name__.lower()], lookahead.num_drafted))
 
     @property
     def shape(self) -> Shape:

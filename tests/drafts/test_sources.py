@@ -232,6 +232,12 @@ def test_wrong_settings_are_refused(arguments, error, message):
         LookaheadConfig(**arguments)
 
 
+@pytest.mark.parametrize("name", REACH)
+def test_a_source_needs_no_other(name):
+    lookahead = LookaheadConfig(window_size=0, ngram_size=3, guess_set_size=2, tree_size=9, sources=(name,))
+    assert Sources.of(lookahead, VocabularyShard(13)).shape.parents
+
+
 def test_sizes_of_a_setting_with_a_tree():
     setting = LookaheadConfig(tree_size=20, window_size=4, guess_set_size=3, sources=("recycled", "pool"))
     assert setting.sources == ("pool", "recycled"), "in the order of REACH"
