@@ -70,7 +70,7 @@ def test_table_4_names_the_fastest_measured_setting_and_estimates_those_of_gpus(
     assert found["tiny, 1.5 M, measured"] == ["a processor", "-", "1", "3", "2.55x", "-"], "1.02 tokens in 0.04 s"
     assert found["other, 2.0 M, measured"] == ["a processor", "-", "8", "7", "10.00x", "-"]
     estimated = {(row[0], row[1]): row[2:] for row in table.texts()[2:]}
-    assert len(estimated) == 3 * len(scaling_lib.DEVICES)
+    assert len(estimated) == 3 * len(scaling_lib.TABLE_4_DEVICES)
     rate, _, ngram_size, best, of_paper = estimated["7B, estimated", "NVIDIA A100-SXM4-80GB"]
     assert (rate, ngram_size) == ("312", "5"), "the estimates take the first run's tokens per step"
     assert 1 < float(of_paper[:-1]) <= float(best[:-1]) <= 2.27
