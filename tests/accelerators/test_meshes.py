@@ -97,4 +97,5 @@ def test_planned_work_is_that_of_compiled_programs(name, sizes):
     assert 0 <= stats.argument_size_in_bytes - (memory.weights + memory.cache + memory.pool) < 1e6
     if name == "v5e":  # products of GPUs are calls of cuBLAS, or kernels
         assert work.flops == pytest.approx(sum(x.flops * x.times for x in launched), rel=0.01)
-        assert 0.96 < sum(x.traffic * x.times for x in launched) / work.num_bytes < 1.15
+        # Of a model as small as this one, the compiler keeps some matrices on the chip from step to step.
+        assert 0.88 < sum(x.traffic * x.times for x in launched) / work.num_bytes < 1.15
