@@ -52,8 +52,10 @@ RAW: Ranges = without(((0, 31), (34, 34), (92, 92)))
 ALL: Ranges = ((0, LAST_CODE_POINT),)
 SPACE = Repeat(choice(*map(literal, " \n\r\t")), 0, None)
 # Keywords that constrain a value of one type alone.
+OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 OF_TYPE = {
-    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "integer": OF_NUMBERS,
+    "number": OF_NUMBERS,
     "string": ("minLength", "maxLength", "pattern", "format"),
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"),
     "object": (
@@ -205,6 +207,8 @@ class _Compiler:
             return False
         assert not isinstance(first, bool)
         assert not isinstance(second, bool)
+        if (_has_places(first) or _has_places(second)) and _has_items(first) and _has_items(second) and first != second:
+            raise UnsupportedError(f"{path}/allOf: items in order beside other items are not supported")
         result: dict[str, Any] = {}
         for key in (*first, *(key for key in second if key not in first)):
             if key not in APPLIED:
@@ -213,6 +217,8 @@ class _Compiler:
                 result[key] = first[key] if key in first else second[key]
                 continue
             result[key] = self._merged_keyword(key, first, second, path)
+        if "const" in first and "const" in second and not _equal(first["const"], second["const"]):
+            return False
         if _has_objects(first) and _has_objects(second):
             self._merge_objects(result, first, second, path)
         return result
@@ -227,7 +233,7 @@ class _Compiler:
             case "enum":
                 return [each for each in one if any(_equal(each, value) for value in other)]
             case "const":
-                return {"enum": []} if not _equal(one, other) else one
+                return one  # those that differ leave no value
             case "required":
                 return [*one, *(each for each in other if each not in one)]
             case "minimum" | "minLength" | "minItems" | "minProperties" | "exclusiveMinimum":
@@ -338,10 +344,8 @@ class _Compiler:
             if schema is False:
                 return NOTHING
             assert isinstance(schema, Mapping)
-        if "const" in schema:
-            return self._enumerated(schema, [schema["const"]], path)
-        if "enum" in schema:
-            return self._enumerated(schema, schema["enum"], path)
+        if (values := _values(schema)) is not None:
+            return self._enumerated(schema, values, path)
         types = [each for each in TYPES if _includes(schema.get("type", list(TYPES)), each)]
         if "number" in types:
             types.remove("integer")
@@ -362,12 +366,10 @@ class _Compiler:
             if _includes(no["type"], "integer") and "number" in left:
                 raise UnsupportedError(f"{path}/not: numbers that are no integers are not supported")
             return {**rest, "type": left}
-        if "enum" in rest or "const" in rest:
-            values = rest["enum"] if "enum" in rest else [rest["const"]]
-            if set(no) & APPLIED <= {"enum", "const"}:
-                excluded = no["enum"] if "enum" in no else [no["const"]]
-                left = [each for each in values if not any(_equal(each, other) for other in excluded)]
-                return {**_without(rest, "const"), "enum": left}
+        values, excluded = _values(rest), _values(no)
+        if values is not None and excluded is not None and set(no) & APPLIED <= {"enum", "const"}:
+            left = [each for each in values if not any(_equal(each, other) for other in excluded)]
+            return {**_without(rest, "const"), "enum": left}
         raise UnsupportedError(f"{path}/not: not supported")
 
     def _check_disjoint(self, options: Sequence[Schema], path: str) -> None:
@@ -669,6 +671,8 @@ class _Compiler:
             return NOTHING
         if least <= num_required:
             least = 0
+        if least > 1 and further:
+            raise UnsupportedError(f"{path}/minProperties: {least} of names that may repeat are not supported")
         if most is not None and not further and most >= number:
             most = None
         counted = max(least, 0 if most is None else most)
@@ -732,6 +736,14 @@ def _has_objects(schema: Mapping[str, Any]) -> bool:
     return bool({"properties", "patternProperties", "additionalProperties"} & schema.keys())
 
 
+def _has_places(schema: Mapping[str, Any]) -> bool:
+    return "prefixItems" in schema or isinstance(schema.get("items"), list)
+
+
+def _has_items(schema: Mapping[str, Any]) -> bool:
+    return bool({"items", "prefixItems", "additionalItems"} & schema.keys())
+
+
 def _is_open(schema: Mapping[str, Any]) -> bool:
     return schema.get("additionalProperties", True) is True
 
@@ -778,8 +790,10 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Returns the values that `enum` and `const` allow, None without either."""
     if "const" in schema:
-        return [schema["const"]]
+        const = schema["const"]
+        return [const] if any(_equal(const, each) for each in schema.get("enum", [const])) else []
     return list(schema["enum"]) if "enum" in schema else None
 
 

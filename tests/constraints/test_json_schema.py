@@ -22,6 +22,8 @@ CASES = [
     ({"type": "string", "format": "date"}, ["2024-02-29", "2000-02-29"], ["2024-13-01", "2023-02-29", "1900-02-29"]),
     ({"enum": ["a\"b", 1, None, {"x": [1, 2]}]}, ['a"b', 1, None, {"x": [1, 2]}], ["a", 2, {"x": [1]}]),
     ({"const": False}, [False], [0, True, None]),
+    ({"enum": [0.5, 2, 5.5], "minimum": 1}, [2, 5.5], [0.5]),
+    ({"const": 1, "enum": [1, 2]}, [1], [2]),
     (
         {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
         [[1], [1, 2, 3]],
@@ -153,6 +155,8 @@ def distances(found):
         ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf: a value may be one of 0 and of 1"),
         ({"$ref": "other.json#/a"}, "#/$ref: 'other.json#/a' is not in this document"),
         ({"type": "string", "not": {"minLength": 2}}, "#/not: not supported"),
+        ({"type": "object", "minProperties": 2}, "#/minProperties: 2 of names that may repeat"),
+        ({"allOf": [{"prefixItems": [{}]}, {"items": {"type": "null"}}]}, "items in order beside other items"),
     ],
 )  # fmt: skip
 def test_what_a_table_cannot_hold_is_refused(schema, message):
@@ -167,6 +171,8 @@ def test_what_a_table_cannot_hold_is_refused(schema, message):
         ({"$ref": "#/$defs/a"}, "names no schema"),
         ({"type": "string", "minLength": -1}, "#/minLength: must be an integer of at least 0, got -1"),
         (False, "the schema accepts no value"),
+        ({"allOf": [{"const": 1}, {"const": 2}]}, "the schema accepts no value"),
+        ({"const": 1, "enum": [2]}, "the schema accepts no value"),
         ({"anyOf": []}, "#/anyOf: must be a list of schemas"),
         ({"$ref": "#"}, "leads to itself"),
     ],
