@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ SURROGATES = (0xD800, 0xDFFF)
 
 class TooLargeError(ValueError):
     """An automaton has more than `MOST_STATES` states."""
+
+    def __init__(self) -> None:
+        super().__init__(f"an automaton has more than {MOST_STATES} states")
 
 
 class Byte(NamedTuple):
@@ -163,7 +166,7 @@ class _Graph:
         self.reads.append([])
         self.skips.append([])
         if len(self.reads) > 40 * MOST_STATES:
-            raise TooLargeError(f"an automaton has more than {MOST_STATES} states")
+            raise TooLargeError
         return len(self.reads) - 1
 
     def add(self, expression: Expression, begin: int) -> int:
@@ -246,9 +249,10 @@ def build(expression: Expression) -> Automaton:
     class_of_byte, members = _byte_classes({accepted for reads in graph.reads for accepted, _ in reads})
     moves = [[(members[accepted], target) for accepted, target in reads] for reads in graph.reads]
 
-    def closure(states: Iterable[int]) -> frozenset[int]:
+    @functools.cache
+    def closure(state: int) -> frozenset[int]:
         """Returns the states that are reached without reading, of those that read and the end."""
-        seen, left = set(states), list(states)
+        seen, left = {state}, [state]
         while left:
             for other in graph.skips[left.pop()]:
                 if other not in seen:
@@ -256,8 +260,7 @@ def build(expression: Expression) -> Automaton:
                     left.append(other)
         return frozenset(state for state in seen if moves[state] or state == end)
 
-    closures = functools.cache(lambda state: closure((state,)))
-    first = closures(begin)
+    first = closure(begin)
     places, sets, rows = {first: 0}, [first], list[np.ndarray]()
     while len(rows) < len(sets):
         targets: dict[int, set[int]] = {}
@@ -265,54 +268,57 @@ def build(expression: Expression) -> Automaton:
             for classes, target in moves[state]:
                 for each in classes:
                     targets.setdefault(each, set()).add(target)
-        row = np.full(len(class_of_byte[1]), DEAD, np.int32)
+        row = np.full(class_of_byte.max() + 1, DEAD, np.int32)
         known: dict[frozenset[int], int] = {}
         for each, reached in targets.items():
             key = frozenset(reached)
             if key not in known:
-                after = frozenset().union(*map(closures, reached))
+                after = frozenset().union(*map(closure, reached))
                 if after not in places:
                     places[after] = len(sets)
                     sets.append(after)
                     if len(sets) > MOST_STATES:
-                        raise TooLargeError(f"an automaton has more than {MOST_STATES} states")
+                        raise TooLargeError
                 known[key] = places[after]
             row[each] = known[key]
         rows.append(row)
-    return trimmed(np.stack(rows), class_of_byte[0], np.array([end in each for each in sets]))
+    return _trimmed(np.stack(rows), class_of_byte, np.array([end in each for each in sets]))
 
 
-def _byte_classes(sets: Iterable[int]) -> tuple[tuple[np.ndarray, np.ndarray], dict[int, tuple[int, ...]]]:
-    """Returns the class of each byte with the first byte of each class, and the classes of each set of bytes."""
+def _byte_classes(sets: Iterable[int]) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
+    """Returns the class of each byte [256], and the classes of each set of bytes."""
     different = list(sets)
     bits = np.array([list((each).to_bytes(32, "little")) for each in different], np.uint8).reshape(len(different), 32)
     columns = np.unpackbits(bits, axis=1, bitorder="little")  # [sets, 256]
-    _, first, of_byte = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    of_class = columns[:, first]
+    of_class, class_of_byte = np.unique(columns, axis=1, return_inverse=True)
     members = {each: tuple(np.flatnonzero(row).tolist()) for each, row in zip(different, of_class, strict=True)}
-    return (of_byte.reshape(256).astype(np.int32), first), members
+    return class_of_byte.reshape(256).astype(np.int32), members
 
 
-def trimmed(next_state: np.ndarray, class_of_byte: np.ndarray, is_final: np.ndarray) -> Automaton:
-    """Returns an automaton without the states from which no text can be completed."""
+def live_states(next_state: np.ndarray, is_final: np.ndarray) -> np.ndarray:
+    """Returns the states from which a final one can be reached [S] bool, given the transitions [S, K]."""
     is_live = is_final.copy()
-    sources, targets = (each[next_state.reshape(-1) >= 0] for each in _edges(next_state))
+    sources, classes = np.nonzero(next_state != DEAD)
+    targets = next_state[sources, classes]
     while True:
         grown = is_live.copy()
         grown[sources[is_live[targets]]] = True
         if (grown == is_live).all():
-            break
+            return is_live
         is_live = grown
-    if not is_live[0]:
-        return Automaton(np.full((1, next_state.shape[1]), DEAD, np.int32), class_of_byte, np.zeros(1, bool))
-    place = np.where(is_live, np.cumsum(is_live) - 1, DEAD).astype(np.int32)
-    kept = next_state[is_live]
-    return Automaton(np.where(kept >= 0, place[kept], DEAD).astype(np.int32), class_of_byte, is_final[is_live])
 
 
-def _edges(next_state: np.ndarray) -> Sequence[np.ndarray]:
-    states = np.repeat(np.arange(len(next_state), dtype=np.int32), next_state.shape[1])
-    return states, next_state.reshape(-1)
+def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
+    """Returns the transitions between the states that are kept, numbered anew."""
+    place = np.append(np.where(is_kept, np.cumsum(is_kept) - 1, DEAD), DEAD).astype(np.int32)  # the last for `DEAD`
+    return place[next_state[is_kept]]
+
+
+def _trimmed(next_state: np.ndarray, class_of_byte: np.ndarray, is_final: np.ndarray) -> Automaton:
+    """Returns an automaton without the states from which no text can be completed, but for the first one."""
+    is_kept = live_states(next_state, is_final)
+    is_kept[0] = True
+    return Automaton(restricted(next_state, is_kept), class_of_byte, is_final[is_kept])
 
 
 def intersection(first: Expression, second: Expression) -> Automaton:
@@ -350,9 +356,9 @@ def _product(first: Automaton, second: Automaton, is_final: Callable[[np.ndarray
                 places[pair] = len(states)
                 states.append(pair)
                 if len(states) > MOST_STATES:
-                    raise TooLargeError(f"an automaton has more than {MOST_STATES} states")
+                    raise TooLargeError
             row.append(places[pair])
         rows.append(row)
     chosen = np.array(states)
     accepted = is_final(final[chosen[:, 0]], other_final[chosen[:, 1]])
-    return trimmed(np.array(rows, np.int32), class_of_byte.reshape(256).astype(np.int32), accepted)
+    return _trimmed(np.array(rows, np.int32), class_of_byte.reshape(256).astype(np.int32), accepted)

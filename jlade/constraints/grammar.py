@@ -16,8 +16,6 @@ from jlade.constraints.automaton import DEAD, Automaton
 from jlade.constraints.tokens import Table
 from jlade.mesh import SHARED
 
-HostArray = Any  # of NumPy
-
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
@@ -62,7 +60,7 @@ class Grammar:
             raise ValueError(f"options must be one or more strings, got {options!r}")
         return cls("choice", json.dumps(list(options)))._checked()
 
-    @functools.cached_property
+    @property
     def automaton(self) -> Automaton:
         """The automaton over bytes."""
         return _automaton(self)

@@ -137,7 +137,6 @@ def _common(first: Ranges, second: Ranges) -> Ranges:
     return without(union([*without(first), *without(second)]))
 
 
-CHARACTER = build(string_of(ALL))
 ANY_STRING = sequence(
     literal('"'),
     Repeat(
@@ -154,8 +153,7 @@ ANY_STRING = sequence(
 
 
 def _is_nothing(expression: Expression) -> bool:
-    found = build(expression) if isinstance(expression, Automaton) else expression
-    return found == NOTHING if not isinstance(found, Automaton) else not found.is_final.any()
+    return not expression.is_final.any() if isinstance(expression, Automaton) else expression == NOTHING
 
 
 class _Compiler:
@@ -164,10 +162,13 @@ class _Compiler:
         self.open: Counter[str] = Counter()  # references that are being followed
         text = str(root.get("$schema", "")) if isinstance(root, Mapping) else ""
         self.refs_stand_alone = bool(re.search(r"draft-0[3-7]", text))
-        self.known: dict[tuple[str, int], Expression] = {}
+        self.known: dict[int, Expression] = {}  # any value, by its depth
 
     def comma(self) -> Expression:
         return sequence(self.space, literal(","), self.space)
+
+    def property_of(self, name: Expression, item: Expression) -> Expression:
+        return sequence(name, self.space, literal(":"), self.space, item)
 
     # Schemas to schemas.
 
@@ -236,13 +237,11 @@ class _Compiler:
                 return one  # those that differ leave no value
             case "required":
                 return [*one, *(each for each in other if each not in one)]
+            case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(one, bool) or isinstance(other, bool):
+                raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
             case "minimum" | "minLength" | "minItems" | "minProperties" | "exclusiveMinimum":
-                if isinstance(one, bool) or isinstance(other, bool):
-                    raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
                 return max(one, other)
             case "maximum" | "maxLength" | "maxItems" | "maxProperties" | "exclusiveMaximum":
-                if isinstance(one, bool) or isinstance(other, bool):
-                    raise UnsupportedError(f"{path}/allOf: {key} of draft 4 in several schemas is not supported")
                 return min(one, other)
             case "items" | "additionalItems" | "propertyNames" if not isinstance(one, list) | isinstance(other, list):
                 return self.merged(one, other, path)
@@ -441,10 +440,7 @@ class _Compiler:
     def constant(self, value: Any) -> Expression:
         """Returns the text of a value, with whitespace between its tokens."""
         if isinstance(value, dict):
-            items = [
-                sequence(self.constant(key), self.space, literal(":"), self.space, self.constant(each))
-                for key, each in value.items()
-            ]
+            items = [self.property_of(self.constant(key), self.constant(each)) for key, each in value.items()]
             return self._between("{", items, "}")
         if isinstance(value, list):
             return self._between("[", [self.constant(each) for each in value], "]")
@@ -458,7 +454,7 @@ class _Compiler:
 
     def anything(self, depth: int) -> Expression:
         """Returns any value, with arrays and objects up to some depth."""
-        if ("value", depth) not in self.known:
+        if depth not in self.known:
             options: list[Expression] = [
                 *(literal(each) for each in ("null", "true", "false")),
                 numbers.NUMBER,
@@ -466,8 +462,8 @@ class _Compiler:
             ]
             inner = self.anything(depth - 1) if depth > 0 else NOTHING
             options += [self._array_of(inner, 0, None), self._object_of(ANY_STRING, inner)]
-            self.known["value", depth] = choice(*options)
-        return self.known["value", depth]
+            self.known[depth] = choice(*options)
+        return self.known[depth]
 
     def _array_of(self, item: Expression, least: int, most: int | None) -> Expression:
         """Returns arrays of a number of items."""
@@ -475,8 +471,8 @@ class _Compiler:
 
     def _object_of(self, name: Expression, item: Expression) -> Expression:
         """Returns objects of any number of properties."""
-        each = sequence(name, self.space, literal(":"), self.space, item)
-        return self._listed("{", [] if _is_nothing(item) else [each], "}", 0, None)
+        items = [] if _is_nothing(item) else [self.property_of(name, item)]
+        return self._listed("{", items, "}", 0, None)
 
     def _listed(self, begin: str, items: Sequence[Expression], end: str, least: int, most: int | None) -> Expression:
         """Returns lists of any of some items, with commas between them."""
@@ -545,7 +541,7 @@ class _Compiler:
         if least or most is not None:
             if most is not None and most < (least or 0):
                 return NOTHING
-            parts.append(Repeat(CHARACTER, least or 0, most))
+            parts.append(Repeat(_character(), least or 0, most))
         if not parts:
             return ANY_STRING
         content = functools.reduce(intersection, parts) if len(parts) > 1 else parts[0]
@@ -569,7 +565,7 @@ class _Compiler:
             return self._array_of(rest, least, most)
         edges: list[tuple[int, Expression | None, int]] = [(0, sequence(literal("["), self.space), 1)]
         # Place 1 + i is after i items; the last one is after the array.
-        last = len(first) + 3
+        last = len(first) + 2
         for index, each in enumerate(first):
             if index >= least:
                 edges.append((1 + index, sequence(self.space, literal("]")), last))
@@ -580,17 +576,11 @@ class _Compiler:
                 break
             edges.append((1 + index, sequence(*([self.comma()] if index else []), item), 2 + index))
         else:
-            after = len(first) + 1
-            if most is None or most > len(first):
-                most_left = None if most is None else most - len(first)
-                if not _is_nothing(rest):
-                    repeated = Repeat(sequence(self.comma(), rest), max(0, least - len(first)), most_left)
-                    edges.append((after, repeated, after + 1))
-                    edges.append((after + 1, sequence(self.space, literal("]")), last))
-                elif least <= len(first):
-                    edges.append((after, sequence(self.space, literal("]")), last))
-            elif least <= len(first):
-                edges.append((after, sequence(self.space, literal("]")), last))
+            after, most_left = len(first) + 1, None if most is None else most - len(first)
+            further = [] if _is_nothing(rest) else [sequence(self.comma(), rest)]
+            if further or least <= len(first):
+                repeated = Repeat(choice(*further), max(0, least - len(first)), most_left) if further else EMPTY
+                edges.append((after, sequence(repeated, self.space, literal("]")), last))
         return Network(last + 1, tuple(edges))
 
     def _object(self, schema: Mapping[str, Any], path: str) -> Expression:
@@ -612,8 +602,7 @@ class _Compiler:
                 if name in required:
                     return NOTHING
                 continue
-            key = sequence(literal(_dumps(name)), self.space, literal(":"), self.space)
-            entries.append((sequence(key, item), name in required))
+            entries.append((self.property_of(literal(_dumps(name)), item), name in required))
         further = self._further(schema, properties, additional, names, path)
         least, most = (_count(schema, key, path) for key in ("minProperties", "maxProperties"))
         return self._properties(entries, further, least or 0, most, path)
@@ -644,13 +633,13 @@ class _Compiler:
             item = self.value(each, f"{path}/patternProperties/{pattern}")
             key = intersection(left, automata[pattern])
             if not _is_nothing(item) and not _is_nothing(key):
-                found.append(sequence(key, self.space, literal(":"), self.space, item))
+                found.append(self.property_of(key, item))
         for automaton in automata.values():
             left = difference(left, automaton)
         if additional is not False and not _is_nothing(left):
             item = self.value(additional, f"{path}/additionalProperties")
             if not _is_nothing(item):
-                found.append(sequence(left, self.space, literal(":"), self.space, item))
+                found.append(self.property_of(left, item))
         return found
 
     def _properties(
@@ -711,9 +700,15 @@ class _Compiler:
 
 
 @functools.cache
+def _character() -> Automaton:
+    """Returns any character of a string in its usual spelling."""
+    return build(string_of(ALL))
+
+
+@functools.cache
 def _usual_string() -> Automaton:
     """Returns any string in its usual spelling."""
-    return build(sequence(literal('"'), Repeat(CHARACTER, 0, None), literal('"')))
+    return build(sequence(literal('"'), Repeat(_character(), 0, None), literal('"')))
 
 
 def _anchored(schema: Any, name: str) -> Iterable[Any]:
@@ -760,9 +755,14 @@ def _property(schema: Mapping[str, Any], name: str) -> Schema:
 
 def _finds(pattern: str, name: str, path: str) -> bool:
     try:
-        return build(regex.parse(pattern, anchored=False)).accepts(name.encode())
+        return _search(pattern).accepts(name.encode())
     except ValueError as error:
         raise UnsupportedError(f"{path}/patternProperties: {error}") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _search(pattern: str) -> Automaton:
+    return build(regex.parse(pattern, anchored=False))
 
 
 def _check_types(types: Any, path: str) -> None:

@@ -30,6 +30,10 @@ EXPONENT = sequence(
 )
 INTEGER = sequence(optional(literal("-")), WHOLE)
 NUMBER = sequence(optional(literal("-")), WHOLE, optional(FRACTION), optional(EXPONENT))
+UNSIGNED = sequence(WHOLE, optional(FRACTION))
+ZERO = sequence(literal("0"), optional(sequence(literal("."), Repeat(literal("0"), 1, None))))
+NOT_POSITIVE = choice(ZERO, sequence(literal("-"), UNSIGNED))
+NOT_NEGATIVE = choice(UNSIGNED, sequence(literal("-"), ZERO))
 MOST_DIGITS = 40  # of a bound
 
 
@@ -90,22 +94,12 @@ def _negated(bound: Bound) -> Expression:
 
 def _below(bound: Bound) -> Expression:
     """Returns the numbers below a bound of at most 0: the negative ones whose size is too large."""
-    return _negated(Bound(-bound.value, not bound.inclusive)) if bound.value or bound.inclusive else _not_positive()
+    return _negated(Bound(-bound.value, not bound.inclusive)) if bound.value or bound.inclusive else NOT_POSITIVE
 
 
 def _signed_above(bound: Bound) -> Expression:
     """Returns the numbers above a bound of at least 0: the ones whose size is too large."""
-    return _magnitude(Bound(bound.value, not bound.inclusive)) if bound.value or bound.inclusive else _not_negative()
-
-
-def _not_positive() -> Expression:
-    zeros = sequence(literal("0"), optional(sequence(literal("."), Repeat(literal("0"), 1, None))))
-    return choice(zeros, sequence(literal("-"), WHOLE, optional(FRACTION)))
-
-
-def _not_negative() -> Expression:
-    zeros = sequence(literal("0"), optional(sequence(literal("."), Repeat(literal("0"), 1, None))))
-    return choice(sequence(WHOLE, optional(FRACTION)), sequence(literal("-"), zeros))
+    return _magnitude(Bound(bound.value, not bound.inclusive)) if bound.value or bound.inclusive else NOT_NEGATIVE
 
 
 def _magnitude(bound: Bound) -> Expression:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from jlade.constraints.automaton import DEAD, Automaton
+from jlade.constraints.automaton import DEAD, Automaton, live_states, restricted
 
 NEVER, END = 0, 1  # classes of tokens that are never allowed, and of those that end a text
 CHUNK = 2**24  # entries of functions that are composed at once
@@ -116,19 +116,10 @@ class Table:
 
     def trimmed(self) -> Self:
         """Returns the table without states from which no tokens complete a text."""
-        live = self.next_state[:, END] != DEAD
-        reached = np.where(self.next_state == DEAD, 0, self.next_state)
-        while True:
-            grown = live | ((self.next_state != DEAD) & live[reached]).any(axis=1)
-            if (grown == live).all():
-                break
-            live = grown
-        if not live[0]:
+        is_live = live_states(self.next_state, self.next_state[:, END] != DEAD)
+        if not is_live[0]:
             raise ValueError("no tokens of this vocabulary spell a text of the grammar")
-        place = np.where(live, np.cumsum(live) - 1, DEAD).astype(np.int32)
-        kept = self.next_state[live]
-        table = np.where(kept == DEAD, DEAD, place[np.maximum(kept, 0)])
-        different, of_class = np.unique(table, axis=1, return_inverse=True)
+        different, of_class = np.unique(restricted(self.next_state, is_live), axis=1, return_inverse=True)
         # The first classes stay what they are.
         order = [int(of_class[NEVER]), int(of_class[END])]
         order += [each for each in range(different.shape[1]) if each not in order]
