@@ -6,17 +6,18 @@
 The model is the demo model inflated to that shape (`inflate.py`), so text and compression are real. Each program is
 `jlade.decode` under one `jax.jit`, prefill included. The time of a step is the time of 256 more tokens divided by the
 number of their steps; it excludes prefill. Rates are in GB/s of bytes read and written. Every figure is a median.
-Compared runs are timed in turns.
+Compared runs are timed in turns. The programs of a part are compiled at once, each in a thread.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import functools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import jlade
 from benchmarks import inflate
 from benchmarks.parts import Figures, Parts, make_parser
 from jlade.config import PLAIN, LookaheadConfig
+from jlade.lookahead.names import label
 from jlade.mesh import default_device, device_of
 from jlade.models.llama import Llama, LlamaParams
 
@@ -38,10 +40,13 @@ PROMPTS = Path(__file__).parent.parent / "tests" / "golden" / "prompts.jsonl"
 CAPACITY = 1024  # tokens, the capacity that `jlade.prepare` chooses for texts of these lengths
 PROMPT_TOKENS = 200  # longer prompts are cut
 FEW, MANY = 16, 272  # new tokens of two texts; their difference in time is that of steps alone
-LOOKAHEAD = LookaheadConfig.paper(15, 5, 15)  # a block of 120
+LOOKAHEAD = {
+    "15, 5, 15": LookaheadConfig.paper(15, 5, 15),
+    "window and tree": LookaheadConfig(),
+    "tree of 63": LookaheadConfig.tree(63),
+}
 BLOCKS = {8: LookaheadConfig.paper(1, 5, 1), 32: LookaheadConfig.paper(4, 5, 4), 64: LookaheadConfig.paper(8, 5, 8)}
-BLOCKS |= {256: LookaheadConfig.paper(32, 5, 32)}
-TREES = {"window and tree": LookaheadConfig(), "tree of 63": LookaheadConfig.tree(63)}
+BLOCKS |= {120: LOOKAHEAD["15, 5, 15"], 256: LookaheadConfig.paper(32, 5, 32)}
 
 
 def main() -> None:
@@ -54,25 +59,25 @@ def main() -> None:
     parser.add_argument(
         "--batches", type=int, nargs="*", default=[8, 4], metavar="B", help="batch sizes to measure besides 1"
     )
+    parser.add_argument(
+        "--blocks", type=int, nargs="*", default=list(BLOCKS), choices=list(BLOCKS), help="block sizes of steps"
+    )
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each program")
     options = parser.parse_args()
 
-    names = ("shape", "dtype", "attention", "new_tokens", "prompts", "repeat")
-    parts = Parts(options, {name: getattr(options, name) for name in names})
+    names = ("shape", "dtype", "new_tokens", "prompts", "repeat")
     params = load(options)
-    model = Model(params, make_decoder(params, options.attention), options.repeat)
-    measure = _Measurement(model, options.prompts, options.new_tokens)
+    decoder = make_decoder(params, options.attention)
+    settings = {name: getattr(options, name) for name in names} | {"attention": decoder.attention}
+    parts = Parts(options, settings)
+    model = Model(params, decoder, options.repeat)
+    measure = _Measurement(model, options.prompts, options.new_tokens, options.blocks)
     parts.run("batch 1", lambda: measure.texts(1))
     parts.run("memory", measure.memory)  # before anything else raises the peak
     device = parts.run("device", lambda: measure_device(options.repeat))
     parts.run("steps", lambda: measure.steps(device))
     for batch_size in options.batches:
         parts.run(f"batch {batch_size}", functools.partial(measure.texts, batch_size), like="batch 1")
-    for name, lookahead in TREES.items():
-        parts.run(name, functools.partial(measure.texts, 1, lookahead), like="batch 1")
-        parts.run(f"step of {name}", functools.partial(measure.block, lookahead), like="block of 8")
-    for size, lookahead in BLOCKS.items():
-        parts.run(f"block of {size}", functools.partial(measure.block, lookahead), like="block of 8")
     parts.print()
     sys.exit(parts.failed())
 
@@ -156,29 +161,43 @@ class Model:
         self, lookahead: LookaheadConfig, prompts: Sequence[list[int]], new_tokens: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the new tokens [B, M] and the steps [B]; nothing stays on the device."""
-        inputs, config = jlade.prepare(
-            self.params, prompts, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=self.decoder
-        )
-        state = self._compiled(inputs, config)(self.params, inputs)
+        inputs, config = self._prepare(lookahead, prompts, new_tokens)
+        key = _key(inputs, config)
+        if key not in self.programs:
+            self.compile([lookahead], prompts)
+        state = self.programs[key](self.params, inputs)
         tokens, steps = jax.device_get((state.tokens, state.num_steps))
         new = [text[len(ids) : len(ids) + new_tokens] for text, ids in zip(tokens, prompts, strict=True)]
         return np.stack(new), steps
 
-    def _compiled(self, inputs: jlade.Inputs, config: jlade.DecodeConfig) -> Any:
-        batch_size, _ = inputs.prompts.shape
-        key = (config.lookahead, batch_size)
-        if key not in self.programs:
-            hits = _CacheHits()
+    def compile(self, lookaheads: Iterable[LookaheadConfig], prompts: Sequence[list[int]]) -> None:
+        """Compiles the programs of settings for batches like `prompts`, at once: a compiler leaves most cores idle."""
+        lowered = {}
+        for lookahead in lookaheads:
+            inputs, config = self._prepare(lookahead, prompts, FEW)
+            if (key := _key(inputs, config)) not in self.programs:
+                begin = time.perf_counter()
+                lowered[key] = jax.jit(jlade.decode, static_argnames="config").lower(self.params, inputs, config)
+                self.compilation[f"tracing and lowering {_name(key)}, s"] = time.perf_counter() - begin
+
+        def finish(key: Any) -> tuple[Any, float]:
             begin = time.perf_counter()
-            lowered = jax.jit(jlade.decode, static_argnames="config").lower(self.params, inputs, config)
-            middle = time.perf_counter()
-            self.programs[key] = lowered.compile()
-            name = f"block of {config.lookahead.block_size}, batch {batch_size}"
-            self.compilation |= {
-                f"tracing and lowering a {name}, s": middle - begin,
-                f"compiling a {name}{', from the cache' if hits.number else ''}, s": time.perf_counter() - middle,
-            }
-        return self.programs[key]
+            return lowered[key].compile(), time.perf_counter() - begin
+
+        hits = _CacheHits()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            for key, (program, seconds) in zip(lowered, pool.map(finish, lowered), strict=True):
+                self.programs[key] = program
+                self.compilation[f"compiling {_name(key)}, s"] = seconds
+        if lowered:
+            self.compilation["programs compiled, from the cache"] = f"{len(lowered)}, {hits.number}"
+
+    def _prepare(
+        self, lookahead: LookaheadConfig, prompts: Sequence[list[int]], new_tokens: int
+    ) -> tuple[jlade.Inputs, jlade.DecodeConfig]:
+        return jlade.prepare(
+            self.params, prompts, max_new_tokens=new_tokens, lookahead=lookahead, eos_ids=(), decoder=self.decoder
+        )
 
     def take_compilation(self) -> Figures:
         """Returns the times of compilation since the previous call."""
@@ -188,6 +207,7 @@ class Model:
     def step_seconds(self, lookaheads: Sequence[LookaheadConfig]) -> list[float]:
         """Returns the seconds of a step of each setting, at batch size 1, timed in turns."""
         (prompt,) = prompts_of("code", 1, PROMPT_TOKENS)
+        self.compile(lookaheads, [prompt])
         runs = {
             (lookahead, new_tokens): functools.partial(self.decode, lookahead, [prompt], new_tokens)
             for lookahead in lookaheads
@@ -201,6 +221,14 @@ class Model:
             longer = [b - a for a, b in zip(few, many, strict=True)]
             result.append(statistics.median(longer) / (steps[lookahead, MANY] - steps[lookahead, FEW]))
         return result
+
+
+def _key(inputs: jlade.Inputs, config: jlade.DecodeConfig) -> tuple[LookaheadConfig, int]:
+    return config.lookahead, inputs.prompts.shape[0]
+
+
+def _name(key: tuple[LookaheadConfig, int]) -> str:
+    return f"{label(key[0])}, batch {key[1]}"
 
 
 class _CacheHits:
@@ -219,21 +247,24 @@ class _Measurement:
     model: Model
     num_prompts: int
     new_tokens: int
+    blocks: Sequence[int]
 
     def __post_init__(self) -> None:
         self.peak_of_loading = peak_bytes(self.model.params)
 
-    def texts(self, batch_size: int, wide: LookaheadConfig = LOOKAHEAD) -> Figures:
-        """Measures whole texts, prefill included, of plain decoding and of another setting."""
+    def texts(self, batch_size: int) -> Figures:
+        """Measures whole texts, prefill included, of plain decoding and of settings with lookahead."""
         figures: Figures = {}
+        settings = [PLAIN, *LOOKAHEAD.values()]
         for kind in ("code", "prose"):
             prompts = prompts_of(kind, self.num_prompts if batch_size == 1 else batch_size)
             batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
+            self.model.compile(settings, batches[0])
 
             def run(lookahead: LookaheadConfig, batches: list[list[list[int]]] = batches) -> list[Any]:
                 return [self.model.decode(lookahead, batch, self.new_tokens) for batch in batches]
 
-            runs = {lookahead: functools.partial(run, lookahead) for lookahead in (PLAIN, wide)}
+            runs = {lookahead: functools.partial(run, lookahead) for lookahead in settings}
             texts, steps = {}, {}
             for lookahead, decode in runs.items():
                 results = decode()
@@ -241,21 +272,21 @@ class _Measurement:
                 steps[lookahead] = np.stack([steps for _, steps in results])
             seconds = {name: statistics.median(times) for name, times in in_turns(runs, self.model.repeat).items()}
             tokens = texts[PLAIN].size
-            compression = tokens / steps[wide].sum()
-            speedup = seconds[PLAIN] / seconds[wide]
-            figures |= {
-                f"{kind}: plain, tokens/s": tokens / seconds[PLAIN],
-                f"{kind}: lookahead, tokens/s": tokens / seconds[wide],
-                f"{kind}: speedup": speedup,
-                f"{kind}: compression": float(compression),
-                f"{kind}: speedup / compression": float(speedup / compression),
-                # A batch makes as many steps as its slowest sequence.
-                f"{kind}: steps of plain / steps of lookahead": float(
-                    steps[PLAIN].max(axis=1).sum() / steps[wide].max(axis=1).sum()
-                ),
-                f"{kind}: equal texts": f"{(texts[PLAIN] == texts[wide]).all(axis=1).sum()}/{len(prompts)}",
-                f"{kind}: first difference, token": first_difference(texts[wide], texts[PLAIN]),
-            }
+            figures[f"{kind}: plain, tokens/s"] = tokens / seconds[PLAIN]
+            for name, wide in LOOKAHEAD.items():
+                compression = tokens / steps[wide].sum()
+                speedup = seconds[PLAIN] / seconds[wide]
+                part: Figures = {
+                    "tokens/s": tokens / seconds[wide],
+                    "speedup": speedup,
+                    "compression": float(compression),
+                    "speedup / compression": float(speedup / compression),
+                    # A batch makes as many steps as its slowest sequence.
+                    "steps of plain / steps": float(steps[PLAIN].max(axis=1).sum() / steps[wide].max(axis=1).sum()),
+                    "equal texts": f"{(texts[PLAIN] == texts[wide]).all(axis=1).sum()}/{len(prompts)}",
+                    "first difference, token": first_difference(texts[wide], texts[PLAIN]),
+                }
+                figures |= {f"{kind}: {name}, {figure}": value for figure, value in part.items()}
         return figures | self.model.take_compilation()
 
     def memory(self) -> Figures:
@@ -264,9 +295,8 @@ class _Measurement:
         cache_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
         weights = num_bytes(self.model.params)
         figures: Figures = {"weights, GB": weights / 1e9, "cache, GB": cache_bytes / 1e9}
-        for (lookahead, batch_size), program in self.model.programs.items():
-            temporary = program.memory_analysis().temp_size_in_bytes
-            figures[f"temporary of a block of {lookahead.block_size}, batch {batch_size}, GB"] = temporary / 1e9
+        for key, program in self.model.programs.items():
+            figures[f"temporary of {_name(key)}, GB"] = program.memory_analysis().temp_size_in_bytes / 1e9
         peak = peak_bytes(self.model.params)
         if peak is not None and self.peak_of_loading is not None:
             figures |= {
@@ -277,15 +307,17 @@ class _Measurement:
         return figures
 
     def steps(self, device: Figures | None) -> Figures:
-        """Measures a step of plain and of lookahead decoding, and compares their rates of reading with copying."""
-        one, wide = self.model.step_seconds([PLAIN, LOOKAHEAD])
+        """Measures steps by block size, and compares the rate of reading of plain decoding with that of copying."""
+        wide: dict[Any, LookaheadConfig] = {size: BLOCKS[size] for size in self.blocks}
+        wide |= {name: lookahead for name, lookahead in LOOKAHEAD.items() if lookahead not in wide.values()}
+        one, *others = self.model.step_seconds([PLAIN, *wide.values()])
         config, weights = self.model.params.config, read_bytes(self.model.params)
         token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.model.params.norm.dtype.itemsize
         cached = (PROMPT_TOKENS + (FEW + MANY) // 2) * token
-        figures: Figures = {
-            "step of 1, ms": 1e3 * one,
-            f"step of {LOOKAHEAD.block_size}, ms": 1e3 * wide,
-            f"step of {LOOKAHEAD.block_size}, x step of 1": wide / one,
+        figures: Figures = {"step of 1, ms": 1e3 * one}
+        for name, seconds in zip(wide, others, strict=True):
+            figures |= {f"step of {name}, ms": 1e3 * seconds, f"step of {name}, x step of 1": seconds / one}
+        figures |= {
             "weights read, GB/s": weights / one / 1e9,
             "weights and cache read, GB/s": (weights + cached) / one / 1e9,
         }
@@ -295,12 +327,7 @@ class _Measurement:
                 f"{name} read, x rate of the copy": figures[f"{name} read, GB/s"] / copied
                 for name in ("weights", "weights and cache")
             }
-        return figures
-
-    def block(self, lookahead: LookaheadConfig) -> Figures:
-        """Measures a step of another block size."""
-        one, wide = self.model.step_seconds([PLAIN, lookahead])
-        return {"step, ms": 1e3 * wide, "x step of 1": wide / one} | self.model.take_compilation()
+        return figures | self.model.take_compilation()
 
 
 def measure_device(repeat: int) -> Figures:

@@ -55,10 +55,14 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--head-dim", type=int, metavar="D", help="instead of 128, or of 64 with --tiny")
+    parser.add_argument("--layers", type=int, metavar="N", help="instead of 32, or of 2 with --tiny")
+    parser.add_argument("--blocks", type=int, nargs="+", metavar="T", help="tokens of a step, instead of 1, 8 and 120")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="L", help="cached, instead of 512, 2048 and 8192")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
     parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive steps per measurement")
     options = parser.parse_args()
     sizes = dict(TINY if options.tiny else FULL)
+    sizes |= {name: chosen for name in ("layers", "blocks", "lengths") if (chosen := getattr(options, name))}
     if options.head_dim:
         sizes["head_dim"] = options.head_dim
     measure = functools.partial(seconds, repeat=options.repeat, calls=options.calls)
@@ -71,11 +75,13 @@ def main() -> None:
     table = Table("heads", "tokens", "cached", "floor, ms", "attention", "ms per step", "x floor", "error")
     figures: list[dict[str, Any]] = []
     cases = list(itertools.product(sizes["heads"], sizes["blocks"], sizes["lengths"]))
+    capacity = max(sizes["lengths"])
+    facts = {"copy_bytes_per_second": bandwidth, "dtype": options.dtype, "layers": sizes["layers"]}
+    facts |= {"head_dim": sizes["head_dim"], "capacity": capacity}
     with Progress(console=console) as progress:
         task = progress.add_task("", total=len(cases))
         for (heads, kv_heads), block_size, length in cases:
             progress.update(task, description=f"{heads}/{kv_heads} heads, {block_size} tokens, {length} cached")
-            capacity = max(sizes["lengths"])
             block, caches = _arguments(
                 sizes["layers"], block_size, heads, kv_heads, sizes["head_dim"], capacity, options.dtype
             )
@@ -95,11 +101,9 @@ def main() -> None:
                     f"{heads}/{kv_heads}", f"{block_size}", f"{length}", f"{floor * 1e3:.3f}", implementation,
                     f"{taken * 1e3:.3f}", f"{taken / floor:.2f}", f"{error:.5f}",
                 )  # fmt: skip
+            report.write(options.json, facts | {"cases": figures})  # after each case, in case the time runs out
             progress.advance(task)
     console.print(table)
-    facts = {"copy_bytes_per_second": bandwidth, "dtype": options.dtype, "layers": sizes["layers"]}
-    facts |= {"head_dim": sizes["head_dim"], "capacity": capacity, "cases": figures}
-    report.write(options.json, facts)
 
 
 def _arguments(

@@ -79,7 +79,9 @@ def main() -> None:
         compare = _Comparison(prompts, expected, precision, options.attention)
         parts.run(precision, compare.with_plain)
         for lookahead in SETTINGS if precision == EXACT else SETTINGS[:1]:
-            parts.run(f"{precision}: {label(lookahead)}", functools.partial(compare.with_lookahead, lookahead))
+            adaptive = ", adaptive" if lookahead.relative_step_time else ""
+            name = f"{precision}: {label(lookahead)}{adaptive}"
+            parts.run(name, functools.partial(compare.with_lookahead, lookahead))
     compare = _Comparison(prompts, expected, EXACT, options.attention)
     for lookahead in SAMPLED:
         parts.run(f"{EXACT}, sampled: {label(lookahead)}", functools.partial(compare.sampled, lookahead))

@@ -44,6 +44,8 @@ def main() -> None:
     parser = report.make_parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="small sizes: seconds on a CPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--shapes", nargs="+", choices=list(FULL), help="of these models alone")
+    parser.add_argument("--blocks", type=int, nargs="+", metavar="T", help="tokens, instead of 1, 8, 32, 120 and 512")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="measurements; the median is reported")
     parser.add_argument("--calls", type=int, default=10, metavar="C", help="consecutive calls per measurement")
     options = parser.parse_args()
@@ -55,6 +57,9 @@ def main() -> None:
     table = Table("shape", "tokens", "floor, ms", "experts", "ms per layer", "x floor", "error")
     figures: list[dict[str, Any]] = []
     shapes, blocks = (TINY, (1, 8)) if options.tiny else (FULL, (1, 8, 32, 120, 512))
+    shapes = {name: sizes for name, sizes in shapes.items() if name in (options.shapes or shapes)}
+    blocks = options.blocks or blocks
+    facts = {"copy_bytes_per_second": rate, "dtype": options.dtype, "layers": LAYERS}
     with Progress(console=console) as progress:
         task = progress.add_task("", total=len(shapes) * len(blocks))
         for name, sizes in shapes.items():
@@ -79,11 +84,10 @@ def main() -> None:
                         name, f"{num_tokens}", f"{floor * 1e3:.3f}", implementation,
                         f"{time * 1e3:.3f}", f"{time / floor:.2f}", f"{error:.5f}",
                     )  # fmt: skip
+                report.write(options.json, facts | {"cases": figures})  # after each case, in case the time runs out
                 progress.advance(task)
             del layers
     console.print(table)
-    facts = {"copy_bytes_per_second": rate, "dtype": options.dtype, "layers": LAYERS}
-    report.write(options.json, facts | {"cases": figures})
 
 
 def _implementations(shape: Shape, console: Console) -> list[str]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all measurements for an NVIDIA GPU, the most important ones first:
 #
-#     benchmarks/gpu.sh                             all parts, about half an hour
+#     benchmarks/gpu.sh                             all parts, about forty minutes
 #     benchmarks/gpu.sh correctness decode          some parts, less than ten minutes each
 #
 #   correctness   equality of texts with and without lookahead, in each precision        (exactness.py)
@@ -63,7 +63,7 @@ for part in "${parts[@]}"; do
     correctness)
       arguments=()
       [[ $shape == demo ]] && arguments=(--prompts 2 --max-new-tokens 32)
-      run 4 benchmarks/exactness.py "${arguments[@]}" --minutes 3 --json "$out/exactness_$name.json"
+      run 9 benchmarks/exactness.py "${arguments[@]}" --minutes 8 --json "$out/exactness_$name.json"
       ;;
     estimate)
       run 6 benchmarks/estimate.py --devices attached --shapes "$shape" --capacity 1024 \

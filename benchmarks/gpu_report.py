@@ -14,7 +14,7 @@ from typing import Any
 # Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
-NEEDED = ["jax", "flax", "numpy", "safetensors", "huggingface_hub", "tokenizers", "rich"]
+NEEDED = ["jax", "flax", "numpy", "safetensors", "huggingface_hub", "tokenizers", "rich", "lazy_loader", "filelock"]
 WANTED = ["torch", "transformers"]  # for the comparison with transformers
 
 
@@ -81,7 +81,7 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
     yield row("step of 120 tokens, x step of 1", speed, "steps", "step of 120, x step of 1", "at most 1.2")
     for batch in (1, 4, 8):
         for kind in ("code", "prose"):
-            figure = f"{kind}: speedup / compression"
+            figure = f"{kind}: window and tree, speedup / compression"
             yield row(f"speedup / compression, batch {batch}, {kind}", speed, f"batch {batch}", figure, "0.83")
     yield row("peak above weights and cache, GB", speed, "memory", "peak above weights and cache, GB", "at most 1")
     for step in parts(f"estimate_{shape}").get("rows", []):

@@ -25,7 +25,6 @@ import torch
 import transformers
 
 from benchmarks.accelerator import (
-    LOOKAHEAD,
     PROMPT_TOKENS,
     Model,
     add_model_arguments,
@@ -36,7 +35,7 @@ from benchmarks.accelerator import (
     prompts_of,
 )
 from benchmarks.parts import Figures, Parts, make_parser
-from jlade.config import PLAIN
+from jlade.config import PLAIN, LookaheadConfig
 from jlade.conversion.hf_config import to_hf
 from jlade.conversion.tensors import named_arrays
 from jlade.models.llama import LlamaParams
@@ -45,7 +44,7 @@ from jlade.models.llama import LlamaParams
 def main() -> None:
     parser = make_parser(__doc__)
     add_model_arguments(parser)
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="M", help="tokens of each text")
+    parser.add_argument("--new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 4], metavar="B", help="batch sizes")
     parser.add_argument("--repeat", type=int, default=5, metavar="R", help="timings of each run")
     options = parser.parse_args()
@@ -87,6 +86,7 @@ def _compare(
 ) -> Figures:
     torch._dynamo.reset()  # compiles for this batch size alone, not for all
     prompts = prompts_of("code", batch_size, PROMPT_TOKENS)
+    model.compile([PLAIN, LookaheadConfig()], prompts)
     ids = torch.tensor(prompts, device=other.device)
 
     def generate() -> np.ndarray:
@@ -102,7 +102,7 @@ def _compare(
 
     runs = {
         "plain": lambda: model.decode(PLAIN, prompts, new_tokens)[0],
-        "lookahead": lambda: model.decode(LOOKAHEAD, prompts, new_tokens)[0],
+        "lookahead": lambda: model.decode(LookaheadConfig(), prompts, new_tokens)[0],
         "transformers": generate,
     }
     texts = {}

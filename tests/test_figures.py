@@ -269,6 +269,79 @@ def accelerators() -> Iterator[str]:
             cells = [f"{each['needed_bytes'] / 1e9:.1f}", capacity, *times]
             yield f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
+    yield from measured_on_h200()
+
+
+def measured_on_h200() -> Iterator[str]:
+    """Yields estimates beside measured steps, and the times of attention."""
+    steps = h200()["steps"]
+    for each in read("estimate_7b_h200")["rows"]:
+        if (tokens := each["block"]) in (1, 120):
+            measured = steps[f"step of {tokens}, ms"]
+            cells = f"{each['ms']:.2f}", f"{measured:.2f}", f"{each['ms'] / measured:.2f}"
+            yield row("plain" if tokens == 1 else "15, 5, 15", str(tokens), *cells)
+    device = h200()["device"]
+    yield f"multiplied at {device['bfloat16 product, TFLOP/s']:.0f} of 989 TFLOP/s"
+    rates = [device[f"{way}, GB/s"] / 1e3 for way in ("copy", "read")]
+    yield "copied at {:.1f} of 4.8 TB/s and read at {:.1f}".format(*rates)
+    attention = read("attention_nvidia_h200")
+    for kernel, plain in zip(attention["cases"][1::2], attention["cases"][::2], strict=True):
+        assert (kernel["implementation"], plain["implementation"]) == ("gpu", "plain")
+        times = [f"{1e6 * each['seconds'] / attention['layers']:.1f}" for each in (kernel, plain)]
+        errors = ", ".join(f"{each['relative_error']:.4f}" for each in (kernel, plain))
+        yield row(f"{kernel['heads']}, {kernel['kv_heads']}", str(kernel["tokens"]), *times, errors)
+
+
+def h200() -> dict[str, dict[str, Any]]:
+    """Returns the parts of the measurement of a 7 B shape on an H200."""
+    return read("accelerator_7b_nvidia_h200")["parts"]
+
+
+def on_h200(kinds: Iterable[str], labels: dict[str, str]) -> Iterator[str]:
+    """Yields rows of step times, and for each kind of text of tokens per step, tokens per second and speedup."""
+    steps, texts = h200()["steps"], h200()["batch 1"]
+    for label, name in labels.items():
+        is_plain = name == "plain"
+        step = "1" if is_plain else "120" if name == "15, 5, 15" else name
+        cells = [f"{steps[f'step of {step}, ms']:.2f}"]
+        cells += ["1.00" if is_plain else f"{steps[f'step of {step}, x step of 1']:.2f}"]
+        for kind in kinds:
+            compression, gain = (
+                (1, 1) if is_plain else (texts[f"{kind}: {name}, {x}"] for x in ("compression", "speedup"))
+            )
+            cells += [f"{compression:.2f}", f"{texts[f'{kind}: {name}, tokens/s']:.0f}", f"{gain:.2f}x"]
+        yield row(label, *cells)
+
+
+def h200_section() -> Iterator[str]:
+    """Yields the figures of the section of docs/speed.md on an H200."""
+    labels = {name: name for name in ("plain", "15, 5, 15", "tree of 63")}
+    yield from on_h200(("code", "prose"), labels | {"10, 5, 10, tree of 80: `LookaheadConfig()`": "window and tree"})
+    versus = read("versus_transformers_7b_nvidia_h200")["parts"]["batch 1"]
+    ours = [versus[f"jlade {way}, tokens/s"] for way in ("plain", "lookahead")]
+    yield f"writes {versus['transformers eager, tokens/s']:.0f} tokens/s of one of these prompts, jlade "
+    yield "jlade {:.0f} plainly and {:.0f} with".format(*ours)
+    exact = read("exactness_nvidia_h200")["parts"]
+    greedy = [each["equal texts"] for name, each in exact.items() if name.startswith(EXACT) and "sampled" not in name]
+    sampled = [each["equal texts"] for name, each in exact.items() if name.startswith(f"{EXACT}, sampled")]
+    assert {*greedy, exact[DEFAULT_FLOAT32]["equal texts"]} == {"26/26"}
+    assert set(sampled) == {"234/234"}
+    yield f"all {234 * len(sampled)} texts sampled"
+    yield f"{exact['float32']['equal texts'].split('/')[0]} of the 26 plain texts are those of the CPU"
+    bfloat16 = [exact[name]["equal texts"].split("/")[0] for name in ("bfloat16", f"bfloat16: {DEFAULT}")]
+    yield "in bfloat16, {} and {}".format(*bfloat16)
+    memory, steps, texts = (h200()[part] for part in ("memory", "steps", "batch 1"))
+    yield f"Weights take {memory['weights, GB']:.2f} GB, the cache {memory['cache, GB']:.2f} GB"
+    yield f"and everything else {memory['peak above weights and cache, GB']:.2f} GB"
+    times = sorted(value for name, value in texts.items() if name.startswith("compiling"))
+    yield f"compiles in {times[0]:.0f} s, the others in {times[1]:.0f} to {times[-1]:.0f} s"
+    share = steps["weights read, x rate of the copy"]
+    yield f"at {share:.2f} of the rate of a copy, {h200()['device']['copy, GB/s']:.0f} GB/s"
+
+
+EXACT, DEFAULT = "float32, exact products", "10, 5, 10, tree of 80"
+DEFAULT_FLOAT32 = f"float32: {DEFAULT}"
+
 
 def estimates() -> list[dict[str, Any]]:
     return read("estimate")["rows"]
@@ -410,6 +483,7 @@ def speed() -> Iterator[str]:
     warm = read("warm_smollm2")["tokens_per_step"]
     for label, way in (("no corpus", "cold"), ("token ids", "texts"), ("states", "states")):
         yield row(label, *(f"{warm[task][way]:.2f}" for task in TASKS if task in warm))
+    yield from h200_section()
     yield from speeds("bench_smollm2_cpu", SMOLLM2_METHODS)
     yield from smollm2_samples()
     yield from demo()
@@ -556,7 +630,12 @@ def readme() -> Iterator[str]:
     ):
         yield row(label, str(size), f"{found[name]['all']:.2f}")
     yield row("the same by the official package", "120", of_others("official_15_5_15")[-1])
-    yield from speeds("bench_smollm2_cpu", SMOLLM2_METHODS)
+    cpu = bench("bench_smollm2_cpu", "methods")
+    auto, lookup = (cpu[name]["speedup"] for name in ("jlade's choice", "transformers, prompt lookup"))
+    yield f"it is {auto:.2f}x as fast as plain decoding, and transformers with prompt lookup {lookup:.2f}x"
+    labels = {"plain": "plain", "`LookaheadConfig.paper(15, 5, 15)`": "15, 5, 15"}
+    labels |= {"`LookaheadConfig()`": "window and tree", "`LookaheadConfig.tree(63)`": "tree of 63"}
+    yield from on_h200(["code"], labels)
 
 
 def when_to_use() -> Iterator[str]:
@@ -590,6 +669,7 @@ def when_to_use() -> Iterator[str]:
         for block in (1, 120)
     )
     yield f"at {wide / plain:.2f} plain steps on a TPU v5e"
+    yield f"takes {h200()['steps']['step of 120, x step of 1']:.2f} plain steps on an H200"
 
 
 AUTO, KEYS = '`"auto"`', ("device", "shape", "block", "batch", "capacity")
@@ -659,15 +739,14 @@ SOURCES: dict[str, dict[str, str]] = {
         "0.12": VERSION,
         "1.1": SETTING,
         "2 µs": SETTING,
-        "0.8": "reported by others, as the page says",
-        "0.9": "reported by others, as the page says",
-        "4.3": "reported by others, as the page says",
-        "4.8": "a data sheet",
+        "0.8": "shares of a data sheet, near those measured on an H200",
+        "0.9": "shares of a data sheet, near those measured on an H200",
+        **dict.fromkeys(("3.5", "2.9", "4.2", "0.1 ms", "0.2 µs", "7 µs"), "a profile; benchmarks/NOTES.md"),
         "1.07": PAPER,
         "1.12": PAPER,
         "1.10": "the paper's Tables 2 and 3, as tests/costs/test_plan.py checks",
     },
-    "README.md": {"3.11": VERSION, "2.13": VERSION, "95%": SETTING, "13 MB": SHAPES, "5 MB": SHAPES},
+    "README.md": {"3.11": VERSION, "13 MB": SHAPES, "5 MB": SHAPES},
     "choosing.md": {
         "1.5x": "benchmarks/NOTES.md",
         "2.2x": "benchmarks/NOTES.md",
@@ -721,9 +800,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "0.7": SETTING,
         "1.0": SETTING,
         "95%": SETTING,
-        "2.13": VERSION,
-        "5.23": VERSION,
-        "5.24": VERSION,
+        **dict.fromkeys(("2.11", "2.13", "5.17", "5.23", "5.24"), VERSION),
         "1.96": PAPER,
         "2.05": PAPER,
         "0.425": PAPER,
