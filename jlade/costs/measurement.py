@@ -101,7 +101,7 @@ class Measurement:
             started = time.perf_counter()
             state = jax.block_until_ready(loop.run_steps(self.params, state, config))
             end = time.perf_counter()
-            ends, lengths, num_steps = mesh.fetch((state.num_tokens, state.constants.prompt_lengths, state.num_steps))
+            ends, lengths, num_steps = mesh.fetch((state.num_tokens, state.inputs.lengths, state.num_steps))
             tokens += int(np.sum(ends - lengths))
             steps += int(np.sum(num_steps))
             seconds += end - begin

@@ -73,7 +73,7 @@ def run_steps(
     small = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
     stop_at = None if stop_at is None else jnp.int32(stop_at)
     after = _run(params, small, state.memory, jnp.int32(max_steps), stop_at, config)
-    return dataclasses.replace(after, constants=state.constants)
+    return dataclasses.replace(after, inputs=state.inputs)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
@@ -87,7 +87,7 @@ def _run(
 ) -> DecodeState:
     after = _steps(params, dataclasses.replace(small, memory=memory), max_steps, stop_at, config)
     # A program copies each argument that it returns unchanged: in every step of a stream, the table of stop strings.
-    return dataclasses.replace(after, constants=None)  # type: ignore[arg-type]  # `run_steps` has them
+    return dataclasses.replace(after, inputs=None)  # type: ignore[arg-type]  # `run_steps` has them
 
 
 def _steps(
@@ -95,7 +95,7 @@ def _steps(
 ) -> DecodeState:
     """Makes steps on the program's devices."""
     loop = functools.partial(_loop, config=config)
-    specs = sharding.state_specs(state.constants, config)
+    specs = sharding.state_specs(state.inputs, config)
     in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec(), PartitionSpec()
     return mesh_lib.shard(loop, config.mesh, in_specs, specs)(params, state, max_steps, stop_at)
 
@@ -146,7 +146,7 @@ def _adaptive_loop(
     """
     settings, has_forecast = adaptive.levels(config.lookahead), adaptive.has_forecast(config.lookahead)
     levels = [*map(Level, settings), *([adaptive.REST] if has_forecast else [])]
-    costs = carry.state.constants.costs
+    costs = carry.state.inputs.costs
     assert costs is not None
 
     def is_at(index: int, carry: _Carry) -> jax.Array:

@@ -33,7 +33,7 @@ class Predictions(NamedTuple):
 
 def rejects(state: DecodeState, level: LookaheadConfig) -> bool:
     """Returns whether drafts are accepted by rejection sampling, Algorithm 4, not where they equal a prediction."""
-    is_sampled = state.constants.sampling.temperature is not None
+    is_sampled = state.inputs.sampling.temperature is not None
     return is_sampled and level.verification == "rejection" and level.num_drafted > 0
 
 
@@ -51,18 +51,18 @@ def predict(
       logits: [R', V'] of the device's outputs.
       config, level: those of `step`.
     """
-    constants, sampling, vocabulary = state.constants, state.constants.sampling, config.vocabulary
+    inputs, sampling, vocabulary = state.inputs, state.inputs.sampling, config.vocabulary
     positions = jnp.asarray(block.positions)[block.outputs]
     if rejects(state, level) or config.logprobs or sampling.filters:
         logits, vocabulary = vocabulary.whole(logits), VocabularyShard(vocabulary.size)
     if sampling.logit_bias is not None:
         sampling = dataclasses.replace(sampling, logit_bias=vocabulary.take(sampling.logit_bias))
     processed = logits
-    stopping, num_generated = constants.stopping, state.num_tokens - constants.prompt_lengths
+    stopping, num_generated = inputs.stopping, state.num_tokens - inputs.lengths
     if stopping.min_new_tokens is not None:
         too_early = num_generated + positions < stopping.min_new_tokens
         processed = sampling_lib.ban(processed, stopping.eos_ids, too_early, vocabulary)
-    states, constraint = None, constants.constraint
+    states, constraint = None, inputs.constraint
     if constraint is not None:
         states = constraints.along(constraint, state.constraint_state, block.tree, level.max_accepted - 1)
         is_allowed = jax.vmap(constraint.allowed)(states)
@@ -88,7 +88,7 @@ def predict(
         after_window = level.window_size + level.ngram_size - 3 if level.window_size else 0
         farthest = max(after_window, level.max_accepted - 1)
         predicted = state.num_tokens + jnp.arange(farthest + 1, dtype=jnp.int32)
-        noise = vocabulary.take(sampling_lib.noise_at(constants.keys, predicted, vocabulary.size))
+        noise = vocabulary.take(sampling_lib.noise_at(inputs.key, predicted, vocabulary.size))
         drawn = vocabulary.argmax(sharpened + noise[positions])
 
     end = 1 + level.window_size

@@ -17,7 +17,6 @@ from jlade.decoding import sampling, sharding
 from jlade.decoding.sampling import LogProbs, Sampling
 from jlade.decoding.state import (
     Chunks,
-    Constants,
     DecodeConfig,
     DecodeState,
     Info,
@@ -210,7 +209,7 @@ def _start(
         sharding.input_specs(inputs, config),
         *[sharding.BATCH] * 3,
     )
-    out_specs = sharding.state_specs(_constants(inputs, keys), config)
+    out_specs = sharding.state_specs(_without_read(inputs, keys), config)
     start = functools.partial(_start_of_device, config=config)
     return mesh_lib.shard(start, config.mesh, specs, out_specs)(prefix, inputs, keys, drawn, noise)
 
@@ -238,13 +237,13 @@ def _start_of_device(
         num_tokens=lengths,
         num_steps=jnp.zeros(batch_size, jnp.int32),
         done=jnp.zeros(batch_size, bool),
+        inputs=_without_read(inputs, keys),
         memory=Memory(cache=prefix.cache, drafts=jax.vmap(draft)(states, prompts, lengths, known, noise)),
         window=jax.vmap(first_window)(drawn),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
         constraint_state=_constraint_state(inputs),
         pace=None if inputs.costs is None else adaptive.start(inputs.costs),
-        constants=_constants(inputs, keys),
         info=Info(
             accepted=jnp.zeros_like(prompts),
             num_drafted=jnp.zeros_like(prompts),
@@ -265,16 +264,9 @@ def _constraint_state(inputs: Inputs) -> Any:
     return jax.vmap(start, in_axes=(axes, 0, 0))(inputs.constraint, inputs.prompts, inputs.lengths)
 
 
-def _constants(inputs: Inputs, keys: jax.Array) -> Constants:
-    return Constants(
-        prompt_lengths=inputs.lengths,
-        keys=keys,
-        sampling=inputs.sampling,
-        stopping=inputs.stopping,
-        costs=inputs.costs,
-        corpus=inputs.corpus,
-        constraint=inputs.constraint,
-    )
+def _without_read(inputs: Inputs, keys: jax.Array) -> Inputs:
+    """Returns the inputs without the arrays that a state takes over, and with the keys of the sequences."""
+    return dataclasses.replace(inputs, prompts=None, cache=None, sources={}, key=keys)  # type: ignore[arg-type]
 
 
 def _no_logprobs(shape: tuple[int, ...], number: int) -> LogProbs:

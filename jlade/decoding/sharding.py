@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
 from jlade.constraints.constraint import Constraint
-from jlade.decoding.state import Constants, DecodeConfig, DecodeState, Inputs, Memory, Prefix
+from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.drafts.sources import Drafts, Sources
 from jlade.mesh import DATA, HEADS, SHARED, Specs
@@ -52,18 +52,11 @@ def input_specs(inputs: Inputs, config: DecodeConfig) -> Inputs:
     )
 
 
-def state_specs(constants: Constants, config: DecodeConfig) -> DecodeState:
-    """Returns the specs of a state with these constants."""
+def state_specs(inputs: Inputs, config: DecodeConfig) -> DecodeState:
+    """Returns the specs of a state with these inputs."""
     drafts = _specs(Drafts, states=config.sources.specs)
-    return _specs(
-        DecodeState,
-        memory=_specs(Memory, cache=cache_specs(config.decoder), drafts=drafts),
-        constants=_specs(
-            Constants,
-            stopping=_stopping_specs(constants.stopping),
-            constraint=constraint_specs(constants.constraint),
-        ),
-    )
+    memory = _specs(Memory, cache=cache_specs(config.decoder), drafts=drafts)
+    return _specs(DecodeState, inputs=input_specs(inputs, config), memory=memory)
 
 
 def _stopping_specs(stopping: Stopping) -> Stopping:

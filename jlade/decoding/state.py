@@ -138,19 +138,6 @@ class DecodeConfig:
 
 
 @flax.struct.dataclass
-class Constants:
-    """The part of the state that the request fixed."""
-
-    prompt_lengths: jax.Array  # [B] int32
-    keys: jax.Array  # [B] threefry keys of `jax.random`, the source of each sequence's noise
-    sampling: Sampling  # fields [B]
-    stopping: Stopping
-    costs: Annotated[jax.Array | None, SHARED]  # [L] float32, None when every step has the full width
-    corpus: Annotated[TextIndex | None, SHARED]  # None without other texts than the sequences' own
-    constraint: Constraint | None
-
-
-@flax.struct.dataclass
 class Info:
     """The part of the state that is only recorded: no step depends on it."""
 
@@ -179,13 +166,13 @@ class DecodeState:
     num_tokens: jax.Array  # [B] int32
     num_steps: jax.Array  # [B] int32, forward passes made; prefill is not counted
     done: jax.Array  # [B] bool
+    inputs: Inputs  # the request without prompts, cache and sources; its key is the threefry key of each sequence [B]
     memory: Memory
     window: jax.Array  # [B, N-1, W] int32
     counts: TokenCounts | None  # fields [B, V], None when no control counts tokens
     stop_state: jax.Array | None  # [B] int32, None without stop strings
     constraint_state: Any  # [B, ...] in every array; None without a constraint
     pace: Annotated[Pace | None, SHARED]  # None when every step has the full width
-    constants: Constants
     info: Info
 
     @property

@@ -56,7 +56,7 @@ def step(params: Params, state: DecodeState, config: DecodeConfig, level: Level)
         memory, moved = dataclasses.replace(state.memory, drafts=drafts), advance(state, after, predictions, level)
         return dataclasses.replace(after, memory=memory, window=moved), verdict
 
-    axes = sharding.batch_axes(sharding.state_specs(state.constants, config))
+    axes = sharding.batch_axes(sharding.state_specs(state.inputs, config))
     finish_all = jax.vmap(finish, in_axes=(axes, block.axes, 0, 0), out_axes=(axes, 0))
     after, verdict = finish_all(state, block, seen.logits, seen.best)
     block_kv, indices = block.accepted(seen.block_kv, verdict.path)
@@ -105,11 +105,11 @@ def learn(
 
 def draft(after: DecodeState, drafts: Drafts, config: DecodeConfig) -> Drafts:
     """Returns the drafts for the next step."""
-    constants = after.constants
+    inputs = after.inputs
     noise = sampling.noise_ahead(
-        constants.keys, after.num_tokens, constants.sampling, config.lookahead, config.decoder.vocab_size
+        inputs.key, after.num_tokens, inputs.sampling, config.lookahead, config.decoder.vocab_size
     )
-    text = Text(after.tokens, after.num_tokens, constants.corpus, noise)
+    text = Text(after.tokens, after.num_tokens, inputs.corpus, noise)
     return config.sources.draft(drafts.states, drafts.record, text)
 
 
@@ -119,7 +119,7 @@ def advance(state: DecodeState, after: DecodeState, predictions: Predictions, le
     if setting.window_size == 0:
         return state.window
     if setting.window_advance == "token":
-        key = sampling.key_at(state.constants.keys, sampling.WINDOW, state.num_tokens)
+        key = sampling.key_at(state.inputs.key, sampling.WINDOW, state.num_tokens)
         shape = setting.max_accepted - 1, setting.window_size
         drawn = window.draw(key, after.tokens, after.num_tokens, math.prod(shape)).reshape(shape)
         num_accepted = jnp.maximum(after.num_tokens - state.num_tokens, 1)

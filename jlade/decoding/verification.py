@@ -46,7 +46,7 @@ def verify(
     end = 1 + level.window_size
     if predict.rejects(state, level):
         # Acceptance must be independent of the noise with which the window was drawn.
-        key = sampling.key_at(state.constants.keys, sampling.REJECTION, state.num_tokens - 1)
+        key = sampling.key_at(state.inputs.key, sampling.REJECTION, state.num_tokens - 1)
         logits = block.gather(predictions.sharpened)
         agreed = verify_by_rejection(key, block.tree, logits[0], logits[end:], level.max_accepted)
     else:
@@ -56,13 +56,13 @@ def verify(
     are_finite = block.gather(predictions.are_finite.astype(jnp.int32), rows)
     num_finite = jnp.sum(jnp.cumprod(are_finite), dtype=jnp.int32)
     num_accepted, ended, stop_state = stopping.cut(
-        state.constants.stopping,
+        state.inputs.stopping,
         state.stop_state,
         agreed.tokens,
         jnp.where(state.done, 0, jnp.minimum(agreed.num_accepted, num_finite)),
-        state.num_tokens - state.constants.prompt_lengths,
+        state.num_tokens - state.inputs.lengths,
     )
-    constraint, constraint_state = state.constants.constraint, None
+    constraint, constraint_state = state.inputs.constraint, None
     if constraint is not None:
         constraint_state = constraints.after_accepted(
             constraint, predictions.states, agreed.path, agreed.tokens, num_accepted

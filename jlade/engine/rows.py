@@ -197,7 +197,7 @@ def _insert(
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    specs = sharding.state_specs(state.constants, config)
+    specs = sharding.state_specs(state.inputs, config)
     of_device = functools.partial(_write, specs=specs, groups=groups)
     write = mesh_lib.shard(of_device, config.mesh, (specs, specs, PartitionSpec()), specs)
     written: DecodeState = write(state, dataclasses.replace(new, counts=None), index)
@@ -229,23 +229,23 @@ def run(
     params: Params, state: DecodeState, config: DecodeConfig, controls: Controls, max_steps: int, stop_at: int
 ) -> DecodeState:
     """Makes steps with the program for `controls`; see `run_steps`."""
-    constants, counts, logprobs = state.constants, None, state.info.logprobs
+    inputs, counts, logprobs = state.inputs, None, state.info.logprobs
     if controls >= Controls.ALL:
         # Other programs do not count.
-        counts = _count(state.tokens, constants.prompt_lengths, state.num_tokens, config.decoder.vocab_size)
+        counts = _count(state.tokens, inputs.lengths, state.num_tokens, config.decoder.vocab_size)
     else:
-        used = Sampling(temperature=constants.sampling.temperature if controls is Controls.SAMPLED else None)
-        stopping = dataclasses.replace(constants.stopping, min_new_tokens=None)
+        used = Sampling(temperature=inputs.sampling.temperature if controls is Controls.SAMPLED else None)
+        stopping = dataclasses.replace(inputs.stopping, min_new_tokens=None)
         state = dataclasses.replace(
             state,
-            constants=dataclasses.replace(constants, sampling=used, stopping=stopping),
+            inputs=dataclasses.replace(inputs, sampling=used, stopping=stopping),
         )
     if controls is not Controls.LOGPROBS:
         state = dataclasses.replace(state, info=dataclasses.replace(state.info, logprobs=None))
         config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
     after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at)
     info = after.info if controls is Controls.LOGPROBS else dataclasses.replace(after.info, logprobs=logprobs)
-    return dataclasses.replace(after, constants=constants, counts=None, info=info)
+    return dataclasses.replace(after, inputs=inputs, counts=None, info=info)
 
 
 @ahead.jit(static_argnums=3)
@@ -342,7 +342,7 @@ def _copy_rest(rest: DecodeState, places: jax.Array, *, config: DecodeConfig) ->
         is_of_rows = len(spec) and spec[0] == DATA
         return _copy_rows(rows, places, spec=spec, mesh=config.mesh) if is_of_rows else rows
 
-    specs = sharding.state_specs(rest.constants, config)
+    specs = sharding.state_specs(rest.inputs, config)
     without: Any = None
     specs = dataclasses.replace(specs, memory=dataclasses.replace(specs.memory, cache=without))
     copied: DecodeState = jax.tree.map(copy, jax.tree.broadcast(specs, rest), rest)

@@ -57,7 +57,7 @@ def learned_widths(params: Params, config: DecodeConfig, sizes: Sequence[int]) -
 
 def bare(state: DecodeState) -> DecodeState:
     """Returns the state without costs and pace."""
-    return dataclasses.replace(state, pace=None, constants=dataclasses.replace(state.constants, costs=None))
+    return dataclasses.replace(state, pace=None, inputs=dataclasses.replace(state.inputs, costs=None))
 
 
 class Width:
@@ -77,8 +77,8 @@ class Width:
 
     def put(self, state: DecodeState) -> DecodeState:
         """Returns the state with the costs and the pace of its next steps."""
-        constants = dataclasses.replace(state.constants, costs=self._costs)
-        return dataclasses.replace(state, pace=self._pace, constants=constants)
+        inputs = dataclasses.replace(state.inputs, costs=self._costs)
+        return dataclasses.replace(state, pace=self._pace, inputs=inputs)
 
     def take(self, state: DecodeState) -> DecodeState:
         """Keeps the pace of a state after steps, and returns the state without it."""

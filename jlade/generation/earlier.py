@@ -129,9 +129,7 @@ def reuse(
     without a token, as its prompt may have left NaN.
     """
     cache = state.memory.cache
-    tokens, num_tokens, prompt_lengths = mesh_lib.fetch(
-        (state.tokens, state.num_tokens, state.constants.prompt_lengths)
-    )
+    tokens, num_tokens, prompt_lengths = mesh_lib.fetch((state.tokens, state.num_tokens, state.inputs.lengths))
     if np.any(num_tokens == prompt_lengths):
         return None
     longest = divisible(cache)

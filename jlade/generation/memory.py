@@ -87,7 +87,7 @@ def state_bytes(params: Params, request: DecodeRequest) -> int:
 
     state = jax.eval_shape(start, params)
     if config.mesh is not None:
-        state = mesh_lib.shapes(state, config.mesh, sharding.state_specs(state.constants, config))
+        state = mesh_lib.shapes(state, config.mesh, sharding.state_specs(state.inputs, config))
     return mesh_lib.num_bytes(state)
 
 

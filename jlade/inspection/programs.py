@@ -66,7 +66,7 @@ class Programs(NamedTuple):
         state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
         if self.mesh is None:
             return self.params, *_apart(state), steps
-        specs = sharding.state_specs(state.constants, self.config(lookahead))
+        specs = sharding.state_specs(state.inputs, self.config(lookahead))
         state, steps = mesh_lib.shapes((state, steps), self.mesh, (specs, PartitionSpec()))
         return self.placed_params(), *_apart(state), steps
 

@@ -131,7 +131,7 @@ def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> Decod
     """Returns the shapes of the state of `number` rows."""
     config, row = _config(programs, lookahead), _row(programs)
     state = jax.eval_shape(lambda params: rows.empty(params, row, config=config, num_rows=number), programs.params)
-    return _placed(state, programs, sharding.state_specs(state.constants, config))
+    return _placed(state, programs, sharding.state_specs(state.inputs, config))
 
 
 def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:

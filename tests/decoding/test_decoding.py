@@ -337,7 +337,7 @@ def test_step_leaves_its_state_as_it_was():
 
 def without_keys(state):
     """The state with its keys as numbers, which can be compared."""
-    return state.replace(constants=state.constants.replace(keys=jax.random.key_data(state.constants.keys)))
+    return state.replace(inputs=state.inputs.replace(key=jax.random.key_data(state.inputs.key)))
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def assert_row(out, row, tokens, free):
     statistics = out.statistics
     assert statistics.accepted_histogram[row].tolist() == np.bincount(accepted, minlength=5)[1:].tolist()
     assert statistics.steps_with_accepted[row] == (accepted > 1).sum()
-    assert out.state.num_tokens[row] == out.state.constants.prompt_lengths[row] + length
+    assert out.state.num_tokens[row] == out.state.inputs.lengths[row] + length
     assert out.state.memory.cache.length[row] == out.state.num_tokens[row] - 1
 
 
@@ -236,6 +236,6 @@ def test_a_step_of_a_stream_does_not_copy_the_table_of_the_stop_strings():
     options = {"stop": "ab", "tokenizer": tiny_tokenizer(), "lookahead": PAPER}
     inputs, config = jlade.prepare(tiny_llama(3), [1, 2], max_new_tokens=12, min_new_tokens=3, **options)
     state = jlade.start(jlade.prefill(tiny_llama(3), inputs, config), inputs, config)
-    table = state.constants.stopping.strings.next_state
+    table = state.inputs.stopping.strings.next_state
     after = loop.run_steps(tiny_llama(3), state, config, max_steps=1)
-    assert after.constants.stopping.strings.next_state.unsafe_buffer_pointer() == table.unsafe_buffer_pointer()
+    assert after.inputs.stopping.strings.next_state.unsafe_buffer_pointer() == table.unsafe_buffer_pointer()
