@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import report
 from benchmarks.attention import copy_rate, float32, seconds
 from jlade.mesh import default_device
-from jlade.models.experts import Experts, Shape, mix, resolve, ways
+from jlade.models.experts import Experts, ExpertShape, mix, resolve, ways
 
 # Experts, those of a token, and sizes
 FULL = {
@@ -63,7 +63,7 @@ def main() -> None:
     with Progress(console=console) as progress:
         task = progress.add_task("", total=len(shapes) * len(blocks))
         for name, sizes in shapes.items():
-            shape = Shape(*sizes, options.dtype)
+            shape = ExpertShape(*sizes, options.dtype)
             implementations = _implementations(shape, console)
             layers = [_random_experts(jax.random.key(i), shape) for i in range(LAYERS)]
             for num_tokens in blocks:
@@ -90,7 +90,7 @@ def main() -> None:
     console.print(table)
 
 
-def _implementations(shape: Shape, console: Console) -> list[str]:
+def _implementations(shape: ExpertShape, console: Console) -> list[str]:
     """Returns the implementations that run on the default device, and prints the reason against the kernel."""
     try:
         return ["plain", resolve("gpu", default_device(), shape)]
@@ -100,7 +100,7 @@ def _implementations(shape: Shape, console: Console) -> list[str]:
 
 
 @functools.partial(jax.jit, static_argnames="shape")
-def _random_experts(key: jax.Array, shape: Shape) -> Experts:
+def _random_experts(key: jax.Array, shape: ExpertShape) -> Experts:
     """Returns experts without biases. They are drawn one at a time, which takes less memory."""
     inner = shape.size, shape.width
 
@@ -111,7 +111,7 @@ def _random_experts(key: jax.Array, shape: Shape) -> Experts:
     return Experts(*map(draw, jax.random.split(key, 3), (inner, inner, inner[::-1])))
 
 
-def _random_tokens(num_tokens: int, shape: Shape) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+def _random_tokens(num_tokens: int, shape: ExpertShape) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
     """Returns tokens [T, E], and their experts and weights [T, K] in each layer."""
     rng = np.random.default_rng(num_tokens)
 

@@ -132,7 +132,7 @@ def inflate(params: LlamaParams, config: LlamaConfig, key: jax.Array) -> LlamaPa
         source,
         **{size: getattr(config, size) for size in SIZES},
         tie_embeddings=config.tie_embeddings,
-        rms_norm_eps=source.rms_norm_eps * padding,
+        norm_eps=source.norm_eps * padding,
     )
     query_scale = math.sqrt(target.head_dim / source.head_dim)  # attention divides scores by the root of head_dim
     # A mean is never the largest logit. A copy might be: rows of a product may round differently, which breaks ties.

@@ -196,7 +196,7 @@ def demo_model(params: Any) -> nnx.Module:
         head_dim=c.head_dim,
         num_kv_heads=c.num_kv_heads,
         rope_theta=int(c.rope_theta),
-        norm_eps=c.rms_norm_eps,
+        norm_eps=c.norm_eps,
         use_tied_embedding=c.tie_embeddings,
     )
     model = qwen2.Qwen2(config, rngs=nnx.Rngs(0))

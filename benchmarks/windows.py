@@ -36,7 +36,7 @@ from rich.table import Table
 
 import jlade
 from benchmarks import report
-from jlade.drafts.tree import Shape
+from jlade.drafts.tree import TreeShape
 from jlade.evaluation import datasets
 from jlade.generation import text as text_lib
 from jlade.lookahead import block as blocks
@@ -151,7 +151,7 @@ def decode(
         window[0][0] = text[-1]
         found = pool.lookup(text[-1])
         drafts = [token for each in found for token in each] + [0] * (length * (guesses - len(found)))
-        block = blocks.build(window_size, len(window) + 1, Shape.chains(guesses, length))
+        block = blocks.build(window_size, len(window) + 1, TreeShape.chains(guesses, length))
         best, kept = model.predict([token for row in window for token in row] + drafts, block)
         new, after = best[1 : 1 + window_size], best[1 + window_size :]
         accepted, path = [best[0]], [0]

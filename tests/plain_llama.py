@@ -14,7 +14,7 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
     hidden = _f64(params.embedding)[np.asarray(tokens)]
     causal = np.tri(length, dtype=bool)
     for layer in params.layers:
-        normed = _norm(hidden, layer.attention_norm, config.rms_norm_eps)
+        normed = _norm(hidden, layer.attention_norm, config.norm_eps)
         queries = (normed @ _f64(layer.query).T).reshape(length, config.num_heads, head_dim)
         keys = (normed @ _f64(layer.key).T).reshape(length, config.num_kv_heads, head_dim)
         values = (normed @ _f64(layer.value).T).reshape(length, config.num_kv_heads, head_dim)
@@ -26,11 +26,11 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             mixed[:, head] = weights / weights.sum(axis=-1, keepdims=True) @ values[:, kv_head]
         hidden = hidden + mixed.reshape(length, -1) @ _f64(layer.attention_output).T
-        normed = _norm(hidden, layer.mlp_norm, config.rms_norm_eps)
+        normed = _norm(hidden, layer.mlp_norm, config.norm_eps)
         gate = normed @ _f64(layer.gate).T
         hidden = hidden + (gate / (1 + np.exp(-gate)) * (normed @ _f64(layer.up).T)) @ _f64(layer.down).T
     output = params.embedding if params.output is None else params.output
-    return _norm(hidden, params.norm, config.rms_norm_eps) @ _f64(output).T
+    return _norm(hidden, params.norm, config.norm_eps) @ _f64(output).T
 
 
 def _f64(x) -> np.ndarray:

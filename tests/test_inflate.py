@@ -33,7 +33,7 @@ CASES = {  # changes to the source of 4 heads and 2 KV heads, and from the sourc
     "all larger": ({}, LARGER),
     "tied": ({"tie_embeddings": True}, LARGER),
     "tied, then untied": ({"tie_embeddings": True}, LARGER | {"tie_embeddings": False}),
-    "constants": ({"rope_theta": 500.0, "rms_norm_eps": 0.3}, LARGER),
+    "constants": ({"rope_theta": 500.0, "norm_eps": 0.3}, LARGER),
     "larger groups": ({}, {"num_heads": 24, "num_kv_heads": 3, "head_dim": 12}),
     "smaller groups": ({"num_heads": 10}, {"num_heads": 15, "num_kv_heads": 5, "hidden_size": 17}),
 }

@@ -30,7 +30,7 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
         "num_kv_heads": 2,
         "head_dim": 6,
         "max_positions": 64,
-        "rms_norm_eps": 1e-5,
+        "norm_eps": 1e-5,
     }
     params = init_params(jax.random.key(seed), LlamaConfig(**(shape | changes)))
     # Larger layers than the embedding give texts with some loops and some variety; otherwise one token repeats.

@@ -72,5 +72,6 @@ class Family:
     def reads(self) -> dict[str, Any]:
         """The keys that the family reads, with the values of transformers for missing ones."""
         reads = SHARED | dict(self.defaults)
-        # Not "rms_norm_eps" where the family has another name for it.
-        return {key: value for key, value in reads.items() if self.keys.get(key, key) == key}
+        if "norm_eps" in self.keys:  # the family has another name for it
+            del reads["rms_norm_eps"]
+        return reads

@@ -23,7 +23,7 @@ UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells t
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
 MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
 DTYPES = ("float32", "bfloat16", "float16")
-_KEYS = {"rms_norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
+_KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 
 
 def read_config(directory: pathlib.Path, strict: bool = False) -> LlamaConfig:

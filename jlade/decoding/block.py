@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.decoding.state import DecodeConfig, DecodeState
-from jlade.drafts.tree import Form, Shape, Tree
+from jlade.drafts.tree import Form, Tree, TreeShape
 from jlade.lookahead import block as layouts
 from jlade.lookahead import division
 from jlade.lookahead.division import Share
@@ -84,14 +84,14 @@ def lay_out(state: DecodeState, config: DecodeConfig, level: LookaheadConfig) ->
     return Block(tokens, share.positions, share.mask, share.outputs, tree, share, layout.first_draft)
 
 
-def _share(form: Shape | Form, num_tokens: jax.Array, config: DecodeConfig, level: LookaheadConfig) -> Share | None:
+def _share(form: TreeShape | Form, num_tokens: jax.Array, config: DecodeConfig, level: LookaheadConfig) -> Share | None:
     """Returns the share of each sequence's block that this device computes, None for all of it."""
     number = mesh_lib.size(config.mesh, LOOKAHEAD)
     if number == 1:
         return None
     device = jax.lax.axis_index(LOOKAHEAD)
 
-    def of_sequence(_: jax.Array, form: Shape | Form) -> Share:  # a static form has no batch axis
+    def of_sequence(_: jax.Array, form: TreeShape | Form) -> Share:  # a static form has no batch axis
         return division.share(level, form, number, device)
 
     return jax.vmap(of_sequence, out_axes=division.BATCH_AXES)(num_tokens, form)

@@ -13,7 +13,7 @@ import numpy as np
 
 from jlade.config import LookaheadConfig
 from jlade.drafts.source import Prompt, Source, Step, Text
-from jlade.drafts.tree import NONE, Shape, Tree
+from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 KINDS = 8  # places in the chain with acceptance rates of their own; later ones share the last rate
@@ -35,8 +35,8 @@ class Chain(Source):
         return cls(lookahead.reach["chain"])
 
     @property
-    def shape(self) -> Shape:
-        return Shape.chains(1, self.length)
+    def shape(self) -> TreeShape:
+        return TreeShape.chains(1, self.length)
 
     @property
     def rates(self) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
 from jlade.drafts.source import Prompt, Source, Step, Text
-from jlade.drafts.tree import NONE, Shape
+from jlade.drafts.tree import NONE, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 SLOTS = 8  # slots with acceptance rates of their own; later ones share the last rate
@@ -42,8 +42,8 @@ class Pool(Source):
         return cls(lookahead.ngram_size, lookahead.guess_set_size, lookahead.pool_from_prompt, vocabulary.size)
 
     @property
-    def shape(self) -> Shape:
-        return Shape.chains(self.guess_set_size, self.ngram_size - 1)
+    def shape(self) -> TreeShape:
+        return TreeShape.chains(self.guess_set_size, self.ngram_size - 1)
 
     @property
     def rates(self) -> np.ndarray:

@@ -18,7 +18,7 @@ from jlade.config import LookaheadConfig
 from jlade.drafts import suffix
 from jlade.drafts.source import Source, Step, Text
 from jlade.drafts.suffix import LONGEST
-from jlade.drafts.tree import NONE, Shape
+from jlade.drafts.tree import NONE, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 PLACES = 2  # places from which the prediction is read, the best first
@@ -62,8 +62,8 @@ class Prediction(Source):
         return cls(min(lookahead.reach["prediction"], lookahead.num_drafted))
 
     @property
-    def shape(self) -> Shape:
-        return Shape.join([Shape.chains(1, length) for length in self._lengths])
+    def shape(self) -> TreeShape:
+        return TreeShape.join([TreeShape.chains(1, length) for length in self._lengths])
 
     @property
     def _lengths(self) -> tuple[int, int]:

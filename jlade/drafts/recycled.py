@@ -22,7 +22,7 @@ from jlade.config import LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import suffix
 from jlade.drafts.source import RANKS, Passage, Source, Step, Text
-from jlade.drafts.tree import NONE, Shape, Tree
+from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 SPARE = 2.5  # proposals relative to the tokens of the tree: those that other sources propose too make room
@@ -53,7 +53,7 @@ class Recycled(Source):
         return cls(vocabulary.size, size, lookahead.reach["recycled"])
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TreeShape:
         return template(self.size, self.depth).shape
 
     @property
@@ -94,7 +94,7 @@ class RecycledLogits:
 class Template(NamedTuple):
     """The shape of the drafts: each takes the token of a rank after its parent."""
 
-    shape: Shape
+    shape: TreeShape
     ranks: tuple[int, ...]
 
 
@@ -114,7 +114,7 @@ def template(size: int, depth: int) -> Template:
         if len(path) < depth:
             for rank, rate in enumerate(RATES):
                 heapq.heappush(ends, (score * rate, (*path, rank)))
-    return Template(Shape(tuple(parents)), tuple(ranks))
+    return Template(TreeShape(tuple(parents)), tuple(ranks))
 
 
 def empty(vocab_size: int) -> RecycledLogits:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Shape, Tree
+from jlade.drafts.tree import Tree, TreeShape
 from jlade.mesh import DATA
 from jlade.vocabulary import VocabularyShard
 
@@ -74,7 +74,7 @@ class Source(Protocol):
         """Returns the source of a setting."""
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TreeShape:
         """Of L proposals."""
 
     @property

@@ -19,7 +19,7 @@ from jlade.drafts import record as record_lib
 from jlade.drafts import tree as tree_lib
 from jlade.drafts.record import Record
 from jlade.drafts.source import Passage, Prompt, Source, State, Step, Text
-from jlade.drafts.tree import NONE, Proposals, Shape, Tree
+from jlade.drafts.tree import NONE, Proposals, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 TABLE: dict[str, type[Source]] = {
@@ -70,9 +70,9 @@ class Sources:
         )
 
     @functools.cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> TreeShape:
         """Of the proposals of all sources."""
-        return Shape.join([source.shape for _, source in self.sources])
+        return TreeShape.join([source.shape for _, source in self.sources])
 
     @functools.cached_property
     def numbers(self) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.drafts.index import TextIndex, candidates
 from jlade.drafts.source import Source, Text
-from jlade.drafts.tree import NONE, Shape
+from jlade.drafts.tree import NONE, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 LONGEST = 8  # tokens of a match; longer ones count as this long
@@ -44,8 +44,8 @@ class Suffix(Source):
         return cls(min(lookahead.reach[cls.__name__.lower()], lookahead.num_drafted))
 
     @property
-    def shape(self) -> Shape:
-        return Shape.join([Shape.chains(1, length) for length in lengths_of_chains(self.reach)])
+    def shape(self) -> TreeShape:
+        return TreeShape.join([TreeShape.chains(1, length) for length in lengths_of_chains(self.reach)])
 
     @property
     def rates(self) -> np.ndarray:

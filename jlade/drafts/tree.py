@@ -20,7 +20,7 @@ NEVER = 2**24  # the cost of a draft that does not exist; more than that of any 
 
 @jax.tree_util.register_static  # without arrays: masks made of it are constants of the compiled program
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class TreeShape:
     """The static form of L tokens: each continues an earlier one, or the current token."""
 
     parents: tuple[int, ...]  # [L], -1 for the current token
@@ -79,7 +79,7 @@ def _mask(parents: tuple[int, ...]) -> np.ndarray:
 
 @flax.struct.dataclass
 class Form:
-    """The form of M tokens in arrays, with the meaning of `Shape`; [B, ...] for a batch."""
+    """The form of M tokens in arrays, with the meaning of `TreeShape`; [B, ...] for a batch."""
 
     parents: jax.Array  # [M] int32
     depths: jax.Array  # [M] int32
@@ -100,7 +100,7 @@ class Tree:
     """M drafted tokens of one sequence; [B, ...] for a batch. The first ones of a tree are a tree."""
 
     tokens: jax.Array  # [M] int32, `NONE` where there are fewer
-    form: Shape | Form
+    form: TreeShape | Form
     sources: jax.Array  # [M] int32, of the most promising proposal of each token: a place in `sources.TABLE`
     costs: jax.Array | None  # [M] int32, of the path up to each token (`record.cost`); None for a static form
     CURRENT: ClassVar[int] = -1
@@ -127,10 +127,10 @@ class Proposals:
 
     tokens: jax.Array  # [L] int32, `NONE` where a source has nothing
     kinds: jax.Array  # [L] int32, kinds of the `record.Record`
-    shape: Shape
+    shape: TreeShape
 
 
-def merge(tokens: jax.Array, shape: Shape, sources: np.ndarray, costs: jax.Array, size: int) -> Tree:
+def merge(tokens: jax.Array, shape: TreeShape, sources: np.ndarray, costs: jax.Array, size: int) -> Tree:
     """Returns the tree of the `size` most promising tokens, which come first. Proposals with equal prefixes share them.
 
     A proposal costs the sum along its path. A shared token has the lowest cost of its proposals.

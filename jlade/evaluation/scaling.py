@@ -41,7 +41,7 @@ def _llama(hidden_size: int, intermediate_size: int, num_layers: int, num_heads:
         num_kv_heads=num_kv_heads,
         head_dim=128,
         max_positions=4096,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
         rope_theta=10000.0,
     )
 

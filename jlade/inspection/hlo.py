@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Shape(NamedTuple):
+class ArrayShape(NamedTuple):
     """An array of the program."""
 
     dtype: str
@@ -43,7 +43,7 @@ class Instruction(NamedTuple):
 
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]  # of the result; several for a tuple
+    shapes: tuple[ArrayShape, ...]  # of the result; several for a tuple
     operands: tuple[str, ...]
     called: tuple[str, ...]  # computations: a fusion's, a loop's body and condition, ...
     attributes: str
@@ -126,17 +126,17 @@ class Module:
         assert found is not None, loop
         return found[1]
 
-    def shape(self, computation: str, name: str) -> Shape:
+    def shape(self, computation: str, name: str) -> ArrayShape:
         """Returns the shape of a value, the first one of a tuple."""
         shapes = self.computations[computation][name].shapes
-        return shapes[0] if shapes else Shape("token0", (), "")
+        return shapes[0] if shapes else ArrayShape("token0", (), "")
 
 
 def _instruction(line: str) -> Instruction:
     left, _, right = line.strip().partition(" = ")
     end = _matching(right) if right.startswith("(") else right.index(" ")
     shapes = tuple(
-        Shape(dtype, tuple(int(n) for n in dimensions.split(",") if n), layout)
+        ArrayShape(dtype, tuple(int(n) for n in dimensions.split(",") if n), layout)
         for dtype, dimensions, layout in _SHAPE.findall(re.sub(r"/\*.*?\*/", "", right[:end]))
     )
     rest = right[end:].lstrip()

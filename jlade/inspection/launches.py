@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jlade.costs.estimate import Operation
-from jlade.inspection.hlo import Computation, Instruction, Module, Shape
+from jlade.inspection.hlo import ArrayShape, Computation, Instruction, Module
 
 # Opcodes that move no data and launch nothing.
 VIEWS = frozenset(
@@ -42,7 +42,7 @@ class Launch(NamedTuple):
         return Operation(self.flops, self.traffic, 1, cycles, self.times, is_asynchronous)
 
     @property
-    def operands(self) -> list[Shape]:
+    def operands(self) -> list[ArrayShape]:
         return [self.module.shape(self.computation, name) for name in self.instruction.operands]
 
     @property
@@ -97,7 +97,7 @@ class Launch(NamedTuple):
         return [min(pair) for pair in zip(sizes, read, strict=True)]
 
     @property
-    def result(self) -> Shape:
+    def result(self) -> ArrayShape:
         """The result, the last of several."""
         return self.instruction.shapes[STARTS.get(self.instruction.opcode, -1)]
 
@@ -180,7 +180,7 @@ def _bytes_written(body: Computation, result: Instruction) -> int:
     return sum(shape.num_bytes for shape in result.shapes)
 
 
-def _contracted(product: Instruction, operands: list[Shape]) -> int:
+def _contracted(product: Instruction, operands: list[ArrayShape]) -> int:
     """Returns the number of terms in each sum of a product."""
     if found := re.search(r"lhs_contracting_dims=\{([\d,]+)\}", product.attributes):
         return math.prod(operands[0].dimensions[int(axis)] for axis in found[1].split(","))

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.drafts.tree import Form, Shape
+from jlade.drafts.tree import Form, TreeShape
 
 Array = np.ndarray | jax.Array
 
@@ -57,11 +57,11 @@ def window(window_size: int, ngram_size: int) -> Layout:
     return Layout(positions, mask, outputs, size)
 
 
-def build(window_size: int, ngram_size: int, form: Shape | Form) -> Layout:
+def build(window_size: int, ngram_size: int, form: TreeShape | Form) -> Layout:
     """Returns the block of the window of W and N, followed by a tree. The fields of a `Form` may be [..., M]."""
     before = window(window_size, ngram_size)
     (*batch, drafts), size = np.shape(form.depths), before.first_draft
-    xp = np if isinstance(form, Shape) else jnp
+    xp = np if isinstance(form, TreeShape) else jnp
     window_mask = np.pad(before.mask, ((0, drafts), (0, 0)))
     window_mask[:, 0] = True  # all attend to the current token
     tree_mask = xp.pad(form.mask, [(0, 0)] * len(batch) + [(size, 0), (0, 0)])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Form, Shape
+from jlade.drafts.tree import Form, TreeShape
 from jlade.lookahead import block as blocks
 
 
@@ -66,7 +66,7 @@ _axes: Any = Share
 BATCH_AXES: Share = _axes(0, 0, None, 0, 0, 0, 0)  # of `jax.vmap` over sequences, whose outputs have the same indices
 
 
-def share(setting: LookaheadConfig, form: Shape | Form, number: int, device: jax.Array) -> Share:
+def share(setting: LookaheadConfig, form: TreeShape | Form, number: int, device: jax.Array) -> Share:
     """Returns the share of one of several devices, of the block of a setting with a tree.
 
     Args:
@@ -114,7 +114,7 @@ def share(setting: LookaheadConfig, form: Shape | Form, number: int, device: jax
     )
 
 
-def _depth_first(form: Shape | Form) -> jax.Array:
+def _depth_first(form: TreeShape | Form) -> jax.Array:
     """Returns the places [M] of a tree's tokens in depth-first order, with siblings in the order of the tree."""
     parents, mask = jnp.asarray(form.parents), jnp.asarray(form.mask)
     index = jnp.arange(len(parents), dtype=jnp.int32)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jlade.drafts.tree import Form, Shape, Tree
+from jlade.drafts.tree import Form, Tree, TreeShape
 
 
 class Agreement(NamedTuple):
@@ -87,7 +87,7 @@ def verify_by_rejection(key: jax.Array, tree: Tree, next_logits: jax.Array, logi
 
 def _path(tree: Tree, last: jax.Array, most: int) -> jax.Array:
     """Returns the places of a token and its predecessors by depth [A-1], arbitrary ones past it."""
-    if isinstance(tree.form, Shape):
+    if isinstance(tree.form, TreeShape):
         return jnp.minimum(jnp.asarray(tree.form.lineage)[last, : most - 1], len(tree.tokens) - 1)
     depth = jnp.arange(1, most, dtype=jnp.int32)
     is_at = tree.form.mask[last][None, :] & (tree.form.depths[None, :] == depth[:, None])

@@ -32,7 +32,7 @@ class LlamaConfig:
     num_kv_heads: int
     head_dim: int
     max_positions: int
-    rms_norm_eps: float = 1e-6  # of every norm
+    norm_eps: float = 1e-6  # of every norm
     rope_theta: float = 10000.0
     rope_scaling: rotary.Scaling | None = None
     tie_embeddings: bool = False

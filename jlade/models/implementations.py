@@ -75,9 +75,9 @@ def _heads(config: LlamaConfig, mesh: Mesh | None) -> tuple[int, int, int]:
     return config.num_heads // heads, config.num_kv_heads // kv_heads, config.head_dim
 
 
-def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.Shape:
+def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.ExpertShape:
     """Returns the shape of the experts on a device, and how many of them a token has on average."""
     c, shards = config, mesh_lib.size(mesh, *MODEL)
     dtype = next(leaf.dtype for leaf in jax.tree.leaves(params) if leaf.ndim == 3)  # [expert, in, out]
     per_token = -(-c.experts_per_token // shards)
-    return experts.Shape(c.num_experts // shards, per_token, c.hidden_size, c.expert_size, dtype.name)
+    return experts.ExpertShape(c.num_experts // shards, per_token, c.hidden_size, c.expert_size, dtype.name)

@@ -231,7 +231,7 @@ class Llama:
     def logits(self, params: LlamaParams, hidden: jax.Array) -> jax.Array:
         c, output = self.config, params.embedding if params.output is None else params.output
         padded = padding.pad(hidden) if self.pads else hidden
-        normed = normalize(padded, params.norm, c.norm, c.rms_norm_eps, params.norm_bias)
+        normed = normalize(padded, params.norm, c.norm, c.norm_eps, params.norm_bias)
         logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
@@ -260,7 +260,7 @@ def _layer(
     Under `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = config
-    norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
+    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
     queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
     operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
@@ -283,7 +283,7 @@ def _project(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales."""
     c = config
-    norm = functools.partial(normalize, kind=c.norm, eps=c.rms_norm_eps)
+    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
 
     def norms(kind: str) -> tuple[jax.Array | None, jax.Array | None]:
         return (layer.query_norm, layer.key_norm) if kind == c.qk_norm_kind else (None, None)

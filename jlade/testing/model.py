@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.drafts.tree import Shape
+from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
 from jlade.models.base import Cache, Decoder, Params
 
-BLOCK = blocks.build(3, 4, Shape.chains(2, 3))  # a lookahead block
+BLOCK = blocks.build(3, 4, TreeShape.chains(2, 3))  # a lookahead block
 SIZE = len(BLOCK.positions)  # T = 15, its tokens
 LENGTHS = np.array([6, 3, 0], np.int32)  # tokens before it, for a batch of three
 CAPACITY = 16  # tokens; longer than every text here

@@ -144,7 +144,7 @@ def test_devices_have_the_merged_weights_of_one(base, tmp_path):
 
 def test_one_expert(tmp_path):
     """An adapter that transformers 4 has trained; later versions hold experts in a tensor that has no module."""
-    save_hf(random_params("mixtral", rms_norm_eps=1e-5), tmp_path / "base")
+    save_hf(random_params("mixtral", norm_eps=1e-5), tmp_path / "base")
     shapes = shapes_of(tmp_path / "base")
     products = write_adapter(
         tmp_path / "adapter", shapes, ["1.w1", "3.w2", "gate"], target_modules=["w1", "w2", "gate"]

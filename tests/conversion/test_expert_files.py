@@ -29,7 +29,7 @@ def random_params(model_type, **changes):
 def gpt_oss():
     """Random parameters like GPT-OSS's."""
     biases = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias", "router_bias", "sinks"), True)
-    return random_params("gpt_oss", rms_norm_eps=1e-5, rope_theta=150000.0, activation="clipped_silu", **biases)
+    return random_params("gpt_oss", norm_eps=1e-5, rope_theta=150000.0, activation="clipped_silu", **biases)
 
 
 def pack(directory):
@@ -89,8 +89,8 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     changes = {
         "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
         "qwen3_moe": {"qk_norm": True},
-        "olmoe": {"qk_norm": True, "qk_norm_kind": "whole", "rms_norm_eps": 1e-5},
-        "mixtral": {"rms_norm_eps": 1e-5},
+        "olmoe": {"qk_norm": True, "qk_norm_kind": "whole", "norm_eps": 1e-5},
+        "mixtral": {"norm_eps": 1e-5},
         "phimoe": {"norm": "layer", "norm_bias": True, "output_bias": True, "routing": "sparsemixer"},
         "llama4_text": {"intermediate_size": 64, "experts_per_token": 1, "routing": "sigmoid"}
         | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True},
@@ -114,7 +114,7 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
 
 
 def test_broken_files_are_refused(gpt_oss, tmp_path):
-    params = random_params("mixtral", rms_norm_eps=1e-5)
+    params = random_params("mixtral", norm_eps=1e-5)
     save_hf(params, tmp_path / "mixtral")
     file = tmp_path / "mixtral" / "model.safetensors"
     tensors = load_file(file)

@@ -23,7 +23,7 @@ QWEN_3 = LlamaConfig(
 )
 YARN = YarnScaling(4.0, 32.0, 1.0, 0.1 * math.log(4) + 1, 32768)
 EXPECTED = {
-    "llama-1-7b": vars(LLAMA_2) | {"max_positions": 2048, "rms_norm_eps": 1e-6, "eos_ids": (1,)},
+    "llama-1-7b": vars(LLAMA_2) | {"max_positions": 2048, "norm_eps": 1e-6, "eos_ids": (1,)},
     "llama-2-7b": vars(LLAMA_2),
     "llama-transformers-5": vars(LLAMA_2),
     "codellama-7b": vars(LLAMA_2) | {"vocab_size": 32016, "max_positions": 16384, "rope_theta": 1e6},

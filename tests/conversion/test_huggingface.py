@@ -156,7 +156,7 @@ def test_defaults_of_old_configs(tmp_path):
     config = {key: CONFIG[key] for key in CONFIG if key not in ("num_key_value_heads", "max_position_embeddings")}
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = read_config(tmp_path)
-    assert (read.num_kv_heads, read.max_positions, read.rope_theta, read.rms_norm_eps) == (4, 2048, 10000.0, 1e-6)
+    assert (read.num_kv_heads, read.max_positions, read.rope_theta, read.norm_eps) == (4, 2048, 10000.0, 1e-6)
     assert not read.tie_embeddings
 
 

@@ -14,7 +14,7 @@ from jlade.conversion.tensors import param_shapes
 from jlade.costs import memory as memory_lib
 from jlade.costs import work as work_lib
 from jlade.costs.work import Layout
-from jlade.drafts.tree import Shape
+from jlade.drafts.tree import TreeShape
 from jlade.lookahead import division
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
@@ -89,6 +89,6 @@ def test_the_size_of_a_share(window, ngram, guesses, number):
     if number == 1:
         assert division.share_size(setting, 1) == (setting.block_size, 1 + window + guesses * (ngram - 1))
         return
-    find = functools.partial(division.share, setting, Shape.chains(guesses, ngram - 1), number)
+    find = functools.partial(division.share, setting, TreeShape.chains(guesses, ngram - 1), number)
     share = jax.eval_shape(find, jnp.int32(0))
     assert division.share_size(setting, number) == (len(share.members), len(share.outputs))

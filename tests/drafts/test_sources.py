@@ -16,7 +16,7 @@ from jlade.drafts import record, suffix
 from jlade.drafts import recycled as recycling
 from jlade.drafts.source import Prompt, Text
 from jlade.drafts.sources import TABLE, Sources
-from jlade.drafts.tree import NONE, Proposals, Shape
+from jlade.drafts.tree import NONE, Proposals, TreeShape
 from jlade.vocabulary import VocabularyShard
 from tests.tiny import slow
 
@@ -148,7 +148,7 @@ def test_the_highest_logits_are_found(size):
 
 
 def test_the_record_counts_proposals_whose_predecessors_were_accepted():
-    proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), Shape((-1, 0, 1, -1, 3)))
+    proposals = Proposals(jnp.array([1, 2, 3, 4, NONE]), jnp.array([0, 1, 2, 0, 1]), TreeShape((-1, 0, 1, -1, 3)))
     before = record.start(np.array([0.5, 0.5, 0.5]))
     count = jax.jit(lambda number: record.update(before, proposals, jnp.array([1, 9, 7]), number))
     after = count(np.int32(2))
@@ -161,7 +161,7 @@ def test_the_record_counts_proposals_whose_predecessors_were_accepted():
 
 
 def test_the_record_forgets():
-    proposals = Proposals(jnp.array([1]), jnp.array([0]), Shape((-1,)))
+    proposals = Proposals(jnp.array([1]), jnp.array([0]), TreeShape((-1,)))
     update = jax.jit(lambda state, token: record.update(state, proposals, token[None], jnp.int32(1)))
     state = record.start(np.array([0.5]))
     for token in [1] * 300 + [2] * 200:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.drafts import tree as tree_lib
-from jlade.drafts.tree import NONE, Shape, Tree
+from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.lookahead import block as blocks
 from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 
 PARENTS = (-1, 0, 1, 2, -1, 4, 5, -1, -1, 7, 7, 9, 10)  # two chains, and a tree that branches
-SHAPE = Shape(PARENTS)
+SHAPE = TreeShape(PARENTS)
 SIZE = 7
 VOCAB = 3
 
@@ -86,7 +86,7 @@ def test_the_cheapest_paths_are_kept_and_equal_ones_are_one(case):
 
 
 def test_shapes_are_joined():
-    joined = Shape.join([Shape((-1, 0)), Shape((-1, -1, 1))])
+    joined = TreeShape.join([TreeShape((-1, 0)), TreeShape((-1, -1, 1))])
     assert joined.parents == (-1, 0, -1, -1, 3)
     assert joined.depths.tolist() == [1, 2, 1, 1, 2]
     assert joined.lineage.tolist() == [[0, 5], [0, 1], [2, 5], [3, 5], [3, 4]]
@@ -116,7 +116,7 @@ MERGED = jax.tree.map(
     jnp.asarray, merge([0, 1, 2, 0, 1, 0, 1, 0, 1, 1, 2, 0, 0], [1, 2, 3, 3, 1, 2, 3, 4, 4, 1, 1, 2, 2])
 )
 CHAINS = Tree(
-    jnp.array([0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0, NONE, NONE, NONE]), Shape.chains(5, 3), jnp.zeros(15), None
+    jnp.array([0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0, NONE, NONE, NONE]), TreeShape.chains(5, 3), jnp.zeros(15), None
 )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import NEVER, Shape, Tree
+from jlade.drafts.tree import NEVER, Tree, TreeShape
 from jlade.lookahead import adaptive
 
 COSTS = (2.971, 1.937, 1.0)  # no mean of some whole numbers
@@ -67,7 +67,7 @@ def test_a_tree_is_as_wide_as_its_forecast_says():
         probabilities = likely + [0] * (15 - len(likely))
         tree = Tree(
             tokens=jnp.zeros(15, jnp.int32),
-            form=Shape.chains(1, 15),
+            form=TreeShape.chains(1, 15),
             sources=jnp.zeros(15, jnp.int32),
             costs=jnp.array([NEVER if p == 0 else round(-256 * np.log2(p)) for p in probabilities], jnp.int32),
         )

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Shape
+from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
 
 settings = st.tuples(st.integers(0, 7), st.integers(2, 6), st.integers(0, 6))
 
 
 def build(window_size, ngram_size, guess_set_size):
-    return blocks.build(window_size, ngram_size, Shape.chains(guess_set_size, ngram_size - 1))
+    return blocks.build(window_size, ngram_size, TreeShape.chains(guess_set_size, ngram_size - 1))
 
 
 def table(window_size, ngram_size, guess_set_size):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jlade.config import LookaheadConfig
-from jlade.drafts.tree import Form, Shape
+from jlade.drafts.tree import Form, TreeShape
 from jlade.lookahead import block as blocks
 from jlade.lookahead import division
 
@@ -18,7 +18,7 @@ def trees(draw):
     """The form of a tree whose siblings stand anywhere after their parent, as costs order them; some drafts absent."""
     size = draw(st.integers(1, 12))
     parents = [draw(st.integers(-1, place - 1)) for place in range(size)]
-    shape = Shape(tuple(parents))
+    shape = TreeShape(tuple(parents))
     return Form(*(jnp.asarray(x) for x in (np.array(parents, np.int32), shape.depths, shape.mask)))
 
 
@@ -53,7 +53,7 @@ few = settings(max_examples=30)  # each compiles a program
 @few
 @given(W=st.integers(0, 9), N=st.integers(2, 6), G=st.integers(0, 7), number=st.integers(1, 9))
 def test_shares_of_the_paper_are_parts_of_the_block(W, N, G, number):  # noqa: N803
-    check_shares(LookaheadConfig.paper(W, N, G), Shape.chains(G, N - 1), number)
+    check_shares(LookaheadConfig.paper(W, N, G), TreeShape.chains(G, N - 1), number)
 
 
 @pytest.mark.slow

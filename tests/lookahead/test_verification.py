@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jlade.drafts import tree as tree_lib
-from jlade.drafts.tree import NONE, Shape, Tree
+from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.lookahead.verification import verify_by_matching, verify_by_rejection
 from tests import reference
 
@@ -26,7 +26,7 @@ def verify(candidates, next_token, predicted):
     """Verifies candidates [G, N-1], given the model's tokens after each of them [G, N-1]."""
     number, length = candidates.shape
     zeros = jnp.zeros(candidates.size, jnp.int32)
-    tree = Tree(jnp.asarray(candidates).reshape(-1), Shape.chains(number, length), zeros, None)
+    tree = Tree(jnp.asarray(candidates).reshape(-1), TreeShape.chains(number, length), zeros, None)
     most = length + 1 if number else 1
     return verify_by_matching(tree, jnp.int32(next_token), jnp.asarray(predicted).reshape(-1), most)
 
@@ -88,7 +88,7 @@ def test_without_candidates_the_next_token_alone_is_accepted():
 # By rejection: the joint law of the accepted tokens and their number.
 
 EMPTY = (NONE, NONE, NONE)  # a slot of the pool without an n-gram
-SHAPE = Shape.chains(5, len(EMPTY))
+SHAPE = TreeShape.chains(5, len(EMPTY))
 CANDIDATES = {
     "that part at once": [(0, 1, 2), (1, 2, 0), (2, 0, 1), EMPTY, EMPTY],
     "that begin alike": [(0, 1, 2), (0, 1, 0), (1, 0, 0), (0, 2, 2), (1, 0, 1)],

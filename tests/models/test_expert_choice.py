@@ -13,13 +13,13 @@ import pytest
 from jlade import mesh as mesh_lib
 from jlade.models import experts as experts_lib
 from jlade.models import trial
-from jlade.models.experts import Experts, Shape, mix, resolve, resolve_unattached, ways
+from jlade.models.experts import Experts, ExpertShape, mix, resolve, resolve_unattached, ways
 from jlade.models.experts.contest import prepare
 from jlade.models.llama import Llama, init_params, quantize
 from tests.models.attention.test_attend import AMPERE, CPU, HOPPER, TPU
 from tests.tiny import tiny_llama
 
-SHAPE = Shape(number=6, per_token=2, size=64, width=128, dtype="bfloat16")
+SHAPE = ExpertShape(number=6, per_token=2, size=64, width=128, dtype="bfloat16")
 with_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
 
 
@@ -160,7 +160,7 @@ def test_a_decoder_asks_for_a_trial_of_its_experts(on_hopper):
     assert params.decoder.experts == "gpu"
     ((subject, kernel, device, shape, prepared, may_run),) = on_hopper  # heads of 6 have no kernel
     assert (subject, kernel, device, may_run) == ("experts", "gpu", HOPPER, True)
-    assert shape == Shape(8, 3, 128, 64, "bfloat16")
+    assert shape == ExpertShape(8, 3, 128, 64, "bfloat16")
     assert str(shape) == "8 experts of 128 x 64, 3 for a token, bfloat16"
     assert [run.keywords["name"] for run in prepared.args[:2]] == ["gpu", "plain"]
     assert jax.eval_shape(lambda: params).decoder.experts == "gpu"
@@ -174,7 +174,7 @@ def test_a_decoder_asks_for_a_trial_of_its_experts(on_hopper):
 def test_experts_are_tried_as_devices_divide_them(on_hopper):
     mesh = types.SimpleNamespace(devices=np.array([HOPPER]), shape={"model": 2, "copy": 1})
     assert Llama(mixture().config).on(mixture(), mesh).experts == "gpu"
-    assert on_hopper[0][3] == Shape(4, 2, 128, 64, "bfloat16")
+    assert on_hopper[0][3] == ExpertShape(4, 2, 128, 64, "bfloat16")
 
 
 @with_kernel

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jlade.drafts.tree import Shape
+from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
 from jlade.models.layers import linear, multiply_row_twice
 from jlade.models.llama import quantize
@@ -90,7 +90,7 @@ def test_block_by_block_equals_the_whole(sizes):
 
 def test_a_lookahead_block_predicts_what_each_tokens_own_text_predicts():
     params, rng = tiny_llama(), np.random.default_rng(2)
-    block = blocks.build(4, 4, Shape.chains(3, 3))
+    block = blocks.build(4, 4, TreeShape.chains(3, 3))
     prefix, tokens = rng.integers(0, 13, 6), rng.integers(0, 13, len(block.positions))
     decoder = params.decoder
     cache = decoder.init_cache(params, 1, 32)

@@ -21,14 +21,14 @@ import pytest
 from jlade import mesh as mesh_lib
 from jlade.models import attention, trial
 from jlade.models.attention import Variation, contest, tpu
-from jlade.models.attention.contest import Shape
+from jlade.models.attention.contest import HeadShape
 from jlade.models.llama import Llama
 from jlade.models.trial import Key, Outcome
 from tests.models.attention.test_attend import TPU
 from tests.tiny import tiny_llama
 
 CPU = jax.devices("cpu")[0]
-SHAPE = Shape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
+SHAPE = HeadShape(heads=4, kv_heads=2, head_dim=8, dtype="bfloat16")
 KEY = Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", SHAPE)
 GOOD = Outcome(True, "takes 0.50 of the time of 'plain'")
 BAD = Outcome(False, "raises ValueError: no")
@@ -102,7 +102,7 @@ def test_results(kernel, reason):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_dtype_has_a_tolerance_that_finds_a_wrong_length(dtype):
-    shape = Shape(6, 2, 16, dtype)
+    shape = HeadShape(6, 2, 16, dtype)
     assert compare(plain, plain, shape).passed
     assert not compare(one_more_key, plain, shape).passed
 
@@ -263,9 +263,9 @@ def test_without_a_place_for_the_verdict_nothing_is_tried(tmp_path, monkeypatch)
 def test_a_kernel_that_ends_its_process_is_not_tried_again():
     script = """
 import os
-from jlade.models.attention.contest import Shape
+from jlade.models.attention.contest import HeadShape
 from jlade.models.trial import *
-decide(Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", Shape(4, 2, 8, "bfloat16")), lambda: os._exit(3))
+decide(Key("attention", "tpu", "TPU v5e", "JAX 1", "abc", HeadShape(4, 2, 8, "bfloat16")), lambda: os._exit(3))
 """
     assert subprocess.run([sys.executable, "-c", script], env=os.environ, check=False).returncode == 3
     with pytest.warns(UserWarning, match="ended or hung the process that tried it"):
@@ -384,7 +384,7 @@ def test_a_decoder_asks_for_a_trial_of_its_heads(on_tpu):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama())
     assert params.decoder.attention == "tpu"
     ((subject, kernel, device, shape, prepared, may_run),) = on_tpu
-    assert (subject, kernel, device, shape) == ("attention", "tpu", TPU, Shape(4, 2, 6, "bfloat16"))
+    assert (subject, kernel, device, shape) == ("attention", "tpu", TPU, HeadShape(4, 2, 6, "bfloat16"))
     run, run_plain, *rest = prepared.args
     assert (run.keywords, run_plain.keywords) == ({"implementation": "tpu"}, {"implementation": "plain"})
     assert (*rest, may_run) == (device, shape, True)
@@ -397,7 +397,7 @@ def test_a_decoder_asks_for_a_trial_of_each_variation(on_tpu, monkeypatch):
     variations = {"attention_cap": 5.0, "attention_scale": 0.3, "sliding_windows": (3, None)}
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama(**variations))
     assert params.decoder.attention == "tpu"
-    expected = [Shape(4, 2, 6, "bfloat16", Variation(window, cap=True)) for window in (True, False)]
+    expected = [HeadShape(4, 2, 6, "bfloat16", Variation(window, cap=True)) for window in (True, False)]
     assert [arguments[3] for arguments in on_tpu] == expected
     monkeypatch.setattr(trial, "passes", lambda *arguments: arguments[3] == expected[0])
     assert params.decoder.attention == "plain"

@@ -59,14 +59,14 @@ def _theta(model: Any) -> float:
 def _llama3(model: Any) -> LlamaConfig:
     c = model.config
     shape = _shape(c, c.vocab_size)
-    return LlamaConfig(**shape, rms_norm_eps=c.norm_eps, rope_theta=_theta(model), tie_embeddings=c.weight_tying)
+    return LlamaConfig(**shape, norm_eps=c.norm_eps, rope_theta=_theta(model), tie_embeddings=c.weight_tying)
 
 
 def _qwen2(model: Any) -> LlamaConfig:
     c = model.config
     shape, theta = _shape(c, c.vocab_size), float(c.rope_theta)
     return LlamaConfig(
-        **shape, rms_norm_eps=c.norm_eps, rope_theta=theta, tie_embeddings=c.use_tied_embedding, qkv_bias=True
+        **shape, norm_eps=c.norm_eps, rope_theta=theta, tie_embeddings=c.use_tied_embedding, qkv_bias=True
     )
 
 
@@ -78,7 +78,7 @@ def _qwen3(model: Any) -> LlamaConfig:
         experts |= {"experts_per_token": c.num_experts_per_tok, "model_type": "qwen3_moe"}
     return LlamaConfig(
         **_shape(c, c.vocab_size) | experts,
-        rms_norm_eps=c.norm_eps,
+        norm_eps=c.norm_eps,
         rope_theta=_theta(model),
         tie_embeddings=c.use_tied_embedding,
         qk_norm=True,

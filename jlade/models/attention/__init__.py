@@ -99,12 +99,12 @@ def resolve(
             return "plain"
         # On demand, as most programs need no trial.
         from jlade.models import trial
-        from jlade.models.attention.contest import Shape, prepare
+        from jlade.models.attention.contest import HeadShape, prepare
 
         run, run_plain = (functools.partial(attend, implementation=name) for name in (kernel, "plain"))
 
         def passes(variation: Variation) -> bool:
-            shape = Shape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, variation)
+            shape = HeadShape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, variation)
             contest = functools.partial(prepare, run, run_plain, device, shape)
             return trial.passes("attention", kernel, device, shape, contest, may_run)
 

@@ -23,7 +23,7 @@ WINDOW = 512
 CAP = 2.0
 
 
-class Shape(NamedTuple):
+class HeadShape(NamedTuple):
     """The heads of a model, the dtype of its queries, keys and values, and the attention of a layer."""
 
     heads: int
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
         return ", ".join([*parts, *(name for name, present in self.variation._asdict().items() if present)])
 
 
-def prepare(run: Attend, plain: Attend, device: jax.Device, shape: Shape) -> Contest:
+def prepare(run: Attend, plain: Attend, device: jax.Device, shape: HeadShape) -> Contest:
     """Returns the contest of a kernel with plain attention. The exact result is that of attention in float32.
 
     If all tokens see a key too many or too few, the largest error is 0.1 to 0.6.
@@ -66,7 +66,7 @@ class _Case(NamedTuple):
     num_accepted: jax.Array  # [B] int32
 
 
-def _random_case(device: jax.Device, shape: Shape, block_size: int) -> _Case:
+def _random_case(device: jax.Device, shape: HeadShape, block_size: int) -> _Case:
     rng = np.random.default_rng(block_size)
     heads, kv_heads, _, dtype, variation = shape
     batch_size, capacity = len(LENGTHS), RING if variation.window else CAPACITY

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jlade.models import trial
 from jlade.models.experts import ways
-from jlade.models.experts.contest import Shape as Shape
+from jlade.models.experts.contest import ExpertShape as ExpertShape
 from jlade.models.experts.contest import prepare
 from jlade.models.experts.routing import route as route
 from jlade.models.experts.ways import Experts as Experts
@@ -61,7 +61,7 @@ def mix(
     return jax.lax.psum(mixed, axes) if axes else mixed
 
 
-def resolve(implementation: str, device: jax.Device, shape: Shape, may_run: bool = True) -> str:
+def resolve(implementation: str, device: jax.Device, shape: ExpertShape, may_run: bool = True) -> str:
     """Returns the implementation that runs on `device`: "plain" or "gpu".
 
     "auto" gives the kernel if it can run there and passes its trial, otherwise "plain"; see `jlade.models.trial`.
@@ -92,7 +92,7 @@ def resolve(implementation: str, device: jax.Device, shape: Shape, may_run: bool
     return "gpu" if passed else "plain"
 
 
-def resolve_unattached(implementation: str, device: jax.Device, shape: Shape) -> str:
+def resolve_unattached(implementation: str, device: jax.Device, shape: ExpertShape) -> str:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     if implementation == "auto":
         return "gpu" if _obstacle(device, shape) is None else "plain"
@@ -105,7 +105,7 @@ def check_implementation(implementation: str) -> None:
         raise ValueError(f"experts must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
 
 
-def _obstacle(device: jax.Device, shape: Shape) -> str | None:
+def _obstacle(device: jax.Device, shape: ExpertShape) -> str | None:
     """Returns the reason why the kernel cannot run, None if it can."""
     if reason := hopper_obstacle(device):
         return reason

@@ -15,7 +15,7 @@ from jlade.models.trial import Case, Contest
 Mix = Callable[..., jax.Array]
 
 
-class Shape(NamedTuple):
+class ExpertShape(NamedTuple):
     """The experts on a device, and the dtype of their weights."""
 
     number: int
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
         return f"{sizes}, {self.per_token} for a token, {self.dtype}"
 
 
-def prepare(run: Mix, plain: Mix, device: jax.Device, shape: Shape) -> Contest:
+def prepare(run: Mix, plain: Mix, device: jax.Device, shape: ExpertShape) -> Contest:
     """Returns the contest of a kernel with plain JAX, whose results are the expected ones.
 
     Exact ones would take copies of the weights in float32, which may be several gigabytes.
@@ -45,7 +45,7 @@ def prepare(run: Mix, plain: Mix, device: jax.Device, shape: Shape) -> Contest:
 
 
 @functools.partial(jax.jit, static_argnames="shape")
-def _random_matrices(key: jax.Array, shape: Shape) -> list[jax.Array]:
+def _random_matrices(key: jax.Array, shape: ExpertShape) -> list[jax.Array]:
     """Returns gate, up and down. They are drawn one at a time: the random bits take more memory than a matrix."""
     inner = shape.size, shape.width
 
@@ -56,7 +56,7 @@ def _random_matrices(key: jax.Array, shape: Shape) -> list[jax.Array]:
     return [draw(key, sizes) for key, sizes in zip(jax.random.split(key, 3), (inner, inner, inner[::-1]), strict=True)]
 
 
-def _random_tokens(device: jax.Device, shape: Shape, num_tokens: int) -> tuple[jax.Array, ...]:
+def _random_tokens(device: jax.Device, shape: ExpertShape, num_tokens: int) -> tuple[jax.Array, ...]:
     """Returns tokens [T, E], their experts and weights [T, K]."""
     rng = np.random.default_rng(num_tokens)
     x = rng.standard_normal((num_tokens, shape.size), np.float32).astype(jnp.dtype(shape.dtype))
