@@ -1,6 +1,7 @@
 """The arrays of a decode on a mesh: sequences along `data`, KV heads along `model`, and sources as they say."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -57,6 +58,15 @@ def state_specs(inputs: Inputs, config: DecodeConfig) -> DecodeState:
     drafts = _specs(Drafts, states=config.sources.specs)
     memory = _specs(Memory, cache=cache_specs(config.decoder), drafts=drafts)
     return _specs(DecodeState, inputs=input_specs(inputs, config), memory=memory)
+
+
+def state_shapes(start: Callable[[Params], DecodeState], params: Params, config: DecodeConfig) -> DecodeState:
+    """Returns the shapes of the state that `start` makes of parameters, with their shardings on a mesh."""
+    state = jax.eval_shape(start, params)
+    if config.mesh is None:
+        return state
+    placed: DecodeState = mesh_lib.shapes(state, config.mesh, state_specs(state.inputs, config))
+    return placed
 
 
 def _stopping_specs(stopping: Stopping) -> Stopping:

@@ -5,7 +5,6 @@ import ctypes
 import platform
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 from rich.filesize import decimal
@@ -13,6 +12,7 @@ from rich.filesize import decimal
 from jlade import mesh as mesh_lib
 from jlade.costs import memory as memory_lib
 from jlade.decoding import prefill, sharding
+from jlade.decoding.state import DecodeState
 from jlade.generation.prompts import SMALLEST_CAPACITY
 from jlade.generation.request import DecodeRequest
 from jlade.models.base import Params
@@ -82,13 +82,10 @@ def state_bytes(params: Params, request: DecodeRequest) -> int:
     """Returns the bytes of the state of a request on a device, without the parameters."""
     inputs, config = request.inputs, request.config
 
-    def start(params: Params) -> Any:
+    def start(params: Params) -> DecodeState:
         return prefill.start(prefill.prefill(params, inputs, config), inputs, config)
 
-    state = jax.eval_shape(start, params)
-    if config.mesh is not None:
-        state = mesh_lib.shapes(state, config.mesh, sharding.state_specs(state.inputs, config))
-    return mesh_lib.num_bytes(state)
+    return mesh_lib.num_bytes(sharding.state_shapes(start, params, config))
 
 
 def trim() -> None:

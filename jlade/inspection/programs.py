@@ -63,11 +63,10 @@ class Programs(NamedTuple):
             cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
             return prefill.start(Prefix(cache), self.inputs(1, lookahead), self.config(lookahead))
 
-        state, steps = jax.eval_shape(start, self.params), jax.ShapeDtypeStruct((), jnp.int32)
-        if self.mesh is None:
-            return self.params, *_apart(state), steps
-        specs = sharding.state_specs(state.inputs, self.config(lookahead))
-        state, steps = mesh_lib.shapes((state, steps), self.mesh, (specs, PartitionSpec()))
+        state = sharding.state_shapes(start, self.params, self.config(lookahead))
+        steps = jax.ShapeDtypeStruct((), jnp.int32)
+        if self.mesh is not None:
+            steps = mesh_lib.shapes(steps, self.mesh, PartitionSpec())
         return self.placed_params(), *_apart(state), steps
 
     def placed_params(self) -> LlamaParams:

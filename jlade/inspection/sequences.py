@@ -1,6 +1,7 @@
 """How many sequences of an engine fit into the memory of a device."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -130,8 +131,8 @@ def _row(programs: Programs) -> rows.Row:
 def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:
     """Returns the shapes of the state of `number` rows."""
     config, row = _config(programs, lookahead), _row(programs)
-    state = jax.eval_shape(lambda params: rows.empty(params, row, config=config, num_rows=number), programs.params)
-    return _placed(state, programs, sharding.state_specs(state.inputs, config))
+    empty = functools.partial(rows.empty, row=row, config=config, num_rows=number)
+    return sharding.state_shapes(empty, programs.params, config)
 
 
 def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:
@@ -140,8 +141,8 @@ def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:
     prefix = jax.eval_shape(
         lambda params: rows.unread(params, config=config, capacity=programs.capacity), programs.params
     )
-    return _placed(prefix, programs, sharding.prefix_specs(config.decoder, config.sources.readers, prefix))
-
-
-def _placed(shapes: Any, programs: Programs, specs: Any) -> Any:
-    return shapes if programs.mesh is None else mesh_lib.shapes(shapes, programs.mesh, specs)
+    if programs.mesh is None:
+        return prefix
+    specs = sharding.prefix_specs(config.decoder, config.sources.readers, prefix)
+    placed: Prefix = mesh_lib.shapes(prefix, programs.mesh, specs)
+    return placed
