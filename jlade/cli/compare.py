@@ -35,11 +35,13 @@ def parser() -> argparse.ArgumentParser:
         "free on a GPU or TPU, where tree=119 is a good start. On a CPU they cost time, and small trees are best.",
         examples=[
             'jlade "def read_config(path):" --lookahead tree=63 --also 15,5,15',
+            'jlade "A person in JSON: " --model path/to/model --schema person.json',
             'jlade "Once upon a time" --model path/to/model --max-new-tokens 64 --temperature 0.7',
         ],
     )
     result.add_argument("prompt", metavar="PROMPT", help="the text to complete")
     options_lib.add_shared(result)
+    options_lib.add_grammar(result)
     result.add_argument("--no-compare", action="store_true", help="decode once, without plain decoding for comparison")
     result.add_argument(
         "--also",
@@ -58,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
       FloatingPointError: after the text, if it ended as the model's logits are not finite.
     """
-    request = options_lib.request(options)
+    request = options_lib.request(options) | {"grammar": options_lib.grammar(options)}
     others = [options_lib.setting("--also", sizes) for sizes in options.also]
     if options.no_compare and others:
         raise ValueError("--also asks for a comparison, and --no-compare for none")
@@ -117,7 +119,8 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(_figures(options.prompt, params, runs, differences)))
     else:
         console.print(_table(runs), soft_wrap=False)
-        for sentence in _sentences(params, runs, differences, sampling.temperature):
+        has_gap = sampling.temperature == 0 and request["grammar"] is None  # of two logits that could both be chosen
+        for sentence in _sentences(params, runs, differences, has_gap):
             console.print(sentence, soft_wrap=not console.is_terminal)
 
 
@@ -158,6 +161,7 @@ class _Run:
             "seconds": self.seconds,
             "compression": self.tally.compression,
             "tokens_per_second": self.tally.tokens_per_second,
+            "finish_reason": self.finish_reason,
         }
 
 
@@ -202,7 +206,7 @@ def _table(runs: _Runs) -> display.Tallies:
 
 
 def _sentences(
-    params: LlamaParams, runs: _Runs, differences: list[difference.Difference | None], temperature: float
+    params: LlamaParams, runs: _Runs, differences: list[difference.Difference | None], has_gap: bool
 ) -> Iterator[str]:
     """Yields whether the texts are identical, and why wide blocks are slow on a CPU."""
     (_, first), *rest = runs.items()
@@ -211,7 +215,7 @@ def _sentences(
         yield f"identical: {number} texts have the same {len(first.tokens)} tokens"
     for (setting, _), found in zip(rest, differences, strict=True):
         if found is not None:
-            gap = "" if temperature else f", where the two largest logits are {found.logit_gap:.2g} apart"
+            gap = f", where the two largest logits are {found.logit_gap:.2g} apart" if has_gap else ""
             dtype = params.embedding.dtype
             yield f"not identical, in {dtype}: {_name(setting)} differs from token {found.position + 1} on{gap}"
     plain = runs.get(PLAIN, _Run()).tally.tokens_per_second

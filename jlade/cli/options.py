@@ -158,6 +158,29 @@ def add_lookahead(parser: argparse.ArgumentParser, default: str = AUTO) -> None:
     group.add_argument("--no-lookahead", action="store_true", help="plain decoding only, one token a step")
 
 
+def add_grammar(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `grammar`."""
+    group = parser.add_argument_group("grammar, which the text must be one of").add_mutually_exclusive_group()
+    group.add_argument("--schema", metavar="FILE", help="JSON that this JSON Schema accepts (- for standard input)")
+    group.add_argument("--regex", metavar="PATTERN", help="a match of this regular expression")
+    group.add_argument("--ebnf", metavar="FILE", help="a text of the rule `root` in this file of EBNF")
+
+
+def grammar(options: argparse.Namespace) -> jlade.Grammar | None:
+    """Returns the grammar of the options, None for none.
+
+    Raises:
+      ValueError: names the option or its file, and what is wrong.
+    """
+    for name, make in (("schema", jlade.Grammar.json_schema), ("ebnf", jlade.Grammar.ebnf)):
+        if (file := getattr(options, name)) is not None:
+            try:
+                return make(read(file))
+            except ValueError as error:
+                raise ValueError(f"--{name} {file}: {error}") from error
+    return None if options.regex is None else jlade.Grammar.regex(options.regex)
+
+
 def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords:
     """Returns the keyword arguments for `jlade.generate` and `jlade.stream`.
 

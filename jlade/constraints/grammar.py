@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.constraints import automaton, json_schema, regex
+from jlade.constraints import automaton, ebnf, json_schema, regex
 from jlade.constraints.automaton import DEAD, Automaton
 from jlade.constraints.tokens import Table
 from jlade.mesh import SHARED
@@ -19,7 +19,7 @@ from jlade.mesh import SHARED
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
-    """The texts that a generation may have, made by `json_schema`, `json`, `regex` or `choice`.
+    """The texts that a generation may have, made by `json_schema`, `json`, `regex`, `choice` or `ebnf`.
 
     It is compiled for a tokenizer when it is first used, and kept by its content.
     """
@@ -60,6 +60,15 @@ class Grammar:
             raise ValueError(f"options must be one or more strings, got {options!r}")
         return cls("choice", json.dumps(list(options)))._checked()
 
+    @classmethod
+    def ebnf(cls, rules: str) -> Self:
+        """Returns the texts of the rule "root" of a grammar in EBNF; see `jlade.constraints.ebnf`.
+
+        Raises:
+          ValueError: names the line and what is wrong.
+        """
+        return cls("ebnf", rules)._checked()
+
     @property
     def automaton(self) -> Automaton:
         """The automaton over bytes."""
@@ -79,7 +88,9 @@ def _automaton(grammar: Grammar) -> Automaton:
             return automaton.build(regex.parse(grammar.source))
         case "choice":
             return automaton.build(automaton.choice(*map(automaton.literal, json.loads(grammar.source))))
-    raise ValueError(f"kind must be json_schema, regex or choice, got {grammar.kind!r}")
+        case "ebnf":
+            return automaton.build(ebnf.parse(grammar.source))
+    raise ValueError(f"kind must be json_schema, regex, choice or ebnf, got {grammar.kind!r}")
 
 
 @flax.struct.dataclass

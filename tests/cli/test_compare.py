@@ -10,7 +10,7 @@ from jlade import cli
 from jlade.cli import compare, options
 from jlade.config import PLAIN
 from jlade.generation.results import NOT_FINITE
-from tests.tiny import PAPER, piece
+from tests.tiny import PAPER, piece, tiny_llama, tiny_tokenizer
 
 SHORT = ["import os\n", "--max-new-tokens", "12"]
 
@@ -75,6 +75,45 @@ def test_sampling_options_and_stop_strings_reach_both_decodings(monkeypatch, cap
         assert request["sampling"] == jlade.SamplingConfig(temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1)
         assert (request["stop"], request["min_new_tokens"], request["max_new_tokens"]) == (["a", "b"], 2, 12)
         assert request["key"] == jax.random.key(3)
+
+
+@pytest.mark.parametrize(("option", "grammar"), [("regex", "(ab|c){2}"), ("ebnf", 'root ::= "c" | "ab" root')])
+def test_the_text_is_one_of_the_grammar(option, grammar, monkeypatch, tmp_path, capsys):
+    params = tiny_llama(2, eos_ids=(12,))
+    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (params, tiny_tokenizer()))
+    if option == "ebnf":
+        (tmp_path / "grammar").write_text(grammar, encoding="utf-8")
+        grammar = str(tmp_path / "grammar")
+    command = ["a", "--json", "--lookahead", "4,4,3", "--temperature", "0", "--max-new-tokens", "24"]
+    assert cli.main([*command, f"--{option}", grammar]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text"] == result["plain"]["text"]
+    is_whole = re.fullmatch("(ab|c){2}" if option == "regex" else "(ab)*c", result["text"]) is not None
+    assert result["finish_reason"] == ("eos" if is_whole else "length")
+
+
+def test_a_schema_is_read_from_its_file(monkeypatch, tmp_path, capsys):
+    requests = []
+    monkeypatch.setattr(jlade, "stream", lambda params, prompt, **request: iter([requests.append(request) or PIECE]))
+    monkeypatch.setattr(jlade, "prepare", lambda *arguments, **request: (None, None))
+    monkeypatch.setattr(jlade, "prefill", lambda *arguments: None)
+    (tmp_path / "schema.json").write_text('{"type": "boolean"}', encoding="utf-8")
+    assert cli.main([*SHORT, "--json", "--no-compare", "--schema", str(tmp_path / "schema.json")]) == 0
+    assert requests[-1]["grammar"] == jlade.Grammar.json_schema('{"type": "boolean"}')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schema", "none.json"], "--schema none.json: none.json cannot be read"),
+        (["--regex", "(a"], "regex '(a': missing )"),
+        (["--regex", "a", "--ebnf", "b"], "argument --ebnf: not allowed with argument --regex"),
+    ],
+)
+def test_grammars_that_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*SHORT, *arguments])
+    assert message in capsys.readouterr().err
 
 
 def test_the_default_limit_is_that_of_the_library():

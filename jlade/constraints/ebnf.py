@@ -1,0 +1,317 @@
+"""Grammars of named rules in EBNF, as llama.cpp (GBNF) and XGrammar write them, as expressions over bytes.
+
+Rules that lead back to themselves by references at their ends, or else at their beginnings, are loops of the automaton.
+Other references of a rule to itself, as within brackets, are followed to a bounded depth.
+"""
+
+import functools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from jlade.constraints.automaton import (
+    LAST_CODE_POINT,
+    NOTHING,
+    Choice,
+    Expression,
+    Network,
+    Repeat,
+    Series,
+    build,
+    characters,
+    literal,
+    union,
+    without,
+)
+
+DEPTH = 3  # of rules within themselves
+ROOT = "root"
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|\#[^\n]*)|(?P<is>::=)|(?P<name>[A-Za-z_][\w.-]*)|(?P<text>"(?:[^"\\\n]|\\.)*")"""
+    r"""|(?P<set>\[(?:[^\]\\\n]|\\.)*\])|(?P<count>\{\s*(?P<least>\d+)\s*(?P<comma>,\s*(?P<most>\d*)\s*)?\})"""
+    r"""|(?P<sign>[()|*+?.])"""
+)
+_CHARACTER = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|(.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {each: each for each in "\\\"'[]^-"}
+_COUNTS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
+class _Name(NamedTuple):
+    """A reference to a rule."""
+
+    name: str
+
+
+class _Sequence(NamedTuple):
+    parts: tuple["_Node", ...]
+
+
+class _Options(NamedTuple):
+    options: tuple["_Node", ...]
+
+
+class _Several(NamedTuple):
+    part: "_Node"
+    least: int
+    most: int | None
+
+
+_Node = _Name | _Sequence | _Options | _Several | Expression
+
+
+def parse(text: str, depth: int = DEPTH) -> Expression:
+    """Returns the texts of the rule "root".
+
+    Args:
+      text: rules `name ::= expression`. An expression has texts in double quotes, sets of characters `[a-z]` and
+        `[^a-z]`, `.` for any character, names of rules, parentheses, `|`, and `*`, `+`, `?`, `{2}`, `{2,}` or `{2,4}`
+        after a part. Comments begin with `#`.
+      depth: how often a rule may be within itself, where this is no loop.
+
+    Raises:
+      ValueError: names the line and what is expected there, a rule that is missing, or a rule without texts.
+    """
+    rules = _Parser(text).rules()
+    if ROOT not in rules:
+        raise ValueError(f"ebnf: the rule {ROOT!r} is missing; there are {', '.join(rules) or 'none'}")
+    found = build(_Compiler(rules, depth).rule(ROOT, depth))
+    if not found.is_final.any():
+        raise ValueError(f"ebnf: no text of the rule {ROOT!r} ends, with rules up to {depth} levels within themselves")
+    return found
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text, self._tokens, self._place = text, list(_tokens(text)), 0
+
+    def rules(self) -> dict[str, _Node]:
+        rules: dict[str, _Node] = {}
+        while self._kind() != "end":
+            name = self._take("name")
+            if name in rules:
+                raise self._error(f"another name than {name!r}, which is a rule already", -1)
+            self._take("is")
+            rules[name] = self._options()
+        for match in self._tokens:
+            if match is not None and match.lastgroup == "name" and match[0] not in rules:
+                raise ValueError(f"ebnf, line {self._line(match)}: there is no rule {match[0]!r}")
+        return rules
+
+    def _options(self) -> _Node:
+        options = [self._sequence()]
+        while self._is_sign("|"):
+            options.append(self._sequence())
+        return options[0] if len(options) == 1 else _Options(tuple(options))
+
+    def _sequence(self) -> _Node:
+        parts: list[_Node] = []
+        while (part := self._part()) is not None:
+            parts.append(self._counted(part))
+        return parts[0] if len(parts) == 1 else _Sequence(tuple(parts))
+
+    def _part(self) -> _Node | None:
+        kind, match = self._kind(), self._tokens[self._place]
+        if match is None or (kind == "name" and self._kind(1) == "is"):
+            return None
+        if kind in ("name", "text", "set"):
+            self._place += 1
+        match kind:
+            case "name":
+                return _Name(match[0])
+            case "text":
+                return literal("".join(map(chr, self._characters(match, match[0][1:-1]))))
+            case "set":
+                return self._set(match)
+        if self._is_sign("."):
+            return characters(((0, LAST_CODE_POINT),))
+        if self._is_sign("("):
+            inner = self._options()
+            if not self._is_sign(")"):
+                raise self._error("')'")
+            return inner
+        return None
+
+    def _counted(self, part: _Node) -> _Node:
+        while (match := self._tokens[self._place]) is not None:
+            if match["least"] is not None:
+                least = int(match["least"])
+                most = least if match["comma"] is None else int(match["most"]) if match["most"] else None
+                if most is not None and most < least:
+                    raise self._error(f"a count of at least {least}")
+            elif match[0] in _COUNTS:
+                least, most = _COUNTS[match[0]]
+            else:
+                break
+            self._place += 1
+            part = _Several(part, least, most)
+        return part
+
+    def _set(self, match: re.Match[str]) -> Expression:
+        content = match[0][1:-1]
+        is_negated = content.startswith("^")
+        spelled = [(each[0], code) for each, code in self._spelled(match, content[is_negated:])]
+        ranges, place = list[tuple[int, int]](), 0
+        while place < len(spelled):
+            first = last = spelled[place][1]
+            if place + 2 < len(spelled) and spelled[place + 1][0] == "-":
+                last = spelled[place + 2][1]
+                place += 2
+            if last < first:
+                raise ValueError(f"ebnf, line {self._line(match)}: {match[0]} has a range that ends before it begins")
+            ranges.append((first, last))
+            place += 1
+        found = union(ranges)
+        return characters(without(found) if is_negated else without(without(found)))
+
+    def _characters(self, match: re.Match[str], text: str) -> list[int]:
+        return [code for _, code in self._spelled(match, text)]
+
+    def _spelled(self, match: re.Match[str], text: str) -> Iterator[tuple[str, int]]:
+        """Yields how each character is written, and its code point."""
+        for each in _CHARACTER.finditer(text):
+            *codes, escaped, plain = each.groups()
+            code = next((int(digits, 16) for digits in codes if digits), None)
+            if code is None:
+                if escaped is not None and escaped not in _ESCAPES:
+                    raise ValueError(f"ebnf, line {self._line(match)}: \\{escaped} is no known escape")
+                code = ord(plain if escaped is None else _ESCAPES[escaped])
+            if code > LAST_CODE_POINT or 0xD800 <= code <= 0xDFFF:
+                raise ValueError(f"ebnf, line {self._line(match)}: {each[0]} is no character")
+            yield each[0], code
+
+    def _kind(self, ahead: int = 0) -> str:
+        place = self._place + ahead
+        match = self._tokens[place] if place < len(self._tokens) else None
+        return "end" if match is None else str(match.lastgroup)
+
+    def _is_sign(self, sign: str) -> bool:
+        """Whether the next token is a sign, which is then taken."""
+        match = self._tokens[self._place]
+        is_next = match is not None and match[0] == sign and match.lastgroup == "sign"
+        self._place += is_next
+        return is_next
+
+    def _take(self, kind: str) -> str:
+        match = self._tokens[self._place]
+        if match is None or match.lastgroup != kind:
+            raise self._error({"name": "the name of a rule", "is": "'::='"}[kind])
+        self._place += 1
+        return match[0]
+
+    def _error(self, expected: str, ahead: int = 0) -> ValueError:
+        match = self._tokens[self._place + ahead]
+        got = "the end" if match is None else repr(match[0])
+        return ValueError(f"ebnf, line {self._line(match)}: expected {expected}, got {got}")
+
+    def _line(self, match: re.Match[str] | None) -> int:
+        end = len(self._text) if match is None else match.start()
+        return self._text.count("\n", 0, end) + 1
+
+
+def _tokens(text: str) -> Iterator[re.Match[str] | None]:
+    """Yields the tokens of a grammar, and None at its end."""
+    place = 0
+    while place < len(text):
+        match = _TOKEN.match(text, place)
+        if match is None:
+            line = text.count("\n", 0, place) + 1
+            raise ValueError(f"ebnf, line {line}: expected a part of a rule, got {text[place : place + 12]!r}")
+        if match.lastgroup != "space":
+            yield match
+        place = match.end()
+    yield None
+
+
+class _Compiler:
+    """Makes expressions of rules."""
+
+    def __init__(self, rules: dict[str, _Node], depth: int) -> None:
+        self._rules, self._depth = rules, depth
+        uses = {name: _names(node) for name, node in rules.items()}
+        self._reached = {name: _reach(uses, name) for name in rules}
+        self.rule = functools.cache(self._rule)
+
+    def _rule(self, name: str, depth: int) -> Expression:
+        """Returns the texts of a rule, with itself up to `depth` levels within it."""
+        together = [each for each in sorted(self._reached[name]) if name in self._reached[each]]
+        if depth < 0:
+            return NOTHING
+        # The rules that refer to each other are places of a network, and a reference at an end is a move among them.
+        places = {each: place for place, each in enumerate([name, *(each for each in together if each != name)])}
+        end = len(places)
+        at_end = self._has_loop(together, True) or not self._has_loop(together, False)
+        edges: list[tuple[int, Expression | None, int]] = []
+        for rule, place in places.items():
+            for parts, other in _branches(self._rules[rule], together, at_end):
+                moved = self._expression(_Sequence(parts), depth, together)
+                if at_end:
+                    edges.append((place, moved, end if other is None else places[other]))
+                else:  # the other rule comes first; place 0 is before all of them
+                    edges.append((0 if other is None else 1 + places[other], moved, 1 + place))
+        if at_end:
+            return Network(end + 1, tuple(edges))
+        return Network(end + 2, (*edges, (1, None, end + 1)))
+
+    def _has_loop(self, together: Sequence[str], at_end: bool) -> bool:
+        """Whether some of the rules lead back to themselves by references at their ends, or at their beginnings."""
+        moves = {
+            rule: {other for _, other in _branches(self._rules[rule], together, at_end) if other is not None}
+            for rule in together
+        }
+        return any(rule in _reach(moves, rule) for rule in together)
+
+    def _expression(self, node: _Node, depth: int, together: Collection[str]) -> Expression:
+        """Returns the texts of a part of a rule with `depth` levels."""
+        match node:
+            case _Name(name):
+                return self.rule(name, depth - 1 if name in together else self._depth)
+            case _Sequence(parts):
+                return Series(tuple(self._expression(each, depth, together) for each in parts))
+            case _Options(options):
+                return Choice(tuple(self._expression(each, depth, together) for each in options))
+            case _Several(part, least, most):
+                return Repeat(self._expression(part, depth, together), least, most)
+        return node
+
+
+def _reach(moves: Mapping[str, set[str]], name: str) -> set[str]:
+    """Returns the names that a name leads to, directly or by way of others."""
+    reached, left = set[str](), [name]
+    while left:
+        new = moves[left.pop()] - reached
+        reached |= new
+        left += new
+    return reached
+
+
+def _names(node: _Node) -> set[str]:
+    """Returns the rules that a node refers to."""
+    match node:
+        case _Name(name):
+            return {name}
+        case _Sequence(parts) | _Options(parts):
+            return set().union(*map(_names, parts))
+        case _Several(part):
+            return _names(part)
+    return set()
+
+
+def _branches(node: _Node, names: Collection[str], at_end: bool) -> Iterator[tuple[tuple[_Node, ...], str | None]]:
+    """Yields the alternatives of a node: a rule among `names` at its end, or its beginning, and the parts besides."""
+    match node:
+        case _Name(name) if name in names:
+            yield (), name
+        case _Options(options):
+            for option in options:
+                yield from _branches(option, names, at_end)
+        case _Several(part, 0, 1):
+            yield (), None
+            yield from _branches(part, names, at_end)
+        case _Sequence((*parts, last)) if at_end:
+            for rest, other in _branches(last, names, at_end):
+                yield (*parts, *rest), other
+        case _Sequence((first, *parts)):
+            for rest, other in _branches(first, names, at_end):
+                yield (*rest, *parts), other
+        case _:
+            yield (node,), None
