@@ -12,6 +12,7 @@ from . import (
     testing,
 )
 from .config import LookaheadConfig, SamplingConfig
+from .constraints.bans import BannedSequences, NoRepeatedNgrams
 from .constraints.constraint import Constraint
 from .constraints.grammar import Grammar
 from .costs.plan import Plan, plan
@@ -38,6 +39,7 @@ from .models.llama import LlamaParams
 from .storage import demo, load, load_corpus, load_pool, load_sampling, save_corpus, save_pool
 
 __all__ = [
+    "BannedSequences",
     "Constraint",
     "Corpus",
     "DecodeConfig",
@@ -52,6 +54,7 @@ __all__ = [
     "LlamaParams",
     "LookaheadConfig",
     "NGramPool",
+    "NoRepeatedNgrams",
     "Piece",
     "Plan",
     "Prefix",

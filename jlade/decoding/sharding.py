@@ -74,8 +74,19 @@ def _stopping_specs(stopping: Stopping) -> Stopping:
 
 
 def constraint_specs(constraint: Constraint | None) -> Any:
-    """Returns the specs of a constraint."""
-    return _specs(type(constraint)) if dataclasses.is_dataclass(constraint) else BATCH
+    """Returns the specs of a constraint, whose fields may be constraints, tuples of them, or static."""
+    if isinstance(constraint, tuple):
+        return tuple(map(constraint_specs, constraint))
+    if not dataclasses.is_dataclass(constraint):
+        return BATCH
+    fields = {field.name: (field, getattr(constraint, field.name)) for field in dataclasses.fields(constraint)}
+    static = {name: value for name, (field, value) in fields.items() if not field.metadata.get("pytree_node", True)}
+    parts = {
+        name: constraint_specs(value)
+        for name, (_, value) in fields.items()
+        if name not in static and (isinstance(value, tuple) or dataclasses.is_dataclass(value))
+    }
+    return _specs(type(constraint), **static, **parts)
 
 
 def _specs(kind: type[T], **given: Any) -> T:

@@ -71,6 +71,8 @@ class Inputs:
         """
 
         def take(arrays: Any) -> Any:
+            if type(arrays) is tuple:  # of constraints
+                return tuple(map(take, arrays))
             if not dataclasses.is_dataclass(arrays) or isinstance(arrays, type):
                 return jax.tree.map(lambda array: array[indices], arrays)
             own = (each for each in dataclasses.fields(arrays) if each.metadata.get("pytree_node", True))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jlade.constraints.bans import Every
 from jlade.constraints.constraint import Constraint
 from jlade.constraints.grammar import Grammar, Tables
 from jlade.constraints.tokens import Table, Trie
@@ -22,16 +23,20 @@ def check(
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
-    batch_size = len(stopping.max_new_tokens)
-    if constraint is not None:
-        if grammar is not None:
-            raise ValueError("grammar and constraint cannot both be given")
-        missing = [name for name in ("start", "advance", "allowed") if not callable(getattr(constraint, name, None))]
+    own = [] if constraint is None else list(constraint) if isinstance(constraint, list | tuple) else [constraint]
+    for each in own:
+        missing = [name for name in ("start", "advance", "allowed") if not callable(getattr(each, name, None))]
         if missing:
             raise TypeError(
-                f"constraint must have the methods of jlade.Constraint, got {constraint!r} without {', '.join(missing)}"
+                f"constraint must have the methods of jlade.Constraint, got {each!r} without {', '.join(missing)}"
             )
-        return constraint
+    tables = _tables(grammar, tokenizer, stopping, vocab_size)
+    constraints = own if tables is None else [tables, *own]
+    return constraints[0] if len(constraints) == 1 else Every(tuple(constraints)) if constraints else None
+
+
+def _tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_size: int) -> Tables | None:
+    batch_size = len(stopping.max_new_tokens)
     grammars = [grammar] * batch_size if isinstance(grammar, Grammar | None) else grammar
     if not isinstance(grammars, Sequence) or not all(isinstance(each, Grammar | None) for each in grammars):
         raise TypeError(f"grammar must be a jlade.Grammar, or one or None for each prompt, got {grammar!r}")

@@ -77,7 +77,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         key, given as a key or as an array of one. A key changes no greedy text, only the number of its steps.
       grammar: what each text may be, a `jlade.Grammar` for all prompts, or one or None for each; by default any text. A
         whole text ends with an end token. It needs `tokenizer`.
-      constraint: a rule of your own, see `jlade.Constraint`, in place of `grammar`.
+      constraint: a rule for all prompts, such as `jlade.NoRepeatedNgrams` or your own (see `jlade.Constraint`), or a
+        list of rules; `grammar` holds besides.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. In float32 the text is
         the same on any mesh. Parameters that `jlade.load` did not load for this mesh are copied there by each call.

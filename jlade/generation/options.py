@@ -40,7 +40,7 @@ class TextOptions:
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None = None
     key: jax.Array | None = None
     grammar: Grammar | Sequence[Grammar | None] | None = None
-    constraint: Constraint | None = None
+    constraint: Constraint | Sequence[Constraint] | None = None
     decoder: Decoder | None = None
     mesh: Mesh | None = None
 
@@ -73,6 +73,8 @@ _HERE = {
     **dict.fromkeys(("stop_strings", "stop_sequences"), "stop=..."),
     **dict.fromkeys(("stop_token_ids", "eos_token_id", "eos_token_ids"), "eos_ids=..."),
     **dict.fromkeys(("input_ids", "inputs", "prompts"), "the prompt as the second argument"),
+    "no_repeat_ngram_size": "constraint=jlade.NoRepeatedNgrams(size, vocab_size)",
+    "bad_words_ids": "constraint=jlade.BannedSequences.of(sequences, vocab_size)",
     "messages": f"as the prompt {prompts_lib.OF_CHAT}",
 }
 
