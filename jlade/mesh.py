@@ -5,6 +5,7 @@ the heads, the columns of the MLPs and the vocabulary. A program on a mesh is a 
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 import pickle
@@ -28,6 +29,11 @@ MODEL = (HEADS, COPIES)
 LEAST_BYTES = 1024  # of `gather`, which sends this times a power of two, so that few programs are compiled
 Specs = Any  # a pytree of PartitionSpec, a prefix of that of the arrays
 SHARED = "shared by the sequences of a batch"  # of a dataclass's field, in `typing.Annotated`
+
+
+def is_shared(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field has the type `Annotated[..., SHARED]`."""
+    return SHARED in getattr(field.type, "__metadata__", ())
 
 
 def make_mesh(

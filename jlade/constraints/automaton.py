@@ -135,6 +135,12 @@ def without(ranges: Ranges) -> Ranges:
     return (*left, (begin, LAST_CODE_POINT)) if begin <= LAST_CODE_POINT else tuple(left)
 
 
+def character_set(ranges: Iterable[tuple[int, int]], is_negated: bool) -> Ranges:
+    """Returns the code points of characters that are in one of some ranges, or in none of them."""
+    rest = without(union(ranges))
+    return rest if is_negated else without(rest)
+
+
 @functools.cache
 def _utf8(first: int, last: int) -> tuple[Expression, ...]:
     """Returns sequences of ranges of bytes that spell the code points `first` to `last`."""

@@ -6,8 +6,8 @@ Other references of a rule to itself, as within brackets, are followed to a boun
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, NamedTuple
 
 from jlade.constraints.automaton import (
     LAST_CODE_POINT,
@@ -18,10 +18,9 @@ from jlade.constraints.automaton import (
     Repeat,
     Series,
     build,
+    character_set,
     characters,
     literal,
-    union,
-    without,
 )
 
 DEPTH = 3  # of rules within themselves
@@ -42,21 +41,7 @@ class _Name(NamedTuple):
     name: str
 
 
-class _Sequence(NamedTuple):
-    parts: tuple["_Node", ...]
-
-
-class _Options(NamedTuple):
-    options: tuple["_Node", ...]
-
-
-class _Several(NamedTuple):
-    part: "_Node"
-    least: int
-    most: int | None
-
-
-_Node = _Name | _Sequence | _Options | _Several | Expression
+_Node = Any  # an `Expression` in which a `_Name` stands for the texts of its rule
 
 
 def parse(text: str, depth: int = DEPTH) -> Expression:
@@ -71,16 +56,21 @@ def parse(text: str, depth: int = DEPTH) -> Expression:
     Raises:
       ValueError: names the line and what is expected there, a rule that is missing, or a rule without texts.
     """
-    rules = _Parser(text).rules()
-    if ROOT not in rules:
-        raise ValueError(f"ebnf: the rule {ROOT!r} is missing; there are {', '.join(rules) or 'none'}")
-    found = build(_Compiler(rules, depth).rule(ROOT, depth))
+    try:
+        rules = _Parser(text).rules()
+        if ROOT not in rules:
+            raise ValueError(f"ebnf: the rule {ROOT!r} is missing; there are {', '.join(rules) or 'none'}")
+        found = build(_Compiler(rules, depth).rule(ROOT, depth))
+    except RecursionError as error:
+        raise ValueError("ebnf: parentheses or rules are too many within each other") from error
     if not found.is_final.any():
         raise ValueError(f"ebnf: no text of the rule {ROOT!r} ends, with rules up to {depth} levels within themselves")
     return found
 
 
 class _Parser:
+    """Reads the rules of a text, each as a node."""
+
     def __init__(self, text: str) -> None:
         self._text, self._tokens, self._place = text, list(_tokens(text)), 0
 
@@ -101,13 +91,13 @@ class _Parser:
         options = [self._sequence()]
         while self._is_sign("|"):
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else _Options(tuple(options))
+        return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def _sequence(self) -> _Node:
         parts: list[_Node] = []
         while (part := self._part()) is not None:
             parts.append(self._counted(part))
-        return parts[0] if len(parts) == 1 else _Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else Series(tuple(parts))
 
     def _part(self) -> _Node | None:
         kind, match = self._kind(), self._tokens[self._place]
@@ -119,7 +109,7 @@ class _Parser:
             case "name":
                 return _Name(match[0])
             case "text":
-                return literal("".join(map(chr, self._characters(match, match[0][1:-1]))))
+                return literal("".join(chr(code) for _, code in self._spelled(match, match[0][1:-1])))
             case "set":
                 return self._set(match)
         if self._is_sign("."):
@@ -143,7 +133,7 @@ class _Parser:
             else:
                 break
             self._place += 1
-            part = _Several(part, least, most)
+            part = Repeat(part, least, most)
         return part
 
     def _set(self, match: re.Match[str]) -> Expression:
@@ -160,11 +150,7 @@ class _Parser:
                 raise ValueError(f"ebnf, line {self._line(match)}: {match[0]} has a range that ends before it begins")
             ranges.append((first, last))
             place += 1
-        found = union(ranges)
-        return characters(without(found) if is_negated else without(without(found)))
-
-    def _characters(self, match: re.Match[str], text: str) -> list[int]:
-        return [code for _, code in self._spelled(match, text)]
+        return characters(character_set(ranges, is_negated))
 
     def _spelled(self, match: re.Match[str], text: str) -> Iterator[tuple[str, int]]:
         """Yields how each character is written, and its code point."""
@@ -233,17 +219,17 @@ class _Compiler:
 
     def _rule(self, name: str, depth: int) -> Expression:
         """Returns the texts of a rule, with itself up to `depth` levels within it."""
-        together = [each for each in sorted(self._reached[name]) if name in self._reached[each]]
         if depth < 0:
             return NOTHING
+        together = {each for each in self._reached[name] if name in self._reached[each]}
         # The rules that refer to each other are places of a network, and a reference at an end is a move among them.
-        places = {each: place for place, each in enumerate([name, *(each for each in together if each != name)])}
+        places = {each: place for place, each in enumerate([name, *sorted(together - {name})])}
         end = len(places)
         at_end = self._has_loop(together, True) or not self._has_loop(together, False)
         edges: list[tuple[int, Expression | None, int]] = []
         for rule, place in places.items():
             for parts, other in _branches(self._rules[rule], together, at_end):
-                moved = self._expression(_Sequence(parts), depth, together)
+                moved = self._expression(Series(parts), depth, together)
                 if at_end:
                     edges.append((place, moved, end if other is None else places[other]))
                 else:  # the other rule comes first; place 0 is before all of them
@@ -252,7 +238,7 @@ class _Compiler:
             return Network(end + 1, tuple(edges))
         return Network(end + 2, (*edges, (1, None, end + 1)))
 
-    def _has_loop(self, together: Sequence[str], at_end: bool) -> bool:
+    def _has_loop(self, together: Set[str], at_end: bool) -> bool:
         """Whether some of the rules lead back to themselves by references at their ends, or at their beginnings."""
         moves = {
             rule: {other for _, other in _branches(self._rules[rule], together, at_end) if other is not None}
@@ -260,16 +246,16 @@ class _Compiler:
         }
         return any(rule in _reach(moves, rule) for rule in together)
 
-    def _expression(self, node: _Node, depth: int, together: Collection[str]) -> Expression:
+    def _expression(self, node: _Node, depth: int, together: Set[str]) -> Expression:
         """Returns the texts of a part of a rule with `depth` levels."""
         match node:
             case _Name(name):
                 return self.rule(name, depth - 1 if name in together else self._depth)
-            case _Sequence(parts):
+            case Series(parts):
                 return Series(tuple(self._expression(each, depth, together) for each in parts))
-            case _Options(options):
+            case Choice(options):
                 return Choice(tuple(self._expression(each, depth, together) for each in options))
-            case _Several(part, least, most):
+            case Repeat(part, least, most):
                 return Repeat(self._expression(part, depth, together), least, most)
         return node
 
@@ -289,28 +275,31 @@ def _names(node: _Node) -> set[str]:
     match node:
         case _Name(name):
             return {name}
-        case _Sequence(parts) | _Options(parts):
+        case Series(parts) | Choice(parts):
             return set().union(*map(_names, parts))
-        case _Several(part):
+        case Repeat(part):
             return _names(part)
     return set()
 
 
-def _branches(node: _Node, names: Collection[str], at_end: bool) -> Iterator[tuple[tuple[_Node, ...], str | None]]:
+def _branches(node: _Node, names: Set[str], at_end: bool) -> Iterator[tuple[tuple[_Node, ...], str | None]]:
     """Yields the alternatives of a node: a rule among `names` at its end, or its beginning, and the parts besides."""
+    if names.isdisjoint(_names(node)):
+        yield (node,), None
+        return
     match node:
-        case _Name(name) if name in names:
+        case _Name(name):
             yield (), name
-        case _Options(options):
+        case Choice(options):
             for option in options:
                 yield from _branches(option, names, at_end)
-        case _Several(part, 0, 1):
+        case Repeat(part, 0, 1):
             yield (), None
             yield from _branches(part, names, at_end)
-        case _Sequence((*parts, last)) if at_end:
+        case Series((*parts, last)) if at_end:
             for rest, other in _branches(last, names, at_end):
                 yield (*parts, *rest), other
-        case _Sequence((first, *parts)):
+        case Series((first, *parts)):
             for rest, other in _branches(first, names, at_end):
                 yield (*rest, *parts), other
         case _:

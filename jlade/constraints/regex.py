@@ -12,6 +12,7 @@ from jlade.constraints.automaton import (
     Expression,
     Ranges,
     Repeat,
+    character_set,
     characters,
     choice,
     sequence,
@@ -119,5 +120,4 @@ def _set(items: Any, pattern: str) -> Ranges:
             ranges += _CATEGORIES[argument]
         else:
             raise ValueError(f"regex {pattern!r}: {str(argument).lower()} is not supported")
-    found = union(ranges)
-    return without(found) if is_negated else without(without(found))
+    return character_set(ranges, is_negated)

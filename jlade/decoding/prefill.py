@@ -209,7 +209,7 @@ def _start(
         sharding.input_specs(inputs, config),
         *[sharding.BATCH] * 3,
     )
-    out_specs = sharding.state_specs(_without_read(inputs, keys), config)
+    out_specs = sharding.state_specs(_kept(inputs, keys), config)
     start = functools.partial(_start_of_device, config=config)
     return mesh_lib.shard(start, config.mesh, specs, out_specs)(prefix, inputs, keys, drawn, noise)
 
@@ -237,7 +237,7 @@ def _start_of_device(
         num_tokens=lengths,
         num_steps=jnp.zeros(batch_size, jnp.int32),
         done=jnp.zeros(batch_size, bool),
-        inputs=_without_read(inputs, keys),
+        inputs=_kept(inputs, keys),
         memory=Memory(cache=prefix.cache, drafts=jax.vmap(draft)(states, prompts, lengths, known, noise)),
         window=jax.vmap(first_window)(drawn),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
@@ -264,7 +264,7 @@ def _constraint_state(inputs: Inputs) -> Any:
     return jax.vmap(start, in_axes=(axes, 0, 0))(inputs.constraint, inputs.prompts, inputs.lengths)
 
 
-def _without_read(inputs: Inputs, keys: jax.Array) -> Inputs:
+def _kept(inputs: Inputs, keys: jax.Array) -> Inputs:
     """Returns the inputs without the arrays that a state takes over, and with the keys of the sequences."""
     return dataclasses.replace(inputs, prompts=None, cache=None, sources={}, key=keys)  # type: ignore[arg-type]
 

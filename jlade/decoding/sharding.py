@@ -9,11 +9,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
-from jlade.constraints.constraint import Constraint
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.drafts.sources import Drafts, Sources
-from jlade.mesh import DATA, HEADS, SHARED, Specs
+from jlade.mesh import DATA, HEADS, Specs, is_shared
 from jlade.models import sharding as model_sharding
 from jlade.models.base import Cache, Decoder, KVCache, Params
 from jlade.models.llama import Llama, LlamaParams
@@ -73,27 +72,26 @@ def _stopping_specs(stopping: Stopping) -> Stopping:
     return _specs(Stopping, strings=P() if stopping.strings is None else _specs(StopStrings))
 
 
-def constraint_specs(constraint: Constraint | None) -> Any:
-    """Returns the specs of a constraint, whose fields may be constraints, tuples of them, or static."""
-    if isinstance(constraint, tuple):
+def constraint_specs(constraint: Any) -> Any:
+    """Returns the specs of a constraint. Its fields may be static, shared, or have constraints and tuples of them."""
+    if type(constraint) is tuple:
         return tuple(map(constraint_specs, constraint))
     if not dataclasses.is_dataclass(constraint):
         return BATCH
-    fields = {field.name: (field, getattr(constraint, field.name)) for field in dataclasses.fields(constraint)}
-    static = {name: value for name, (field, value) in fields.items() if not field.metadata.get("pytree_node", True)}
-    parts = {
-        name: constraint_specs(value)
-        for name, (_, value) in fields.items()
-        if name not in static and (isinstance(value, tuple) or dataclasses.is_dataclass(value))
-    }
-    return _specs(type(constraint), **static, **parts)
+    given = {}
+    for field in dataclasses.fields(constraint):
+        value = getattr(constraint, field.name)
+        if not field.metadata.get("pytree_node", True):
+            given[field.name] = value
+        elif not is_shared(field):
+            given[field.name] = constraint_specs(value)
+    return _specs(type(constraint), **given)
 
 
 def _specs(kind: type[T], **given: Any) -> T:
     """Returns the specs of a dataclass: along `data`, but for those that are `SHARED` or given."""
     fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]  # that it is a dataclass
-    shared = {field.name for field in fields if SHARED in getattr(field.type, "__metadata__", ())}
-    return kind(**({field.name: P() if field.name in shared else BATCH for field in fields} | given))
+    return kind(**({field.name: P() if is_shared(field) else BATCH for field in fields} | given))
 
 
 def batch_axes(specs: Any) -> Any:

@@ -17,7 +17,7 @@ from jlade.drafts.pool import NGramPool
 from jlade.drafts.source import State
 from jlade.drafts.sources import Drafts, Sources
 from jlade.lookahead.adaptive import Pace
-from jlade.mesh import COPIES, SHARED
+from jlade.mesh import COPIES, SHARED, is_shared
 from jlade.models.base import Cache, Decoder
 from jlade.vocabulary import VocabularyShard
 
@@ -76,7 +76,7 @@ class Inputs:
             if not dataclasses.is_dataclass(arrays) or isinstance(arrays, type):
                 return jax.tree.map(lambda array: array[indices], arrays)
             own = (each for each in dataclasses.fields(arrays) if each.metadata.get("pytree_node", True))
-            own = (each for each in own if SHARED not in getattr(each.type, "__metadata__", ()))
+            own = (each for each in own if not is_shared(each))
             return dataclasses.replace(arrays, **{each.name: take(getattr(arrays, each.name)) for each in own})
 
         key = self.key

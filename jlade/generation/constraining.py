@@ -23,19 +23,24 @@ def check(
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
     """
-    own = [] if constraint is None else list(constraint) if isinstance(constraint, list | tuple) else [constraint]
-    for each in own:
+    constraints = [] if constraint is None else [constraint]
+    if type(constraint) in (list, tuple):  # a named tuple may be a constraint itself
+        constraints = list(constraint)
+    for each in constraints:
         missing = [name for name in ("start", "advance", "allowed") if not callable(getattr(each, name, None))]
         if missing:
             raise TypeError(
                 f"constraint must have the methods of jlade.Constraint, got {each!r} without {', '.join(missing)}"
             )
-    tables = _tables(grammar, tokenizer, stopping, vocab_size)
-    constraints = own if tables is None else [tables, *own]
-    return constraints[0] if len(constraints) == 1 else Every(tuple(constraints)) if constraints else None
+    if (tables := _tables(grammar, tokenizer, stopping, vocab_size)) is not None:
+        constraints.append(tables)
+    if len(constraints) > 1:
+        return Every(tuple(constraints))
+    return constraints[0] if constraints else None
 
 
 def _tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_size: int) -> Tables | None:
+    """Returns the tables of the grammars of B sequences, None for none. Arguments and errors are those of `check`."""
     batch_size = len(stopping.max_new_tokens)
     grammars = [grammar] * batch_size if isinstance(grammar, Grammar | None) else grammar
     if not isinstance(grammars, Sequence) or not all(isinstance(each, Grammar | None) for each in grammars):

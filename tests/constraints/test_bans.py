@@ -1,7 +1,10 @@
 """Banned sequences against the processors of transformers, and in texts against plain constrained decoding."""
 
 import itertools
+from typing import Annotated, NamedTuple
 
+import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 import jlade
 from jlade.constraints.bans import BannedSequences, Every, NoRepeatedNgrams
+from jlade.mesh import SHARED
 from jlade.testing import check_constraint
 from tests.constraints.test_grammar import COMMON, GRAMMAR, TREE
 from tests.tiny import PAPER, tiny_llama
@@ -76,6 +80,44 @@ def test_texts_are_those_of_plain_decoding(lookahead):
         assert len(set(ngrams)) == len(ngrams)
         assert 7 not in tokens
         assert (4, 0) not in list(itertools.pairwise(whole))
+
+
+class Odd(NamedTuple):
+    """A constraint that is a tuple: no token below `least` [B]."""
+
+    least: jax.Array
+
+    def start(self, tokens, length):
+        return self.least
+
+    def advance(self, state, token):
+        return state
+
+    def allowed(self, state):
+        return jnp.arange(V) >= state
+
+
+@flax.struct.dataclass
+class OfTables:
+    """A constraint with a tuple of arrays that all sequences share."""
+
+    tables: Annotated[tuple[jax.Array, ...], SHARED]  # each [V] bool
+
+    def start(self, tokens, length):
+        return length
+
+    def advance(self, state, token):
+        return state + 1
+
+    def allowed(self, state):
+        return jnp.where(state % 2 == 0, *self.tables)
+
+
+@pytest.mark.parametrize("bans", [Odd(jnp.array([4, 9])), OfTables((jnp.arange(V) >= 4, jnp.arange(V) >= 9))])
+def test_tuples_may_be_constraints_and_be_shared(bans):
+    found = jlade.generate(tiny_llama(2), [[0, 1], [2, 3]], constraint=bans, lookahead=PAPER, max_new_tokens=6)
+    least = [4, 9] if isinstance(bans, Odd) else [4, 4]
+    assert (found.tokens.min(axis=1) >= least).all()
 
 
 def test_rows_keep_what_all_share():

@@ -149,6 +149,7 @@ def test_json_is_followed_to_a_depth():
         ('root ::= "\\q"', r"\\q is no known escape"),
         ('root ::= "a"\nroot ::= "b"', "line 2: expected another name than 'root'"),
         ("root ::= [z-a]", r"\[z-a\] has a range that ends before it begins"),
+        (f"root ::= {'(' * 5000}", "parentheses or rules are too many within each other"),
         ("root ::= [\\uD800]", r"\\uD800 is no character"),
     ],
 )
