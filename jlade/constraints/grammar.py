@@ -16,6 +16,8 @@ from jlade.constraints.automaton import DEAD, Automaton
 from jlade.constraints.tokens import Table
 from jlade.mesh import SHARED
 
+ROW_CLASSES = 1024  # most classes of a table in a row of an engine
+
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
@@ -95,44 +97,67 @@ def _automaton(grammar: Grammar) -> Automaton:
 
 @flax.struct.dataclass
 class Tables:
-    """The tables of the grammars of a batch: a `Constraint`. State 0 allows all tokens, for sequences without one."""
+    """The tables of the grammars of a batch: a `Constraint`. A state is the place of its first entry.
 
-    next_state: Annotated[jax.Array, SHARED]  # [S, C] int32, states of all tables, `DEAD` for tokens not allowed
-    class_of_token: Annotated[jax.Array, SHARED]  # [K, V] int32
+    State 0 is that of a sequence without a grammar: tokens of all classes lead from it to itself.
+    """
+
+    entries: Annotated[jax.Array, SHARED]  # [P] int32, of each state those after tokens of each class, `DEAD` for none
+    class_of_token: Annotated[jax.Array, SHARED]  # [K V] int32, of the tokens in each of K tables
     first: jax.Array  # [B] int32, the first state of each sequence
-    which: jax.Array  # [B] int32, its row of `class_of_token`
+    classes: jax.Array  # [B] int32, the place of its table in `class_of_token`
+    num_classes: int = flax.struct.field(pytree_node=False)  # C, entries of a state that are read
+    vocab_size: int = flax.struct.field(pytree_node=False)  # V
 
     @classmethod
     def of(cls, tables: Sequence[Table | None]) -> Self:
         """Returns the tables of B sequences, None for one without a grammar, padded so that few sizes occur."""
         different = list(dict.fromkeys(table for table in tables if table is not None))
-        num_states = 1 + sum(len(table.next_state) for table in different)
-        num_classes = max(table.next_state.shape[1] for table in different)
-        next_state = np.full((_padded(num_states, 128), _padded(num_classes, 128)), DEAD, np.int32)
-        next_state[0] = 0
-        class_of_token = np.zeros((_padded(len(different), 1), len(different[0].class_of_token)), np.int32)
-        begins, begin = {}, 1
-        for row, table in enumerate(different):
-            states, classes = table.next_state.shape
-            of_table = np.where(table.next_state == DEAD, DEAD, table.next_state + begin)
-            next_state[begin : begin + states, :classes] = of_table
-            class_of_token[row] = table.class_of_token
-            begins[table] = begin, row
-            begin += states
-        places = [(0, 0) if table is None else begins[table] for table in tables]
-        first, which = (np.array(each, np.int32) for each in zip(*places, strict=True))
+        num_classes = _padded(max(table.num_classes for table in different), 128)
+        vocab_size = len(different[0].class_of_token)
+        # The first entries are those of state 0, and as many come after the last state, whose row is read whole too.
+        size = sum(table.next_state.size for table in different)
+        entries = np.zeros(_padded(size + 2 * num_classes, 2**14), np.int32)
+        class_of_token = np.zeros((_padded(len(different), 1), vocab_size), np.int32)
+        places, begin = dict[Table | None, tuple[int, int]]({None: (0, 0)}), num_classes
+        for number, table in enumerate(different):
+            entries[begin : begin + table.next_state.size] = table.entries(begin)
+            class_of_token[number] = table.class_of_token
+            places[table] = begin, number * vocab_size
+            begin += table.next_state.size
+        first, classes = (np.array(each, np.int32) for each in zip(*(places[table] for table in tables), strict=True))
         arrays: Any = cls
-        return arrays(next_state, class_of_token, first, which)
+        return arrays(entries, class_of_token.reshape(-1), first, classes, num_classes, vocab_size)
 
     def start(self, tokens: jax.Array, length: jax.Array) -> jax.Array:
         return self.first
 
     def advance(self, state: jax.Array, token: jax.Array) -> jax.Array:
-        return jnp.maximum(self.next_state[state, self.class_of_token[self.which, token]], 0)
+        return jnp.maximum(self.entries[state + self.class_of_token[self.classes + token]], 0)
 
     def allowed(self, state: jax.Array) -> jax.Array:
-        arguments = self.next_state[state] != DEAD, self.class_of_token[self.which]
-        return jax.lax.platform_dependent(*arguments, tpu=by_product, default=by_index)
+        row = jax.lax.dynamic_slice(self.entries, (state,), (self.num_classes,))
+        class_of_token = jax.lax.dynamic_slice(self.class_of_token, (self.classes,), (self.vocab_size,))
+        return jax.lax.platform_dependent(row != DEAD, class_of_token, tpu=by_product, default=by_index)
+
+
+@flax.struct.dataclass
+class RowTables(Tables):
+    """The tables of an engine's rows: each has one of its own, and all have one size, so that no grammar compiles."""
+
+    entries: jax.Array  # [B, P] int32
+    class_of_token: jax.Array  # [B, V] int32
+
+    @classmethod
+    def of_row(cls, table: Table | None, num_entries: int, vocab_size: int) -> Self:
+        """Returns the table of a row [1, ...] for at most `num_entries` entries, None for one without a grammar."""
+        entries: Any = np.zeros((1, num_entries + ROW_CLASSES), np.int32)
+        class_of_token: Any = np.zeros((1, vocab_size), np.int32)
+        if table is not None:
+            entries[0, : table.next_state.size] = table.entries(0)
+            class_of_token[0] = table.class_of_token
+        zero: Any = np.zeros(1, np.int32)
+        return cls(entries, class_of_token, zero, zero, ROW_CLASSES, vocab_size)
 
 
 def by_index(is_allowed: jax.Array, class_of_token: jax.Array) -> jax.Array:

@@ -141,6 +141,15 @@ class Table:
             reached, number = grown, number + 1
         return number
 
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return self.next_state.shape[1]
+
+    def entries(self, begin: int) -> np.ndarray:
+        """Returns `next_state` as one row [S C], in which a state is the place of its first entry, from `begin` on."""
+        return np.where(self.next_state == DEAD, DEAD, self.next_state * self.num_classes + begin).reshape(-1)
+
     def allowed(self, state: int) -> np.ndarray:
         """Returns the tokens that may come next [V] bool."""
         return (self.next_state[state] != DEAD)[self.class_of_token]

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
+from jlade.constraints.grammar import Grammar
 from jlade.decoding import sharding
 from jlade.engine import rows, width
 from jlade.engine.job import Job
@@ -34,6 +35,7 @@ from jlade.models.base import Decoder, Params
 # More than any engine needs: a slip is an error before it takes memory.
 MOST_SEQUENCES = 4096
 MOST_PREDICTION = 2**20
+MOST_GRAMMAR = 2**26
 
 
 class RequestOptions(TypedDict, total=False):
@@ -47,6 +49,7 @@ class RequestOptions(TypedDict, total=False):
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
     prediction: Prompts | None
+    grammar: Grammar | Sequence[Grammar | None] | None
     logprobs: bool
     top_logprobs: int
     with_statistics: bool
@@ -72,6 +75,8 @@ class Engine:
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
         they do; by default as many as the rows take. With 0 every prompt is read from its first token.
       max_prediction: most tokens of a prediction, at most 2^20; with 0 requests have none, and steps search for none.
+      max_grammar: most entries of the table of a request's grammar, states times classes of tokens, each of which
+        takes 4 bytes in every row; by default 2^20, at most 2^26. With 0 requests have no grammars.
       max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
@@ -91,6 +96,7 @@ class Engine:
         max_waiting: int = 1024,
         prefix_memory: int | None = None,
         max_prediction: int = 0,
+        max_grammar: int = rows.GRAMMAR,
         max_top_logprobs: int = 0,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
@@ -99,6 +105,7 @@ class Engine:
         check_int("max_waiting", max_waiting, 1)
         check_int("prefix_memory", 0 if prefix_memory is None else prefix_memory, 0)
         check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)
+        check_int("max_grammar", max_grammar, 0, MOST_GRAMMAR)
         self.max_sequences, self._max_prediction = max_sequences, max_prediction
         # The arguments of a batch of all rows have what the engine needs.
         prompts = [[0]] * self.max_sequences
@@ -124,7 +131,7 @@ class Engine:
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._params = sharding.put_params(params, self._config.mesh)
         predicts = "prediction" in self._config.lookahead.sources
-        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_top_logprobs)
+        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs)
         self._programs = Programs(self._params, self._config, widths, self._size)
         self._reader = PromptReader(
             self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs
@@ -214,7 +221,8 @@ class Engine:
           priority: requests with higher numbers get rows first, those with equal numbers in the order of arrival.
           prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
-            `prediction`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`; at most 32 `eos_ids`.
+            `prediction`, `grammar`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`; at most 32
+            `eos_ids`.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
@@ -302,10 +310,12 @@ class Engine:
             raise ValueError("prediction needs an engine that was made with max_prediction, the most tokens of one")
         if predicts and not self._size.prediction:  # the setting for this device has no use for it
             options = options | {"prediction": None}
+        if options.get("grammar") is not None and not self._size.grammar:
+            raise ValueError("grammar needs an engine that was made with max_grammar, the most entries of a table")
         # Stop strings are the host's to find: the device gets no table of them.
         given = dataclasses.replace(self._options, **(options | {"stop": ()}))
         checked = request_lib.make(self._params, prompts, given, self.max_sequences, self.capacity)
-        rows.check(checked.inputs, self._size, checked.config.top_logprobs)
+        rows.check(checked, self._size)
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 

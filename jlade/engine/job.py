@@ -32,7 +32,8 @@ class Job:
         checked = dataclasses.replace(checked, inputs=inputs, stop=stop)
         self.logprobs, self.num_alternatives = checked.config.logprobs, checked.config.top_logprobs
         self.with_statistics = checked.with_statistics
-        self.controls = rows.Controls.of(checked.inputs, self.logprobs)
+        self._table = None if checked.tables is None else checked.tables[index]
+        self.controls = rows.Controls.of(checked.inputs, self._table is not None, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
         self._checked, self._size = checked, size
         self._begin, self._num_steps = self.length, 0
@@ -48,7 +49,8 @@ class Job:
     @functools.cached_property
     def row(self) -> rows.Row:
         """The arrays of the request."""
-        return rows.Row.of(self._checked.inputs, self._place, self._checked.config.decoder.vocab_size, self._size)
+        vocab_size = self._checked.config.decoder.vocab_size
+        return rows.Row.of(self._checked.inputs, self._table, self._place, vocab_size, self._size)
 
     def read(self, row: rows.Shown) -> Piece:
         """Returns the tokens that steps added, up to the end of the text.

@@ -18,17 +18,22 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.config import check_int
+from jlade.constraints.grammar import ROW_CLASSES, RowTables
+from jlade.constraints.tokens import Table
 from jlade.decoding import ahead, loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.drafts.prediction import Reading
 from jlade.drafts.tree import NONE
 from jlade.generation.prompts import HostArray
+from jlade.generation.request import DecodeRequest
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.mesh import DATA
 from jlade.models.base import Params
 
 CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
+
+GRAMMAR = 2**20  # entries of a grammar's table, by default
 
 
 class Controls(enum.IntEnum):
@@ -37,14 +42,17 @@ class Controls(enum.IntEnum):
     GREEDY = 0
     SAMPLED = 1  # with temperatures
     ALL = 2  # with filters, penalties, biases and a minimum of tokens too
-    LOGPROBS = 3  # with log-probabilities too
+    GRAMMAR = 3  # with grammars too
+    LOGPROBS = 4  # with log-probabilities too
 
     @classmethod
-    def of(cls, inputs: Inputs, logprobs: bool) -> Self:
+    def of(cls, inputs: Inputs, has_grammar: bool, logprobs: bool) -> Self:
         """Returns the fastest program for a request."""
         used = {name for name, value in vars(inputs.sampling).items() if value is not None}
         if logprobs:
             return cls(cls.LOGPROBS)
+        if has_grammar:
+            return cls(cls.GRAMMAR)
         if used - {"temperature"} or inputs.stopping.min_new_tokens is not None:
             return cls(cls.ALL)
         return cls(cls.SAMPLED if used else cls.GREEDY)
@@ -57,11 +65,13 @@ class Size:
     Attributes:
       capacity: C, tokens of a prompt and its text.
       prediction: P, tokens of a prediction; 0 for rows without.
+      grammar: entries of a grammar's table; 0 for rows without.
       top_logprobs: K, most probable tokens that are recorded at each position.
     """
 
     capacity: int
     prediction: int
+    grammar: int
     top_logprobs: int
 
 
@@ -75,8 +85,16 @@ def check_capacity(capacity: Any, max_positions: int) -> int:
     return capacity
 
 
-def check(inputs: Inputs, size: Size, top_logprobs: int) -> None:
+def check(request: DecodeRequest, size: Size) -> None:
     """Raises a ValueError for options of requests that rows do not accept."""
+    inputs, top_logprobs = request.inputs, request.config.top_logprobs
+    for table in filter(None, request.tables or ()):
+        if table.next_state.size > size.grammar or table.num_classes > ROW_CLASSES:
+            states, classes = table.next_state.shape
+            raise ValueError(
+                f"grammar must have a table of at most max_grammar={size.grammar} entries and {ROW_CLASSES} classes of "
+                f"tokens, got {states} states of {classes}"
+            )
     if "prediction" in inputs.sources:
         number = int(np.max(np.sum(inputs.sources["prediction"].text != NONE, axis=1)))
         if number > size.prediction:
@@ -96,8 +114,15 @@ class Row:
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
 
     @classmethod
-    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size) -> Self:
-        """Returns the row of a request, whose key is its own or that of a batch in which it has this place."""
+    def of(cls, inputs: Inputs, table: Table | None, place: int, vocab_size: int, size: Size) -> Self:
+        """Returns the row of a request.
+
+        Args:
+          inputs: of one sequence.
+          table: of its grammar, None without one.
+          place: in the batch whose key it shares, 0 for a key of its own.
+          vocab_size, size: of the rows.
+        """
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
         prompts[0, :length] = inputs.prompts[0, :length]
@@ -118,6 +143,7 @@ class Row:
                 key=sampling.threefry(key),
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
                 sources={"prediction": _predicted(inputs, size.prediction)} if size.prediction else {},
+                constraint=RowTables.of_row(table, size.grammar, vocab_size) if size.grammar else None,
             ),
             places,
         )
@@ -186,16 +212,24 @@ def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, confi
 
 
 def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> DecodeState:
-    """Puts a request whose prompt has been read into a row. The state's memory is written in place."""
-    rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
-    return _insert(rest, state.memory, prefix, row, np.int32(index), config=config)
+    """Puts a request whose prompt has been read into a row. What is large in the state is written in place."""
+    inputs, large = state.inputs, (state.memory, state.inputs.constraint)
+    rest = dataclasses.replace(state, memory=None, inputs=dataclasses.replace(inputs, constraint=None))  # type: ignore[arg-type]
+    return _insert(rest, large, prefix, row, np.int32(index), config=config)
 
 
-@ahead.jit(static_argnames="config", donate_argnames="memory")
+@ahead.jit(static_argnames="config", donate_argnames="large")
 def _insert(
-    rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
+    rest: DecodeState,
+    large: tuple[Memory, RowTables | None],
+    prefix: Prefix,
+    row: Row,
+    index: jax.Array,
+    *,
+    config: DecodeConfig,
 ) -> DecodeState:
-    state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
+    inputs, groups = dataclasses.replace(rest.inputs, constraint=large[1]), mesh_lib.size(config.mesh, DATA)
+    state = dataclasses.replace(rest, memory=large[0], inputs=inputs)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
     specs = sharding.state_specs(state.inputs, config)
     of_device = functools.partial(_write, specs=specs, groups=groups)
@@ -230,22 +264,24 @@ def run(
 ) -> DecodeState:
     """Makes steps with the program for `controls`; see `run_steps`."""
     inputs, counts, logprobs = state.inputs, None, state.info.logprobs
+    constraint_state = state.constraint_state
+    if controls < Controls.GRAMMAR:
+        without = dataclasses.replace(inputs, constraint=None)
+        state = dataclasses.replace(state, inputs=without, constraint_state=None)
     if controls >= Controls.ALL:
         # Other programs do not count.
         counts = _count(state.tokens, inputs.lengths, state.num_tokens, config.decoder.vocab_size)
     else:
         used = Sampling(temperature=inputs.sampling.temperature if controls is Controls.SAMPLED else None)
         stopping = dataclasses.replace(inputs.stopping, min_new_tokens=None)
-        state = dataclasses.replace(
-            state,
-            inputs=dataclasses.replace(inputs, sampling=used, stopping=stopping),
-        )
+        state = dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, sampling=used, stopping=stopping))
     if controls is not Controls.LOGPROBS:
         state = dataclasses.replace(state, info=dataclasses.replace(state.info, logprobs=None))
         config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
     after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at)
     info = after.info if controls is Controls.LOGPROBS else dataclasses.replace(after.info, logprobs=logprobs)
-    return dataclasses.replace(after, inputs=inputs, counts=None, info=info)
+    constraint_state = constraint_state if controls < Controls.GRAMMAR else after.constraint_state
+    return dataclasses.replace(after, inputs=inputs, constraint_state=constraint_state, counts=None, info=info)
 
 
 @ahead.jit(static_argnums=3)

@@ -15,13 +15,15 @@ from jlade.generation import text
 from jlade.generation.text import TokenBytes, Tokenizer
 
 
-def check(
-    grammar: Any, constraint: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_size: int
-) -> Constraint | None:
+def check(constraint: Any, tables: Sequence[Table | None] | None) -> Constraint | None:
     """Returns the constraint of B sequences, None for none.
 
+    Args:
+      constraint: the argument, to be checked.
+      tables: of the sequences' grammars; None if no sequence has one.
+
     Raises:
-      TypeError, ValueError: name the argument, its value and what is accepted.
+      TypeError: names the argument, its value and what is accepted.
     """
     constraints = [] if constraint is None else [constraint]
     if type(constraint) in (list, tuple):  # a named tuple may be a constraint itself
@@ -32,15 +34,19 @@ def check(
             raise TypeError(
                 f"constraint must have the methods of jlade.Constraint, got {each!r} without {', '.join(missing)}"
             )
-    if (tables := _tables(grammar, tokenizer, stopping, vocab_size)) is not None:
-        constraints.append(tables)
+    if tables is not None:
+        constraints.append(Tables.of(tables))
     if len(constraints) > 1:
         return Every(tuple(constraints))
     return constraints[0] if constraints else None
 
 
-def _tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_size: int) -> Tables | None:
-    """Returns the tables of the grammars of B sequences, None for none. Arguments and errors are those of `check`."""
+def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_size: int) -> list[Table | None] | None:
+    """Returns the tables of the grammars of B sequences; None if no sequence has one.
+
+    Raises:
+      TypeError, ValueError: name the argument, its value and what is accepted.
+    """
     batch_size = len(stopping.max_new_tokens)
     grammars = [grammar] * batch_size if isinstance(grammar, Grammar | None) else grammar
     if not isinstance(grammars, Sequence) or not all(isinstance(each, Grammar | None) for each in grammars):
@@ -51,11 +57,11 @@ def _tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab
         return None
     if tokenizer is None:
         raise TypeError(f"grammar needs the tokenizer: {text.PASS_TOKENIZER}")
-    spelled, tables = text.token_bytes(tokenizer), list[Table | None]()
+    spelled, found = text.token_bytes(tokenizer), list[Table | None]()
     fewest = np.zeros(batch_size, np.int32) if stopping.min_new_tokens is None else stopping.min_new_tokens
     for each, eos_ids, least in zip(grammars, np.asarray(stopping.eos_ids), fewest, strict=True):
         if each is None:
-            tables.append(None)
+            found.append(None)
             continue
         if not (ends := tuple(sorted({*eos_ids.tolist()} - {-1}))):
             raise ValueError("grammar needs end tokens, as eos_ids, that may follow a whole text")
@@ -64,8 +70,8 @@ def _tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab
             raise ValueError(
                 f"min_new_tokens={least} is not possible: a text of the grammar may have to end after {shortest} tokens"
             )
-        tables.append(table)
-    return Tables.of(tables)
+        found.append(table)
+    return found
 
 
 @functools.lru_cache(maxsize=4)

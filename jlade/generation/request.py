@@ -5,6 +5,7 @@ from typing import Any
 
 from jlade import mesh as mesh_lib
 from jlade.config import check_int
+from jlade.constraints.tokens import Table
 from jlade.costs import attached
 from jlade.costs.learned import Learned
 from jlade.decoding.state import CHUNKS, CHUNKS_ON_CPU, DecodeConfig, Inputs
@@ -27,6 +28,7 @@ class DecodeRequest:
     inputs: Inputs
     config: DecodeConfig
     tokenizer: Tokenizer | None
+    tables: list[Table | None] | None  # [B], of the sequences' grammars; None if no sequence has one
     stop: tuple[tuple[str, ...], ...]  # [B], the stop strings of each sequence
     learned: Learned | None  # the costs of steps, where calls are to learn them
     with_statistics: bool
@@ -80,7 +82,7 @@ def make(
     key = drawing.check_key(options.key, number)
     sampling = drawing.check_sampling(options.sampling, number, vocab_size)
     drawing.check_bans(sampling, stopping, vocab_size)
-    constraint = constraining.check(options.grammar, options.constraint, options.tokenizer, stopping, vocab_size)
+    tables = constraining.tables(options.grammar, options.tokenizer, stopping, vocab_size)
     known = earlier.check(options, params, decoder, prompts, lookahead)
     for name in ("learn", "logprobs", "with_statistics", "keep_state"):
         _check_bool(name, getattr(options, name))
@@ -106,7 +108,8 @@ def make(
             cache=None if state is None else earlier.reuse(state, prompts, params, decoder, tokens.shape[1]),
             sources=sources,
             corpus=known.corpus,
-            constraint=constraint,
+            # The rows of an engine have tables of a size of their own.
+            constraint=constraining.check(options.constraint, tables if capacity is None else None),
         ),
         config=DecodeConfig(
             decoder=decoder,
@@ -117,6 +120,7 @@ def make(
             mesh=mesh,
         ),
         tokenizer=options.tokenizer,
+        tables=tables,
         stop=stop,
         learned=so_far if options.learn else None,
         with_statistics=options.with_statistics,

@@ -123,9 +123,8 @@ def _row(programs: Programs) -> rows.Row:
     one: HostArray = np.ones(1, np.int32)
     no_eos_ids: HostArray = np.full((1, EOS_SLOTS), -1, np.int32)
     inputs = Inputs(one[None], one, Stopping(one, no_eos_ids), jax.random.key(0))
-    return rows.Row.of(
-        inputs, 0, programs.decoder.vocab_size, rows.Size(programs.capacity, prediction=0, top_logprobs=0)
-    )
+    size = rows.Size(programs.capacity, prediction=0, grammar=rows.GRAMMAR, top_logprobs=0)
+    return rows.Row.of(inputs, None, 0, programs.decoder.vocab_size, size)
 
 
 def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:

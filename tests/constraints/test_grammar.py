@@ -84,10 +84,21 @@ def test_wrong_grammars():
     assert json.loads(Grammar.json_schema({"type": "null"}).source) == {"type": "null"}
 
 
-def test_an_engine_refuses_a_grammar():
+def test_requests_of_an_engine_have_grammars_of_their_own():
+    prompts, grammars = [[0, 1, 2], [5, 4], [3]], [GRAMMAR, None, Grammar.choice(["abc", "cab"])]
+    with jlade.Engine(
+        tiny_llama(2), tiny_tokenizer(), max_sequences=2, capacity=64, lookahead=PAPER, max_grammar=1000
+    ) as engine:
+        found = engine.generate(prompts, grammar=grammars, eos_ids=[EOS], max_new_tokens=24)
+        assert [each.text[0] for each in found] == list(generate(None, prompts, grammar=grammars).text)
+        large = Grammar.regex("(a?b?c?){60}")
+        with pytest.raises(
+            ValueError, match=r"at most max_grammar=1000 entries and 1024 classes of tokens, got \d+ states"
+        ):
+            engine.submit([1], grammar=large, eos_ids=[EOS])
     with (
-        jlade.Engine(tiny_llama(2), tokenizer=tiny_tokenizer(), max_sequences=1, capacity=64) as engine,
-        pytest.raises(TypeError, match="grammar is not an option of a request"),
+        jlade.Engine(tiny_llama(2), tiny_tokenizer(), max_sequences=1, capacity=64, max_grammar=0) as engine,
+        pytest.raises(ValueError, match="grammar needs an engine that was made with max_grammar"),
     ):
         engine.submit([1], grammar=GRAMMAR, eos_ids=[EOS])
 

@@ -42,6 +42,7 @@ SAMPLINGS = [
     SamplingConfig(presence_penalty=0.5, frequency_penalty=0.2, logit_bias={3: 1.0, 5: -float("inf")}),
     SamplingConfig(temperature=1.0, repetition_penalty=1.3, min_p=0.05),
 ]
+GRAMMARS = [jlade.Grammar.regex("(ab|ba)*c|(é|aab)+b{3,}c{2}"), jlade.Grammar.choice(["abc", "cab", "aéb"])]
 PARAMS, TOKENIZER = tiny_llama(3), tiny_tokenizer()
 
 
@@ -57,7 +58,7 @@ def engine(setting="paper", **changes):
     return jlade.Engine(
         params_of(setting),
         TOKENIZER,
-        **{"max_sequences": 3, "max_top_logprobs": 2, "lookahead": SETTINGS[setting]} | changes,
+        **{"max_sequences": 3, "max_grammar": 4096, "max_top_logprobs": 2, "lookahead": SETTINGS[setting]} | changes,
     )
 
 
@@ -78,9 +79,15 @@ def draw(chance):
     }
     if chance.random() < 0.3:
         options |= {"logprobs": True, "top_logprobs": chance.randint(0, 2)}
+    if chance.random() < 0.3:
+        return prompt_of(chance), options | {"grammar": chance.choice(GRAMMARS), "eos_ids": (12,)}
     options["min_new_tokens"] = chance.choice([0, 0, chance.randint(0, options["max_new_tokens"])])
+    return prompt_of(chance), options
+
+
+def prompt_of(chance):
     prompt = SHARED[: chance.choice([0, 20, 33])] + chance.choices(range(13), k=chance.choice([1, 2, 5, 17, 39]))
-    return prompt[:39], options
+    return prompt[:39]
 
 
 def alone(prompt, options, setting="paper"):

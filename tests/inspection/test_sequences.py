@@ -23,6 +23,12 @@ def programs_on(**sizes):
     return Programs(PARAMS, decoder, device, 1, CAPACITY, mesh)
 
 
+@pytest.fixture(autouse=True)
+def small_tables(monkeypatch):
+    """Makes the tables of grammars as small as the model's other arrays."""
+    monkeypatch.setattr(rows, "GRAMMAR", 1024)
+
+
 @pytest.mark.parametrize("sizes", [{}, slow({"data": 2, "model": 2})])
 def test_as_many_rows_fit_and_more_do_not(sizes):
     programs, limit = programs_on(**sizes), 1_000_000
@@ -46,7 +52,7 @@ def test_shapes_are_those_of_a_running_engine(monkeypatch):
     monkeypatch.setattr(rows, "run", watched)
     found = sequences.from_shapes(programs_on(), SETTING, 2**30)
     assert found.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(PARAMS))
-    with jlade.Engine(PARAMS, max_sequences=3, capacity=CAPACITY, lookahead=SETTING) as engine:
+    with jlade.Engine(PARAMS, max_sequences=3, capacity=CAPACITY, lookahead=SETTING, max_grammar=1024) as engine:
         engine.submit([1, 2], max_new_tokens=2).result()
     number, held = states[-1]
     assert 0 <= held - number * found.row < 256  # arrays for all rows together
