@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     )
     distributed.add_arguments(result)
     options_lib.add_shared(result, has_batches=True)
+    options_lib.add_grammar(result)
     return result
 
 
@@ -137,6 +138,7 @@ def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]
     names = options.files or ["-"]
     of_records = [name.endswith(records.SUFFIX) for name in names]
     request = options_lib.request(options, are_defaults=any(of_records)) | {"logprobs": options.logprobs}
+    request["grammar"] = options_lib.grammar(options)
     prompts: list[Prompt | Record] = []
     for name, has_records in zip(names, of_records, strict=True):
         prompts += records.read(name) if has_records else options_lib.read_prompts(name, options.lines)
@@ -231,7 +233,7 @@ def _check(
 def _own(params: LlamaParams, ids: list[int], request: Keywords) -> Keywords:
     """Returns the options of a prompt that has none of its own, as a record has them."""
     limit = request["max_new_tokens"] or min(MOST_NEW_TOKENS, params.decoder.max_positions - len(ids))
-    own = {name: request[name] for name in ("sampling", "min_new_tokens")}
+    own = {name: request[name] for name in ("sampling", "min_new_tokens", "grammar")}
     stop = request["stop"] or params.decoder.stop_strings
     return own | {"max_new_tokens": limit, "stop": stop, "eos_ids": params.decoder.eos_ids}
 

@@ -29,7 +29,7 @@ from jlade.server.responses import Writer
 
 SUFFIX = ".jsonl"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-OPTIONS = ("sampling", "min_new_tokens", "stop", "eos_ids")  # of a text, besides its limit and its key
+OPTIONS = ("sampling", "min_new_tokens", "stop", "eos_ids", "grammar")  # of a text, besides its limit and its key
 OF_OPENAI = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}  # ignored, they would be a surprise
 
 
@@ -133,7 +133,10 @@ class Reader:
             raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
         if asked.stream:
             raise fields.refused("stream", True, "false: a file gets whole texts")
-        ids, options = asked.prompts[0], {name: asked.options[name] for name in OPTIONS}
+        asked = self._protocol.with_grammar(asked)
+        ids, options = asked.prompts[0], {name: asked.options.get(name) for name in OPTIONS}
+        if options["grammar"] is None:
+            options["grammar"] = self._request["grammar"]
         limits = ("max_completion_tokens", "max_tokens") if is_chat else ("max_tokens",)
         if all(body.get(name) is None for name in limits):
             fitting = int(np.clip(self._capacity - len(ids), 1, MOST_NEW_TOKENS))

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.constraints import automaton, ebnf, json_schema, regex
+from jlade.constraints import automaton, ebnf, json_schema, regex, tags
 from jlade.constraints.automaton import DEAD, Automaton
+from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
 from jlade.mesh import SHARED
 
@@ -71,6 +72,15 @@ class Grammar:
         """
         return cls("ebnf", rules)._checked()
 
+    @classmethod
+    def tags(cls, tags: Tags) -> Self:
+        """Returns texts with tagged parts in JSON; see `jlade.constraints.tags`.
+
+        Raises:
+          ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
+        """
+        return cls("tags", json.dumps(dataclasses.asdict(tags)))._checked()
+
     @property
     def automaton(self) -> Automaton:
         """The automaton over bytes."""
@@ -92,7 +102,9 @@ def _automaton(grammar: Grammar) -> Automaton:
             return automaton.build(automaton.choice(*map(automaton.literal, json.loads(grammar.source))))
         case "ebnf":
             return automaton.build(ebnf.parse(grammar.source))
-    raise ValueError(f"kind must be json_schema, regex, choice or ebnf, got {grammar.kind!r}")
+        case "tags":
+            return automaton.build(tags.parse(Tags(**json.loads(grammar.source))))
+    raise ValueError(f"kind must be json_schema, regex, choice, ebnf or tags, got {grammar.kind!r}")
 
 
 @flax.struct.dataclass

@@ -18,7 +18,7 @@ from jlade.generation import text
 SECONDS = 4  # of a conversation; templates take milliseconds
 WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 
-Message = Mapping[str, str]  # with the keys "role" and "content"
+Message = Mapping[str, Any]  # with the keys "role" and "content", whose values are texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,11 @@ class ChatTemplate:
     template: str | None = None
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Returns the text of a conversation, by default up to the beginning of the next answer.
 
@@ -42,6 +46,7 @@ class ChatTemplate:
           messages: with the keys "role" and "content".
           add_generation_prompt: whether the next answer begins.
           continue_final_message: whether the text ends within the last message, as transformers does it.
+          tools: functions that the answer may call, in OpenAI's form.
 
         Raises:
           ValueError: when the template raises an error, or takes too long or too much memory.
@@ -53,6 +58,7 @@ class ChatTemplate:
             chat_template=chosen,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=None if tools is None else list(tools),
             **self.tokenizer.special_tokens_map,
         )
         text.check_utf8("the chat template must make", rendered)

@@ -63,15 +63,24 @@ def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_
         if each is None:
             found.append(None)
             continue
-        if not (ends := tuple(sorted({*eos_ids.tolist()} - {-1}))):
-            raise ValueError("grammar needs end tokens, as eos_ids, that may follow a whole text")
-        table = _table(each, spelled, ends, vocab_size)
+        table = table_of(each, spelled, eos_ids.tolist(), vocab_size)
         if least and (shortest := table.shortest()) < least:
             raise ValueError(
                 f"min_new_tokens={least} is not possible: a text of the grammar may have to end after {shortest} tokens"
             )
         found.append(table)
     return found
+
+
+def table_of(grammar: Grammar, spelled: TokenBytes, eos_ids: Sequence[int], vocab_size: int) -> Table:
+    """Returns the table of a grammar, made once, for end tokens of which those below 0 do not count.
+
+    Raises:
+      ValueError: there is no end token, or no tokens spell a text of the grammar.
+    """
+    if not (ends := tuple(sorted({*eos_ids} - {-1}))):
+        raise ValueError("grammar needs end tokens, as eos_ids, that may follow a whole text")
+    return _table(grammar, spelled, ends, vocab_size)
 
 
 @functools.lru_cache(maxsize=4)

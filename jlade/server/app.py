@@ -61,9 +61,9 @@ class Service:
         self._created = int(time.time())
         self._active: set[Choices] = set()
         self._is_draining = False
-        # One thread reads short bodies and one long ones, so that no short one waits for a long one.
+        # One thread reads short bodies and one long ones, so that no short one waits for a long one, nor for a grammar.
         self._threads = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"jlade {kind}") for kind in ("reader", "long reader")
+            ThreadPoolExecutor(1, thread_name_prefix=f"jlade {kind}") for kind in ("reader", "long reader", "grammars")
         ]
         routes: list[tuple[str, str, Endpoint]] = [
             ("POST", "/v1/chat/completions", functools.partial(self._complete, reader.chat)),
@@ -105,6 +105,9 @@ class Service:
 
     async def _complete(self, read: Callable[[Body], Asked], request: Request) -> Response:
         asked = await self._read(request, read)
+        if asked.grammar is not None:
+            work = asyncio.get_running_loop().run_in_executor(self._threads[2], self.reader.with_grammar, asked)
+            asked = await _unless_gone(request.receive, work)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
         writer = Writer(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))

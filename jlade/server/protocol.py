@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
+from jlade.generation import constraining
 from jlade.generation import text as text_lib
 from jlade.generation.chat_template import ChatTemplate, Message
 from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
-from jlade.server import fields, unsupported
+from jlade.server import fields, structured, tools, unsupported
 from jlade.server.fields import Body, RequestError
+from jlade.server.tools import Form, Tools
 
 MOST_CHOICES = 128  # of a body, by default
 MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
@@ -21,12 +23,22 @@ MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenA
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
     "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction", "seed",
-    "stop", "stop_token_ids", "stream", "stream_options", *CONTROLS,
+    "stop", "stop_token_ids", "stream", "stream_options", *CONTROLS, *structured.FIELDS,
 }  # fmt: skip
-OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "tool_choice", "tools", "top_logprobs"}
+OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs"}
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # -> the template's
-PASSED = ("name", "reasoning_content")  # fields of a message that templates may use beside role and content
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}  # -> the template's
+PASSED = (
+    "name",
+    "reasoning_content",
+    "tool_call_id",
+)  # fields of a message that templates may use beside role and content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +47,9 @@ class Asked:
 
     Attributes:
       prompts: token ids.
-      options: of `Engine.submit` for all prompts, without `max_new_tokens` and `key`.
+      options: of `Engine.submit` for all prompts, without `max_new_tokens`, `key` and `grammar`.
+      grammar: of the texts, None for any text.
+      tools: that an answer may use, None for none, and the form of their calls.
       limit: most new tokens; None for a chat without a limit.
       seed: None for a text that differs each time.
       echo: the texts of the prompts if the response is to repeat them, else empty.
@@ -46,6 +60,8 @@ class Asked:
     is_chat: bool
     prompts: list[list[int]]
     options: dict[str, Any]
+    grammar: structured.Asked | None
+    tools: tuple[Form, Tools] | None
     limit: int | None
     seed: int | None
     n: int
@@ -105,16 +121,17 @@ class Reader:
           RequestError: names the field, its value and what is accepted.
         """
         unsupported.refuse(body, unsupported.OF_CHATS)
-        unsupported.refuse_tools(body)
         unsupported.say_ignored(body, OF_CHAT | unsupported.OF_CHATS.keys())
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs", self.max_top_logprobs)
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
+        asked = tools.read(body)
         return self._asked(
             body,
             is_chat=True,
-            prompts=[self._conversation(body)],
+            tools=None if asked is None else (self._form, asked),
+            prompts=[self._conversation(body, None if asked is None else asked.given)],
             n=self._num_choices(body, 1),
             limit=fields.integer(body, limit, None, 1),
             logprobs={"logprobs": True, "top_logprobs": top or 0} if logprobs else {},
@@ -140,12 +157,28 @@ class Reader:
         return self._asked(
             body,
             is_chat=False,
+            tools=None,
             prompts=[self._encode(name, one) for name, one in given.items()],
             n=n,
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
             logprobs={} if top is None else {"logprobs": True, "top_logprobs": top, "prompt_logprobs": is_echoed},
             echo=[self._text(one) for one in given.values()] if is_echoed else [],
         )
+
+    def with_grammar(self, asked: Asked) -> Asked:
+        """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept.
+
+        Raises:
+          RequestError: the grammar is wrong or not supported.
+        """
+        if asked.grammar is None:
+            return asked
+        grammar = asked.grammar.grammar()
+        with asked.grammar.errors():
+            constraining.table_of(
+                grammar, text_lib.token_bytes(self.tokenizer), asked.options["eos_ids"], self.vocab_size
+            )
+        return dataclasses.replace(asked, options=asked.options | {"grammar": grammar}, grammar=None)
 
     def tokens(self, body: Body) -> list[int]:
         """Reads a body of `/tokenize`, and returns the token ids.
@@ -192,15 +225,29 @@ class Reader:
             amount = f"{len(prompt)} characters and therefore at least {least} tokens"
             raise fields.too_long(name, amount, self.capacity)
 
+    @functools.cached_property
+    def _form(self) -> Form:
+        """The form of calls of tools."""
+        if self.chat_template is None:
+            raise RequestError("the model has no chat template, which tools need", "tools")
+        try:
+            return Form.of(self.chat_template, [text_lib.token_name(self.tokenizer, token) for token in self.eos_ids])
+        except ValueError as error:
+            raise RequestError(str(error), "tools") from error
+
     def _conversation(
-        self, body: Body, add_generation_prompt: bool = True, add_special_tokens: bool = False
+        self,
+        body: Body,
+        given_tools: list[Body] | None = None,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """Returns the token ids of `messages`."""
         messages = _messages(body.get("messages"))
         if self.chat_template is None:
             raise RequestError("the model has no chat template; use `/v1/completions`", "messages")
         try:
-            rendered = self.chat_template.render(messages, add_generation_prompt)
+            rendered = self.chat_template.render(messages, add_generation_prompt, tools=given_tools)
             self._check_length("messages", rendered, self._least_of_chats)
             ids = self.chat_template.encode(rendered, add_special_tokens)
         except ValueError as error:
@@ -235,6 +282,7 @@ class Reader:
         body: Body,
         *,
         is_chat: bool,
+        tools: tuple[Form, Tools] | None,
         prompts: list[list[int]],
         n: int,
         limit: int | None,
@@ -255,10 +303,18 @@ class Reader:
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
         unsupported.refuse(stream_options, unsupported.OF_STREAMS, "stream_options.")
+        grammar = structured.read(body)
+        if tools is not None:
+            form, asked = tools
+            if grammar is not None:
+                raise RequestError(f"{grammar.field} and tools ask for two grammars: leave out one", grammar.field)
+            grammar = structured.Asked("tools", functools.partial(asked.grammar, form))
         return Asked(
             is_chat=is_chat,
             prompts=prompts,
             options=options,
+            grammar=grammar,
+            tools=tools,
             limit=limit,
             seed=_seed(body),
             n=n,
@@ -333,11 +389,14 @@ def _messages(messages: Any) -> list[Message]:
         if not isinstance(role, str) or role not in ROLES:
             raise fields.refused(f"{name}.role", role, f"one of {', '.join(ROLES)}")
         unsupported.refuse(message, unsupported.OF_MESSAGES, f"{name}.")
-        content = message.get("content")
+        content, calls = message.get("content"), message.get("tool_calls")
         if role == "assistant" and content is None:
             content = ""
         passed = {key: fields.text(f"{name}.{key}", message[key]) for key in PASSED if message.get(key) is not None}
-        result.append({"role": ROLES[role], "content": fields.content(f"{name}.content", content), **passed})
+        read: dict[str, Any] = {"role": ROLES[role], "content": fields.content(f"{name}.content", content), **passed}
+        if calls:
+            read["tool_calls"] = tools.read_calls(f"{name}.tool_calls", calls)
+        result.append(read)
     return result
 
 

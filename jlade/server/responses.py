@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
 from jlade.server.fields import Body
 from jlade.server.protocol import Asked
+from jlade.server.tools import Arguments, Called, CallReader, Content, Part, gather
 
 DONE = "data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
@@ -63,13 +65,13 @@ class Writer:
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
             piece = _one_piece(generation)
             text = choice.echo + choice.text(piece)
-            message = {"role": "assistant", "content": text, "refusal": None}
-            content = {"message": message} if self._asked.is_chat else {"text": text}
+            content: Body = {"message": choice.message(text)} if self._asked.is_chat else {"text": text}
             logprobs = choice.logprobs(piece)
             if choice.echo and logprobs is not None:
                 of_prompt = choice.prompt_logprobs(prompt_logprobs[index])
                 logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
-            choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": _reason(generation)})
+            reason = choice.reason(generation)
+            choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": reason})
         return self._head | {"choices": choices, "usage": self.usage(generations, num_cached)}
 
     def begin(self) -> list[Body]:
@@ -86,13 +88,18 @@ class Writer:
         """
         choice, chunks = self._choices[index], []
         text, steps = choice.text(piece), choice.steps(piece) if self._asked.steps else None
-        if text or piece.logprobs is not None or steps is not None:
-            content: Body = {"delta": {"content": text}} if self._asked.is_chat else {"text": text}
-            chunk = self._chunk(index, content, choice.logprobs(piece))
-            chunks.append(chunk if steps is None else chunk | {"jlade": {"steps": steps}})
+        if self._asked.tools is not None:
+            contents: list[Body] = [{"delta": delta} for delta in choice.deltas(text, piece.generation is not None)]
+        else:
+            contents = [{"delta": {"content": text}} if self._asked.is_chat else {"text": text}] if text else []
+        if not contents and (piece.logprobs is not None or steps is not None):
+            contents = [{"delta": {"content": ""}} if self._asked.is_chat else {"text": ""}]
+        for number, content in enumerate(contents):  # the first chunk of a piece has what is known of its tokens
+            chunk = self._chunk(index, content, None if number else choice.logprobs(piece))
+            chunks.append(chunk if number or steps is None else chunk | {"jlade": {"steps": steps}})
         if piece.generation is not None and piece.generation.finish_reason[0] != "error":
             content = {"delta": {}} if self._asked.is_chat else {"text": ""}
-            chunks.append(self._chunk(index, content, reason=_reason(piece.generation)))
+            chunks.append(self._chunk(index, content, reason=choice.reason(piece.generation)))
         return chunks
 
     def end(self, generations: Sequence[Generation], num_cached: int) -> list[Body]:
@@ -140,6 +147,8 @@ class _Choice:
         self._of_text, self._of_steps = (Detokenizer(tokenizer, asked.options["stop"]) for _ in range(2))
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
+        self._calls = None if asked.tools is None else CallReader(*asked.tools)
+        self._num_calls = 0
 
     def text(self, piece: Piece) -> str:
         """Returns the text of a piece, without that of the token that ends it."""
@@ -148,6 +157,39 @@ class _Choice:
     def _feed(self, detokenizer: Detokenizer, tokens: list[int], is_last: bool) -> str:
         own = tokens[:-1] if tokens and tokens[-1] in self._ends else tokens
         return detokenizer.feed(own, last=is_last)
+
+    def message(self, text: str) -> Body:
+        """Returns the message of a whole answer."""
+        message: Body = {"role": "assistant", "content": text, "refusal": None}
+        if self._calls is None:
+            return message
+        content, calls = gather(self._calls.feed(text, last=True))
+        self._num_calls = len(calls)
+        if not calls:
+            return message
+        return message | {"content": content or None, "tool_calls": [_call(function) for function in calls]}
+
+    def deltas(self, text: str, is_last: bool) -> list[Body]:
+        """Returns the deltas of a piece of an answer with tools."""
+        assert self._calls is not None
+        return [self._delta(part) for part in self._calls.feed(text, is_last)]
+
+    def _delta(self, part: Part) -> Body:
+        match part:
+            case Content(text):
+                return {"content": text}
+            case Called(name):
+                self._num_calls += 1
+                call = _call({"name": name, "arguments": ""})
+            case Arguments(text):
+                call = {"function": {"arguments": text}}
+        return {"tool_calls": [{"index": self._num_calls - 1} | call]}
+
+    def reason(self, generation: Generation) -> str:
+        """Returns the reason of the end, after the last part of the answer."""
+        if generation.finish_reason[0] == "length":
+            return "length"
+        return "tool_calls" if self._num_calls else "stop"
 
     def logprobs(self, piece: Piece) -> Body | None:
         """Returns the log-probabilities of the tokens of a piece, None if they were not asked for."""
@@ -234,5 +276,6 @@ def _one_piece(generation: Generation) -> Piece:
     )
 
 
-def _reason(generation: Generation) -> str:
-    return "length" if generation.finish_reason[0] == "length" else "stop"
+def _call(function: Body) -> Body:
+    """Returns a call of a tool with an id of its own."""
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

@@ -25,18 +25,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
-    "ebnf": (),
     "ec_transfer_params": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
-    "json_schema": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
@@ -47,11 +41,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "regex": (),
     "repeat_penalty": (1,),
     "repetition_detection": (),
     "request_id": (),  # a header, X-Request-Id, has it
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (False,),
     "return_prompt_text": (False,),
     "return_token_ids": (False,),
@@ -60,7 +52,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_weight_versions": (False,),
     "routed_experts_prompt_start": (0,),
     "skip_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
@@ -81,15 +72,13 @@ OF_MESSAGES: dict[str, tuple[Any, ...]] = {
     "function_call": (),
     "prefix": (False,),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 OF_STREAMS = {"continuous_usage_stats": (False,)}
 
-# Fields without effect on a text that is made without tools, beams, images and audio.
+# Fields without effect on a text that is made without beams, images and audio.
 HARMLESS = {
-    "cache_prompt", "include_obfuscation", "length_penalty", "media_io_kwargs", "metadata", "mm_payload",
-    "mm_processor_kwargs", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "cache_prompt", "guided_decoding_backend", "include_obfuscation", "length_penalty", "media_io_kwargs", "metadata",
+    "mm_payload", "mm_processor_kwargs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "service_tier", "session_id", "spaces_between_special_tokens", "store", "stream_interval",
     "truncation_side", "user",
 }  # fmt: skip
@@ -104,15 +93,6 @@ def refuse(body: Body, unsupported: Mapping[str, tuple[Any, ...]], within: str =
             also = "".join(f" or set it to {json.dumps(each)}" for each in neutral)
             name = f"{within}{name}"
             raise RequestError(f"{name}={reprlib.repr(value)} is not supported: leave it out{also}", name)
-
-
-def refuse_tools(body: Body) -> None:
-    """Raises a RequestError for tools that the answer may use, or has to use."""
-    choice = body.get("tool_choice")
-    if body.get("tools") and choice != "none":
-        raise RequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
-    if choice not in (None, "none", "auto"):
-        raise RequestError(f"tool_choice={reprlib.repr(choice)} is not supported, as tools are not", "tool_choice")
 
 
 def say_ignored(body: Body, known: Iterable[str]) -> None:

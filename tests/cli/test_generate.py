@@ -16,7 +16,7 @@ from jlade import cli
 from jlade.cli import options
 from jlade.generation.results import NOT_FINITE
 from tests.cli.own_terminal import Terminal
-from tests.tiny import PAPER
+from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
 PROMPTS = ("import os\n", "def read_config(path):")
 LIMIT = ["--max-new-tokens", "12"]
@@ -299,3 +299,16 @@ def test_work_over_many_prompts_shows_its_progress(files):
         assert terminal.process.wait(timeout=120) == 0
     finally:
         terminal.close()
+
+
+@pytest.mark.parametrize("arguments", [["--batch-size", "2"], []])
+def test_texts_are_those_of_a_grammar(arguments, files, monkeypatch, capsys, tmp_path):
+    params = tiny_llama(2, eos_ids=(12,))
+    monkeypatch.setattr(jlade, "load", lambda *arguments, **options: (params, tiny_tokenizer()))
+    command = ["--json", "--regex", "(ab){2}c?", "--lookahead", "4,4,3", "--max-new-tokens", "24", *arguments]
+    records = [{"prompt": "a"}, {"prompt": "b", "guided_choice": ["abc", "cab"]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    lines = [json.loads(line) for line in run(capsys, "a.jsonl", *command).splitlines()]
+    assert lines[0]["text"] in ("abab", "ababc")
+    assert lines[1]["text"] in ("abc", "cab")
+    assert [line["finish_reason"] for line in lines] == ["eos", "eos"]

@@ -47,9 +47,9 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def running(engine, **options):
+def running(engine, reader=READER, **options):
     """Yields a server with an engine."""
-    service = Service(engine, READER, model="tiny", **options)
+    service = Service(engine, reader, model="tiny", **options)
     with lifecycle.bind("127.0.0.1", 0) as bound:
         server, url = lifecycle.Server(lifecycle.Loading(service)), lifecycle.url(bound)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})

@@ -1,0 +1,169 @@
+"""Fields that ask for a text of a grammar: OpenAI's `response_format`, and those of vLLM, SGLang and llama.cpp."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from jlade.constraints.grammar import Grammar
+from jlade.constraints.tags import Tags
+from jlade.server import fields
+from jlade.server.fields import Body, RequestError
+
+Make = Callable[[], Grammar]
+
+
+class Asked(NamedTuple):
+    """A grammar that a field asks for. To make it may take seconds."""
+
+    field: str
+    make: Make
+
+    def grammar(self) -> Grammar:
+        """Returns the grammar.
+
+        Raises:
+          RequestError: it is wrong, or asks for what is not supported.
+        """
+        with self.errors():
+            return self.make()
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns errors of a grammar into a RequestError that names the field."""
+        try:
+            yield
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"{self.field} has no grammar: {error}", self.field) from error
+
+
+def read(body: Body) -> Asked | None:
+    """Returns the grammar that a body asks for, None if it asks for none.
+
+    Raises:
+      RequestError: a field is wrong, or several ask for a grammar.
+    """
+    found = [asked for name, of_field in FIELDS.items() if (asked := _asked(body, name, of_field)) is not None]
+    if len(found) > 1:
+        names = " and ".join(asked.field for asked in found)
+        raise RequestError(f"{names} ask for two grammars: leave out one", found[1].field)
+    return found[0] if found else None
+
+
+def _asked(body: Body, name: str, of_field: Callable[[str, Any], Make | None]) -> Asked | None:
+    value = body.get(name)
+    make = None if value is None or value == "" else of_field(name, value)
+    return None if make is None else Asked(name, make)
+
+
+def _schema(name: str, schema: Any) -> Make:
+    if isinstance(schema, str):
+        text = schema
+    elif isinstance(schema, dict | bool):
+        text = json.dumps(schema)
+    else:
+        raise fields.refused(name, schema, "a JSON schema")
+    return lambda: Grammar.json_schema(text)
+
+
+def _regex(name: str, pattern: Any) -> Make:
+    text = fields.text(name, pattern)
+    return lambda: Grammar.regex(text)
+
+
+def _ebnf(name: str, rules: Any) -> Make:
+    text = fields.text(name, rules)
+    return lambda: Grammar.ebnf(text)
+
+
+def _choice(name: str, options: Any) -> Make:
+    if not isinstance(options, list) or not options:
+        raise fields.refused(name, options, "a list of at least one string")
+    texts = [fields.text(name, option) for option in options]
+    return lambda: Grammar.choice(texts)
+
+
+def _response_format(name: str, given: Any) -> Make | None:
+    match given:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar.json
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return _schema(f"{name}.json_schema.schema", schema)
+        case {"type": "structural_tag"}:
+            return _structural_tag(name, given)
+    accepted = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}'
+    raise fields.refused(name, given, f"{accepted} or a structural tag")
+
+
+def _structural_tag(name: str, given: Any) -> Make:
+    """Reads XGrammar's structural tag: of its first form, and of the part of its second one that says the same."""
+    given = fields.parse(given.encode(), name) if isinstance(given, str) else given
+    match given:
+        case {"structures": list(structures), "triggers": list(triggers)}:
+            tags = [(each["begin"], each["schema"], each["end"]) for each in structures if _is_structure(each)]
+        case {"format": {"type": "triggered_tags", "tags": list(structures), "triggers": list(triggers), **others}}:
+            if unknown := [key for key, value in others.items() if value]:
+                raise RequestError(f"{name}.format.{unknown[0]} is not supported: leave it out", name)
+            tags = [
+                (each["begin"], each["content"]["json_schema"], each["end"]) for each in structures if _is_tag(each)
+            ]
+        case _:
+            raise fields.refused(name, given, "a structural tag with structures and triggers, or a format of them")
+    if len(tags) < len(structures):
+        raise fields.refused(name, structures, "tags with begin, a schema and end")
+    texts = [fields.text(f"{name}.triggers", trigger) for trigger in triggers]
+    if not texts:
+        raise fields.refused(f"{name}.triggers", triggers, "a list of at least one string")
+    return lambda: Grammar.tags(Tags(tags, triggers=texts))
+
+
+def _is_structure(each: Any) -> bool:
+    match each:
+        case {"begin": str(), "schema": dict() | bool(), "end": str()}:
+            return True
+    return False
+
+
+def _is_tag(each: Any) -> bool:
+    match each:
+        case {"begin": str(), "content": {"type": "json_schema", "json_schema": dict() | bool()}, "end": str()}:
+            return True
+    return False
+
+
+def _structured_outputs(name: str, given: Any) -> Make | None:
+    """Reads vLLM's object of one of its kinds of grammars."""
+    if not isinstance(given, dict):
+        raise fields.refused(name, given, "an object")
+    kinds = {key: value for key, value in given.items() if value is not None and value is not False}
+    if not kinds:
+        return None
+    (kind, value), *others = kinds.items()
+    if others or kind not in OF_OUTPUTS:
+        raise fields.refused(name, given, f"an object with one of {', '.join(OF_OUTPUTS)}")
+    return OF_OUTPUTS[kind](f"{name}.{kind}", value)
+
+
+OF_OUTPUTS: dict[str, Callable[[str, Any], Make | None]] = {
+    "json": _schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _ebnf,
+    "json_object": lambda *_: Grammar.json,
+    "structural_tag": _structural_tag,
+}
+FIELDS: dict[str, Callable[[str, Any], Make | None]] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _ebnf,
+    "structural_tag": _structural_tag,
+    "json_schema": _schema,
+    "regex": _regex,
+    "ebnf": _ebnf,
+    "grammar": _ebnf,
+}

@@ -1,0 +1,48 @@
+"""A tiny model whose tokens spell JSON, with a chat template that writes calls of tools as Hermes does."""
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from jlade import SamplingConfig
+from jlade.generation.chat_template import ChatTemplate
+from jlade.generation.text import LETTERS_OF_BYTES
+from jlade.server.protocol import Reader
+from tests.tiny import tiny_llama
+
+END, CAPACITY = "<|end|>", 512
+HERMES = r"""{% for tool in tools or [] %}{{ tool.function | tojson }}
+{% endfor %}{% for message in messages %}{{ message.role }}:{{ message.content }}{% for call in message.tool_calls %}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
+{{- '}\n</tool_call>' }}{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+
+
+def _tokenizer() -> Tokenizer:
+    """Returns a byte-level tokenizer with some tokens of several bytes."""
+    merges = [("{", '"'), ('"', ":"), ("n", "a"), ("m", "e"), ("na", "me"), ('{"', "name"), ('":', "Ġ")]
+    names = [*LETTERS_OF_BYTES, *("".join(pair) for pair in merges)]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+TOKENIZER = _tokenizer()
+EOS = TOKENIZER.token_to_id(END)
+PARAMS = tiny_llama(3, vocab_size=TOKENIZER.get_vocab_size(), max_positions=CAPACITY)
+
+
+def chat_template(template: str = HERMES) -> ChatTemplate:
+    return ChatTemplate(PreTrainedTokenizerFast(tokenizer_object=_tokenizer(), eos_token=END, chat_template=template))
+
+
+READER = Reader(
+    tokenizer=TOKENIZER,
+    chat_template=chat_template(),
+    vocab_size=TOKENIZER.get_vocab_size(),
+    eos_ids=(EOS,),
+    sampling=SamplingConfig(),
+    capacity=CAPACITY,
+)
