@@ -19,6 +19,7 @@ ANY_OBJECT: Body = {"type": "object"}
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 WHITESPACE = " \t\n\r"  # of JSON
 # The call of a tool without arguments, as templates write it.
+THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)  # before an answer
 CALL = re.compile(r'\{"name": "probe", "(?P<key>arguments|parameters)": \{\}\}')
 PROBE: Body = {"name": "probe", "description": "-", "parameters": {"type": "object", "properties": {}}}
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Form:
             calls = [{"id": f"{i:09}", "type": "function", "function": function} for i in range(number)]
             messages = [question, {"role": "assistant", "content": "", "tool_calls": calls}]
             text = template.render(messages, False, tools=[{"type": "function", "function": PROBE}])
-            return text.removeprefix(prompt)
+            return THOUGHTS.sub("", text.removeprefix(prompt))
 
         one = answer(1)
         call = CALL.search(one)

@@ -134,6 +134,10 @@ LIST = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in message
             json_chat.HERMES,
             Form("\n<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "arguments"),
         ),
+        (
+            json_chat.HERMES.replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n"),
+            Form("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "arguments"),
+        ),
         (LLAMA, Form("", "", None, "parameters")),
         (LIST, Form("<tool_call>[", "]</tool_call>", ", ", "arguments")),
     ],
