@@ -705,6 +705,17 @@ def grammar() -> Iterator[str]:
     yield f"Of {suite['schemas']} schemas of JSON Schema's own tests (draft 7) {suite['outcomes']['passes']} pass"
     times = mask["seconds"]
     yield f"takes {1000 * times['p50']:.0f} ms in the median and {times['p99']:.1f} s in the 99th percentile"
+    for tokens, tables in mask["tables"].items():
+        assert tables["too slow"] == 0
+        yield f"The {tables['tables']} automata have tables"
+        seconds, classes, size = (tables[name] for name in ("seconds", "classes", "megabytes"))
+        yield row(
+            f"{int(tokens):,}",
+            f"{tables['trie_seconds']:.1f} s",
+            f"{1000 * seconds['p50']:.0f} ms, {seconds['p99']:.1f} s",
+            ", ".join(f"{classes[name]:,.0f}" for name in ("p50", "p99", "max")),
+            f"{size['p50']:.2f}, {size['p99']:.0f}, {size['max']:.0f} MB",
+        )
 
 
 FIGURES: dict[str, Callable[[], Iterator[str]]] = {

@@ -301,17 +301,15 @@ def _byte_classes(sets: Iterable[int]) -> tuple[np.ndarray, dict[int, tuple[int,
     return class_of_byte.reshape(256).astype(np.int32), members
 
 
-def live_states(next_state: np.ndarray, is_final: np.ndarray) -> np.ndarray:
-    """Returns the states from which a final one can be reached [S] bool, given the transitions [S, K]."""
+def live_states(sources: np.ndarray, targets: np.ndarray, is_final: np.ndarray) -> np.ndarray:
+    """Returns the states from which a final one can be reached [S] bool, given both ends of each transition."""
     is_live = is_final.copy()
-    sources, classes = np.nonzero(next_state != DEAD)
-    targets = next_state[sources, classes]
-    while True:
-        grown = is_live.copy()
-        grown[sources[is_live[targets]]] = True
-        if (grown == is_live).all():
-            return is_live
-        is_live = grown
+    sources, targets = np.divmod(np.unique(sources.astype(np.int64) * len(is_final) + targets), len(is_final))
+    while (is_met := is_live[targets]).any():
+        is_live[sources[is_met]] = True
+        is_left = ~is_live[sources]
+        sources, targets = sources[is_left], targets[is_left]
+    return is_live
 
 
 def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
@@ -322,7 +320,8 @@ def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
 
 def _trimmed(next_state: np.ndarray, class_of_byte: np.ndarray, is_final: np.ndarray) -> Automaton:
     """Returns an automaton without the states from which no text can be completed, but for the first one."""
-    is_kept = live_states(next_state, is_final)
+    sources, classes = np.nonzero(next_state != DEAD)
+    is_kept = live_states(sources, next_state[sources, classes], is_final)
     is_kept[0] = True
     return Automaton(restricted(next_state, is_kept), class_of_byte, is_final[is_kept])
 

@@ -1,7 +1,8 @@
 """From automata over bytes to tables over tokens: tokens that act alike in every state are one class.
 
 A token acts as a function from states to states. Along the trie of all tokens these functions are composed byte by
-byte, and equal ones are one. So the work grows with the number of different functions, not with that of tokens.
+byte, and equal ones are one. So the work grows with the number of different functions, not with that of tokens. Most
+tokens are allowed in few states, and a function has these alone.
 """
 
 import dataclasses
@@ -13,7 +14,6 @@ import numpy as np
 from jlade.constraints.automaton import DEAD, Automaton, live_states, restricted
 
 NEVER, END = 0, 1  # classes of tokens that are never allowed, and of those that end a text
-CHUNK = 2**24  # entries of functions that are composed at once
 
 
 class _Level(NamedTuple):
@@ -23,6 +23,17 @@ class _Level(NamedTuple):
     byte: np.ndarray  # [n] uint8
     tokens: np.ndarray  # [m] int32, tokens that end in this level
     node: np.ndarray  # [m] int32, the nodes in which they end
+
+
+class _Function(NamedTuple):
+    """What a text does: the states in which it is allowed, and the one after each."""
+
+    before: np.ndarray  # [n] int32, sorted
+    after: np.ndarray  # [n] int32
+
+    def key(self) -> tuple[bytes, bytes]:
+        """Returns what equal functions alone have in common."""
+        return self.before.tobytes(), self.after.tobytes()
 
 
 class Trie:
@@ -56,6 +67,30 @@ class Trie:
             self.levels.append(_Level(*arrays))
 
 
+def _longer(
+    functions: list[_Function], is_asked: np.ndarray, by_class: np.ndarray
+) -> tuple[list[_Function], np.ndarray]:
+    """Returns the functions of texts that are a byte longer, and the place of each among them, -1 if it allows nothing.
+
+    Args:
+      functions: F functions of texts.
+      is_asked: which classes of bytes follow each text [F, K] bool, as the places are.
+      by_class: the state after a byte of each class in each state [K, S].
+    """
+    found, places = list[_Function](), np.full(is_asked.shape, -1)
+    known: dict[tuple[bytes, bytes], int] = {}
+    for number, function in enumerate(functions):
+        classes = np.flatnonzero(is_asked[number])
+        after = by_class[classes[:, None], function.after]
+        is_allowed = after != DEAD
+        for row in np.flatnonzero(is_allowed.any(axis=1)).tolist():
+            longer = _Function(function.before[is_allowed[row]], after[row, is_allowed[row]])
+            place = places[number, classes[row]] = known.setdefault(longer.key(), len(found))
+            if place == len(found):
+                found.append(longer)
+    return found, places
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
     """An automaton over tokens that begins in state 0, from each of whose states a text can be completed."""
@@ -70,62 +105,50 @@ class Table:
         Raises:
           ValueError: no sequence of tokens spells one of the texts.
         """
-        next_state, num_classes = automaton.next_state, automaton.next_state.shape[1]
-        states = np.arange(len(next_state), dtype=np.int32)
-        never = np.full_like(states, DEAD)
-        functions = [never, np.where(automaton.is_final, states, DEAD)]
+        num_states, num_classes = automaton.next_state.shape
+        by_class = np.ascontiguousarray(automaton.next_state.T)
+        states = np.arange(num_states, dtype=np.int32)
+        final = states[automaton.is_final]
+        functions = [_Function(states[:0], states[:0]), _Function(final, final)]  # of the classes
+        known: dict[tuple[bytes, bytes], int] = {}  # without the first two: a token may act as an end does
         class_of_token: np.ndarray = np.zeros(vocab_size, np.int32)
-        class_of_token[list(eos_ids)] = END
-        known = {each.tobytes(): index for index, each in enumerate(functions)}
-        above, of_node = states[None], np.array([0])  # the functions of a level, and that of each of its nodes
+        above, of_node = [_Function(states, states)], np.array([0])  # of the level above, and that of each of its nodes
         for level in trie.levels:
             here = of_node[level.parent]
             is_live = here >= 0
-            keys = here[is_live] * num_classes + automaton.class_of_byte[level.byte[is_live]]
-            different, place = np.unique(keys, return_inverse=True)
-            found, index = list[np.ndarray](), np.full(len(different), -1)
-            ids: dict[bytes, int] = {}
-            for begin in range(0, len(different), max(1, CHUNK // len(states))):
-                part = different[begin : begin + max(1, CHUNK // len(states))]
-                before = above[part // num_classes]
-                after = np.where(before == DEAD, DEAD, next_state[before, (part % num_classes)[:, None]])
-                for offset in np.flatnonzero((after != DEAD).any(axis=1)).tolist():
-                    function = after[offset]
-                    key = function.tobytes()
-                    if key not in ids:
-                        ids[key] = len(found)
-                        found.append(function)
-                    index[begin + offset] = ids[key]
+            keys = here[is_live], automaton.class_of_byte[level.byte[is_live]]
+            is_asked = np.zeros((len(above), num_classes), bool)
+            is_asked[keys] = True
+            above, of_key = _longer(above, is_asked, by_class)
             of_node = np.full(len(level.parent), -1)
-            of_node[is_live] = index[place]
-            above = np.stack(found) if found else never[None]
+            of_node[is_live] = of_key[keys]
             used = of_node[level.node]
-            numbers = np.full(len(found) + 1, NEVER)
+            numbers = np.full(len(above) + 1, NEVER)
             for each in np.unique(used[used >= 0]).tolist():
-                key = found[each].tobytes()
-                if key not in known:
-                    known[key] = len(functions)
-                    functions.append(found[each])
-                numbers[each] = known[key]
+                numbers[each] = known.setdefault(above[each].key(), len(functions))
+                if numbers[each] == len(functions):
+                    functions.append(above[each])
             chosen = level.tokens < vocab_size
             class_of_token[level.tokens[chosen]] = numbers[used][chosen]
-            if not found:
+            if not above:
                 break
         class_of_token[list(eos_ids)] = END
-        return cls(np.stack(functions, axis=1), class_of_token).trimmed()
+        before, after = (np.concatenate(each) for each in zip(*functions, strict=True))
+        classes = np.repeat(np.arange(len(functions)), [len(each.before) for each in functions])
+        next_state = np.full((num_states, len(functions)), DEAD, np.int32)
+        next_state[before, classes] = after
+        return cls(next_state, class_of_token)._trimmed(live_states(before, after, automaton.is_final))
 
-    def trimmed(self) -> Self:
+    def _trimmed(self, is_live: np.ndarray) -> Self:
         """Returns the table without states from which no tokens complete a text."""
-        is_live = live_states(self.next_state, self.next_state[:, END] != DEAD)
+        if is_live.all():
+            return self
         if not is_live[0]:
             raise ValueError("no tokens of this vocabulary spell a text of the grammar")
-        different, of_class = np.unique(restricted(self.next_state, is_live), axis=1, return_inverse=True)
-        # The first classes stay what they are.
-        order = [int(of_class[NEVER]), int(of_class[END])]
-        order += [each for each in range(different.shape[1]) if each not in order]
-        rank = np.empty(len(order), np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        return type(self)(different[:, order], rank[of_class.reshape(-1)][self.class_of_token])
+        first, others = np.split(restricted(self.next_state, is_live), [2], axis=1)
+        different, of_class = np.unique(others, axis=1, return_inverse=True)
+        rank = np.append([NEVER, END], 2 + of_class).astype(np.int32)
+        return type(self)(np.hstack([first, different]), rank[self.class_of_token])
 
     def shortest(self) -> int:
         """Returns the number of tokens after which a text may have to end, the least one."""

@@ -57,3 +57,14 @@ def test_states_that_no_token_leaves_are_not_entered():
 def test_tokens_that_act_alike_are_one_class():
     table = Table.of(automaton.build(regex.parse(r"[a-z]+(,[a-z]+)*")), TRIE, [EOS], len(TOKENS))
     assert table.next_state.shape[1] == 4, "none, the end, letters, and the comma"
+
+
+def test_a_token_that_acts_as_the_end_does_is_not_one():
+    table = Table.of(automaton.build(regex.parse("a *")), Trie([b"a", b" ", b""]), [2], 3)
+    assert table.allowed(table.advance(0, 0)).tolist() == [False, True, True]
+    assert table.shortest() > 1, "spaces may follow"
+
+
+def test_the_empty_text_alone_has_a_table():
+    table = Table.of(automaton.build(automaton.EMPTY), TRIE, [EOS], len(TOKENS))
+    assert np.flatnonzero(table.allowed(0)).tolist() == [EOS]
