@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jlade.drafts.source import Guide
 from jlade.drafts.tree import Tree
 
 State = Any  # a pytree of arrays
@@ -26,6 +27,11 @@ class Constraint(Protocol):
 
     def allowed(self, state: State) -> jax.Array:
         """Returns the tokens that may come next [V] bool, at least one. An end token ends the text."""
+
+
+def guide(constraint: Constraint | None, state: State) -> Guide | None:
+    """Returns the guide of drafts after a text; None for a constraint that cannot guide them, or none."""
+    return Guide(constraint, state) if hasattr(constraint, "likely") else None
 
 
 def along(constraint: Constraint, state: State, tree: Tree, depth: int) -> State:

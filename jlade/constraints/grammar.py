@@ -15,9 +15,10 @@ from jlade.constraints import automaton, ebnf, json_schema, regex, tags
 from jlade.constraints.automaton import DEAD, Automaton
 from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
+from jlade.drafts.tree import NONE
 from jlade.mesh import SHARED
 
-ROW_CLASSES = 1024  # most classes of a table in a row of an engine
+ROW_CLASSES = 1024  # more than the classes of a table in a row of an engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,65 +112,88 @@ def _automaton(grammar: Grammar) -> Automaton:
 class Tables:
     """The tables of the grammars of a batch: a `Constraint`. A state is the place of its first entry.
 
-    State 0 is that of a sequence without a grammar: tokens of all classes lead from it to itself.
+    The entries of a state are its likely token, as in `Table.likely`, and the states after tokens of each class, `DEAD`
+    for none. State 0 is that of a sequence without a grammar: tokens of all classes lead from it to itself.
     """
 
-    entries: Annotated[jax.Array, SHARED]  # [P] int32, of each state those after tokens of each class, `DEAD` for none
-    class_of_token: Annotated[jax.Array, SHARED]  # [K V] int32, of the tokens in each of K tables
+    entries: Annotated[jax.Array, SHARED]  # [P] int32
+    class_of_token: Annotated[jax.Array, SHARED]  # [K V] int32, the entry of each token in each of K tables
     first: jax.Array  # [B] int32, the first state of each sequence
     classes: jax.Array  # [B] int32, the place of its table in `class_of_token`
-    num_classes: int = flax.struct.field(pytree_node=False)  # C, entries of a state that are read
+    num_entries: int = flax.struct.field(pytree_node=False)  # of a state that are read
     vocab_size: int = flax.struct.field(pytree_node=False)  # V
 
     @classmethod
     def of(cls, tables: Sequence[Table | None]) -> Self:
         """Returns the tables of B sequences, None for one without a grammar, padded so that few sizes occur."""
         different = list(dict.fromkeys(table for table in tables if table is not None))
-        num_classes = _padded(max(table.num_classes for table in different), 128)
+        num_entries = _padded(1 + max(table.num_classes for table in different), 128)
         vocab_size = len(different[0].class_of_token)
         # The first entries are those of state 0, and as many come after the last state, whose row is read whole too.
-        size = sum(table.next_state.size for table in different)
-        entries = np.zeros(_padded(size + 2 * num_classes, 2**14), np.int32)
+        size = sum(table.num_entries for table in different)
+        entries = np.zeros(_padded(size + 2 * num_entries, 2**14), np.int32)
+        entries[0] = NONE
         class_of_token = np.zeros((_padded(len(different), 1), vocab_size), np.int32)
-        places, begin = dict[Table | None, tuple[int, int]]({None: (0, 0)}), num_classes
+        places, begin = dict[Table | None, tuple[int, int]]({None: (0, 0)}), num_entries
         for number, table in enumerate(different):
-            entries[begin : begin + table.next_state.size] = table.entries(begin)
-            class_of_token[number] = table.class_of_token
+            entries[begin : begin + table.num_entries] = table.entries(begin)
+            class_of_token[number] = 1 + table.class_of_token
             places[table] = begin, number * vocab_size
-            begin += table.next_state.size
+            begin += table.num_entries
         first, classes = (np.array(each, np.int32) for each in zip(*(places[table] for table in tables), strict=True))
         arrays: Any = cls
-        return arrays(entries, class_of_token.reshape(-1), first, classes, num_classes, vocab_size)
+        return arrays(entries, class_of_token.reshape(-1), first, classes, num_entries, vocab_size)
 
     def start(self, tokens: jax.Array, length: jax.Array) -> jax.Array:
         return self.first
 
     def advance(self, state: jax.Array, token: jax.Array) -> jax.Array:
-        return jnp.maximum(self.entries[state + self.class_of_token[self.classes + token]], 0)
+        return jnp.maximum(self._after(state, token), 0)
+
+    def accepts(self, state: jax.Array, token: jax.Array) -> jax.Array:
+        """Returns whether a token [] may come next [] bool."""
+        return self._after(state, token) != DEAD
+
+    def likely(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns a token that is likely to come next [] int32, `NONE` for none, and whether it is certain [] bool."""
+        token = self.entries[state]
+        return jnp.where(token < NONE, -2 - token, token), token >= 0
+
+    def _after(self, state: jax.Array, token: jax.Array) -> jax.Array:
+        return self.entries[state + self.class_of_token[self.classes + token]]
 
     def allowed(self, state: jax.Array) -> jax.Array:
-        row = jax.lax.dynamic_slice(self.entries, (state,), (self.num_classes,))
+        row = jax.lax.dynamic_slice(self.entries, (state,), (self.num_entries,))
         class_of_token = jax.lax.dynamic_slice(self.class_of_token, (self.classes,), (self.vocab_size,))
         return jax.lax.platform_dependent(row != DEAD, class_of_token, tpu=by_product, default=by_index)
 
 
 @flax.struct.dataclass
 class RowTables(Tables):
-    """The tables of an engine's rows: each has one of its own, and all have one size, so that no grammar compiles."""
+    """The tables of an engine's rows: each has one of its own, and all have one size, so that no grammar compiles.
+
+    The entries of state 0 stay, so that a row has a table or none by its state alone. The table begins after them.
+    """
 
     entries: jax.Array  # [B, P] int32
     class_of_token: jax.Array  # [B, V] int32
 
     @classmethod
-    def of_row(cls, table: Table | None, num_entries: int, vocab_size: int) -> Self:
-        """Returns the table of a row [1, ...] for at most `num_entries` entries, None for one without a grammar."""
-        entries: Any = np.zeros((1, num_entries + ROW_CLASSES), np.int32)
-        class_of_token: Any = np.zeros((1, vocab_size), np.int32)
-        if table is not None:
-            entries[0, : table.next_state.size] = table.entries(0)
-            class_of_token[0] = table.class_of_token
+    def empty(cls, num_rows: int, num_entries: int, vocab_size: int) -> Self:
+        """Returns the tables of rows without grammars, with a place for `num_entries` entries each."""
+        entries = jnp.zeros((num_rows, ROW_CLASSES + num_entries + ROW_CLASSES), jnp.int32).at[:, 0].set(NONE)
+        zero = jnp.zeros(num_rows, jnp.int32)
+        return cls(entries, jnp.ones((num_rows, vocab_size), jnp.int32), zero, zero, ROW_CLASSES, vocab_size)
+
+    def of_row(self, table: Table) -> tuple[Self, np.ndarray]:
+        """Returns the table of a row, with a first axis of 1, and its first state [1] int32, in NumPy."""
+        entries: Any = np.zeros((1, self.entries.shape[1]), np.int32)
+        entries[0, 0] = NONE
+        entries[0, ROW_CLASSES : ROW_CLASSES + table.num_entries] = table.entries(ROW_CLASSES)
+        class_of_token: Any = 1 + table.class_of_token[None]
         zero: Any = np.zeros(1, np.int32)
-        return cls(entries, class_of_token, zero, zero, ROW_CLASSES, vocab_size)
+        row = dataclasses.replace(self, entries=entries, class_of_token=class_of_token, first=zero, classes=zero)
+        return row, np.full(1, ROW_CLASSES, np.int32)
 
 
 def by_index(is_allowed: jax.Array, class_of_token: jax.Array) -> jax.Array:

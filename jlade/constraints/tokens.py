@@ -6,13 +6,14 @@ tokens are allowed in few states, and a function has these alone.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from jlade.constraints.automaton import DEAD, Automaton, live_states, restricted
 
+LIKELY = 32  # bytes of a likely text, which its first token seldom exceeds
 NEVER, END = 0, 1  # classes of tokens that are never allowed, and of those that end a text
 
 
@@ -40,7 +41,7 @@ class Trie:
     """The tokens of a vocabulary by their bytes. Those without bytes, such as special tokens, are not in it."""
 
     def __init__(self, token_bytes: Sequence[bytes]):
-        self.num_tokens = len(token_bytes)
+        self.lengths: np.ndarray = np.array([*map(len, token_bytes), 0])  # of the tokens, and of none
         self.levels: list[_Level] = []
         nodes: dict[bytes, int] = {b"": 0}
         at_depth: dict[int, list[int]] = {}
@@ -91,16 +92,43 @@ def _longer(
     return found, places
 
 
+def _likely(automaton: Automaton, first_tokens: Callable[[Sequence[bytes]], Sequence[int]], trie: Trie) -> np.ndarray:
+    """Returns the likely token of each state; see `Table.likely`."""
+    texts, num_certain = automaton.likely(LIKELY)
+    (states,) = np.nonzero(texts[:, 0] >= 0)
+    spelled = [bytes(text[text >= 0].tolist()) for text in texts[states]]
+    found = np.array(first_tokens(spelled), np.int64)
+    is_certain = num_certain[states] >= trie.lengths[found]
+    likely = np.full(len(texts), -1, np.int32)
+    likely[states] = np.where(is_certain | (found < 0), found, -2 - found)
+    return likely
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
     """An automaton over tokens that begins in state 0, from each of whose states a text can be completed."""
 
     next_state: np.ndarray  # [S, C] int32, `DEAD` for tokens that are not allowed
     class_of_token: np.ndarray  # [V] int32
+    likely: np.ndarray  # [S] int32, the token that is likely to come next, t if it is certain, else -2 - t; -1 for none
 
     @classmethod
-    def of(cls, automaton: Automaton, trie: Trie, eos_ids: Sequence[int], vocab_size: int) -> Self:
+    def of(
+        cls,
+        automaton: Automaton,
+        trie: Trie,
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        first_tokens: Callable[[Sequence[bytes]], Sequence[int]] = lambda texts: [-1] * len(texts),
+    ) -> Self:
         """Returns the table of the texts that an automaton accepts, each followed by an end token.
+
+        Args:
+          automaton: over bytes.
+          trie: of the tokens.
+          eos_ids: end tokens.
+          vocab_size: V.
+          first_tokens: returns the token with which the tokenizer begins each of some texts, -1 for none.
 
         Raises:
           ValueError: no sequence of tokens spells one of the texts.
@@ -137,7 +165,8 @@ class Table:
         classes = np.repeat(np.arange(len(functions)), [len(each.before) for each in functions])
         next_state = np.full((num_states, len(functions)), DEAD, np.int32)
         next_state[before, classes] = after
-        return cls(next_state, class_of_token)._trimmed(live_states(before, after, automaton.is_final))
+        likely = _likely(automaton, first_tokens, trie)
+        return cls(next_state, class_of_token, likely)._trimmed(live_states(before, after, automaton.is_final))
 
     def _trimmed(self, is_live: np.ndarray) -> Self:
         """Returns the table without states from which no tokens complete a text."""
@@ -148,7 +177,7 @@ class Table:
         first, others = np.split(restricted(self.next_state, is_live), [2], axis=1)
         different, of_class = np.unique(others, axis=1, return_inverse=True)
         rank = np.append([NEVER, END], 2 + of_class).astype(np.int32)
-        return type(self)(np.hstack([first, different]), rank[self.class_of_token])
+        return type(self)(np.hstack([first, different]), rank[self.class_of_token], self.likely[is_live])
 
     def shortest(self) -> int:
         """Returns the number of tokens after which a text may have to end, the least one."""
@@ -169,9 +198,18 @@ class Table:
         """C."""
         return self.next_state.shape[1]
 
+    @property
+    def num_entries(self) -> int:
+        """The number of `entries`."""
+        return self.next_state.size + len(self.next_state)
+
     def entries(self, begin: int) -> np.ndarray:
-        """Returns `next_state` as one row [S C], in which a state is the place of its first entry, from `begin` on."""
-        return np.where(self.next_state == DEAD, DEAD, self.next_state * self.num_classes + begin).reshape(-1)
+        """Returns the table as one row of entries: of each state the likely token, and the states after each class.
+
+        A state is the place of its first entry, from `begin` on.
+        """
+        after = np.where(self.next_state == DEAD, DEAD, self.next_state * (1 + self.num_classes) + begin)
+        return np.concatenate([self.likely[:, None], after], axis=1).reshape(-1)
 
     def allowed(self, state: int) -> np.ndarray:
         """Returns the tokens that may come next [V] bool."""

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
+from jlade.constraints import constraint as constraints
 from jlade.constraints.constraint import Constraint
 from jlade.decoding import sampling, sharding
 from jlade.decoding.sampling import LogProbs, Sampling
@@ -226,9 +227,23 @@ def _start_of_device(
     known = jnp.zeros_like(lengths) if inputs.cache is None else inputs.cache.length
     longest = jnp.max(lengths - known)
 
-    def draft(states: dict[str, State], tokens: jax.Array, length: jax.Array, known: jax.Array, noise: Any) -> Drafts:
+    def draft(
+        states: dict[str, State],
+        tokens: jax.Array,
+        length: jax.Array,
+        known: jax.Array,
+        noise: Any,
+        constraint: Constraint | None,
+        constraint_state: Any,
+    ) -> Drafts:
         states = sources.start(states, Prompt(tokens, length, known, longest))
-        return sources.draft(states, None, Text(tokens, length, inputs.corpus, noise))
+        guide = constraints.guide(constraint, constraint_state)
+        return sources.draft(states, None, Text(tokens, length, inputs.corpus, noise, guide))
+
+    constraint_axes = sharding.batch_axes(sharding.constraint_specs(inputs.constraint))
+    draft_all = jax.vmap(draft, in_axes=(0, 0, 0, 0, 0, constraint_axes, 0))
+    constraint_state = _constraint_state(inputs, constraint_axes)
+    drafts = draft_all(states, prompts, lengths, known, noise, inputs.constraint, constraint_state)
 
     first_window = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
     count = functools.partial(sampling.count_prompt, vocab_size=config.decoder.vocab_size)
@@ -238,11 +253,11 @@ def _start_of_device(
         num_steps=jnp.zeros(batch_size, jnp.int32),
         done=jnp.zeros(batch_size, bool),
         inputs=_kept(inputs, keys),
-        memory=Memory(cache=prefix.cache, drafts=jax.vmap(draft)(states, prompts, lengths, known, noise)),
+        memory=Memory(cache=prefix.cache, drafts=drafts),
         window=jax.vmap(first_window)(drawn),
         counts=jax.vmap(count)(prompts, lengths) if inputs.sampling.counts_tokens else None,
         stop_state=None if inputs.stopping.strings is None else inputs.stopping.strings.start,
-        constraint_state=_constraint_state(inputs),
+        constraint_state=constraint_state,
         pace=None if inputs.costs is None else adaptive.start(inputs.costs),
         info=Info(
             accepted=jnp.zeros_like(prompts),
@@ -253,14 +268,13 @@ def _start_of_device(
     )
 
 
-def _constraint_state(inputs: Inputs) -> Any:
+def _constraint_state(inputs: Inputs, axes: Any) -> Any:
     if inputs.constraint is None:
         return None
 
     def start(constraint: Constraint, tokens: jax.Array, length: jax.Array) -> Any:
         return constraint.start(tokens, length)
 
-    axes = sharding.batch_axes(sharding.constraint_specs(inputs.constraint))
     return jax.vmap(start, in_axes=(axes, 0, 0))(inputs.constraint, inputs.prompts, inputs.lengths)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jlade.constraints import constraint as constraints
 from jlade.decoding import sampling, sharding
 from jlade.decoding.block import Block, lay_out
 from jlade.decoding.predict import Predictions, predict
@@ -109,7 +110,8 @@ def draft(after: DecodeState, drafts: Drafts, config: DecodeConfig) -> Drafts:
     noise = sampling.noise_ahead(
         inputs.key, after.num_tokens, inputs.sampling, config.lookahead, config.decoder.vocab_size
     )
-    text = Text(after.tokens, after.num_tokens, inputs.corpus, noise)
+    guide = constraints.guide(inputs.constraint, after.constraint_state)
+    text = Text(after.tokens, after.num_tokens, inputs.corpus, noise, guide)
     return config.sources.draft(drafts.states, drafts.record, text)
 
 

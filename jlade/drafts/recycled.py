@@ -11,7 +11,7 @@ The row that chose the current token also tells of the token after it: its runne
 import dataclasses
 import functools
 import heapq
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import flax.struct
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 from jlade.config import LookaheadConfig
 from jlade.drafts import record as record_lib
 from jlade.drafts import suffix
-from jlade.drafts.source import RANKS, Passage, Source, Step, Text
+from jlade.drafts.source import RANKS, Guide, Passage, Source, Step, Text
 from jlade.drafts.tree import NONE, Tree, TreeShape
 from jlade.vocabulary import VocabularyShard
 
@@ -74,7 +74,7 @@ class Recycled(Source):
 
     def propose(self, state: "RecycledLogits", text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
         last = suffix.last(text.tokens, text.length)[1::-1]
-        return draft(state, last, template(self.size, self.depth), rates, text.noise)
+        return draft(state, last, template(self.size, self.depth), rates, text.noise, text.guide)
 
     def learn(self, state: "RecycledLogits", step: Step) -> "RecycledLogits":
         assert step.best is not None
@@ -155,7 +155,12 @@ def find(table: RecycledLogits, pairs: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def draft(
-    table: RecycledLogits, last: jax.Array, template: Template, rates: jax.Array, noise: jax.Array | None
+    table: RecycledLogits,
+    last: jax.Array,
+    template: Template,
+    rates: jax.Array,
+    noise: jax.Array | None,
+    guide: Guide | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the drafts of a template, whose ranks are those of the most probable tokens.
 
@@ -165,6 +170,8 @@ def draft(
       template: of Q drafts.
       rates: [3 k] float32, acceptance rates of the kinds, see the result.
       noise: [D, V] float32, of the positions after the text, see `record.given_noise`; None for unknown noise.
+      guide: tokens that its constraint does not accept are no drafts, and those that are likely by it are; None for
+        none.
 
     Returns:
       Tokens [Q] int32, `NONE` where the table has none, and their kinds [Q] int32: ranks in the table, plus k after
@@ -174,6 +181,7 @@ def draft(
     parents = np.array(template.shape.parents)
     tokens, kinds = jnp.full(len(ranks), NONE, jnp.int32), jnp.zeros(len(ranks), jnp.int32)
     pairs = jnp.broadcast_to(last, (len(ranks), 2))  # that each draft follows
+    states: Any = None if guide is None else jnp.broadcast_to(guide.state, len(ranks))  # after these
     for depth in range(1, depths.max(initial=0) + 1):
         (at,) = np.nonzero(depths == depth)
         if depth > 1:
@@ -186,12 +194,36 @@ def draft(
             best = jnp.concatenate([best, jnp.broadcast_to(runners_up, best.shape)], axis=1)
             last_kinds = jnp.arange(2 * RANKS, 3 * RANKS, dtype=jnp.int32)
             kind = jnp.concatenate([kind, jnp.broadcast_to(last_kinds, kind.shape)], axis=1)
+        if guide is not None:
+            if depth > 1:
+                after = jax.vmap(guide.constraint.advance)(states[parents[at]], jnp.maximum(pairs[at, 1], 0))
+                states = states.at[at].set(after, unique_indices=True)
+            best, kind = _guided(best, kind, guide.constraint, states[at])
         noise_here = noise[depth - 1] if noise is not None and depth <= len(noise) else None
         best, kind = _by_promise(best, kind, rates, noise_here)
         chosen = np.arange(len(at)), ranks[at]
         tokens = tokens.at[at].set(jnp.where(pairs[at, 1] == NONE, NONE, best[chosen]), unique_indices=True)
         kinds = kinds.at[at].set(kind[chosen], unique_indices=True)
     return tokens, kinds
+
+
+def _guided(best: jax.Array, kind: jax.Array, constraint: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns tokens and their kinds [Q, R] without those that a constraint refuses, and with those likely by it.
+
+    Args:
+      best, kind: [Q, R] int32.
+      constraint: of a `Guide`.
+      states: [Q], before the tokens.
+    """
+    accepts = jax.vmap(jax.vmap(constraint.accepts, in_axes=(None, 0)))
+    best = jnp.where(accepts(states, jnp.maximum(best, 0)), best, NONE)
+    likely, is_certain = jax.vmap(constraint.likely)(states)
+    is_known = best == likely[:, None]
+    best = jnp.where(is_known & is_certain[:, None], NONE, best)
+    likely = jnp.where(jnp.any(is_known, axis=1) & ~is_certain, NONE, likely)
+    # A likely token counts as the first one after a token, and one that is certain as the first one after a pair.
+    of_likely = jnp.where(is_certain, RANKS, 0)
+    return jnp.append(best, likely[:, None], axis=1), jnp.append(kind, of_likely[:, None], axis=1)
 
 
 def _by_promise(

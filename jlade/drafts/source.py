@@ -36,6 +36,18 @@ class Text(NamedTuple):
     length: jax.Array  # [] int32; the last of these tokens is the current one
     corpus: Any  # `index.TextIndex` of other texts, None for none
     noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
+    guide: "Guide | None" = None  # None for any text
+
+
+class Guide(NamedTuple):
+    """A constraint that guides drafts, and its state after the current token; see `jlade.constraints.grammar`.
+
+    Its `accepts(state, token)` returns whether a token may come next [] bool, and `likely(state)` the token that is
+    likely to [] int32, `tree.NONE` for none, and whether it is certain [] bool.
+    """
+
+    constraint: Any
+    state: Any
 
 
 class Passage(NamedTuple):

@@ -32,8 +32,8 @@ class Job:
         checked = dataclasses.replace(checked, inputs=inputs, stop=stop)
         self.logprobs, self.num_alternatives = checked.config.logprobs, checked.config.top_logprobs
         self.with_statistics = checked.with_statistics
-        self._table = None if checked.tables is None else checked.tables[index]
-        self.controls = rows.Controls.of(checked.inputs, self._table is not None, self.logprobs)
+        self.table = None if checked.tables is None else checked.tables[index]  # of its grammar
+        self.controls = rows.Controls.of(checked.inputs, self.table is not None, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
         self._checked, self._size = checked, size
         self._begin, self._num_steps = self.length, 0
@@ -49,8 +49,7 @@ class Job:
     @functools.cached_property
     def row(self) -> rows.Row:
         """The arrays of the request."""
-        vocab_size = self._checked.config.decoder.vocab_size
-        return rows.Row.of(self._checked.inputs, self._table, self._place, vocab_size, self._size)
+        return rows.Row.of(self._checked.inputs, self._place, self._checked.config.decoder.vocab_size, self._size)
 
     def read(self, row: rows.Shown) -> Piece:
         """Returns the tokens that steps added, up to the end of the text.

@@ -9,11 +9,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from jlade.constraints.tokens import Table
 from jlade.decoding import ahead
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import copies, rows, scoring, width
 from jlade.engine.rows import Controls, Row
 from jlade.engine.width import Width
+from jlade.generation.prompts import HostArray
 from jlade.models.base import Params
 
 
@@ -136,6 +140,17 @@ class Programs:
                         copies.keep(self._params, self._prefix, 0, size, config)
                         copies.restore(self._params, kept, 0, config, capacity)
 
+    def empty(self, params: Params, row: Row) -> DecodeState:
+        """Returns the state of as few rows as there may be, without requests."""
+        size = self._size
+        return rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
+
+    @functools.cached_property
+    def _table(self) -> Table:
+        """A table with the shapes of any in a row."""
+        class_of_token: HostArray = np.zeros(self._config.decoder.vocab_size, np.int32)
+        return Table(class_of_token[:1, None], class_of_token, class_of_token[:1])
+
     @functools.cached_property
     def _prefix(self) -> Prefix:
         """The shapes of a prompt that has been read."""
@@ -147,12 +162,14 @@ class Programs:
         if num_rows not in self._states:
             place, config = self._sizes.index(num_rows), self._config
             if place == 0:
-                state = rows.empty(self._params, self._row, config=config, num_rows=num_rows)
+                state = self.empty(self._params, self._row)
             else:
                 fewer = self._sizes[place - 1]
                 state = rows.resize(self._state(fewer), [-1] * num_rows, config)
                 rows.resize(state, [-1] * fewer, config)
             state = rows.insert(state, self._prefix, self._row, 0, config)
+            if self._size.grammar:
+                state = rows.put_table(state, self._table, 0, config)
             rows.take(state, 0)
             self._states[num_rows] = rows.end(state, set())
         return self._states[num_rows]

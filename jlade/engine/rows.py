@@ -33,7 +33,7 @@ from jlade.models.base import Params
 
 CAPACITY = 4096  # tokens of a row by default, or as many as the model reads
 
-GRAMMAR = 2**20  # entries of a grammar's table, by default
+GRAMMAR = 2**22  # entries of a grammar's table, by default
 
 
 class Controls(enum.IntEnum):
@@ -89,11 +89,11 @@ def check(request: DecodeRequest, size: Size) -> None:
     """Raises a ValueError for options of requests that rows do not accept."""
     inputs, top_logprobs = request.inputs, request.config.top_logprobs
     for table in filter(None, request.tables or ()):
-        if table.next_state.size > size.grammar or table.num_classes > ROW_CLASSES:
+        if table.num_entries > size.grammar or table.num_classes >= ROW_CLASSES:
             states, classes = table.next_state.shape
             raise ValueError(
-                f"grammar must have a table of at most max_grammar={size.grammar} entries and {ROW_CLASSES} classes of "
-                f"tokens, got {states} states of {classes}"
+                f"grammar must have a table of at most max_grammar={size.grammar} entries and less than {ROW_CLASSES} "
+                f"classes of tokens, got {table.num_entries} entries of {states} states and {classes} classes"
             )
     if "prediction" in inputs.sources:
         number = int(np.max(np.sum(inputs.sources["prediction"].text != NONE, axis=1)))
@@ -114,15 +114,8 @@ class Row:
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
 
     @classmethod
-    def of(cls, inputs: Inputs, table: Table | None, place: int, vocab_size: int, size: Size) -> Self:
-        """Returns the row of a request.
-
-        Args:
-          inputs: of one sequence.
-          table: of its grammar, None without one.
-          place: in the batch whose key it shares, 0 for a key of its own.
-          vocab_size, size: of the rows.
-        """
+    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size) -> Self:
+        """Returns the row of a request, whose key is its own or that of a batch in which it has this place."""
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
         prompts[0, :length] = inputs.prompts[0, :length]
@@ -143,7 +136,6 @@ class Row:
                 key=sampling.threefry(key),
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
                 sources={"prediction": _predicted(inputs, size.prediction)} if size.prediction else {},
-                constraint=RowTables.of_row(table, size.grammar, vocab_size) if size.grammar else None,
             ),
             places,
         )
@@ -162,10 +154,13 @@ def _predicted(inputs: Inputs, size: int) -> Reading:
     return Reading.begin(text)
 
 
-@ahead.jit(static_argnames=("config", "num_rows"))
-def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int) -> DecodeState:
-    """Returns the state of `num_rows` rows without requests, with the shapes of `row`."""
+@ahead.jit(static_argnames=("config", "num_rows", "grammar"))
+def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, grammar: int) -> DecodeState:
+    """Returns the state of rows without requests, with the shapes of `row`, and tables of `grammar` entries or none."""
     inputs = row.repeated(num_rows)
+    if grammar:
+        tables = RowTables.empty(num_rows, grammar, config.decoder.vocab_size)
+        inputs = dataclasses.replace(inputs, constraint=tables)
     state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
     return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
 
@@ -213,38 +208,63 @@ def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, confi
 
 def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> DecodeState:
     """Puts a request whose prompt has been read into a row. What is large in the state is written in place."""
-    inputs, large = state.inputs, (state.memory, state.inputs.constraint)
-    rest = dataclasses.replace(state, memory=None, inputs=dataclasses.replace(inputs, constraint=None))  # type: ignore[arg-type]
-    return _insert(rest, large, prefix, row, np.int32(index), config=config)
+    inputs = state.inputs
+    rest = dataclasses.replace(
+        state,
+        memory=None,  # type: ignore[arg-type]  # an argument of its own
+        inputs=dataclasses.replace(inputs, constraint=None),  # which stays
+    )
+    after = _insert(rest, state.memory, prefix, row, np.int32(index), config=config)
+    return dataclasses.replace(after, inputs=dataclasses.replace(after.inputs, constraint=inputs.constraint))
 
 
-@ahead.jit(static_argnames="config", donate_argnames="large")
+@ahead.jit(static_argnames="config", donate_argnames="memory")
 def _insert(
-    rest: DecodeState,
-    large: tuple[Memory, RowTables | None],
-    prefix: Prefix,
-    row: Row,
-    index: jax.Array,
-    *,
-    config: DecodeConfig,
+    rest: DecodeState, memory: Memory, prefix: Prefix, row: Row, index: jax.Array, *, config: DecodeConfig
 ) -> DecodeState:
-    inputs, groups = dataclasses.replace(rest.inputs, constraint=large[1]), mesh_lib.size(config.mesh, DATA)
-    state = dataclasses.replace(rest, memory=large[0], inputs=inputs)
+    state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    specs = sharding.state_specs(state.inputs, config)
-    of_device = functools.partial(_write, specs=specs, groups=groups)
-    write = mesh_lib.shard(of_device, config.mesh, (specs, specs, PartitionSpec()), specs)
-    written: DecodeState = write(state, dataclasses.replace(new, counts=None), index)
+    new = dataclasses.replace(new, counts=None)
+    if state.constraint_state is not None:
+        new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
+    written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)
     return written
 
 
-def _write(state: DecodeState, new: DecodeState, index: jax.Array, specs: DecodeState, groups: int) -> DecodeState:
+def put_table(state: DecodeState, table: Table, index: int, config: DecodeConfig) -> DecodeState:
+    """Gives the request that was inserted into a row the table of its grammar, which is written in place."""
+    inputs, tables = state.inputs, state.inputs.constraint
+    assert isinstance(tables, RowTables)
+    row = tables.of_row(table)
+    tables, states = _put_table(tables, state.constraint_state, row, np.int32(index), config=config)
+    return dataclasses.replace(state, inputs=dataclasses.replace(inputs, constraint=tables), constraint_state=states)
+
+
+@ahead.jit(static_argnames="config", donate_argnames="tables")
+def _put_table(
+    tables: RowTables, states: jax.Array, row: Any, index: jax.Array, *, config: DecodeConfig
+) -> tuple[RowTables, jax.Array]:
+    groups = mesh_lib.size(config.mesh, DATA)
+    row = jax.tree.map(lambda array: jnp.repeat(array, groups, axis=0), row)
+    specs = sharding.constraint_specs(tables), sharding.BATCH
+    written: tuple[RowTables, jax.Array] = _write((tables, states), row, index, specs, config)
+    return written
+
+
+def _write(state: Any, new: Any, index: jax.Array, specs: Any, config: DecodeConfig) -> Any:
+    """Returns the rows of a state with the row `new` of each device group in the place of row `index` of all."""
+    groups = mesh_lib.size(config.mesh, DATA)
+    of_device = functools.partial(_write_of_device, specs=specs, groups=groups)
+    return mesh_lib.shard(of_device, config.mesh, (specs, specs, PartitionSpec()), specs)(state, new, index)
+
+
+def _write_of_device(state: Any, new: Any, index: jax.Array, specs: Any, groups: int) -> Any:
     """Returns the rows of a device with the row `new` at `index` of all rows, if that is one of them."""
-    is_here, at = place(index, len(state.done), groups)
 
     def put(spec: Any, rows: jax.Array, row: jax.Array) -> jax.Array:
         if not (len(spec) and spec[0] == DATA):
             return rows
+        is_here, at = place(index, len(rows), groups)
         if groups > 1:
             row = jnp.where(is_here, row, jax.lax.dynamic_slice_in_dim(rows, at, 1))
         return jax.lax.dynamic_update_slice_in_dim(rows, row, at, axis=0)

@@ -44,10 +44,12 @@ class Running:
     def insert(self, prefix: Prefix, job: Job) -> None:
         """Puts a request whose prompt has been read into a row."""
         if self.state is None:
-            self.state = rows.empty(self._params, job.row, config=self._config, num_rows=min(self._widths))
+            self.state = self._programs.empty(self._params, job.row)
         state = self._resize(self._programs.get(self._number(1), self._controls(job)))
         row = next(row for row in range(len(state.done)) if row not in self.jobs)
         self.state = rows.insert(state, prefix, job.row, row, self._config)
+        if job.table is not None:
+            self.state = rows.put_table(self.state, job.table, row, self._config)
         self.jobs[row] = job
 
     def keep(self, jobs: Collection[Job | None]) -> None:

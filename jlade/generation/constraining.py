@@ -90,4 +90,4 @@ def _trie(spelled: TokenBytes, vocab_size: int) -> Trie:
 
 @functools.lru_cache(maxsize=64)
 def _table(grammar: Grammar, spelled: TokenBytes, eos_ids: tuple[int, ...], vocab_size: int) -> Table:
-    return Table.of(grammar.automaton, _trie(spelled, vocab_size), eos_ids, vocab_size)
+    return Table.of(grammar.automaton, _trie(spelled, vocab_size), eos_ids, vocab_size, spelled.first_tokens)

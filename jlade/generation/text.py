@@ -184,6 +184,29 @@ class TokenBytes:
                     token = token.replace(decoder["replacement"], " ")
         return token.encode()
 
+    def first_tokens(self, texts: Sequence[bytes]) -> list[int]:
+        """Returns the token with which the tokenizer begins each of some texts, which follow others; -1 for none."""
+        anchored = [ANCHOR + text.decode(errors="ignore") for text in texts]
+        return [
+            self._first(encoding.ids, text)
+            for encoding, text in zip(
+                self._tokenizer.encode_batch(anchored, add_special_tokens=False), texts, strict=True
+            )
+        ]
+
+    def _first(self, ids: Sequence[int], text: bytes) -> int:
+        """Returns the first of the tokens after `ANCHOR` if it begins the text, else -1."""
+        before = b""
+        for token in ids:
+            spelled = self[token]
+            if before.endswith(ANCHOR.encode()):
+                return token if spelled and text.startswith(spelled) else -1
+            before += spelled
+        return -1
+
+
+# No token of a text that follows it has a part of it, and no tokenizer adds a space after it.
+ANCHOR = "\n"
 
 # Strip removes a space at the beginning of a whole text, where generated text never is.
 _DECODERS = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip")

@@ -124,13 +124,13 @@ def _row(programs: Programs) -> rows.Row:
     no_eos_ids: HostArray = np.full((1, EOS_SLOTS), -1, np.int32)
     inputs = Inputs(one[None], one, Stopping(one, no_eos_ids), jax.random.key(0))
     size = rows.Size(programs.capacity, prediction=0, grammar=rows.GRAMMAR, top_logprobs=0)
-    return rows.Row.of(inputs, None, 0, programs.decoder.vocab_size, size)
+    return rows.Row.of(inputs, 0, programs.decoder.vocab_size, size)
 
 
 def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:
     """Returns the shapes of the state of `number` rows."""
     config, row = _config(programs, lookahead), _row(programs)
-    empty = functools.partial(rows.empty, row=row, config=config, num_rows=number)
+    empty = functools.partial(rows.empty, row=row, config=config, num_rows=number, grammar=rows.GRAMMAR)
     return sharding.state_shapes(empty, programs.params, config)
 
 

@@ -92,9 +92,7 @@ def test_requests_of_an_engine_have_grammars_of_their_own():
         found = engine.generate(prompts, grammar=grammars, eos_ids=[EOS], max_new_tokens=24)
         assert [each.text[0] for each in found] == list(generate(None, prompts, grammar=grammars).text)
         large = Grammar.regex("(a?b?c?){60}")
-        with pytest.raises(
-            ValueError, match=r"at most max_grammar=1000 entries and 1024 classes of tokens, got \d+ states"
-        ):
+        with pytest.raises(ValueError, match=r"at most max_grammar=1000 entries .* got 2172 entries of 181 states"):
             engine.submit([1], grammar=large, eos_ids=[EOS])
     with (
         jlade.Engine(tiny_llama(2), tiny_tokenizer(), max_sequences=1, capacity=64, max_grammar=0) as engine,
