@@ -20,6 +20,7 @@ REACH: dict[str, Callable[["LookaheadConfig"], int]] = {
     "corpus": lambda setting: 24,
     "recycled": lambda setting: 6,
     "chain": lambda setting: setting.tree_size or 0,
+    "grammar": lambda setting: 16,
 }
 SOURCES = ("pool", "suffix", "recycled")  # of a tree by default
 PRESETS = {"code": (8, 6, 15), "prose": (7, 5, 10), "creative": (5, 4, 8)}  # W, N and G
@@ -67,8 +68,8 @@ class LookaheadConfig:
         the pool side by side, as in the paper.
       sources: where drafts come from: "pool", n-grams; "suffix", the text after earlier occurrences of its last tokens;
         "recycled", the most probable tokens after each token as the model last saw it; "chain", the guesses of Jacobi
-        decoding; "prediction", the text that a call expects, and "corpus", other texts that it brings, which add these
-        sources by themselves. Without a tree there is only the pool.
+        decoding; "prediction", the text that a call expects, "corpus", other texts that it brings, and "grammar", its
+        grammar, which add these sources by themselves. Without a tree there is only the pool.
       guess_set_size: the pool's G, n-grams kept for each first token; 0 or more. Without a tree, also the most n-grams
         verified in a step.
       pool_from_prompt: whether the n-grams of the prompt and of the accepted text enter the pool, in addition to those

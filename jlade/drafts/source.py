@@ -37,6 +37,7 @@ class Text(NamedTuple):
     corpus: Any  # `index.TextIndex` of other texts, None for none
     noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
     guide: "Guide | None" = None  # None for any text
+    recycled: Any = None  # the state of `recycled`, None without this source
 
 
 class Guide(NamedTuple):

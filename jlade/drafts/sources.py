@@ -105,6 +105,7 @@ class Sources:
 
     def propose(self, states: Mapping[str, State], text: Text, rates: jax.Array) -> Proposals:
         """Returns the proposals of all sources. The kinds of a source follow those of the sources before it."""
+        text = text._replace(recycled=states.get("recycled"))
         tokens, kinds, first = [jnp.zeros(0, jnp.int32)], [jnp.zeros(0, jnp.int32)], 0
         for name, source in self.sources:
             proposed = source.propose(states[name], text, rates[first : first + len(source.rates)])

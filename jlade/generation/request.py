@@ -91,6 +91,8 @@ def make(
 
     if known.corpus is not None and "corpus" not in lookahead.sources:
         lookahead = dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
+    if tables is not None and lookahead.tree_size and "grammar" not in lookahead.sources:
+        lookahead = dataclasses.replace(lookahead, sources=(*lookahead.sources, "grammar"))
     state, sources = known.state, known.sources
     least = 0 if state is None else state.tokens.shape[1]
     tokens, lengths = prompts_lib.pad(prompts, stopping.max_new_tokens, least, decoder.max_positions)
