@@ -127,13 +127,15 @@ class Table:
         rank[order] = np.arange(len(order), dtype=np.int32)
         return type(self)(different[:, order], rank[of_class.reshape(-1)][self.class_of_token])
 
-    def shortest(self) -> int:
+    def shortest(self, eos_ids: Sequence[int]) -> int:
         """Returns the number of tokens after which a text may have to end, the least one."""
-        has_to_end = (np.delete(self.next_state, END, axis=1) == DEAD).all(axis=1)
+        # Of the class `END` are also tokens that lead from each final state to itself, as in "(a|b)*".
+        goes_on = self.next_state[:, np.unique(np.delete(self.class_of_token, list(eos_ids)))]
+        has_to_end = (goes_on == DEAD).all(axis=1)
         reached = np.zeros(len(has_to_end), bool)
         reached[0], number = True, 0
         while not has_to_end[reached].any():
-            after = np.unique(np.delete(self.next_state[reached], END, axis=1))
+            after = np.unique(goes_on[reached])
             grown = reached.copy()
             grown[after[after != DEAD]] = True
             if (grown == reached).all():

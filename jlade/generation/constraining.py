@@ -60,7 +60,7 @@ def _tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab
         if not (ends := tuple(sorted({*eos_ids.tolist()} - {-1}))):
             raise ValueError("grammar needs end tokens, as eos_ids, that may follow a whole text")
         table = _table(each, spelled, ends, vocab_size)
-        if least and (shortest := table.shortest()) < least:
+        if least and (shortest := table.shortest(ends)) < least:
             raise ValueError(
                 f"min_new_tokens={least} is not possible: a text of the grammar may have to end after {shortest} tokens"
             )

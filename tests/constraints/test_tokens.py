@@ -57,3 +57,12 @@ def test_states_that_no_token_leaves_are_not_entered():
 def test_tokens_that_act_alike_are_one_class():
     table = Table.of(automaton.build(regex.parse(r"[a-z]+(,[a-z]+)*")), TRIE, [EOS], len(TOKENS))
     assert table.next_state.shape[1] == 4, "none, the end, letters, and the comma"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number"), [("(a|b)*", 2**30), ("[ab]+", 2**30), ("a|bb", 1), ("a{3}b*", 2**30), ("", 0)]
+)
+def test_the_number_of_tokens_after_which_a_text_may_have_to_end(pattern, number):
+    tokens = [b"a", b"b", b"bb", b""]
+    table = Table.of(automaton.build(regex.parse(pattern)), Trie(tokens), [3], 4)
+    assert table.shortest([3]) == number
