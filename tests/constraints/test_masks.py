@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from jlade.constraints import automaton, json_schema, regex
 from jlade.constraints.tokens import Table, Trie
 from jlade.generation.text import token_bytes
+from tests.constraints.test_properties import patterns, schemas
 
 CORPUS = [
     '{"name": "ab", "size": 12, "tags": ["a", "b", "café"], "ok": true, "no": null}',
@@ -172,7 +174,10 @@ DIFFERENCES = {
     # Strings with limits have one spelling in jlade: the short escape where there is one, and U+007F as it is.
     "long escape": Difference("llguidance", rb"\\u(00(0[89aAcCdD]|7)|(00)?$)"),
     # Zero may have a sign in JSON. llguidance never writes it next to a bound.
-    "negative zero": Difference("jlade", rb"-0?$"),
+    "negative zero": Difference("jlade", rb"-0?[\s,\]}]*$"),
+    # llguidance misses 2.2 below an exclusive bound of 2.25, and at some bounds zeros at the end of a fraction.
+    "missed number": Difference("jlade", rb"^2\.2$"),
+    "zeros": Difference("jlade", rb"\.([0-9]*0)?$"),
     # 29 February in each year, and a year 0, which `datetime.date` and the validator refuse.
     "no such day": Difference("llguidance", rb'^"0000$|-02-29$'),
     # RFC 3339 has a second 60 in a leap second, which the validator refuses.
@@ -192,6 +197,9 @@ TREE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$re
         ({"long escape"}, {"enum": ["é\n"]}, {}, []),
         ({"negative zero"}, {"type": "number", "minimum": 0}, {}, []),
         ({"negative zero"}, {"type": "integer", "maximum": 3}, {}, ["-"]),
+        ({"missed number"}, {"type": "number", "minimum": 1, "exclusiveMaximum": 2.25}, {}, ["2.2"]),
+        ({"zeros"}, {"type": "number", "minimum": 109, "maximum": 109}, {}, ["109"]),
+        ({"zeros"}, {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, {}, ["1.100"]),
         ({"no such day"}, {"type": "string", "format": "date"}, {}, ['"000', '"1900-02-2']),
         ({"leap second"}, {"type": "string", "format": "time"}, {}, ['"23:59:']),
         ({"depth"}, {"$ref": "#/$defs/tree", "$defs": {"tree": TREE | NO_MORE}}, {}, []),
@@ -199,12 +207,28 @@ TREE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$re
     ids=str,
 )
 def test_other_masks_differ_by_named_choices_alone(names, schema, options, texts):
-    found = set()
-    for allowed_by, text in schema_differences(schema, texts, **options):
-        reasons = [
-            name for name in names
-            if allowed_by == DIFFERENCES[name].allowed_by and re.search(DIFFERENCES[name].in_text, text, re.DOTALL)
-        ]  # fmt: skip
-        assert len(reasons) == 1, (allowed_by, text)
-        found.update(reasons)
+    found = {explained(names, *each) for each in schema_differences(schema, texts, **options)}
     assert found == names
+
+
+def explained(names, allowed_by, text):
+    """Returns which of some differences one is."""
+    found = [
+        name for name in names
+        if DIFFERENCES[name].allowed_by == allowed_by and re.search(DIFFERENCES[name].in_text, text, re.DOTALL)
+    ]  # fmt: skip
+    assert len(found) == 1, (allowed_by, text)
+    return found[0]
+
+
+@settings(max_examples=60)
+@given(patterns())
+def test_random_regexes_have_the_masks_of_llguidance(pattern):
+    assert not list(differences(regex.parse(pattern), other_grammar(f"/{pattern}/")))
+
+
+@settings(max_examples=60)
+@given(schemas())
+def test_random_schemas_have_the_masks_of_llguidance(schema):
+    for each in schema_differences(schema):
+        explained(["negative zero"], *each)

@@ -140,7 +140,12 @@ def schemas():
                 lambda items: {"type": "array", "prefixItems": items, "items": False}
             ),
             st.tuples(st.dictionaries(names, inner, min_size=1, max_size=3), st.sets(names)).map(
-                lambda pair: {"type": "object", "properties": pair[0], "required": sorted(pair[1] & pair[0].keys())}
+                lambda pair: {
+                    "type": "object",
+                    "properties": pair[0],
+                    "required": sorted(pair[1] & pair[0].keys()),
+                    "additionalProperties": False,
+                }
             ),
             st.lists(inner, min_size=2, max_size=2).map(lambda options: {"anyOf": options}),
         ),
