@@ -27,7 +27,6 @@ from jlade.constraints.automaton import (
     Ranges,
     Repeat,
     build,
-    byte_range,
     characters,
     choice,
     difference,
@@ -47,7 +46,6 @@ DEPTH = 3  # of recursion, and of values of which nothing is known
 MOST_OPTIONS = 64  # of combined choices
 MOST_COUNTED = 64  # properties that are counted
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}  # after a backslash
-HEX = choice(byte_range(48, 57), byte_range(65, 70), byte_range(97, 102))
 RAW: Ranges = without(((0, 31), (34, 34), (92, 92)))
 ALL: Ranges = ((0, LAST_CODE_POINT),)
 SPACE = Repeat(choice(*map(literal, " \n\r\t")), 0, None)
@@ -137,13 +135,21 @@ def _common(first: Ranges, second: Ranges) -> Ranges:
     return without(union([*without(first), *without(second)]))
 
 
+# Half of a pair of surrogates is no character: `json.loads` reads it, but what it returns has no bytes.
+ESCAPED_CODE = sequence(
+    literal("\\u"),
+    choice(
+        regex.parse(r"([0-9A-CE-Fa-ce-f][0-9A-Fa-f]|[Dd][0-7])[0-9A-Fa-f]{2}"),
+        regex.parse(r"[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"),
+    ),
+)
 ANY_STRING = sequence(
     literal('"'),
     Repeat(
         choice(
             characters(RAW),
             sequence(literal("\\"), choice(*map(literal, '"\\/bfnrt'))),
-            sequence(literal("\\u"), HEX, HEX, HEX, HEX),
+            ESCAPED_CODE,
         ),
         0,
         None,

@@ -113,6 +113,14 @@ def test_texts_are_valid(schema, right, wrong, data):
     assert validator.is_valid(value), value
 
 
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(["0041", "d7ff", "D800", "dbff", "DC00", "dfFf", "e000", "ffff"]), max_size=5))
+def test_escaped_surrogates_come_in_pairs(codes):
+    text = "".join(['"', *(f"\\u{code}" for code in codes), '"'])
+    is_text = not any("\ud800" <= character <= "\udfff" for character in json.loads(text))
+    assert automaton.build(json_schema.parse({"type": "string"})).accepts(text.encode()) == is_text
+
+
 def walked(found, random):
     """A text of random bytes that the automaton allows, which turns to the nearest end after a while."""
     distance, text, state = distances(found), bytearray(), 0

@@ -68,3 +68,12 @@ def test_a_token_that_acts_as_the_end_does_is_not_one():
 def test_the_empty_text_alone_has_a_table():
     table = Table.of(automaton.build(automaton.EMPTY), TRIE, [EOS], len(TOKENS))
     assert np.flatnonzero(table.allowed(0)).tolist() == [EOS]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number"), [("(a|b)*", 2**30), ("[ab]+", 2**30), ("a|bb", 1), ("a{3}b*", 2**30), ("", 0)]
+)
+def test_the_number_of_tokens_after_which_a_text_may_have_to_end(pattern, number):
+    tokens = [b"a", b"b", b"bb", b""]
+    table = Table.of(automaton.build(regex.parse(pattern)), Trie(tokens), [3], 4)
+    assert table.shortest() == number
