@@ -62,28 +62,31 @@ class Automaton:
     is_final: np.ndarray  # [S] bool
 
     def likely(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the text that is likely to come next in each state, and the number of bytes of it that are certain.
+        """Returns the likely text after each state, and the number of its bytes that are certain: no other may come.
 
-        It goes on where there is one byte, not counting whitespace beside it; after a comma or a colon with a space.
+        It is the shortest one with which a text ends, but for a space after each comma and colon, as JSON is written.
 
         Returns:
-          [S, most] int32, -1 after the text's end, and [S] int32.
+          [S, most] int32, -1 after its end, and [S] int32.
         """
-        is_live = (self.next_state != DEAD)[:, self.class_of_byte]  # [S, 256]
-        is_certain = (is_live.sum(axis=1) == 1) & ~self.is_final
-        takes_space = is_live[:, ord(" ")]
-        is_live[np.ix_(~is_certain, list(b" \t\n\r"))] = False
-        goes_on = (is_live.sum(axis=1) == 1) & ~self.is_final
-        following = np.where(goes_on, is_live.argmax(axis=1), -1)
+        sources, classes = np.nonzero(self.next_state != DEAD)
+        distance = np.append(distances(sources, self.next_state[sources, classes], self.is_final), len(self.is_final))
+        chosen = distance[self.next_state].argmin(axis=1)  # of the classes of bytes; `DEAD` is the last
+        _, byte_of_class = np.unique(self.class_of_byte, return_index=True)
+        byte = np.where(self.is_final, -1, byte_of_class[chosen])
+        number = (self.next_state != DEAD) @ np.bincount(self.class_of_byte, minlength=self.next_state.shape[1])
+        is_certain = (number == 1) & ~self.is_final
 
-        state, last = np.arange(len(following)), np.full(len(following), -1)
-        text, num_certain = np.full((len(following), most), -1), np.zeros(len(following), np.int32)
+        takes_space = self.next_state[:, self.class_of_byte[ord(" ")]] != DEAD
+
+        state, last = np.arange(len(byte)), np.full(len(byte), -1)
+        text, num_certain = np.full((len(byte), most), -1), np.zeros(len(byte), np.int32)
         for place in range(most):
-            byte = np.where(np.isin(last, list(b",:")) & takes_space[state], ord(" "), following[state])
-            byte[state == DEAD] = -1
-            num_certain += (num_certain == place) & is_certain[state] & (byte >= 0)
-            state = np.where(byte < 0, DEAD, self.next_state[state, self.class_of_byte[byte]])
-            text[:, place] = last = byte
+            last = np.where(np.isin(last, list(b",:")) & takes_space[state], ord(" "), byte[state])
+            last[state == DEAD] = -1
+            text[:, place] = last
+            num_certain += (num_certain == place) & (last >= 0) & is_certain[state]
+            state = np.where(last < 0, DEAD, self.next_state[state, self.class_of_byte[last]])
         return text, num_certain
 
     def accepts(self, text: bytes) -> bool:
@@ -326,15 +329,20 @@ def _byte_classes(sets: Iterable[int]) -> tuple[np.ndarray, dict[int, tuple[int,
     return class_of_byte.reshape(256).astype(np.int32), members
 
 
-def live_states(sources: np.ndarray, targets: np.ndarray, is_final: np.ndarray) -> np.ndarray:
-    """Returns the states from which a final one can be reached [S] bool, given both ends of each transition."""
-    is_live = is_final.copy()
+def distances(sources: np.ndarray, targets: np.ndarray, is_final: np.ndarray) -> np.ndarray:
+    """Returns the least number of transitions from each state to a final one [S] int32, -1 where there is no way.
+
+    Args:
+      sources, targets: the ends of the transitions.
+      is_final: [S] bool.
+    """
+    distance = np.where(is_final, 0, -1).astype(np.int32)
     sources, targets = np.divmod(np.unique(sources.astype(np.int64) * len(is_final) + targets), len(is_final))
-    while (is_met := is_live[targets]).any():
-        is_live[sources[is_met]] = True
-        is_left = ~is_live[sources]
+    while (is_met := distance[targets] >= 0).any():
+        distance[sources[is_met]] = distance.max() + 1
+        is_left = distance[sources] < 0
         sources, targets = sources[is_left], targets[is_left]
-    return is_live
+    return distance
 
 
 def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
@@ -346,7 +354,7 @@ def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
 def _trimmed(next_state: np.ndarray, class_of_byte: np.ndarray, is_final: np.ndarray) -> Automaton:
     """Returns an automaton without the states from which no text can be completed, but for the first one."""
     sources, classes = np.nonzero(next_state != DEAD)
-    is_kept = live_states(sources, next_state[sources, classes], is_final)
+    is_kept = distances(sources, next_state[sources, classes], is_final) >= 0
     is_kept[0] = True
     return Automaton(restricted(next_state, is_kept), class_of_byte, is_final[is_kept])
 

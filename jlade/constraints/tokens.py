@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from jlade.constraints.automaton import DEAD, Automaton, live_states, restricted
+from jlade.constraints.automaton import DEAD, Automaton, distances, restricted
 
 LIKELY = 32  # bytes of a likely text, which its first token seldom exceeds
 NEVER, END = 0, 1  # classes of tokens that are never allowed, and of those that end a text
@@ -166,7 +166,7 @@ class Table:
         next_state = np.full((num_states, len(functions)), DEAD, np.int32)
         next_state[before, classes] = after
         likely = _likely(automaton, first_tokens, trie)
-        return cls(next_state, class_of_token, likely)._trimmed(live_states(before, after, automaton.is_final))
+        return cls(next_state, class_of_token, likely)._trimmed(distances(before, after, automaton.is_final) >= 0)
 
     def _trimmed(self, is_live: np.ndarray) -> Self:
         """Returns the table without states from which no tokens complete a text."""

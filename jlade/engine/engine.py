@@ -127,6 +127,10 @@ class Engine:
             setting = lookahead_lib.with_prediction(width.choose(params, self._config, self._sizes), options)
             self._config = dataclasses.replace(self._config, lookahead=setting)
             widths = width.learned_widths(params, self._config, self._sizes)
+        if max_grammar:
+            self._config = dataclasses.replace(
+                self._config, lookahead=lookahead_lib.with_grammar(self._config.lookahead)
+            )
         self._options = Options(lookahead=self._config.lookahead, tokenizer=batch.tokenizer, decoder=decoder, mesh=mesh)
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._params = sharding.put_params(params, self._config.mesh)

@@ -4,26 +4,33 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jlade.constraints.bans import Every
 from jlade.constraints.constraint import Constraint
 from jlade.constraints.grammar import Grammar, Tables
 from jlade.constraints.tokens import Table, Trie
+from jlade.decoding import sharding
 from jlade.decoding.stopping import Stopping
 from jlade.generation import text
 from jlade.generation.text import TokenBytes, Tokenizer
 
+SHORTEST = 8  # tokens of a text
 
-def check(constraint: Any, tables: Sequence[Table | None] | None) -> Constraint | None:
+
+def check(
+    constraint: Any, tables: Sequence[Table | None] | None, batch_size: int, vocab_size: int
+) -> Constraint | None:
     """Returns the constraint of B sequences, None for none.
 
     Args:
       constraint: the argument, to be checked.
       tables: of the sequences' grammars; None if no sequence has one.
+      batch_size, vocab_size: B and V.
 
     Raises:
-      TypeError: names the argument, its value and what is accepted.
+      TypeError, ValueError: name the argument, its value and what is accepted.
     """
     constraints = [] if constraint is None else [constraint]
     if type(constraint) in (list, tuple):  # a named tuple may be a constraint itself
@@ -34,11 +41,32 @@ def check(constraint: Any, tables: Sequence[Table | None] | None) -> Constraint 
             raise TypeError(
                 f"constraint must have the methods of jlade.Constraint, got {each!r} without {', '.join(missing)}"
             )
+        if (found := _allowed(each, batch_size)) != (expected := jax.ShapeDtypeStruct((vocab_size,), bool)):
+            raise ValueError(f"constraint must allow {_shown(expected)}, the model's vocabulary, got {_shown(found)}")
     if tables is not None:
         constraints.append(Tables.of(tables))
     if len(constraints) > 1:
         return Every(tuple(constraints))
     return constraints[0] if constraints else None
+
+
+def _allowed(constraint: Constraint, batch_size: int) -> Any:
+    """Returns the shape of the tokens that a constraint allows, for one of B sequences."""
+
+    def of_sequence(constraint: Constraint, tokens: jax.Array, length: jax.Array) -> jax.Array:
+        return constraint.allowed(constraint.start(tokens, length))
+
+    def of_batch(constraint: Constraint, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        axes = sharding.batch_axes(sharding.constraint_specs(constraint))
+        return jax.vmap(of_sequence, in_axes=(axes, 0, 0), out_axes=0)(constraint, tokens, lengths)
+
+    shapes = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((batch_size, SHORTEST), (batch_size,)))
+    found = jax.eval_shape(of_batch, constraint, *shapes)
+    return jax.ShapeDtypeStruct(found.shape[1:], found.dtype)
+
+
+def _shown(shape: Any) -> str:
+    return f"{list(shape.shape)} {shape.dtype}"
 
 
 def tables(grammar: Any, tokenizer: Tokenizer | None, stopping: Stopping, vocab_size: int) -> list[Table | None] | None:

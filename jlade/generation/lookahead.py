@@ -30,6 +30,13 @@ def choose(
     return with_prediction(lookahead or PLAIN, options), None
 
 
+def with_grammar(lookahead: LookaheadConfig) -> LookaheadConfig:
+    """Returns the setting with drafts along a grammar, if it has a tree for them."""
+    if not lookahead.tree_size or "grammar" in lookahead.sources:
+        return lookahead
+    return dataclasses.replace(lookahead, sources=(*lookahead.sources, "grammar"))
+
+
 def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
     """Returns the setting with drafts from a prediction if there is one."""
     if options.prediction is None or "prediction" in lookahead.sources:

@@ -91,8 +91,8 @@ def make(
 
     if known.corpus is not None and "corpus" not in lookahead.sources:
         lookahead = dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
-    if tables is not None and lookahead.tree_size and "grammar" not in lookahead.sources:
-        lookahead = dataclasses.replace(lookahead, sources=(*lookahead.sources, "grammar"))
+    if tables is not None:
+        lookahead = lookahead_lib.with_grammar(lookahead)
     state, sources = known.state, known.sources
     least = 0 if state is None else state.tokens.shape[1]
     tokens, lengths = prompts_lib.pad(prompts, stopping.max_new_tokens, least, decoder.max_positions)
@@ -111,7 +111,7 @@ def make(
             sources=sources,
             corpus=known.corpus,
             # The rows of an engine have tables of a size of their own.
-            constraint=constraining.check(options.constraint, tables if capacity is None else None),
+            constraint=constraining.check(options.constraint, tables if capacity is None else None, number, vocab_size),
         ),
         config=DecodeConfig(
             decoder=decoder,

@@ -141,6 +141,12 @@ def test_wrong_sequences_are_refused(sequences):
         BannedSequences.of(sequences, V)
 
 
+def test_a_constraint_of_another_vocabulary_is_refused():
+    for wrong in (NoRepeatedNgrams(3, V + 1), [BannedSequences.of([[2]], V), NoRepeatedNgrams(2, 5)]):
+        with pytest.raises(ValueError, match=r"constraint must allow \[13\] bool, the model's vocabulary, got \[\d+\]"):
+            jlade.generate(tiny_llama(2), [[0, 1], [2]], constraint=wrong)
+
+
 def test_the_names_of_transformers_lead_there():
     for name in ("no_repeat_ngram_size", "bad_words_ids"):
         with pytest.raises(TypeError, match=rf"{name} is not an argument: pass constraint=jlade\."):

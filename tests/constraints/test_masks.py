@@ -191,24 +191,24 @@ TREE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$re
 @pytest.mark.parametrize(
     ("names", "schema", "options", "texts"),
     [
-        ({"delete", "solidus"}, {"type": "string"}, RAW, ['"\\u00', '"\\ud83d\\ude']),
-        ({"delete", "long escape"}, {"type": "string", "maxLength": 4}, {}, ['"\\u00', '"\\u001']),
-        ({"delete", "long escape"}, {"type": "object", "additionalProperties": {"type": "null"}}, {}, ['{"\\u000']),
-        ({"long escape"}, {"enum": ["é\n"]}, {}, []),
-        ({"negative zero"}, {"type": "number", "minimum": 0}, {}, []),
-        ({"negative zero"}, {"type": "integer", "maximum": 3}, {}, ["-"]),
-        ({"missed number"}, {"type": "number", "minimum": 1, "exclusiveMaximum": 2.25}, {}, ["2.2"]),
-        ({"zeros"}, {"type": "number", "minimum": 109, "maximum": 109}, {}, ["109"]),
-        ({"zeros"}, {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, {}, ["1.100"]),
-        ({"no such day"}, {"type": "string", "format": "date"}, {}, ['"000', '"1900-02-2']),
-        ({"leap second"}, {"type": "string", "format": "time"}, {}, ['"23:59:']),
-        ({"depth"}, {"$ref": "#/$defs/tree", "$defs": {"tree": TREE | NO_MORE}}, {}, []),
+        (["delete", "solidus"], {"type": "string"}, RAW, ['"\\u00', '"\\ud83d\\ude']),
+        (["delete", "long escape"], {"type": "string", "maxLength": 4}, {}, ['"\\u00', '"\\u001']),
+        (["delete", "long escape"], {"type": "object", "additionalProperties": {"type": "null"}}, {}, ['{"\\u000']),
+        (["long escape"], {"enum": ["é\n"]}, {}, []),
+        (["negative zero"], {"type": "number", "minimum": 0}, {}, []),
+        (["negative zero"], {"type": "integer", "maximum": 3}, {}, ["-"]),
+        (["missed number"], {"type": "number", "minimum": 1, "exclusiveMaximum": 2.25}, {}, ["2.2"]),
+        (["zeros"], {"type": "number", "minimum": 109, "maximum": 109}, {}, ["109"]),
+        (["zeros"], {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, {}, ["1.100"]),
+        (["no such day"], {"type": "string", "format": "date"}, {}, ['"000', '"1900-02-2']),
+        (["leap second"], {"type": "string", "format": "time"}, {}, ['"23:59:']),
+        (["depth"], {"$ref": "#/$defs/tree", "$defs": {"tree": TREE | NO_MORE}}, {}, []),
     ],
     ids=str,
 )
 def test_other_masks_differ_by_named_choices_alone(names, schema, options, texts):
     found = {explained(names, *each) for each in schema_differences(schema, texts, **options)}
-    assert found == names
+    assert found == set(names)
 
 
 def explained(names, allowed_by, text):

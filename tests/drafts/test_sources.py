@@ -80,7 +80,7 @@ def test_drafts_follow_the_table_and_begin_with_runners_up_too(text):
 
     rates = np.concatenate([np.full(2 * recycling.RANKS, 0.5), np.linspace(0.9, 0.1, recycling.RANKS)])
     template = recycling.template(40, 3)
-    draft = jax.jit(lambda *arrays: recycling.draft(*arrays[:2], template, arrays[2], None))
+    draft = jax.jit(lambda *arrays: recycling.draft(*arrays[:2], template, arrays[2], None, None))
     drafted, kinds = (x.tolist() for x in draft(table, np.array(text), rates.astype(np.float32)))
     lines: list[tuple[int, ...]] = []
     for place, (parent, rank) in enumerate(zip(template.shape.parents, template.ranks, strict=True)):

@@ -1,0 +1,116 @@
+"""Drafts along a grammar, against a walk over its table and the recycled logits in plain Python."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jlade
+from jlade.constraints.automaton import build, literal, sequence
+from jlade.constraints.constraint import guide
+from jlade.constraints.grammar import Tables
+from jlade.constraints.regex import parse
+from jlade.drafts import recycled
+from jlade.drafts.grammar import AFTER_PAIR, AFTER_TOKEN, CERTAIN, LIKELY, Grammar
+from jlade.drafts.source import Text
+from jlade.drafts.tree import NONE
+from jlade.generation import constraining, text
+from tests.server.json_chat import EOS, TOKENIZER
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "size": {"enum": ["small", "large"]}},
+    "required": ["name", "size"],
+}
+VOCAB_SIZE = TOKENIZER.get_vocab_size()
+
+
+def table_of(grammar):
+    return constraining.table_of(grammar, text.token_bytes(TOKENIZER), [EOS], VOCAB_SIZE)
+
+
+def constraint_of(table):
+    """Returns the constraint of one sequence."""
+    tables = jax.tree.map(jnp.asarray, Tables.of([table]))
+    return tables.replace(first=tables.first[0], classes=tables.classes[0])
+
+
+def test_the_shortest_end_is_likely_and_a_single_byte_certain():
+    found = build(sequence(literal("ab"), parse("(x{3}|y)z*")))
+    texts, num_certain = found.likely(8)
+    likely = [(bytes(line[line >= 0].tolist()), number) for line, number in zip(texts, num_certain, strict=True)]
+    assert likely[0] == (b"aby", 2)
+    assert likely[found.run(b"abx")] == (b"xx", 2)
+    assert likely[found.run(b"aby")] == (b"", 0), "it may end here"
+
+
+def test_tokens_of_likely_texts_are_those_of_the_tokenizer():
+    table = table_of(jlade.Grammar.json_schema(SCHEMA))
+
+    def likely_after(begin):
+        state = 0
+        for token in TOKENIZER.encode(begin).ids:
+            state = table.advance(state, token)
+        token = int(table.likely[state])
+        return (TOKENIZER.decode([token if token >= 0 else -2 - token]), token >= 0) if token != NONE else None
+
+    assert likely_after('{"') == ("name", True)
+    assert likely_after('{"na') == ("me", True)
+    assert likely_after('{"name') == ('": ', False), "whitespace may stand before the colon"
+    assert likely_after('{"name":') == ('"', False)
+    assert likely_after('{"name": "x') == ('"', False)
+    assert likely_after('{"name": "x", "size": "s') == ("m", True)
+    assert likely_after('{"name": "x", "size": "small"}') is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chains_follow_the_grammar_and_the_recycled_logits(seed):
+    rng, table = np.random.default_rng(seed), table_of(jlade.Grammar.json_schema(SCHEMA))
+    constraint = constraint_of(table)
+    begin = TOKENIZER.encode('{"name').ids
+    known = recycled.empty(VOCAB_SIZE)
+    known = known.replace(after_token=jnp.asarray(rng.integers(-1, VOCAB_SIZE, known.after_token.shape), jnp.int32))
+    best = np.asarray(known.after_token)
+    state, at = constraint.first, 0
+    for token in begin:
+        state, at = constraint.advance(state, token), table.advance(at, token)
+    source = Grammar(6)
+    shown = Text(jnp.asarray(begin, jnp.int32), jnp.int32(len(begin)), None, None, guide(constraint, state), known)
+    tokens, kinds = source.propose(None, shown, jnp.asarray(source.rates))
+    for chain in range(2):
+        here, last, expected = at, begin[-1], []
+        for place in range(6):
+            likely = int(table.likely[here])
+            accepted = [each for each in best[last] if each >= 0 and table.advance(here, each) >= 0]
+            if likely < 0 and accepted and not (chain == 1 and place == 0):
+                expected.append((accepted[0], AFTER_TOKEN))
+            elif likely == NONE:
+                break
+            else:
+                expected.append((likely, CERTAIN) if likely >= 0 else (-2 - likely, LIKELY))
+            last = expected[-1][0]
+            here = table.advance(here, last)
+        got = zip(tokens[6 * chain :].tolist(), kinds[6 * chain :].tolist(), strict=True)
+        assert list(got)[: len(expected)] == expected
+        assert (tokens[6 * chain + len(expected) : 6 * (chain + 1)] == NONE).all()
+
+
+def test_pairs_that_are_known_come_before_tokens():
+    table = table_of(jlade.Grammar.regex("a[bc]"))
+    constraint = constraint_of(table)
+    x, a, b, c = (TOKENIZER.encode(each).ids[0] for each in "xabc")
+    known = recycled.update(
+        recycled.empty(VOCAB_SIZE),
+        jnp.array([[x, a], [b, a]]),
+        jnp.tile(jnp.array([[c], [b]]), (1, recycled.RANKS)),
+        jnp.array([0, 1]),
+    )
+    state = constraint.advance(constraint.first, a)
+    shown = Text(jnp.array([x, a], jnp.int32), jnp.int32(2), None, None, guide(constraint, state), known)
+    tokens, kinds = Grammar(2).propose(None, shown, jnp.zeros(4))
+    assert (tokens[0], kinds[0]) == (c, AFTER_PAIR)
+
+
+def test_without_a_grammar_there_are_no_drafts():
+    tokens, _ = Grammar(3).propose(None, Text(jnp.zeros(4, jnp.int32), jnp.int32(2), None, None), jnp.zeros(4))
+    assert (tokens == NONE).all()
