@@ -217,11 +217,11 @@ def at_most(seconds: int) -> Iterator[None]:
         raise TimeoutError
 
     signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # again, as Python drops errors that are raised in its collector
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":

@@ -716,6 +716,17 @@ def grammar() -> Iterator[str]:
             ", ".join(f"{classes[name]:,.0f}" for name in ("p50", "p99", "max")),
             f"{size['p50']:.2f}, {size['p99']:.0f}, {size['max']:.0f} MB",
         )
+    drafts = read("grammar_drafts")
+    yield f"On {drafts['tasks']} calls of functions and records with schemas"
+    yield f"accepts {drafts['tokens_per_step']:.2f} tokens of SmolLM2's"
+    yield f"{drafts['tokens_per_step_without']:.2f} without the grammar's drafts: {drafts['gain']:.2f} times as many"
+    yield f"at least {drafts['least_gain']:.2f} times for each task"
+    costs = {name: read(f"grammar_cost_{name}") for name in ("cpu", "h100", "v5e")}
+    assert {cost[name]["copies_in_loop"] for cost in costs.values() for name in ("with", "without")} == {0}
+    assert {(cost["states"], cost["classes"]) for cost in costs.values()} == {(10_000, 255)}
+    yield f"adds, masks and drafts together, {costs['cpu']['added_measured']:.1%} to the measured time"
+    yield f"it adds {costs['h100']['added_estimate']:.1%} to the estimated time on an H100"
+    yield f"{costs['v5e']['added_estimate']:.1%} on a TPU v5e"
 
 
 FIGURES: dict[str, Callable[[], Iterator[str]]] = {

@@ -148,19 +148,16 @@ class Tables:
         return self.first
 
     def advance(self, state: jax.Array, token: jax.Array) -> jax.Array:
-        return jnp.maximum(self._after(state, token), 0)
+        return jnp.maximum(self.after(state, token), 0)
 
-    def accepts(self, state: jax.Array, token: jax.Array) -> jax.Array:
-        """Returns whether a token [] may come next [] bool."""
-        return self._after(state, token) != DEAD
+    def after(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Returns the states after tokens [...] int32, `DEAD` after those that may not come next."""
+        return self.entries[states + self.class_of_token[self.classes + tokens]]
 
-    def likely(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns a token that is likely to come next [] int32, `NONE` for none, and whether it is certain [] bool."""
-        token = self.entries[state]
-        return jnp.where(token < NONE, -2 - token, token), token >= 0
-
-    def _after(self, state: jax.Array, token: jax.Array) -> jax.Array:
-        return self.entries[state + self.class_of_token[self.classes + token]]
+    def likely(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns tokens that are likely to come next [...] int32, `NONE` for none, and whether they are certain."""
+        tokens = self.entries[states]
+        return jnp.where(tokens < NONE, -2 - tokens, tokens), tokens >= 0
 
     def allowed(self, state: jax.Array) -> jax.Array:
         row = jax.lax.dynamic_slice(self.entries, (state,), (self.num_entries,))

@@ -14,6 +14,7 @@ their beginning.
 | runners-up of the current token                          | LogitSpec, arXiv 2507.01449          | `recycled.py`  |
 | n-grams of the pool                                      | lookahead decoding, arXiv 2402.02057 | `pool.py`      |
 | a chain of guesses: Jacobi decoding                      | the same, Algorithm 1                | `chain.py`     |
+| forced tokens of a grammar, with free ones between       | llguidance's fast-forward tokens     | `grammar.py`   |
 | the record by which sources share the tree               | an addition of jlade's               | `record.py`    |
 | drafts ranked by the noise of sampling                   | an addition of jlade's               | `record.py`    |
 

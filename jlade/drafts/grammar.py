@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig
+from jlade.constraints.automaton import DEAD
 from jlade.drafts import recycled, suffix
 from jlade.drafts.source import Source, Text
 from jlade.drafts.tree import NONE, TreeShape
@@ -43,30 +44,35 @@ class Grammar(Source):
     def propose(self, state: None, text: Text, rates: jax.Array) -> tuple[jax.Array, jax.Array]:
         if text.guide is None:
             return jnp.full(2 * self.length, NONE, jnp.int32), jnp.zeros(2 * self.length, jnp.int32)
-        chains = [_chain(text, self.length, begins_likely) for begins_likely in (False, True)]
-        tokens, kinds = (jnp.concatenate(each) for each in zip(*chains, strict=True))
-        return tokens, kinds
+        tokens, kinds = _chains(text, self.length)
+        return tokens.reshape(-1), kinds.reshape(-1)
 
 
-def _chain(text: Text, length: int, begins_likely: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens of a chain and their kinds, both [length] int32."""
-    guide, table = text.guide, text.recycled
-    assert guide is not None
-    last, state, is_live = suffix.last(text.tokens, text.length)[1::-1], guide.state, jnp.bool(True)
+def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the tokens of both chains and their kinds, [2, length] int32."""
+    assert text.guide is not None
+    constraint, state = text.guide
+    last = jnp.broadcast_to(suffix.last(text.tokens, text.length)[1::-1], (2, 2))
+    states = jnp.broadcast_to(state, 2)  # `DEAD` after the end of a chain
     tokens, kinds = [], []
     for place in range(length):
-        token, is_certain = guide.constraint.likely(state)
-        kind = jnp.where(is_certain, CERTAIN, LIKELY)
-        if table is not None and not (begins_likely and place == 0):
-            best, is_pair = recycled.find(table, last[None])
-            accepts = jax.vmap(guide.constraint.accepts, in_axes=(None, 0))
-            is_good = accepts(state, jnp.maximum(best[0], 0)) & (best[0] != NONE)
-            takes_best = ~is_certain & jnp.any(is_good)
-            token = jnp.where(takes_best, best[0, jnp.argmax(is_good)], token)
-            kind = jnp.where(takes_best, jnp.where(is_pair[0], AFTER_PAIR, AFTER_TOKEN), kind)
-        is_live &= token != NONE
-        token = jnp.where(is_live, token, NONE)
+        here = jnp.maximum(states, 0)
+        token, is_certain = constraint.likely(here)
+        token = jnp.where(states == DEAD, NONE, token)[:, None]
+        kind = jnp.where(is_certain, CERTAIN, LIKELY)[:, None]
+        if text.recycled is not None:
+            best, is_pair = recycled.find(text.recycled, last)
+            is_free = ~is_certain & (states != DEAD)
+            if place == 0:
+                is_free &= np.array([True, False])
+            best = jnp.where(is_free[:, None], best, NONE)
+            of_best = jnp.broadcast_to(jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)[:, None], best.shape)
+            token, kind = jnp.append(best, token, axis=1), jnp.append(of_best, kind, axis=1)
+        after = jnp.where(token == NONE, DEAD, constraint.after(here[:, None], jnp.maximum(token, 0)))
+        chosen = jnp.argmax(after != DEAD, axis=1)[:, None]  # the most probable one that the grammar accepts
+        token, kind, states = (jnp.take_along_axis(each, chosen, axis=1)[:, 0] for each in (token, kind, after))
+        token = jnp.where(states == DEAD, NONE, token)
         tokens.append(token)
         kinds.append(kind)
-        state, last = guide.constraint.advance(state, jnp.maximum(token, 0)), jnp.stack([last[1], token])
-    return jnp.stack(tokens), jnp.stack(kinds)
+        last = jnp.stack([last[:, 1], token], axis=1)
+    return jnp.stack(tokens, axis=1), jnp.stack(kinds, axis=1)

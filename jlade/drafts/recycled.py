@@ -196,8 +196,8 @@ def draft(
             kind = jnp.concatenate([kind, jnp.broadcast_to(last_kinds, kind.shape)], axis=1)
         if guide is not None:
             if depth > 1:
-                after = jax.vmap(guide.constraint.advance)(states[parents[at]], jnp.maximum(pairs[at, 1], 0))
-                states = states.at[at].set(after, unique_indices=True)
+                after = guide.constraint.after(states[parents[at]], jnp.maximum(pairs[at, 1], 0))
+                states = states.at[at].set(jnp.maximum(after, 0), unique_indices=True)
             best, kind = _guided(best, kind, guide.constraint, states[at])
         noise_here = noise[depth - 1] if noise is not None and depth <= len(noise) else None
         best, kind = _by_promise(best, kind, rates, noise_here)
@@ -215,9 +215,8 @@ def _guided(best: jax.Array, kind: jax.Array, constraint: Any, states: jax.Array
       constraint: of a `Guide`.
       states: [Q], before the tokens.
     """
-    accepts = jax.vmap(jax.vmap(constraint.accepts, in_axes=(None, 0)))
-    best = jnp.where(accepts(states, jnp.maximum(best, 0)), best, NONE)
-    likely, is_certain = jax.vmap(constraint.likely)(states)
+    best = jnp.where(constraint.after(states[:, None], jnp.maximum(best, 0)) < 0, NONE, best)
+    likely, is_certain = constraint.likely(states)
     is_known = best == likely[:, None]
     best = jnp.where(is_known & is_certain[:, None], NONE, best)
     likely = jnp.where(jnp.any(is_known, axis=1) & ~is_certain, NONE, likely)

@@ -43,8 +43,8 @@ class Text(NamedTuple):
 class Guide(NamedTuple):
     """A constraint that guides drafts, and its state after the current token; see `jlade.constraints.grammar`.
 
-    Its `accepts(state, token)` returns whether a token may come next [] bool, and `likely(state)` the token that is
-    likely to [] int32, `tree.NONE` for none, and whether it is certain [] bool.
+    Its `after(states, tokens)` returns the state after each token, -1 for one that may not come next; `likely(states)`
+    the tokens that are likely to, `tree.NONE` for none, and whether they are certain. All are [...] int32 and bool.
     """
 
     constraint: Any

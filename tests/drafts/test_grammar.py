@@ -111,6 +111,24 @@ def test_pairs_that_are_known_come_before_tokens():
     assert (tokens[0], kinds[0]) == (c, AFTER_PAIR)
 
 
+def test_recycled_logits_are_those_that_the_grammar_accepts():
+    rng, table = np.random.default_rng(1), table_of(jlade.Grammar.regex("[a-f]*x|g{5}"))
+    constraint = constraint_of(table)
+    best = rng.permuted(np.tile(np.arange(VOCAB_SIZE), (VOCAB_SIZE, 1)), axis=1)[:, : recycled.RANKS]
+    (g,) = TOKENIZER.encode("g").ids
+    best[g] = rng.choice([TOKENIZER.encode(each).ids[0] for each in "abcdefgh"], recycled.RANKS, replace=False)
+    known = recycled.empty(VOCAB_SIZE).replace(after_token=jnp.asarray(best, jnp.int32))
+    source = recycled.Recycled(VOCAB_SIZE, 40, 4)
+    shown = Text(jnp.array([g], jnp.int32), jnp.int32(1), None, None, guide(constraint, constraint.first), known)
+    tokens, _ = source.propose(known, shown, jnp.asarray(source.rates))
+    states, accepted = {-1: 0}, 0
+    for place, (token, parent) in enumerate(zip(tokens.tolist(), source.shape.parents, strict=True)):
+        states[place] = -1 if token == NONE or states[parent] < 0 else table.advance(states[parent], token)
+        assert token == NONE or states[place] >= 0
+        accepted += token != NONE
+    assert accepted > recycled.RANKS
+
+
 def test_without_a_grammar_there_are_no_drafts():
     tokens, _ = Grammar(3).propose(None, Text(jnp.zeros(4, jnp.int32), jnp.int32(2), None, None), jnp.zeros(4))
     assert (tokens == NONE).all()

@@ -1,0 +1,98 @@
+"""The time that a grammar adds to a step, by the compiler of any device, and measured where it is attached.
+
+    python benchmarks/grammar_cost.py --device h100
+    python benchmarks/grammar_cost.py --device cpu --shape 135m
+
+The grammar is a table of random states, of which each allows half of all tokens. The models have random weights.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+# Import from the repository, not from this folder.
+sys.path[0] = str(Path(__file__).parent.parent)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jlade
+from benchmarks import report
+from jlade.constraints.automaton import DEAD
+from jlade.constraints.grammar import Tables
+from jlade.constraints.tokens import Table
+from jlade.decoding.state import Inputs
+from jlade.generation.lookahead import with_grammar
+from jlade.inspection.programs import Programs
+from jlade.models.llama import LlamaConfig, init_params
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "8b": {  # Llama 3's
+        "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_layers": 32, "num_heads": 32,
+        "num_kv_heads": 8, "head_dim": 128,
+    },
+    "135m": {  # SmolLM2's
+        "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_layers": 30, "num_heads": 9,
+        "num_kv_heads": 3, "head_dim": 64,
+    },
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = report.make_parser(__doc__)
+    parser.add_argument("--device", required=True, metavar="NAME", help="as in `jlade inspect`")
+    parser.add_argument("--shape", choices=SHAPES, default="8b", help="(default: %(default)s)")
+    parser.add_argument("--states", type=int, default=10_000, metavar="S", help="(default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=255, metavar="C", help="(default: %(default)s)")
+    parser.add_argument("--tree", type=int, default=63, metavar="M", help="drafts (default: %(default)s)")
+    options = parser.parse_args()
+    dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
+    config = LlamaConfig(**SHAPES[options.shape], max_positions=4096, norm_eps=1e-5)
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), config, dtype))
+    tables = random_tables(options.states, options.classes, config.vocab_size)
+
+    inputs = Programs.inputs
+
+    def constrained(self: Programs, *arguments: Any) -> Inputs:
+        made = inputs(self, *arguments)
+        return dataclasses.replace(made, constraint=jax.tree.map(jnp.asarray, tables))
+
+    setting = jlade.LookaheadConfig.tree(options.tree)
+    facts: dict[str, Any] = {"device_name": options.device, "shape": options.shape, "tree": options.tree}
+    facts |= {"states": options.states, "classes": options.classes, "vocab_size": config.vocab_size}
+    for name, used in (("without", setting), ("with", with_grammar(setting))):
+        with mock.patch.object(Programs, "inputs", constrained if name == "with" else inputs):
+            found = jlade.inspect(params, options.device, lookahead=used)
+        assert found.step is not None, found.failure
+        measured = found.step_seconds and 1e3 * found.step_seconds
+        facts[name] = {
+            "step_estimate_ms": 1e3 * found.step.time.total,
+            "step_measured_ms": measured,
+            "kernels_per_step": found.step.kernels,
+            "copies_in_loop": len(found.copies),
+            "host_loops_in_step": found.step.host_loops,
+            "temporary_bytes": found.memory.temporary,
+        }
+        print(name, facts[name])
+    for kind in ("estimate", "measured"):
+        values = [facts[name][f"step_{kind}_ms"] for name in ("with", "without")]
+        if all(values):
+            facts[f"added_{kind}"] = values[0] / values[1] - 1
+            print(f"a grammar adds {facts[f'added_{kind}']:.1%} to the {kind} time of a step")
+    report.write(options.json, facts)
+
+
+def random_tables(num_states: int, num_classes: int, vocab_size: int) -> Tables:
+    """Returns the tables of one sequence."""
+    rng = np.random.default_rng(0)
+    shape = num_states, num_classes
+    after = np.where(rng.random(shape) < 0.5, rng.integers(num_states, size=shape), DEAD).astype(np.int32)
+    likely = rng.integers(-2, vocab_size, num_states, dtype=np.int32)
+    return Tables.of([Table(after, rng.integers(num_classes, size=vocab_size, dtype=np.int32), likely)])
+
+
+if __name__ == "__main__":
+    main()
