@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.config import LookaheadConfig
-from jlade.constraints.automaton import DEAD
 from jlade.drafts import recycled, suffix
 from jlade.drafts.source import Source, Text
 from jlade.drafts.tree import NONE, TreeShape
 from jlade.vocabulary import VocabularyShard
 
 CERTAIN, AFTER_PAIR, AFTER_TOKEN, LIKELY = range(4)
+REFUSED = -1  # the state after a token that the grammar refuses
 RATES = np.array([0.9, 0.7, 0.4, 0.25])  # initial ones, assumed
 
 
@@ -53,25 +53,25 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
     assert text.guide is not None
     constraint, state = text.guide
     last = jnp.broadcast_to(suffix.last(text.tokens, text.length)[1::-1], (2, 2))
-    states = jnp.broadcast_to(state, 2)  # `DEAD` after the end of a chain
+    states = jnp.broadcast_to(state, 2)  # `REFUSED` after the end of a chain
     tokens, kinds = [], []
     for place in range(length):
         here = jnp.maximum(states, 0)
         token, is_certain = constraint.likely(here)
-        token = jnp.where(states == DEAD, NONE, token)[:, None]
+        token = jnp.where(states == REFUSED, NONE, token)[:, None]
         kind = jnp.where(is_certain, CERTAIN, LIKELY)[:, None]
         if text.recycled is not None:
             best, is_pair = recycled.find(text.recycled, last)
-            is_free = ~is_certain & (states != DEAD)
+            is_free = ~is_certain & (states != REFUSED)
             if place == 0:
                 is_free &= np.array([True, False])
             best = jnp.where(is_free[:, None], best, NONE)
             of_best = jnp.broadcast_to(jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)[:, None], best.shape)
             token, kind = jnp.append(best, token, axis=1), jnp.append(of_best, kind, axis=1)
-        after = jnp.where(token == NONE, DEAD, constraint.after(here[:, None], jnp.maximum(token, 0)))
-        chosen = jnp.argmax(after != DEAD, axis=1)[:, None]  # the most probable one that the grammar accepts
+        after = jnp.where(token == NONE, REFUSED, constraint.after(here[:, None], jnp.maximum(token, 0)))
+        chosen = jnp.argmax(after != REFUSED, axis=1)[:, None]  # the most probable one that the grammar accepts
         token, kind, states = (jnp.take_along_axis(each, chosen, axis=1)[:, 0] for each in (token, kind, after))
-        token = jnp.where(states == DEAD, NONE, token)
+        token = jnp.where(states == REFUSED, NONE, token)
         tokens.append(token)
         kinds.append(kind)
         last = jnp.stack([last[:, 1], token], axis=1)
