@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import jlade
 from jlade.cli import options as options_lib
 from jlade.config import check_int
+from jlade.engine import rows
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.text import Tokenizer
@@ -68,6 +69,14 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help=f"most tokens of a prediction, 0 to ignore predictions (default: {MAX_PREDICTION} with a tree of drafts)",
+    )
+    result.add_argument(
+        "--max-grammar",
+        type=int,
+        default=rows.GRAMMAR,
+        metavar="N",
+        help="most entries of the table of a grammar, each of 4 bytes in every row, 0 to refuse grammars and tools "
+        "(default: %(default)s)",
     )
     result.add_argument(
         "--max-top-logprobs",
@@ -218,6 +227,7 @@ def _engine(params: LlamaParams, tokenizer: Tokenizer, options: argparse.Namespa
         lookahead=options_lib.lookahead(options),
         max_waiting=options.max_waiting,
         max_prediction=_max_prediction(options),
+        max_grammar=check_int("--max-grammar", options.max_grammar, 0),
         max_top_logprobs=_max_top_logprobs(options),
     )
 

@@ -10,6 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.config import PENALTIES, LookaheadConfig, SamplingConfig
+from jlade.constraints.bans import BannedSequences, NoRepeatedNgrams
+from jlade.constraints.constraint import Constraint
 from jlade.generation import request as request_lib
 from jlade.generation import text
 from jlade.generation.corpus import Texts
@@ -33,11 +35,12 @@ except ImportError as error:
     ) from error
 
 Kwargs = dict[str, Any]
-# The logits processors that change a distribution as controls of `SamplingConfig` do, in the order in which they are
-# applied, with the control and the attribute that holds its value.
+# The logits processors that change a distribution as controls of `SamplingConfig` do, or constraints, in the order in
+# which they are applied, with the control, if it is one, and the attribute that holds its value.
 CONTROLS: dict[type, tuple[str, str]] = {
     logits_process.SequenceBiasLogitsProcessor: ("logit_bias", "sequence_bias"),
     logits_process.RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
+    logits_process.NoRepeatNGramLogitsProcessor: ("", "ngram_size"),
     logits_process.NoBadWordsLogitsProcessor: ("logit_bias", "sequence_bias"),
     logits_process.SuppressTokensLogitsProcessor: ("logit_bias", "suppress_tokens"),
     logits_process.TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -48,8 +51,8 @@ CONTROLS: dict[type, tuple[str, str]] = {
 }
 LENGTHS = (logits_process.MinLengthLogitsProcessor, logits_process.MinNewTokensLengthLogitsProcessor)
 ACCEPTED = (
-    "accepted are those of min_length, min_new_tokens, sequence_bias, repetition_penalty, bad_words_ids, "
-    "suppress_tokens, temperature, top_k, top_p, min_p and renormalize_logits, in this order"
+    "accepted are those of min_length, min_new_tokens, sequence_bias, repetition_penalty, no_repeat_ngram_size, "
+    "bad_words_ids, suppress_tokens, temperature, top_k, top_p, min_p and renormalize_logits, in this order"
 )
 IGNORED = ("use_cache", "logits_to_keep", "return_dict")  # arguments of the model without effect on the text
 
@@ -148,6 +151,7 @@ class Lookahead:
             key=_key() if do_sample or self.sampling is not None else None,
             corpus=corpus,
             prediction=prediction,
+            constraint=_constraints(logits_processor, params.config.vocab_size, ids, mask),
             **stopping,
         )
         request = _stop_from_prompt(request_lib.make(params, ids, options), ids, mask)
@@ -301,6 +305,23 @@ def _controls(processors: Any, mask: np.ndarray) -> Kwargs:
     return controls
 
 
+def _constraints(processors: Any, vocab_size: int, ids: np.ndarray, mask: np.ndarray) -> list[Constraint]:
+    """Returns the constraints that mean the same as logits processors, for prompts [B, L] with a mask."""
+    found: list[Constraint] = []
+    for processor in processors:
+        if type(processor) is logits_process.NoRepeatNGramLogitsProcessor:
+            found.append(NoRepeatedNgrams(processor.ngram_size, vocab_size))
+        elif type(processor) is logits_process.NoBadWordsLogitsProcessor:
+            sequences = [list(tokens) for tokens in processor.sequence_bias if len(tokens) > 1]
+            found += [BannedSequences.of(sequences, vocab_size)] if sequences else []
+    # transformers counts the padding of prompts, which ends where they begin.
+    if found and (padding := set(ids[mask == 0].tolist()) & set(ids[mask == 1].tolist())):
+        raise ValueError(
+            f"no_repeat_ngram_size and bad_words_ids need padding that no prompt has among its tokens, got {padding}"
+        )
+    return found
+
+
 def _sampling(own: SamplingConfig | None, controls: Kwargs, do_sample: bool) -> SamplingConfig:
     """Returns how tokens are drawn, by `lookahead(model, sampling=own)` or by `generate`."""
     if own is not None:
@@ -328,6 +349,8 @@ def _bias(processor: Any, value: Any) -> dict[int, float]:
     """Returns the bias of each token."""
     if not isinstance(value, dict):  # tokens to suppress
         return dict.fromkeys(value.tolist(), -math.inf)
+    if isinstance(processor, logits_process.NoBadWordsLogitsProcessor):
+        value = {tokens: bias for tokens, bias in value.items() if len(tokens) == 1}  # others are constraints
     if longer := [tokens for tokens in value if len(tokens) > 1]:
         raise ValueError(f"{_name(processor)} must name single tokens, got {list(longer[0])}")
     return {tokens[0]: float(bias) for tokens, bias in value.items()}
