@@ -47,9 +47,9 @@ class Programs:
     def __init__(self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], size: rows.Size):
         self._params, self._config, self._widths, self._size = ahead.shapes(params), config, widths, size
         self._sizes = sorted(widths)
-        self._kinds = [each for each in Controls if each is not Controls.GRAMMAR or size.grammar]
-        if not size.top_logprobs:  # then steps that record log-probabilities take hardly longer than those before them
-            del self._kinds[-2]
+        # Steps that record log-probabilities without alternatives take hardly longer than those with all controls.
+        is_used = {Controls.GRAMMAR: bool(size.grammar), Controls.ALL: bool(size.top_logprobs)}
+        self._kinds = [each for each in Controls if is_used.get(each, True)]
         self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Steps | Others] = set()  # by requests
         self._states: dict[int, DecodeState] = {}  # shapes, by the number of rows

@@ -41,8 +41,8 @@ class Controls(enum.IntEnum):
 
     GREEDY = 0
     SAMPLED = 1  # with temperatures
-    ALL = 2  # with filters, penalties, biases and a minimum of tokens too
-    GRAMMAR = 3  # with grammars too
+    GRAMMAR = 2  # with grammars too
+    ALL = 3  # with filters, penalties, biases and a minimum of tokens too: sorting takes longer than a grammar
     LOGPROBS = 4  # with log-probabilities too
 
     @classmethod
@@ -51,10 +51,10 @@ class Controls(enum.IntEnum):
         used = {name for name, value in vars(inputs.sampling).items() if value is not None}
         if logprobs:
             return cls(cls.LOGPROBS)
-        if has_grammar:
-            return cls(cls.GRAMMAR)
         if used - {"temperature"} or inputs.stopping.min_new_tokens is not None:
             return cls(cls.ALL)
+        if has_grammar:
+            return cls(cls.GRAMMAR)
         return cls(cls.SAMPLED if used else cls.GREEDY)
 
 
@@ -292,7 +292,7 @@ def run(
         # Other programs do not count.
         counts = _count(state.tokens, inputs.lengths, state.num_tokens, config.decoder.vocab_size)
     else:
-        used = Sampling(temperature=inputs.sampling.temperature if controls is Controls.SAMPLED else None)
+        used = Sampling(temperature=inputs.sampling.temperature if controls >= Controls.SAMPLED else None)
         stopping = dataclasses.replace(inputs.stopping, min_new_tokens=None)
         state = dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, sampling=used, stopping=stopping))
     if controls is not Controls.LOGPROBS:
