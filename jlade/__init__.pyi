@@ -36,7 +36,7 @@ from .inspection.inspect import Inspection, inspect
 from .mesh import make_mesh
 from .models.base import Decoder, KVCache
 from .models.llama import LlamaParams
-from .storage import demo, load, load_corpus, load_pool, load_sampling, save_corpus, save_pool
+from .storage import demo, load, load_constraints, load_corpus, load_pool, load_sampling, save_corpus, save_pool
 
 __all__ = [
     "BannedSequences",
@@ -81,6 +81,7 @@ __all__ = [
     "inspect",
     "inspection",
     "load",
+    "load_constraints",
     "load_corpus",
     "load_pool",
     "load_sampling",

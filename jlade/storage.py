@@ -19,7 +19,10 @@ from tokenizers import Tokenizer
 from jlade import conversion
 from jlade import mesh as mesh_lib
 from jlade.config import CONTROLS, PENALTIES, SamplingConfig
+from jlade.constraints.bans import BannedSequences, NoRepeatedNgrams
+from jlade.constraints.constraint import Constraint
 from jlade.conversion import checkpoint, generation_settings, location
+from jlade.conversion.hf_config import read_config
 from jlade.conversion.tensors import Sharding
 from jlade.drafts.index import TextIndex
 from jlade.drafts.pool import NGramPool
@@ -119,6 +122,30 @@ def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) 
         return SamplingConfig(**used, logit_bias=bans or None)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{values.file}: {error}") from error
+
+
+def load_constraints(path: str | os.PathLike[str], *, revision: str | None = None) -> list[Constraint]:
+    """Returns the constraints in a checkpoint's generation_config.json, for `constraint` of `jlade.generate`.
+
+    The keys are no_repeat_ngram_size and bad_words_ids. Where the file is missing, they are read in config.json.
+
+    Args:
+      path, revision: see `load`.
+
+    Raises:
+      ValueError: names the file, and the key that is out of range.
+    """
+    directory = location.find(path, revision)
+    values = generation_settings.read(directory)
+    sequences, size = generation_settings.banned_sequences(values), generation_settings.repeated_size(values)
+    if not (sequences or size):
+        return []
+    vocab_size = read_config(directory).vocab_size
+    found: list[Constraint] = [NoRepeatedNgrams(size, vocab_size)] if size else []
+    try:
+        return found + ([BannedSequences.of(sequences, vocab_size)] if sequences else [])
+    except ValueError as error:
+        raise ValueError(f"{values.file}: bad_words_ids: {error}") from error
 
 
 def demo(dtype: jax.typing.DTypeLike | None = None, *, mesh: Mesh | None = None) -> tuple[LlamaParams, Tokenizer]:

@@ -187,9 +187,10 @@ def _complete(job: _Job, num_done: int, options: argparse.Namespace) -> Iterator
 def _work(job: _Job, num_done: int) -> Iterator[list[Result]]:
     """Yields the results of the prompts that are not done, as they come.
 
-    Several prompts at once are the rows of an engine; several processes, which must take the same steps, have batches.
+    Several prompts at once are the rows of an engine. Several processes, which must take the same steps, have batches,
+    and so have the constraints of a checkpoint.
     """
-    if job.batch_size > 1 and jax.process_count() == 1:
+    if job.batch_size > 1 and jax.process_count() == 1 and not job.request["constraint"]:
         for result in _with_engine(job, job.items[num_done:]):
             yield [result]
         return
@@ -256,6 +257,7 @@ def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
     """Completes prompts in the rows of an engine and yields the results, also of those that cannot be completed."""
     valid = [item for item in items if item.error is None]
     options = job.request | _together(valid)
+    del options["constraint"]
     of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead")}
     longest = max((len(item.ids) + item.options["max_new_tokens"] for item in valid), default=0)
     capacity = min(round_up(longest, SMALLEST_CAPACITY), job.params.config.max_positions)

@@ -204,6 +204,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "sampling": sampling,
         "stop": options.stop,
         "key": jax.random.key(seed),
+        "constraint": recommended_constraints(options.model or DEMO, options.revision),
     }
 
 
@@ -229,6 +230,12 @@ def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
 def recommended_sampling(model: str | pathlib.Path, revision: str | None) -> jlade.SamplingConfig:
     """Reads the file once: `model` may be an id of the Hub, and a chat asks for each answer."""
     return jlade.load_sampling(model, revision=revision)
+
+
+@functools.cache
+def recommended_constraints(model: str | pathlib.Path, revision: str | None) -> tuple[jlade.Constraint, ...]:
+    """Reads the file once, as `recommended_sampling` does."""
+    return tuple(jlade.load_constraints(model, revision=revision))
 
 
 def find(options: argparse.Namespace) -> pathlib.Path:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import jlade
 from jlade.cli import options as options_lib
 from jlade.config import check_int
+from jlade.conversion import generation_settings
 from jlade.engine import rows
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
@@ -203,6 +204,9 @@ def _reader(
     of_chat = chat_template.load_tokenizer(options_lib.find(options))
     has_template = template is not None or of_chat.chat_template is not None
     sampling = jlade.load_sampling(options.model or options_lib.DEMO, revision=options.revision)
+    if jlade.load_constraints(options.model or options_lib.DEMO, revision=options.revision):
+        ignored = " and ".join(sorted(generation_settings.OF_BANS))
+        print(f"jlade serve: {ignored} of the model's generation_config.json are ignored", file=sys.stderr, flush=True)
     return Reader(
         tokenizer=tokenizer,
         chat_template=ChatTemplate(of_chat, template) if has_template else None,

@@ -8,11 +8,11 @@ from jlade.config import CONTROLS
 from jlade.conversion.json_files import Values, read_json, shown
 
 OF_SAMPLING = [name for name, control in CONTROLS.items() if control.of_transformers is not None]
-READ = {"do_sample", "eos_token_id", "stop_strings", "suppress_tokens", *OF_SAMPLING}
+OF_BANS = {"bad_words_ids", "no_repeat_ngram_size"}
+READ = {"do_sample", "eos_token_id", "stop_strings", "suppress_tokens", *OF_SAMPLING, *OF_BANS}
 # Keys that change the text where they have another value than this one or null; those of beam search first.
 BEAMS: dict[str, Any] = {"num_beams": 1, "num_beam_groups": 1, "constraints": [], "force_words_ids": []}
 NOT_SUPPORTED: dict[str, Any] = BEAMS | {
-    "bad_words_ids": [],
     "begin_suppress_tokens": [],
     "dola_layers": None,
     "encoder_no_repeat_ngram_size": 0,
@@ -27,7 +27,6 @@ NOT_SUPPORTED: dict[str, Any] = BEAMS | {
     "max_time": None,
     "min_length": 0,
     "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
     "num_return_sequences": 1,
     "penalty_alpha": 0.0,
     "remove_invalid_values": False,
@@ -101,6 +100,27 @@ def stop_strings(settings: Values) -> tuple[str, ...]:
 def suppressed_tokens(settings: Values) -> list[int]:
     """Returns the tokens that are never generated."""
     ids = settings.get("suppress_tokens", [])
-    if not isinstance(ids, list) or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+    if not _are_ids(ids):
         raise ValueError(f"{settings.file}: suppress_tokens must be a list of token ids, got {shown(ids)}")
     return ids
+
+
+def banned_sequences(settings: Values) -> list[list[int]]:
+    """Returns the sequences of tokens that no text has; as in transformers, no end token alone is one of them."""
+    sequences = settings.get("bad_words_ids", [])
+    if not isinstance(sequences, list) or not all(_are_ids(each) and each for each in sequences):
+        raise ValueError(f"{settings.file}: bad_words_ids must be a list of lists of token ids, got {shown(sequences)}")
+    ends = settings.get("eos_token_id", [])
+    return [each for each in sequences if each not in ([end] for end in (ends if isinstance(ends, list) else [ends]))]
+
+
+def repeated_size(settings: Values) -> int:
+    """Returns the length of the sequences of tokens that no text has twice; 0 for none."""
+    size = settings.get("no_repeat_ngram_size", 0)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise ValueError(f"{settings.file}: no_repeat_ngram_size must be an integer of at least 0, got {shown(size)}")
+    return size
+
+
+def _are_ids(ids: Any) -> bool:
+    return isinstance(ids, list) and not any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids)

@@ -53,7 +53,12 @@ def test_the_table_has_every_setting_of_transformers():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"suppress_tokens": [4, 11]}, slow({"stop_strings": ["ca", "bb"]}), slow({"stop_strings": "a"})],
+    [
+        {"suppress_tokens": [4, 11]},
+        {"no_repeat_ngram_size": 2, "bad_words_ids": [[9], [12], [1, 2]], "eos_token_id": 12},
+        slow({"stop_strings": ["ca", "bb"]}),
+        slow({"stop_strings": "a"}),
+    ],
     ids=str,
 )
 def test_the_text_is_that_of_transformers(settings, checkpoint):
@@ -68,7 +73,8 @@ def test_the_text_is_that_of_transformers(settings, checkpoint):
     expected = found[0, len(prompt) :].tolist()
     params, tokenizer = jlade.load(directory, "float32")
     options = {"tokenizer": tokenizer, "max_new_tokens": 20, "lookahead": None}
-    out = jlade.generate(params, prompt, sampling=jlade.load_sampling(directory), **options)
+    recommended = {"sampling": jlade.load_sampling(directory), "constraint": jlade.load_constraints(directory)}
+    out = jlade.generate(params, prompt, **recommended, **options)
     assert out.tokens[0, : out.lengths[0]].tolist() == expected
     unsettled = jlade.generate(params, prompt, stop=(), **options)
     assert unsettled.tokens[0, : unsettled.lengths[0]].tolist() != expected
@@ -104,12 +110,12 @@ def test_stop_strings_of_a_checkpoint_need_the_tokenizer(checkpoint):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size"),
+        ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size"),
         ({"num_beams": 4, "early_stopping": True, "length_penalty": 2.0}, "num_beams"),
         ({"top_h": 0.4, "typical_p": 0.9, "colour": "red"}, "top_h, typical_p, colour"),
         (
-            {"bad_words_ids": [[3]], "forced_eos_token_id": 2, "min_length": 4},
-            "bad_words_ids, forced_eos_token_id, min_length",
+            {"begin_suppress_tokens": [3], "forced_eos_token_id": 2, "min_length": 4},
+            "begin_suppress_tokens, forced_eos_token_id, min_length",
         ),
     ],
     ids=str,
@@ -122,6 +128,19 @@ def test_settings_that_change_texts_are_named_once_and_strict_refuses_them(setti
     assert len(caught) == 1
     with pytest.raises(ValueError, match=rf"strict=True refuses settings of generation: {named}$"):
         read_config(directory, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be an integer of at least 0, got -1"),
+        ({"bad_words_ids": [[]]}, "bad_words_ids must be a list of lists of token ids"),
+        ({"bad_words_ids": [[3, 13]]}, "bad_words_ids: sequences must be one or more lists of token ids from 0 to 12"),
+    ],
+)
+def test_wrong_bans_are_refused(settings, message, checkpoint):
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {message}"):
+        jlade.load_constraints(checkpoint(settings))
 
 
 @pytest.mark.parametrize(
@@ -160,8 +179,8 @@ def test_settings_in_config_json_count_where_there_are_no_others(settings, check
 
 
 def test_named_settings_of_config_json(checkpoint):
-    with pytest.warns(UserWarning, match=r"config\.json: ignored settings of generation, .*: no_repeat_ngram_size$"):
-        read_config(checkpoint(no_repeat_ngram_size=2))
+    with pytest.warns(UserWarning, match=r"config\.json: ignored settings of generation, .*: typical_p$"):
+        read_config(checkpoint(typical_p=2))
 
 
 @pytest.mark.parametrize(
