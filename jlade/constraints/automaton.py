@@ -319,6 +319,26 @@ def build(expression: Expression) -> Automaton:
     return _trimmed(np.stack(rows), class_of_byte, np.array([end in each for each in sets]))
 
 
+def minimal(automaton: Automaton) -> Automaton:
+    """Returns the automaton of the same texts with the fewest states, by Moore's algorithm.
+
+    It is for small parts, of which others have many copies: the time grows with the length of texts.
+    """
+    next_state, block = automaton.next_state, automaton.is_final.astype(np.intp)
+    while True:  # states that differ after one byte more are apart
+        after = np.where(next_state == DEAD, DEAD, block[next_state])
+        rows = np.column_stack([block, after])
+        _, members, refined = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        if len(members) == len(np.unique(block)):
+            break
+        block = refined.reshape(-1)
+    order = np.argsort(members)  # the block of state 0 comes first
+    rank = np.append(np.argsort(order), DEAD).astype(np.int32)
+    members = members[order]
+    after = np.where(next_state == DEAD, DEAD, refined.reshape(-1)[next_state])[members]
+    return Automaton(rank[after], automaton.class_of_byte, automaton.is_final[members])
+
+
 def _byte_classes(sets: Iterable[int]) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
     """Returns the class of each byte [256], and the classes of each set of bytes."""
     different = list(sets)

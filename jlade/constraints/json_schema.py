@@ -32,6 +32,7 @@ from jlade.constraints.automaton import (
     difference,
     intersection,
     literal,
+    minimal,
     optional,
     sequence,
     union,
@@ -142,19 +143,6 @@ ESCAPED_CODE = sequence(
         regex.parse(r"([0-9A-CE-Fa-ce-f][0-9A-Fa-f]|[Dd][0-7])[0-9A-Fa-f]{2}"),
         regex.parse(r"[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"),
     ),
-)
-ANY_STRING = sequence(
-    literal('"'),
-    Repeat(
-        choice(
-            characters(RAW),
-            sequence(literal("\\"), choice(*map(literal, '"\\/bfnrt'))),
-            ESCAPED_CODE,
-        ),
-        0,
-        None,
-    ),
-    literal('"'),
 )
 
 
@@ -408,7 +396,7 @@ class _Compiler:
             return True
         if common == {"string"} and not any(values):
             first_string, second_string = (self._string(each, path) for each in (first, second))
-            if ANY_STRING in (first_string, second_string):
+            if _any_string() in (first_string, second_string):
                 return _is_nothing(first_string) or _is_nothing(second_string)
             return _is_nothing(intersection(first_string, second_string))
         if common == {"string"}:
@@ -464,10 +452,10 @@ class _Compiler:
             options: list[Expression] = [
                 *(literal(each) for each in ("null", "true", "false")),
                 numbers.NUMBER,
-                ANY_STRING,
+                _any_string(),
             ]
             inner = self.anything(depth - 1) if depth > 0 else NOTHING
-            options += [self._array_of(inner, 0, None), self._object_of(ANY_STRING, inner)]
+            options += [self._array_of(inner, 0, None), self._object_of(_any_string(), inner)]
             self.known[depth] = choice(*options)
         return self.known[depth]
 
@@ -549,7 +537,7 @@ class _Compiler:
                 return NOTHING
             parts.append(Repeat(_character(), least or 0, most))
         if not parts:
-            return ANY_STRING
+            return _any_string()
         content = functools.reduce(intersection, parts) if len(parts) > 1 else parts[0]
         if isinstance(content, Automaton) and not content.is_final.any():
             return NOTHING
@@ -708,13 +696,20 @@ class _Compiler:
 @functools.cache
 def _character() -> Automaton:
     """Returns any character of a string in its usual spelling."""
-    return build(string_of(ALL))
+    return minimal(build(string_of(ALL)))
+
+
+@functools.cache
+def _any_string() -> Automaton:
+    """Returns any string in any spelling."""
+    escaped = choice(sequence(literal("\\"), choice(*map(literal, '"\\/bfnrt'))), ESCAPED_CODE)
+    return minimal(build(sequence(literal('"'), Repeat(choice(characters(RAW), escaped), 0, None), literal('"'))))
 
 
 @functools.cache
 def _usual_string() -> Automaton:
     """Returns any string in its usual spelling."""
-    return build(sequence(literal('"'), Repeat(_character(), 0, None), literal('"')))
+    return minimal(build(sequence(literal('"'), Repeat(_character(), 0, None), literal('"'))))
 
 
 def _anchored(schema: Any, name: str) -> Iterable[Any]:

@@ -61,6 +61,28 @@ def test_products(first, second, data):
     assert automaton.difference(*parsed).accepts(text.encode()) == (one and not other)
 
 
+@pytest.mark.parametrize("pattern", [*PATTERNS, "(a|b)*a(a|b){3}", "a{3}|b{3}", "(ab|cb)*", "[^x]{3}"])
+def test_the_fewest_states_accept_the_same_texts(pattern):
+    found = automaton.build(regex.parse(pattern))
+    least = automaton.minimal(found)
+    for larger, other in ((found, least), (least, found)):
+        assert not automaton.difference(larger, other).is_final.any(), "both accept the same texts"
+    # Pairs of states that some text tells apart, by the table of pairs.
+    states, after = range(len(least.next_state)), least.next_state.tolist()
+    apart = {(p, q) for p in states for q in states if least.is_final[p] != least.is_final[q]}
+    while True:
+        found_apart = {
+            (p, q)
+            for p in states
+            for q in states
+            if any(x != y and (-1 in (x, y) or (x, y) in apart) for x, y in zip(after[p], after[q], strict=True))
+        }
+        if found_apart <= apart:
+            break
+        apart |= found_apart
+    assert len(apart) == len(states) * (len(states) - 1)
+
+
 @pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)b", r"a\b", "(?i)a", "a++", "(", "a^b"])
 def test_what_is_not_supported_is_refused(pattern):
     with pytest.raises(ValueError, match="regex "):
