@@ -35,3 +35,10 @@ FORMATS = {
     "uri-reference": _REFERENCE,
     "json-pointer": r"(/([^~/]|~[01])*)*",
 }
+
+# Formats that a draft of JSON Schema defines, and that are not supported. Other names are annotations, as are keywords
+# that no draft defines.
+UNSUPPORTED = {
+    "color", "host-name", "idn-email", "idn-hostname", "ip-address", "iri", "iri-reference", "phone", "regex",
+    "relative-json-pointer", "style", "uri-template", "utc-millisec",
+}  # fmt: skip

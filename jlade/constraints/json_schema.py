@@ -38,7 +38,7 @@ from jlade.constraints.automaton import (
     union,
     without,
 )
-from jlade.constraints.formats import FORMATS
+from jlade.constraints.formats import FORMATS, UNSUPPORTED
 from jlade.constraints.numbers import Bound
 
 Schema = Mapping[str, Any] | bool
@@ -528,10 +528,10 @@ class _Compiler:
                 parts.append(regex.parse(schema["pattern"], string_of, anchored=False))
             except ValueError as error:
                 raise UnsupportedError(f"{path}/pattern: {error}") from error
-        if "format" in schema:
-            if schema["format"] not in FORMATS:
-                raise UnsupportedError(f"{path}/format: {schema['format']!r} is not supported")
-            parts.append(regex.parse(FORMATS[schema["format"]], string_of))
+        if (name := str(schema.get("format"))) in UNSUPPORTED:
+            raise UnsupportedError(f"{path}/format: {name!r} is not supported")
+        if name in FORMATS:
+            parts.append(regex.parse(FORMATS[name], string_of))
         if least or most is not None:
             if most is not None and most < (least or 0):
                 return NOTHING

@@ -19,6 +19,7 @@ CASES = [
     ({"type": ["string", "null"], "minLength": 1, "maxLength": 3}, ["a", "é😀\n", None], ["", "abcd", 1]),
     ({"type": "string", "pattern": "^[a-z]+-\\d{2}$"}, ["ab-12"], ["ab-1", "AB-12", "xab-12x"]),
     ({"type": "string", "pattern": "a.b", "maxLength": 4}, ["axb", "axby"], ["ab", "axbyz"]),
+    ({"type": "string", "format": "of-my-own", "maxLength": 2}, ["", "ab"], ["abc", 1]),
     ({"type": "string", "format": "date"}, ["2024-02-29", "2000-02-29"], ["2024-13-01", "2023-02-29", "1900-02-29"]),
     ({"enum": ["a\"b", 1, None, {"x": [1, 2]}]}, ['a"b', 1, None, {"x": [1, 2]}], ["a", 2, {"x": [1]}]),
     ({"const": False}, [False], [0, True, None]),
