@@ -67,11 +67,9 @@ OF_TYPE = {
         "maxProperties",
     ),
 }
+DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 REFUSED = (
     "if",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
     "unevaluatedItems",
     "unevaluatedProperties",
     "$dynamicRef",
@@ -86,6 +84,7 @@ APPLIED = {
     "allOf",
     "not",
     "$ref",
+    *DEPENDENCIES,
     *REFUSED,
     *itertools.chain(*OF_TYPE.values()),
 }
@@ -278,20 +277,30 @@ class _Compiler:
             )
 
     def expanded(self, schema: Schema, path: str) -> Schema:
-        """Returns a schema without a reference and `allOf` at its top."""
+        """Returns a schema without a reference, `allOf` and dependencies at its top."""
         seen = 0
-        while isinstance(schema, Mapping) and ("$ref" in schema or "allOf" in schema):
+        while isinstance(schema, Mapping) and any(key in schema for key in ("$ref", "allOf", *DEPENDENCIES)):
             seen += 1
             if seen > 50:
                 raise ValueError(f"{path}: a reference leads to itself")
             if "$ref" in schema:
                 rest = {} if self.refs_stand_alone else _without(schema, "$ref")
                 schema = self.merged(rest, self.resolve(schema["$ref"], path), path)
-            else:
+            elif "allOf" in schema:
                 parts = schema["allOf"]
                 schema = _without(schema, "allOf")
                 for index, part in enumerate(parts):
                     schema = self.merged(schema, part, f"{path}/allOf/{index}")
+            else:
+                keyword = next(key for key in DEPENDENCIES if key in schema)
+                needs = schema[keyword]
+                schema = _without(schema, keyword)
+                # To name a property must not exclude others where no property is declared.
+                others = {} if "properties" in schema else {"additionalProperties": True}
+                for name, needed in needs.items():
+                    absent = {"properties": {name: False}} | others
+                    options = [absent, _needed(needed, f"{path}/{keyword}/{name}")]
+                    schema = self.merged(schema, {"anyOf": options}, f"{path}/{keyword}")
         return schema
 
     # Schemas to expressions.
@@ -722,6 +731,13 @@ def _anchored(schema: Any, name: str) -> Iterable[Any]:
     elif isinstance(schema, list):
         for each in schema:
             yield from _anchored(each, name)
+
+
+def _needed(needed: Any, path: str) -> Schema:
+    """Returns the schema of values with a property that needs others, or a schema."""
+    if not isinstance(needed, list | Mapping | bool):
+        raise ValueError(f"{path}: must be a list of names or a schema, got {needed!r}")
+    return {"required": needed} if isinstance(needed, list) else needed
 
 
 def _without(schema: Mapping[str, Any], *keywords: str) -> dict[str, Any]:

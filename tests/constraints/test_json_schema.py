@@ -82,6 +82,19 @@ CASES = [
         [{"n": 1}, {"n": 1, "next": {"n": 2, "next": {"n": 3}}}],
         [{"next": {"n": 1}}, {"n": 1, "next": {}}],
     ),
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}, "c": {"const": 1}},
+         "additionalProperties": False, "dependentRequired": {"a": ["b"], "c": ["a"]}},
+        [{}, {"b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 1}],
+        [{"a": 1}, {"c": 1}, {"b": 1, "c": 1}, {"a": 1, "c": 1}],
+    ),
+    (
+        {"type": ["object", "null"], "properties": {"a": {}, "b": {"type": ["integer", "string"]}},
+         "dependentSchemas": {"a": {"properties": {"b": {"type": "integer"}}, "required": ["b"]}}},
+        [{}, None, {"b": "x"}, {"a": 1, "b": 2}],
+        [{"a": 1}, {"a": 1, "b": "x"}, 3],
+    ),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, [{}, {"x": 1}, {"b": 1, "a": 2}], [{"a": 1}]),
     ({"type": ["integer", "string", "boolean"], "not": {"type": "string"}}, [1, True], ["a"]),
     (True, [1, "a", [None, {"a": [1]}], {}], []),
 ]  # fmt: skip
@@ -182,6 +195,7 @@ def test_what_a_table_cannot_hold_is_refused(schema, message):
         (False, "the schema accepts no value"),
         ({"allOf": [{"const": 1}, {"const": 2}]}, "the schema accepts no value"),
         ({"const": 1, "enum": [2]}, "the schema accepts no value"),
+        ({"dependencies": {"a": 3}}, "#/dependencies/a: must be a list of names or a schema, got 3"),
         ({"anyOf": []}, "#/anyOf: must be a list of schemas"),
         ({"$ref": "#"}, "leads to itself"),
     ],
