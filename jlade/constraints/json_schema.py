@@ -294,12 +294,9 @@ class _Compiler:
             else:
                 keyword = next(key for key in DEPENDENCIES if key in schema)
                 needs = schema[keyword]
-                schema = _without(schema, keyword)
-                # To name a property must not exclude others where no property is declared.
-                others = {} if "properties" in schema else {"additionalProperties": True}
+                base = schema = _without(schema, keyword)
                 for name, needed in needs.items():
-                    absent = {"properties": {name: False}} | others
-                    options = [absent, _needed(needed, f"{path}/{keyword}/{name}")]
+                    options = [_absent(name, base), _needed(needed, f"{path}/{keyword}/{name}")]
                     schema = self.merged(schema, {"anyOf": options}, f"{path}/{keyword}")
         return schema
 
@@ -336,6 +333,8 @@ class _Compiler:
                 if not isinstance(options, list) or not options:
                     raise ValueError(f"{path}/{keyword}: must be a list of schemas, got {options!r}")
                 base = _without(schema, keyword)
+                if keyword == "oneOf":
+                    options = _apart(options, base)
                 wholes = [self.merged(base, each, f"{path}/{keyword}/{i}") for i, each in enumerate(options)]
                 if keyword == "oneOf":
                     self._check_disjoint(wholes, f"{path}/oneOf")
@@ -380,7 +379,7 @@ class _Compiler:
                 raise UnsupportedError(f"{path}: a value may be one of {i} and of {j}, which is not supported")
 
     def _are_disjoint(self, first: Schema, second: Schema, path: str, depth: int) -> bool:
-        """Whether it is certain that no value is one of both schemas."""
+        """Whether it is certain that no text of one schema is a value of the other."""
         if depth == 0:
             return False
         first, second = self.expanded(first, path), self.expanded(second, path)
@@ -413,6 +412,12 @@ class _Compiler:
             accepted = build(self._string(other, path))
             return not any(isinstance(v, str) and accepted.accepts(_dumps(v)) for v in chosen)
         if common == {"object"}:
+            # Texts have no properties but those that `_object` gives them.
+            if all(
+                any(not _may_have(other, name) for name in one.get("required", ()))
+                for one, other in ((first, second), (second, first))
+            ):
+                return True
             for one, other in ((first, second), (second, first)):
                 for name in one.get("required", ()):
                     schema = _property(other, name)
@@ -731,6 +736,35 @@ def _anchored(schema: Any, name: str) -> Iterable[Any]:
     elif isinstance(schema, list):
         for each in schema:
             yield from _anchored(each, name)
+
+
+def _absent(name: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of values without a property, to be merged with another one."""
+    # To name it must not exclude other names where no property is declared.
+    return {"properties": {name: False}} | ({} if base.get("properties") else {"additionalProperties": True})
+
+
+def _apart(options: Sequence[Schema], base: Mapping[str, Any]) -> Sequence[Schema]:
+    """Returns the options of `oneOf`; those that require properties alone exclude the properties of each other."""
+    if not all(isinstance(each, Mapping) and set(each) & APPLIED == {"required"} for each in options):
+        return options
+    names: list[list[str]] = [each["required"] for each in options if isinstance(each, Mapping)]
+    result: list[Schema] = []
+    for own in names:
+        others = [[name for name in each if name not in own] for each in names if each is not own]
+        lacks = [{"anyOf": [_absent(name, base) for name in other]} for other in others]
+        result.append({"allOf": [{"required": own}, *lacks]} if all(others) else False)
+    return result
+
+
+def _may_have(schema: Mapping[str, Any], name: str) -> bool:
+    """Whether the texts of a schema may have a property."""
+    if name in schema.get("properties", {}):
+        return schema["properties"][name] is not False
+    patterns = schema.get("patternProperties", {})
+    if name in schema.get("required", ()) or any(_finds(pattern, name, "#") for pattern in patterns):
+        return True
+    return schema.get("additionalProperties", not schema.get("properties") and not patterns) is not False
 
 
 def _needed(needed: Any, path: str) -> Schema:

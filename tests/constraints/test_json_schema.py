@@ -70,6 +70,20 @@ CASES = [
         [{"k": "a", "w": "x"}, {"k": "c", "v": 1}, {"k": "a"}],
     ),
     (
+        {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}},
+         "oneOf": [{"required": ["a", "b"]}, {"required": ["c"]}]},
+        [{"a": 1, "b": 2}, {"c": 3}, {"a": 1, "c": 3}, {"b": 2, "c": 3}],
+        [{}, {"a": 1}, {"a": 1, "b": 2, "c": 3}],
+    ),
+    (
+        {"type": "object", "oneOf": [
+            {"properties": {"a": {"const": 1}, "x": {}}, "required": ["a"]},
+            {"properties": {"b": {"const": 2}, "x": {}}, "required": ["b"]},
+        ]},
+        [{"a": 1}, {"a": 1, "x": 3}, {"b": 2, "x": 3}],
+        [{}, {"x": 3}, {"a": 1, "b": 2}],
+    ),
+    (
         {"type": "object", "allOf": [
             {"properties": {"a": {"minimum": 2}}, "required": ["a"]}, {"properties": {"a": {"type": "integer"}}},
         ]},
@@ -175,6 +189,10 @@ def distances(found):
         ({"type": "string", "format": "color"}, "#/format: 'color' is not supported"),
         ({"type": "string", "pattern": "(?=a)"}, "#/pattern: regex"),
         ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "#/oneOf: a value may be one of 0 and of 1"),
+        (
+            {"type": "object", "oneOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}}]},
+            "#/oneOf: a value may be one of 0 and of 1",
+        ),
         ({"$ref": "other.json#/a"}, "#/$ref: 'other.json#/a' is not in this document"),
         ({"type": "string", "not": {"minLength": 2}}, "#/not: not supported"),
         ({"type": "object", "minProperties": 2}, "#/minProperties: 2 of names that may repeat"),
