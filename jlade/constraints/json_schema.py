@@ -44,6 +44,7 @@ from jlade.constraints.numbers import Bound
 Schema = Mapping[str, Any] | bool
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 DEPTH = 3  # of recursion, and of values of which nothing is known
+MOST_NESTED = 100  # schemas within each other: far from Python's limit, whose error NumPy turns into others
 MOST_OPTIONS = 64  # of combined choices
 MOST_COUNTED = 64  # properties that are counted
 SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}  # after a backslash
@@ -152,7 +153,8 @@ def _is_nothing(expression: Expression) -> bool:
 class _Compiler:
     def __init__(self, root: Schema, depth: int, space: Expression):
         self.root, self.depth, self.space = root, depth, space
-        self.open: Counter[str] = Counter()  # references that are being followed
+        self.open: Counter[Any] = Counter()  # references that are being followed
+        self.num_nested = 0  # schemas around the one that is being read
         text = str(root.get("$schema", "")) if isinstance(root, Mapping) else ""
         self.refs_stand_alone = bool(re.search(r"draft-0[3-7]", text))
         self.known: dict[int, Expression] = {}  # any value, by its depth
@@ -307,14 +309,16 @@ class _Compiler:
         if not isinstance(schema, Mapping | bool):
             raise ValueError(f"{path}: a schema is an object, true or false, got {schema!r}")
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if reference is None:
-            return self._value(schema, path)
-        if self.open[reference] >= self.depth:
+        if reference is not None and self.open[reference] >= self.depth:
             return NOTHING
+        if self.num_nested >= MOST_NESTED:
+            raise UnsupportedError("#: its references are too deep within each other")
+        self.num_nested += 1
         self.open[reference] += 1
         try:
             return self._value(schema, path)
         finally:
+            self.num_nested -= 1
             self.open[reference] -= 1
 
     def _value(self, schema: Schema, path: str) -> Expression:
