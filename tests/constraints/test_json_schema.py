@@ -197,7 +197,7 @@ def distances(found):
         ({"$ref": "other.json#/a"}, "#/$ref: 'other.json#/a' is not in this document"),
         ({"type": "string", "not": {"minLength": 2}}, "#/not: not supported"),
         ({"type": "object", "minProperties": 2}, "#/minProperties: 2 of names that may repeat"),
-        (functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(120), {}), "#: its references are too"),
+        (functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(120), {}), "#: its references"),
         ({"allOf": [{"prefixItems": [{}]}, {"items": {"type": "null"}}]}, "items in order beside other items"),
     ],
 )  # fmt: skip
