@@ -45,15 +45,19 @@ def along(constraint: Constraint, state: State, tree: Tree, depth: int) -> State
       tree: M drafts.
       depth: of the deepest draft.
     """
-    parents = jnp.asarray(tree.form.parents) + 1  # 0 for the current token
+    parents = jnp.asarray(tree.form.parents)
     tokens = jnp.maximum(tree.tokens, 0)
-    states = jax.tree.map(lambda x: jnp.broadcast_to(x, (1 + len(tokens), *jnp.shape(x))), state)
-    # Each round has the states of drafts that are deeper by one.
+
+    def from_parents(first: jax.Array, after: jax.Array) -> jax.Array:
+        is_first = (parents == tree.CURRENT).reshape(-1, *[1] * jnp.ndim(first))
+        return jnp.where(is_first, first, after.at[jnp.maximum(parents, 0)].get(mode="promise_in_bounds"))
+
+    after = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(tokens), *jnp.shape(x))), state)
+    # Each round has the states after drafts that are deeper by one. It reads those of the round before once: XLA's
+    # compiler for CPUs repeats the code of all rounds before it for each time that they are read.
     for _ in range(depth if len(tokens) else 0):
-        before = jax.tree.map(lambda x: x[parents], states)
-        after = jax.vmap(constraint.advance)(before, tokens)
-        states = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), state, after)
-    return states
+        after = jax.vmap(constraint.advance)(jax.tree.map(from_parents, state, after), tokens)
+    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), state, after)
 
 
 def after_accepted(

@@ -152,11 +152,11 @@ class Tables:
 
     def after(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the states after tokens [...] int32, `DEAD` after those that may not come next."""
-        return self.entries[states + self.class_of_token[self.classes + tokens]]
+        return _read(self.entries, states + _read(self.class_of_token, self.classes + tokens))
 
     def likely(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns tokens that are likely to come next [...] int32, `NONE` for none, and whether they are certain."""
-        tokens = self.entries[states]
+        tokens = _read(self.entries, states)
         return jnp.where(tokens < NONE, -2 - tokens, tokens), tokens >= 0
 
     def allowed(self, state: jax.Array) -> jax.Array:
@@ -191,6 +191,30 @@ class RowTables(Tables):
         zero: Any = np.zeros(1, np.int32)
         row = dataclasses.replace(self, entries=entries, class_of_token=class_of_token, first=zero, classes=zero)
         return row, np.full(1, ROW_CLASSES, np.int32)
+
+
+@jax.custom_batching.custom_vmap
+def _read(array: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns the elements of an array [P] at some places [...] int32 within it."""
+    return array.at[places].get(mode="promise_in_bounds")
+
+
+@_read.def_vmap
+def _read_of_each(number: int, are_batched: list[bool], arrays: jax.Array, places: jax.Array) -> tuple[jax.Array, bool]:
+    """Reads several arrays as one.
+
+    XLA would read them by pairs of indices, and its compiler for CPUs takes twice the time for each of those reads that
+    follow each other.
+    """
+    has_arrays, has_places = are_batched
+    if not has_arrays:
+        return _read(arrays, places), True
+    if not has_places:
+        places = jnp.broadcast_to(places, (number, *jnp.shape(places)))
+    if arrays.size >= 2**31:
+        return jax.vmap(lambda array, at: array[at])(arrays, places), True
+    first = jnp.arange(number, dtype=jnp.int32) * arrays.shape[1]
+    return _read(arrays.reshape(-1), places + first.reshape(-1, *[1] * (places.ndim - 1))), True
 
 
 def by_index(is_allowed: jax.Array, class_of_token: jax.Array) -> jax.Array:

@@ -75,4 +75,5 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
         tokens.append(token)
         kinds.append(kind)
         last = jnp.stack([last[:, 1], token], axis=1)
+        states, last = jax.lax.optimization_barrier((states, last))  # see `constraint.along`
     return jnp.stack(tokens, axis=1), jnp.stack(kinds, axis=1)

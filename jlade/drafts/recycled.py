@@ -198,6 +198,7 @@ def draft(
             if depth > 1:
                 after = guide.constraint.after(states[parents[at]], jnp.maximum(pairs[at, 1], 0))
                 states = states.at[at].set(jnp.maximum(after, 0), unique_indices=True)
+                states, tokens = jax.lax.optimization_barrier((states, tokens))  # see `constraint.along`
             best, kind = _guided(best, kind, guide.constraint, states[at])
         noise_here = noise[depth - 1] if noise is not None and depth <= len(noise) else None
         best, kind = _by_promise(best, kind, rates, noise_here)
