@@ -701,7 +701,7 @@ def grammar() -> Iterator[str]:
     yield f"every 60th, {found['passes']} pass"
     yield f"{found['refused']} are refused by keyword, {found['too large']} are too large"
     yield f"{found['refuses a valid instance']} refuse a valid instance"
-    yield f"and {found['too slow']} takes over {mask['limit']} s"
+    yield f"and {found['too slow']} take over {mask['limit']} s"
     yield f"Of {suite['schemas']} schemas of JSON Schema's own tests (draft 7) {suite['outcomes']['passes']} pass"
     times = mask["seconds"]
     yield f"takes {1000 * times['p50']:.0f} ms in the median and {times['p99']:.1f} s in the 99th percentile"

@@ -217,7 +217,7 @@ def test_the_schema_of_a_tool_that_is_not_strict_may_be_loose(caplog):
 
 @pytest.fixture(scope="module")
 def client():
-    lookahead = LookaheadConfig.tree(7, sources=("suffix",))
+    lookahead = LookaheadConfig.tree(31)  # with all sources, as deep as drafts go
     with (
         jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=lookahead) as engine,
         running(engine, json_chat.READER) as served,
