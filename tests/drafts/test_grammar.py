@@ -68,9 +68,9 @@ def test_chains_follow_the_grammar_and_the_recycled_logits(seed):
     rng, table = np.random.default_rng(seed), table_of(jlade.Grammar.json_schema(SCHEMA))
     constraint = constraint_of(table)
     begin = TOKENIZER.encode('{"name').ids
-    known = recycled.empty(VOCAB_SIZE)
-    known = known.replace(after_token=jnp.asarray(rng.integers(-1, VOCAB_SIZE, known.after_token.shape), jnp.int32))
-    best = np.asarray(known.after_token)
+    best = rng.integers(-1, VOCAB_SIZE, (VOCAB_SIZE, recycled.RANKS))
+    (best[begin[-1], 0],) = TOKENIZER.encode('"').ids  # accepted, and not the likely token
+    known = recycled.empty(VOCAB_SIZE).replace(after_token=jnp.asarray(best, jnp.int32))
     state, at = constraint.first, 0
     for token in begin:
         state, at = constraint.advance(state, token), table.advance(at, token)
