@@ -69,8 +69,7 @@ class Automaton:
         Returns:
           [S, most] int32, -1 after its end, and [S] int32.
         """
-        sources, classes = np.nonzero(self.next_state != DEAD)
-        distance = np.append(distances(sources, self.next_state[sources, classes], self.is_final), len(self.is_final))
+        distance = np.append(_distances(self.next_state, self.is_final), len(self.is_final))
         chosen = distance[self.next_state].argmin(axis=1)  # of the classes of bytes; `DEAD` is the last
         _, byte_of_class = np.unique(self.class_of_byte, return_index=True)
         byte = np.where(self.is_final, -1, byte_of_class[chosen])
@@ -365,6 +364,12 @@ def distances(sources: np.ndarray, targets: np.ndarray, is_final: np.ndarray) ->
     return distance
 
 
+def _distances(next_state: np.ndarray, is_final: np.ndarray) -> np.ndarray:
+    """Returns `distances` for the transitions of an automaton [S, K]."""
+    sources, classes = np.nonzero(next_state != DEAD)
+    return distances(sources, next_state[sources, classes], is_final)
+
+
 def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
     """Returns the transitions between the states that are kept, numbered anew."""
     place = np.append(np.where(is_kept, np.cumsum(is_kept) - 1, DEAD), DEAD).astype(np.int32)  # the last for `DEAD`
@@ -373,8 +378,7 @@ def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
 
 def _trimmed(next_state: np.ndarray, class_of_byte: np.ndarray, is_final: np.ndarray) -> Automaton:
     """Returns an automaton without the states from which no text can be completed, but for the first one."""
-    sources, classes = np.nonzero(next_state != DEAD)
-    is_kept = distances(sources, next_state[sources, classes], is_final) >= 0
+    is_kept = _distances(next_state, is_final) >= 0
     is_kept[0] = True
     return Automaton(restricted(next_state, is_kept), class_of_byte, is_final[is_kept])
 

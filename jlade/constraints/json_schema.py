@@ -598,7 +598,7 @@ class _Compiler:
     def _object(self, schema: Mapping[str, Any], path: str) -> Expression:
         properties, patterns = dict(schema.get("properties", {})), schema.get("patternProperties", {})
         required = list(schema.get("required", ())) if not isinstance(schema.get("required"), bool) else []
-        additional = schema.get("additionalProperties", not properties and not patterns)
+        additional = _additional(schema)
         for name in required:
             if name not in properties:
                 properties[name] = _property(schema, name)
@@ -768,7 +768,14 @@ def _may_have(schema: Mapping[str, Any], name: str) -> bool:
     patterns = schema.get("patternProperties", {})
     if name in schema.get("required", ()) or any(_finds(pattern, name, "#") for pattern in patterns):
         return True
-    return schema.get("additionalProperties", not schema.get("properties") and not patterns) is not False
+    return _additional(schema) is not False
+
+
+def _additional(schema: Mapping[str, Any]) -> Schema:
+    """Returns the schema of properties that are not declared: none beside declared ones, unless it says so."""
+    is_open = not schema.get("properties") and not schema.get("patternProperties")
+    found: Schema = schema.get("additionalProperties", is_open)
+    return found
 
 
 def _needed(needed: Any, path: str) -> Schema:

@@ -27,18 +27,9 @@ OF_BOTH = {
 }  # fmt: skip
 OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs"}
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}  # -> the template's
-PASSED = (
-    "name",
-    "reasoning_content",
-    "tool_call_id",
-)  # fields of a message that templates may use beside role and content
+# Roles, with those of templates, and the fields of a message that templates may use beside role, content and calls.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+PASSED = ("name", "reasoning_content", "tool_call_id")
 
 
 @dataclasses.dataclass(frozen=True)

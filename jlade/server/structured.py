@@ -102,35 +102,31 @@ def _structural_tag(name: str, given: Any) -> Make:
     given = fields.parse(given.encode(), name) if isinstance(given, str) else given
     match given:
         case {"structures": list(structures), "triggers": list(triggers)}:
-            tags = [(each["begin"], each["schema"], each["end"]) for each in structures if _is_structure(each)]
+            pass
         case {"format": {"type": "triggered_tags", "tags": list(structures), "triggers": list(triggers), **others}}:
             if unknown := [key for key, value in others.items() if value]:
                 raise RequestError(f"{name}.format.{unknown[0]} is not supported: leave it out", name)
-            tags = [
-                (each["begin"], each["content"]["json_schema"], each["end"]) for each in structures if _is_tag(each)
-            ]
         case _:
             raise fields.refused(name, given, "a structural tag with structures and triggers, or a format of them")
-    if len(tags) < len(structures):
-        raise fields.refused(name, structures, "tags with begin, a schema and end")
+    tags = [_tag(name, each) for each in structures]
     texts = [fields.text(f"{name}.triggers", trigger) for trigger in triggers]
     if not texts:
         raise fields.refused(f"{name}.triggers", triggers, "a list of at least one string")
     return lambda: Grammar.tags(Tags(tags, triggers=texts))
 
 
-def _is_structure(each: Any) -> bool:
-    match each:
-        case {"begin": str(), "schema": dict() | bool(), "end": str()}:
-            return True
-    return False
-
-
-def _is_tag(each: Any) -> bool:
-    match each:
-        case {"begin": str(), "content": {"type": "json_schema", "json_schema": dict() | bool()}, "end": str()}:
-            return True
-    return False
+def _tag(name: str, given: Any) -> tuple[str, Any, str]:
+    """Returns the text before a part, its schema, and the text after it, of both forms."""
+    match given:
+        case {"begin": str(begin), "schema": dict() | bool() as schema, "end": str(end)}:
+            return begin, schema, end
+        case {
+            "begin": str(begin),
+            "content": {"type": "json_schema", "json_schema": dict() | bool() as schema},
+            "end": str(end),
+        }:
+            return begin, schema, end
+    raise fields.refused(name, given, "tags with begin, a schema and end")
 
 
 def _structured_outputs(name: str, given: Any) -> Make | None:

@@ -14,12 +14,12 @@ from jlade.generation.chat_template import ChatTemplate
 from jlade.server import fields
 from jlade.server.fields import Body
 
-AUTO, REQUIRED, NO_TOOLS = "auto", "required", "none"
+AUTO, NO_TOOLS = "auto", "none"
 ANY_OBJECT: Body = {"type": "object"}
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 WHITESPACE = " \t\n\r"  # of JSON
-# The call of a tool without arguments, as templates write it.
 THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)  # before an answer
+# The call of a tool without arguments, as templates write it.
 CALL = re.compile(r'\{"name": "probe", "(?P<key>arguments|parameters)": \{\}\}')
 PROBE: Body = {"name": "probe", "description": "-", "parameters": {"type": "object", "properties": {}}}
 log = logging.getLogger(__name__)
