@@ -1,7 +1,7 @@
 """The time that a grammar adds to a step, by the compiler of any device, and measured where it is attached.
 
     python benchmarks/grammar_cost.py --device h100
-    python benchmarks/grammar_cost.py --device cpu --shape 135m
+    python benchmarks/grammar_cost.py --device cpu --shape 135m --repeats 5
 
 The grammar is a table of random states, of which each allows half of all tokens. The models have random weights.
 """
@@ -21,8 +21,8 @@ import numpy as np
 
 import jlade
 from benchmarks import report
-from jlade.constraints.automaton import DEAD
 from jlade.constraints.grammar import Tables
+from jlade.constraints.moves import DEAD
 from jlade.constraints.tokens import Table
 from jlade.decoding.state import Inputs
 from jlade.generation.lookahead import with_grammar
@@ -48,6 +48,9 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=10_000, metavar="S", help="(default: %(default)s)")
     parser.add_argument("--classes", type=int, default=255, metavar="C", help="(default: %(default)s)")
     parser.add_argument("--tree", type=int, default=63, metavar="M", help="drafts (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="the shortest counts (default: %(default)s)"
+    )
     options = parser.parse_args()
     dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
     config = LlamaConfig(**SHAPES[options.shape], max_positions=4096, norm_eps=1e-5)
@@ -63,11 +66,13 @@ def main() -> None:
     setting = jlade.LookaheadConfig.tree(options.tree)
     facts: dict[str, Any] = {"device_name": options.device, "shape": options.shape, "tree": options.tree}
     facts |= {"states": options.states, "classes": options.classes, "vocab_size": config.vocab_size}
-    for name, used in (("without", setting), ("with", with_grammar(setting))):
+    for name, used in options.repeats * [("without", setting), ("with", with_grammar(setting))]:
         with mock.patch.object(Programs, "inputs", constrained if name == "with" else inputs):
             found = jlade.inspect(params, options.device, lookahead=used)
         assert found.step is not None, found.failure
         measured = found.step_seconds and 1e3 * found.step_seconds
+        if measured and name in facts:
+            measured = min(measured, facts[name]["step_measured_ms"])
         facts[name] = {
             "step_estimate_ms": 1e3 * found.step.time.total,
             "step_measured_ms": measured,

@@ -168,7 +168,7 @@ def judge(each: Schema, vocabularies: Sequence[Vocabulary], limit: int) -> Outco
     begin, found = time.perf_counter(), None
     try:
         with at_most(limit):
-            found = automaton.build(json_schema.parse(each.schema))
+            found = automaton.build(json_schema.parse(each.schema), counts=True)
     except json_schema.UnsupportedError as error:
         path, _, _ = str(error).partition(": ")
         kind = f"refused: {path.rsplit('/', 1)[-1]}"
@@ -193,8 +193,8 @@ def measure(found: Automaton, vocabulary: Vocabulary, seconds: float, limit: int
             table = TokenTable.of(found, vocabulary.trie, [vocabulary.end], vocabulary.size)
     except TimeoutError:
         return None
-    states, classes = table.next_state.shape
-    return Size(seconds + time.perf_counter() - begin, states, classes, table.next_state.nbytes / 1e6)
+    states, classes = table.moves.shape
+    return Size(seconds + time.perf_counter() - begin, states, classes, table.moves.nbytes / 1e6)
 
 
 def verdict(found: Automaton, each: Schema) -> str:

@@ -724,7 +724,7 @@ def grammar() -> Iterator[str]:
     costs = {name: read(f"grammar_cost_{name}") for name in ("cpu", "h100", "v5e")}
     assert {cost[name]["copies_in_loop"] for cost in costs.values() for name in ("with", "without")} == {0}
     assert {(cost["states"], cost["classes"]) for cost in costs.values()} == {(10_000, 255)}
-    yield f"adds, masks and drafts together, {costs['cpu']['added_measured']:.1%} to the measured time"
+    assert costs["cpu"]["added_measured"] < 0.01
     yield f"it adds {costs['h100']['added_estimate']:.1%} to the estimated time on an H100"
     yield f"{costs['v5e']['added_estimate']:.1%} on a TPU v5e"
 

@@ -1,14 +1,22 @@
-"""Deterministic automata over bytes, made of expressions: sequences, choices, repetitions, and what they exclude."""
+"""Deterministic automata over bytes, made of expressions: sequences, choices, repetitions, and what they exclude.
+
+An automaton may count the iterations of a repetition, such as the characters of a string, where the next byte always
+says whether another one begins: its states are those of one iteration then, not of all.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 
-MOST_STATES = 2**15 - 1  # of an automaton, so that int16 holds them; those of larger ones would take minutes to find
-DEAD = -1
+from jlade.constraints import moves as moves_lib
+from jlade.constraints.moves import DEAD
+
+MOST_STATES = moves_lib.STATE  # of an automaton; those of larger ones would take minutes to find
+COUNTED = 8  # iterations of which a repetition is counted
+NO_LOOP = -1
 LAST_CODE_POINT = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
 
@@ -57,9 +65,15 @@ class Network(NamedTuple):
 class Automaton:
     """A deterministic automaton that begins in state 0, from each of whose states a text can be completed."""
 
-    next_state: np.ndarray  # [S, K] int32, `DEAD` where no text goes on
+    moves: np.ndarray  # [S, K] int32, as `jlade.constraints.moves` has them: without loops, the states after them
     class_of_byte: np.ndarray  # [256] int32, bytes that are alike in all states
-    is_final: np.ndarray  # [S] bool
+    is_final: np.ndarray  # [S] bool, at the least count of its loop
+    bounds: np.ndarray | None = None  # [S, 2] int32, the least and most iterations of its loop; None without loops
+
+    @property
+    def next_state(self) -> np.ndarray:
+        """The state after a byte of each class in each state, `DEAD` where no text goes on, [S, K] int32."""
+        return self.moves if self.bounds is None else moves_lib.state_after(self.moves)
 
     def likely(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the likely text after each state, and the number of its bytes that are certain: no other may come.
@@ -91,14 +105,22 @@ class Automaton:
     def accepts(self, text: bytes) -> bool:
         """Whether the automaton accepts a whole text."""
         state = self.run(text)
-        return state != DEAD and bool(self.is_final[state])
+        return state != DEAD and self.ends(state)
+
+    def ends(self, state: int) -> bool:
+        """Whether a text may end in a state, which has a count."""
+        least = 0 if self.bounds is None else self.bounds[state & moves_lib.STATE, 0]
+        return bool(self.is_final[state & moves_lib.STATE]) and moves_lib.count(state) >= least
 
     def run(self, text: bytes, state: int = 0) -> int:
-        """Returns the state after a text."""
+        """Returns the state after a text, with its count."""
         for byte in text:
-            if state == DEAD:
+            place = state & moves_lib.STATE
+            move = int(self.moves[place, self.class_of_byte[byte]])
+            least, most = (0, moves_lib.UNBOUNDED) if self.bounds is None else self.bounds[place].tolist()
+            if not moves_lib.is_allowed(state, move, least, most):
                 return DEAD
-            state = int(self.next_state[state, self.class_of_byte[byte]])
+            state = moves_lib.after(state, move)
         return state
 
 
@@ -189,18 +211,55 @@ def _utf8(first: int, last: int) -> tuple[Expression, ...]:
 
 
 class _Graph:
-    """A nondeterministic automaton that grows, with moves that read nothing."""
+    """A nondeterministic automaton that grows, with moves that read nothing.
 
-    def __init__(self) -> None:
+    A counted loop has one place between iterations. From there lead a state in which an iteration begins, and one in
+    which the loop has been left.
+
+    Args:
+      unrolled: repetitions that are not counted; None for all.
+    """
+
+    def __init__(self, unrolled: Set[Repeat] | None) -> None:
         self.reads: list[list[tuple[int, int]]] = []  # of each state: a set of bytes, and the state after it
         self.skips: list[list[int]] = []
+        self.loop: list[int] = []  # of each state, `NO_LOOP` for none
+        self.loops: list[Repeat] = []
+        self.between: set[int] = set()  # the places between iterations
+        self.begins: set[int] = set()  # states in which an iteration begins
+        self.unrolled = unrolled
+        self.current = NO_LOOP
+        self.begin = self.end = self.state()
 
     def state(self) -> int:
         self.reads.append([])
         self.skips.append([])
+        self.loop.append(self.current)
         if len(self.reads) > 40 * MOST_STATES:
             raise TooLargeError
         return len(self.reads) - 1
+
+    def _is_counted(self, part: Repeat) -> bool:
+        """Whether a repetition is a loop: it has more iterations than each one within it."""
+        if self.unrolled is None or self.current != NO_LOOP or part.most is None:
+            return False
+        is_long = COUNTED <= part.most <= moves_lib.MOST_COUNT
+        return is_long and part not in self.unrolled and _most_within(part.part) < part.most
+
+    def _add_loop(self, part: Repeat, begin: int) -> int:
+        """Adds a counted loop, and returns the state in which it has been left."""
+        self.current = len(self.loops)
+        self.loops.append(part)
+        between, first = self.state(), self.state()
+        self.between.add(between)
+        self.begins.add(first)
+        self.skips[begin].append(between)
+        self.skips[between].append(first)
+        self.skips[self.add(part.part, first)].append(between)
+        self.current = NO_LOOP
+        end = self.state()
+        self.skips[between].append(end)
+        return end
 
     def add(self, expression: Expression, begin: int) -> int:
         """Adds an expression that begins in a state, and returns the state in which it ends."""
@@ -218,6 +277,8 @@ class _Graph:
                     first = self.state()
                     self.skips[begin].append(first)
                     self.skips[self.add(option, first)].append(end)
+            case Repeat() if self._is_counted(expression):
+                end = self._add_loop(expression, begin)
             case Repeat(part, least, most):
                 end = begin
                 for _ in range(least):
@@ -268,54 +329,141 @@ class _Graph:
         return end
 
 
-def build(expression: Expression) -> Automaton:
+def _most_within(expression: Expression) -> int:
+    """Returns the most iterations of the bounded repetitions in an expression."""
+    match expression:
+        case Series(parts) | Choice(parts):
+            return max(map(_most_within, parts), default=0)
+        case Repeat(part, _, most):
+            return max(most or 0, _most_within(part))
+        case Network(_, edges):
+            return max((_most_within(part) for _, part, _ in edges if part is not None), default=0)
+    return 0
+
+
+class _Member(NamedTuple):
+    """One of the states of a graph in which a text may be, and what has been passed since the last byte."""
+
+    state: int
+    begins: bool = False  # an iteration has begun, in the loop of the text or in the next one
+    leaves: bool = False  # the loop of the text has been left
+
+
+class _Subset(NamedTuple):
+    """The states of a graph in which a text may be: a state of the deterministic automaton."""
+
+    members: frozenset[_Member]
+    loop: int  # which counts for all of them, or `NO_LOOP`
+
+
+class _AmbiguousError(Exception):
+    """A text may be in one of several loops, or may have begun another iteration or not."""
+
+    def __init__(self, loops: set[int]) -> None:
+        super().__init__()
+        self.loops = loops
+
+
+def _closure(graph: _Graph, state: int) -> frozenset[_Member]:
+    """Returns the members that are reached without reading, of those that read and the end.
+
+    Raises:
+      _AmbiguousError: an iteration may be empty.
+    """
+    seen, left = {_Member(state)}, [_Member(state)]
+    while left:
+        here, begins, leaves = left.pop()
+        for target in graph.skips[here]:
+            after = _Member(target, begins, leaves)
+            if target in graph.begins:
+                after = _Member(target, True, leaves)
+            elif target in graph.between and begins:
+                raise _AmbiguousError({graph.loop[target]})
+            elif here in graph.between:
+                loop = graph.loop[here]
+                if loop == graph.loop[state] and not leaves:
+                    after = _Member(target, begins, True)
+                elif graph.loops[loop].least > 0:  # it has just been entered
+                    continue
+            if after not in seen:
+                seen.add(after)
+                left.append(after)
+    return frozenset(each for each in seen if graph.reads[each.state] or each.state == graph.end)
+
+
+def build(expression: Expression, counts: bool = False) -> Automaton:
     """Returns the automaton that accepts the texts of an expression.
+
+    Args:
+      expression: its texts.
+      counts: whether it may count iterations. Products are made of automata that do not.
 
     Raises:
       TooLargeError: it has more than `MOST_STATES` states.
     """
     if isinstance(expression, Automaton):
         return expression
-    graph = _Graph()
-    begin = graph.state()
-    end = graph.add(expression, begin)
+    unrolled = set[Repeat]() if counts else None
+    while True:
+        graph = _Graph(unrolled)
+        graph.end = graph.add(expression, graph.begin)
+        found, ambiguous = _determined(graph)
+        if unrolled is None or not ambiguous:
+            return found
+        unrolled |= {graph.loops[loop] for loop in ambiguous}
+
+
+def _determined(graph: _Graph) -> tuple[Automaton, set[int]]:
+    """Returns the deterministic automaton of a graph, and the loops that it cannot count.
+
+    Raises:
+      TooLargeError: it has more than `MOST_STATES` states.
+    """
     class_of_byte, members = _byte_classes({accepted for reads in graph.reads for accepted, _ in reads})
-    moves = [[(members[accepted], target) for accepted, target in reads] for reads in graph.reads]
+    reads = [[(members[accepted], target) for accepted, target in reads] for reads in graph.reads]
+    closure, ambiguous = functools.cache(functools.partial(_closure, graph)), set[int]()
 
-    @functools.cache
-    def closure(state: int) -> frozenset[int]:
-        """Returns the states that are reached without reading, of those that read and the end."""
-        seen, left = {state}, [state]
-        while left:
-            for other in graph.skips[left.pop()]:
-                if other not in seen:
-                    seen.add(other)
-                    left.append(other)
-        return frozenset(state for state in seen if moves[state] or state == end)
+    def subset(states: frozenset[int]) -> _Subset:
+        try:
+            if len(loops := {graph.loop[each] for each in states}) > 1:
+                raise _AmbiguousError(loops)
+            return _Subset(frozenset().union(*map(closure, states)), loops.pop())
+        except _AmbiguousError as error:
+            ambiguous.update(error.loops)
+            return _Subset(frozenset(), NO_LOOP)
 
-    first = closure(begin)
-    places, sets, rows = {first: 0}, [first], list[np.ndarray]()
-    while len(rows) < len(sets):
+    first = subset(frozenset([graph.begin]))
+    places, subsets, rows = {first: 0}, [first], list[np.ndarray]()
+    while len(rows) < len(subsets):
+        here = subsets[len(rows)]
         targets: dict[int, set[int]] = {}
-        for state in sets[len(rows)]:
-            for classes, target in moves[state]:
+        passed: dict[int, tuple[bool, bool]] = {}
+        for state, begins, leaves in here.members:
+            for classes, target in reads[state]:
                 for each in classes:
                     targets.setdefault(each, set()).add(target)
+                    if passed.setdefault(each, (begins, leaves)) != (begins, leaves):
+                        ambiguous.add(here.loop)
         row = np.full(class_of_byte.max() + 1, DEAD, np.int32)
         known: dict[frozenset[int], int] = {}
         for each, reached in targets.items():
             key = frozenset(reached)
             if key not in known:
-                after = frozenset().union(*map(closure, reached))
+                after = subset(key)
                 if after not in places:
-                    places[after] = len(sets)
-                    sets.append(after)
-                    if len(sets) > MOST_STATES:
+                    places[after] = len(subsets)
+                    subsets.append(after)
+                    if len(subsets) > MOST_STATES:
                         raise TooLargeError
                 known[key] = places[after]
-            row[each] = known[key]
+            row[each] = moves_lib.move(known[key], *passed[each])
         rows.append(row)
-    return _trimmed(np.stack(rows), class_of_byte, np.array([end in each for each in sets]))
+    is_final = np.array([any(member.state == graph.end for member in each.members) for each in subsets])
+    bounds = None
+    if graph.loops:
+        of_loop = [(each.least, each.most) for each in graph.loops]
+        bounds = np.array([*of_loop, (0, moves_lib.UNBOUNDED)], np.int32)[[each.loop for each in subsets]]
+    return _trimmed(Automaton(np.stack(rows), class_of_byte, is_final, bounds)), ambiguous - {NO_LOOP}
 
 
 def minimal(automaton: Automaton) -> Automaton:
@@ -370,17 +518,21 @@ def _distances(next_state: np.ndarray, is_final: np.ndarray) -> np.ndarray:
     return distances(sources, next_state[sources, classes], is_final)
 
 
-def restricted(next_state: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
-    """Returns the transitions between the states that are kept, numbered anew."""
+def restricted(moves: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
+    """Returns the moves between the states that are kept, numbered anew."""
     place = np.append(np.where(is_kept, np.cumsum(is_kept) - 1, DEAD), DEAD).astype(np.int32)  # the last for `DEAD`
-    return place[next_state[is_kept]]
+    kept = moves[is_kept]
+    target = place[moves_lib.state_after(kept)]
+    return np.where(target == DEAD, DEAD, target | kept & ~moves_lib.STATE)
 
 
-def _trimmed(next_state: np.ndarray, class_of_byte: np.ndarray, is_final: np.ndarray) -> Automaton:
+def _trimmed(automaton: Automaton) -> Automaton:
     """Returns an automaton without the states from which no text can be completed, but for the first one."""
-    is_kept = _distances(next_state, is_final) >= 0
+    is_kept = _distances(automaton.next_state, automaton.is_final) >= 0
     is_kept[0] = True
-    return Automaton(restricted(next_state, is_kept), class_of_byte, is_final[is_kept])
+    bounds = None if automaton.bounds is None else automaton.bounds[is_kept]
+    moves = restricted(automaton.moves, is_kept)
+    return Automaton(moves, automaton.class_of_byte, automaton.is_final[is_kept], bounds)
 
 
 def intersection(first: Expression, second: Expression) -> Automaton:
@@ -423,4 +575,4 @@ def _product(first: Automaton, second: Automaton, is_final: Callable[[np.ndarray
         rows.append(row)
     chosen = np.array(states)
     accepted = is_final(final[chosen[:, 0]], other_final[chosen[:, 1]])
-    return _trimmed(np.array(rows, np.int32), class_of_byte.reshape(256).astype(np.int32), accepted)
+    return _trimmed(Automaton(np.array(rows, np.int32), class_of_byte.reshape(256).astype(np.int32), accepted))

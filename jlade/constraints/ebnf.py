@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jlade.constraints.automaton import (
     LAST_CODE_POINT,
     NOTHING,
+    Automaton,
     Choice,
     Expression,
     Network,
@@ -44,7 +45,7 @@ class _Name(NamedTuple):
 _Node = Any  # an `Expression` in which a `_Name` stands for the texts of its rule
 
 
-def parse(text: str, depth: int = DEPTH) -> Expression:
+def parse(text: str, depth: int = DEPTH, counts: bool = False) -> Automaton:
     """Returns the texts of the rule "root".
 
     Args:
@@ -52,6 +53,7 @@ def parse(text: str, depth: int = DEPTH) -> Expression:
         `[^a-z]`, `.` for any character, names of rules, parentheses, `|`, and `*`, `+`, `?`, `{2}`, `{2,}` or `{2,4}`
         after a part. Comments begin with `#`.
       depth: how often a rule may be within itself, where this is no loop.
+      counts: as of `jlade.constraints.automaton.build`.
 
     Raises:
       ValueError: names the line and what is expected there, a rule that is missing, or a rule without texts.
@@ -60,7 +62,7 @@ def parse(text: str, depth: int = DEPTH) -> Expression:
         rules = _Parser(text).rules()
         if ROOT not in rules:
             raise ValueError(f"ebnf: the rule {ROOT!r} is missing; there are {', '.join(rules) or 'none'}")
-        found = build(_Compiler(rules, depth).rule(ROOT, depth))
+        found = build(_Compiler(rules, depth).rule(ROOT, depth), counts)
     except RecursionError as error:
         raise ValueError("ebnf: parentheses or rules are too many within each other") from error
     if not found.is_final.any():

@@ -11,14 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.constraints import automaton, ebnf, json_schema, regex, tags
-from jlade.constraints.automaton import DEAD, Automaton
+from jlade.constraints import automaton, ebnf, json_schema, moves, regex, tags
+from jlade.constraints.automaton import Automaton
+from jlade.constraints.moves import DEAD
 from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
 from jlade.drafts.tree import NONE
 from jlade.mesh import SHARED
 
-ROW_CLASSES = 1024  # more than the classes of a table in a row of an engine
+LANES = 128  # the entries of a state are a multiple of these, so that TPUs read them whole
+HEADER = 3  # of a state: its likely token, and the least and most iterations of its loop
+ROW_CLASSES = 1024 - HEADER  # most classes of a table in a row of an engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +87,13 @@ class Grammar:
 
     @property
     def automaton(self) -> Automaton:
-        """The automaton over bytes."""
-        return _automaton(self)
+        """The automaton over bytes, which may count."""
+        return _automaton(self, counts=True)
+
+    @property
+    def unrolled(self) -> Automaton:
+        """The automaton that does not count."""
+        return _automaton(self, counts=False)
 
     def _checked(self) -> Self:
         _ = self.automaton
@@ -93,56 +101,81 @@ class Grammar:
 
 
 @functools.lru_cache(maxsize=256)
-def _automaton(grammar: Grammar) -> Automaton:
+def _automaton(grammar: Grammar, counts: bool) -> Automaton:
     match grammar.kind:
         case "json_schema":
-            return automaton.build(json_schema.parse(grammar.source))
+            return automaton.build(json_schema.parse(grammar.source), counts)
         case "regex":
-            return automaton.build(regex.parse(grammar.source))
+            return automaton.build(regex.parse(grammar.source), counts)
         case "choice":
             return automaton.build(automaton.choice(*map(automaton.literal, json.loads(grammar.source))))
         case "ebnf":
-            return automaton.build(ebnf.parse(grammar.source))
+            return ebnf.parse(grammar.source, counts=counts)
         case "tags":
-            return automaton.build(tags.parse(Tags(**json.loads(grammar.source))))
+            return automaton.build(tags.parse(Tags(**json.loads(grammar.source))), counts)
     raise ValueError(f"kind must be json_schema, regex, choice, ebnf or tags, got {grammar.kind!r}")
+
+
+def num_entries(table: Table) -> int:
+    """Returns the number of entries of a table on a device, with those of the state of no grammar."""
+    return _stride(table) * (1 + len(table.moves))
+
+
+def _stride(table: Table) -> int:
+    """Returns the number of entries of a state."""
+    return LANES * -(-(HEADER + table.num_classes) // LANES)
+
+
+def _entries(table: Table) -> np.ndarray:
+    """Returns a table as entries: `HEADER` and the moves of each state, whose numbers begin at 1."""
+    entries: np.ndarray = np.zeros((1 + len(table.moves), _stride(table)), np.int32)
+    entries[0, 0] = NONE
+    entries[1:, 0] = table.likely
+    entries[1:, 1:HEADER] = (0, moves.UNBOUNDED) if table.bounds is None else table.bounds
+    entries[1:, HEADER:] = DEAD
+    entries[1:, HEADER : HEADER + table.num_classes] = np.where(table.moves == DEAD, DEAD, 1 + table.moves)
+    return entries.reshape(-1, LANES)
 
 
 @flax.struct.dataclass
 class Tables:
-    """The tables of the grammars of a batch: a `Constraint`. A state is the place of its first entry.
+    """The tables of the grammars of a batch: a `Constraint`, whose state is that of a table with its count.
 
-    The entries of a state are its likely token, as in `Table.likely`, and the states after tokens of each class, `DEAD`
-    for none. State 0 is that of a sequence without a grammar: tokens of all classes lead from it to itself.
+    State 0 is that of a sequence without a grammar: tokens of all classes lead from it to itself. The grammar begins in
+    state 1. The entries of a state are its likely token, as in `Table.likely`, the least and most iterations of its
+    loop, and the moves of each class (`jlade.constraints.moves`).
     """
 
-    entries: Annotated[jax.Array, SHARED]  # [P] int32
-    class_of_token: Annotated[jax.Array, SHARED]  # [K V] int32, the entry of each token in each of K tables
+    entries: Annotated[jax.Array, SHARED]  # [P / LANES, LANES] int32
+    class_of_token: Annotated[jax.Array, SHARED]  # [K V] int32, the place among its entries, in each of K tables
     first: jax.Array  # [B] int32, the first state of each sequence
+    begin: jax.Array  # [B] int32, the place of its first entry
+    stride: jax.Array  # [B] int32, the entries of a state
     classes: jax.Array  # [B] int32, the place of its table in `class_of_token`
-    num_entries: int = flax.struct.field(pytree_node=False)  # of a state that are read
+    num_entries: int = flax.struct.field(pytree_node=False)  # of a state that are read, at least `stride`
     vocab_size: int = flax.struct.field(pytree_node=False)  # V
 
     @classmethod
     def of(cls, tables: Sequence[Table | None]) -> Self:
         """Returns the tables of B sequences, None for one without a grammar, padded so that few sizes occur."""
         different = list(dict.fromkeys(table for table in tables if table is not None))
-        num_entries = _padded(1 + max(table.num_classes for table in different), 128)
+        most = _padded(max(map(_stride, different)), LANES)
         vocab_size = len(different[0].class_of_token)
-        # The first entries are those of state 0, and as many come after the last state, whose row is read whole too.
-        size = sum(table.num_entries for table in different)
-        entries = np.zeros(_padded(size + 2 * num_entries, 2**14), np.int32)
-        entries[0] = NONE
+        # As many entries as are read come after the last state. The first ones are those of no grammar.
+        size = sum(map(num_entries, different)) + most
+        entries = np.zeros((_padded(size, 2**14) // LANES, LANES), np.int32)
+        entries[0, 0] = NONE
         class_of_token = np.zeros((_padded(len(different), 1), vocab_size), np.int32)
-        places, begin = dict[Table | None, tuple[int, int]]({None: (0, 0)}), num_entries
+        places = dict[Table | None, tuple[int, int, int, int]]({None: (0, 0, LANES, 0)})
+        begin = 0
         for number, table in enumerate(different):
-            entries[begin : begin + table.num_entries] = table.entries(begin)
-            class_of_token[number] = 1 + table.class_of_token
-            places[table] = begin, number * vocab_size
-            begin += table.num_entries
-        first, classes = (np.array(each, np.int32) for each in zip(*(places[table] for table in tables), strict=True))
+            entries[begin // LANES :][: num_entries(table) // LANES] = _entries(table)
+            class_of_token[number] = HEADER + table.class_of_token
+            places[table] = 1, begin, _stride(table), number * vocab_size
+            begin += num_entries(table)
+        of_batch = (np.array(each, np.int32) for each in zip(*(places[table] for table in tables), strict=True))
         arrays: Any = cls
-        return arrays(entries, class_of_token.reshape(-1), first, classes, num_entries, vocab_size)
+        return arrays(entries, class_of_token.reshape(-1), *of_batch, most, vocab_size)
 
     def start(self, tokens: jax.Array, length: jax.Array) -> jax.Array:
         return self.first
@@ -151,46 +184,58 @@ class Tables:
         return jnp.maximum(self.after(state, token), 0)
 
     def after(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Returns the states after tokens [...] int32, `DEAD` after those that may not come next."""
-        return _read(self.entries, states + _read(self.class_of_token, self.classes + tokens))
+        """Returns the states after tokens [...] int32, `DEAD` where the state does not allow them; counts may."""
+        move = self._read(states, _read(self.class_of_token, self.classes + tokens))
+        return jnp.where(move == DEAD, DEAD, moves.after(states, move))
 
     def likely(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns tokens that are likely to come next [...] int32, `NONE` for none, and whether they are certain."""
-        tokens = _read(self.entries, states)
+        tokens = self._read(states, 0)
         return jnp.where(tokens < NONE, -2 - tokens, tokens), tokens >= 0
 
     def allowed(self, state: jax.Array) -> jax.Array:
-        row = jax.lax.dynamic_slice(self.entries, (state,), (self.num_entries,))
+        first = (self.begin + (state & moves.STATE) * self.stride) // LANES
+        entries = jax.lax.dynamic_slice(self.entries, (first, 0), (self.num_entries // LANES, LANES)).reshape(-1)
+        is_allowed = moves.is_allowed(state, entries, entries[1], entries[2])
         class_of_token = jax.lax.dynamic_slice(self.class_of_token, (self.classes,), (self.vocab_size,))
-        return jax.lax.platform_dependent(row != DEAD, class_of_token, tpu=by_product, default=by_index)
+        return jax.lax.platform_dependent(is_allowed, class_of_token, tpu=by_product, default=by_index)
+
+    def _read(self, states: jax.Array, entry: jax.Array | int) -> jax.Array:
+        """Returns an entry of each of some states."""
+        return _read(self.entries.reshape(-1), self.begin + (states & moves.STATE) * self.stride + entry)
 
 
 @flax.struct.dataclass
 class RowTables(Tables):
     """The tables of an engine's rows: each has one of its own, and all have one size, so that no grammar compiles.
 
-    The entries of state 0 stay, so that a row has a table or none by its state alone. The table begins after them.
+    A row has a table or none by its state alone.
     """
 
-    entries: jax.Array  # [B, P] int32
+    entries: jax.Array  # [B, P / LANES, LANES] int32
     class_of_token: jax.Array  # [B, V] int32
 
     @classmethod
     def empty(cls, num_rows: int, num_entries: int, vocab_size: int) -> Self:
         """Returns the tables of rows without grammars, with a place for `num_entries` entries each."""
-        entries = jnp.zeros((num_rows, ROW_CLASSES + num_entries + ROW_CLASSES), jnp.int32).at[:, 0].set(NONE)
+        most = HEADER + ROW_CLASSES
+        places = -(-num_entries // LANES) + most // LANES
+        entries = jnp.zeros((num_rows, places, LANES), jnp.int32).at[:, 0, 0].set(NONE)
         zero = jnp.zeros(num_rows, jnp.int32)
-        return cls(entries, jnp.ones((num_rows, vocab_size), jnp.int32), zero, zero, ROW_CLASSES, vocab_size)
+        class_of_token = jnp.full((num_rows, vocab_size), HEADER, jnp.int32)
+        return cls(entries, class_of_token, zero, zero, zero + LANES, zero, most, vocab_size)
 
     def of_row(self, table: Table) -> tuple[Self, np.ndarray]:
         """Returns the table of a row, with a first axis of 1, and its first state [1] int32, in NumPy."""
-        entries: Any = np.zeros((1, self.entries.shape[1]), np.int32)
-        entries[0, 0] = NONE
-        entries[0, ROW_CLASSES : ROW_CLASSES + table.num_entries] = table.entries(ROW_CLASSES)
-        class_of_token: Any = 1 + table.class_of_token[None]
+        entries: Any = np.zeros((1, *self.entries.shape[1:]), np.int32)
+        entries[0, : num_entries(table) // LANES] = _entries(table)
+        class_of_token: Any = HEADER + table.class_of_token[None]
         zero: Any = np.zeros(1, np.int32)
-        row = dataclasses.replace(self, entries=entries, class_of_token=class_of_token, first=zero, classes=zero)
-        return row, np.full(1, ROW_CLASSES, np.int32)
+        stride = zero + _stride(table)
+        row = dataclasses.replace(
+            self, entries=entries, class_of_token=class_of_token, first=zero, begin=zero, stride=stride, classes=zero
+        )
+        return row, zero + 1
 
 
 @jax.custom_batching.custom_vmap

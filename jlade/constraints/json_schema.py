@@ -492,23 +492,17 @@ class _Compiler:
             most = 0
         if most is not None and most < least:
             return NOTHING
-        first, close = sequence(literal(begin), self.space), sequence(self.space, literal(end))
-        empty = sequence(literal(begin), self.space, literal(end))
         if most == 0:
-            return empty
-        # Place 2 i is before item i, and place 2 i + 1 after it. The last item repeats where there is no most.
-        number = max(least, 1) if most is None else most
-        last = 2 * number + 2
-        edges: list[tuple[int, Expression | None, int]] = [(0, first, 2)]
-        if least == 0:
-            edges.append((0, empty, last + 1))
-        for i in range(1, number + 1):
-            edges += [(2 * i, item, 2 * i + 1) for item in items]
-            if i >= least:
-                edges.append((2 * i + 1, close, last + 1))
-            if i < number or most is None:
-                edges.append((2 * i + 1, self.comma(), 2 * i + 2 if i < number else 2 * i))
-        return Network(last + 2, tuple(edges))
+            return sequence(literal(begin), self.space, literal(end))
+        item = sequence(choice(*items), self.space)
+        comma = sequence(literal(","), self.space)
+        number = max(least, 1)
+        if most is None:  # the last of the least items repeats
+            further = Network(3, ((0, item, 1), (1, comma, 0), (1, None, 2)))
+            content = sequence(Repeat(sequence(item, comma), number - 1, number - 1), further)
+        else:
+            content = sequence(item, Repeat(sequence(comma, item), number - 1, most - 1))
+        return sequence(literal(begin), self.space, content if least else optional(content), literal(end))
 
     def _null(self, schema: Mapping[str, Any], path: str) -> Expression:
         return literal("null")

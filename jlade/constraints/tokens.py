@@ -11,7 +11,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from jlade.constraints.automaton import DEAD, Automaton, distances, restricted
+from jlade.constraints import moves as moves_lib
+from jlade.constraints.automaton import Automaton, distances, restricted
+from jlade.constraints.moves import DEAD
 
 LIKELY = 32  # bytes of a likely text, which its first token seldom exceeds
 NEVER, END = 0, 1  # classes of tokens that are never allowed, and of those that end a text
@@ -27,14 +29,14 @@ class _Level(NamedTuple):
 
 
 class _Function(NamedTuple):
-    """What a text does: the states in which it is allowed, and the one after each."""
+    """What a text does: the states in which it is allowed, and its move in each."""
 
     before: np.ndarray  # [n] int32, sorted
-    after: np.ndarray  # [n] int32
+    moves: np.ndarray  # [n] int32
 
     def key(self) -> tuple[bytes, bytes]:
         """Returns what equal functions alone have in common."""
-        return self.before.tobytes(), self.after.tobytes()
+        return self.before.tobytes(), self.moves.tobytes()
 
 
 class Trie:
@@ -67,25 +69,41 @@ class Trie:
             arrays = (np.array(each, np.int32) for each in (parents, last, ending, ends))
             self.levels.append(_Level(*arrays))
 
+    def may_count(self, automaton: Automaton) -> bool:
+        """Whether a text can be completed by tokens at every count: each byte of its texts is a token.
+
+        Tokens must not be longer than moves can count.
+        """
+        if not self.levels or self.lengths.max() > moves_lib.LONGEST:
+            return False
+        spelled = automaton.class_of_byte[self.levels[0].byte[self.levels[0].node]]
+        return bool(np.isin(np.flatnonzero((automaton.moves != DEAD).any(axis=0)), spelled).all())
+
 
 def _longer(
-    functions: list[_Function], is_asked: np.ndarray, by_class: np.ndarray
+    functions: list[_Function], is_asked: np.ndarray, automaton: Automaton
 ) -> tuple[list[_Function], np.ndarray]:
     """Returns the functions of texts that are a byte longer, and the place of each among them, -1 if it allows nothing.
 
     Args:
       functions: F functions of texts.
       is_asked: which classes of bytes follow each text [F, K] bool, as the places are.
-      by_class: the state after a byte of each class in each state [K, S].
+      automaton: of the states.
     """
+    by_class, bounds = automaton.moves.T, automaton.bounds
     found, places = list[_Function](), np.full(is_asked.shape, -1)
     known: dict[tuple[bytes, bytes], int] = {}
     for number, function in enumerate(functions):
         classes = np.flatnonzero(is_asked[number])
-        after = by_class[classes[:, None], function.after]
-        is_allowed = after != DEAD
+        if bounds is None:
+            moves = by_class[classes[:, None], function.moves]
+        else:
+            between = moves_lib.state_after(function.moves)
+            counts = bounds[function.before, 1] != moves_lib.UNBOUNDED
+            moves = moves_lib.composed(function.moves, by_class[classes[:, None], between], counts, bounds[between])
+        is_allowed = moves != DEAD
         for row in np.flatnonzero(is_allowed.any(axis=1)).tolist():
-            longer = _Function(function.before[is_allowed[row]], after[row, is_allowed[row]])
+            longer = _Function(function.before[is_allowed[row]], moves[row, is_allowed[row]])
             place = places[number, classes[row]] = known.setdefault(longer.key(), len(found))
             if place == len(found):
                 found.append(longer)
@@ -108,9 +126,10 @@ def _likely(automaton: Automaton, first_tokens: Callable[[Sequence[bytes]], Sequ
 class Table:
     """An automaton over tokens that begins in state 0, from each of whose states a text can be completed."""
 
-    next_state: np.ndarray  # [S, C] int32, `DEAD` for tokens that are not allowed
+    moves: np.ndarray  # [S, C] int32, as `jlade.constraints.moves` has them, `DEAD` for tokens that are not allowed
     class_of_token: np.ndarray  # [V] int32
     likely: np.ndarray  # [S] int32, the token that is likely to come next, t if it is certain, else -2 - t; -1 for none
+    bounds: np.ndarray | None = None  # [S, 2] int32, the least and most iterations of its loop; None without loops
 
     @classmethod
     def of(
@@ -133,11 +152,14 @@ class Table:
         Raises:
           ValueError: no sequence of tokens spells one of the texts.
         """
-        num_states, num_classes = automaton.next_state.shape
-        by_class = np.ascontiguousarray(automaton.next_state.T)
+        num_states, num_classes = automaton.moves.shape
         states = np.arange(num_states, dtype=np.int32)
         final = states[automaton.is_final]
-        functions = [_Function(states[:0], states[:0]), _Function(final, final)]  # of the classes
+        ends = final
+        if automaton.bounds is not None:  # the end of a text leaves a loop, as its count may be too low for that
+            in_loop = automaton.bounds[final, 1] != moves_lib.UNBOUNDED
+            ends = np.where(in_loop, moves_lib.leaving(final), final)
+        functions = [_Function(states[:0], states[:0]), _Function(final, ends)]  # of the classes
         known: dict[tuple[bytes, bytes], int] = {}  # without the first two: a token may act as an end does
         class_of_token: np.ndarray = np.zeros(vocab_size, np.int32)
         above, of_node = [_Function(states, states)], np.array([0])  # of the level above, and that of each of its nodes
@@ -147,7 +169,7 @@ class Table:
             keys = here[is_live], automaton.class_of_byte[level.byte[is_live]]
             is_asked = np.zeros((len(above), num_classes), bool)
             is_asked[keys] = True
-            above, of_key = _longer(above, is_asked, by_class)
+            above, of_key = _longer(above, is_asked, automaton)
             of_node = np.full(len(level.parent), -1)
             of_node[is_live] = of_key[keys]
             used = of_node[level.node]
@@ -161,12 +183,13 @@ class Table:
             if not above:
                 break
         class_of_token[list(eos_ids)] = END
-        before, after = (np.concatenate(each) for each in zip(*functions, strict=True))
+        before, moved = (np.concatenate(each) for each in zip(*functions, strict=True))
         classes = np.repeat(np.arange(len(functions)), [len(each.before) for each in functions])
-        next_state = np.full((num_states, len(functions)), DEAD, np.int32)
-        next_state[before, classes] = after
+        moves = np.full((num_states, len(functions)), DEAD, np.int32)
+        moves[before, classes] = moved
         likely = _likely(automaton, first_tokens, trie)
-        return cls(next_state, class_of_token, likely)._trimmed(distances(before, after, automaton.is_final) >= 0)
+        is_live = distances(before, moves_lib.state_after(moved), automaton.is_final) >= 0
+        return cls(moves, class_of_token, likely, automaton.bounds)._trimmed(is_live)
 
     def _trimmed(self, is_live: np.ndarray) -> Self:
         """Returns the table without states from which no tokens complete a text."""
@@ -174,47 +197,47 @@ class Table:
             return self
         if not is_live[0]:
             raise ValueError("no tokens of this vocabulary spell a text of the grammar")
-        first, others = np.split(restricted(self.next_state, is_live), [2], axis=1)
+        first, others = np.split(restricted(self.moves, is_live), [2], axis=1)
         different, of_class = np.unique(others, axis=1, return_inverse=True)
         rank = np.append([NEVER, END], 2 + of_class).astype(np.int32)
-        return type(self)(np.hstack([first, different]), rank[self.class_of_token], self.likely[is_live])
+        bounds = None if self.bounds is None else self.bounds[is_live]
+        return type(self)(np.hstack([first, different]), rank[self.class_of_token], self.likely[is_live], bounds)
 
     def shortest(self) -> int:
         """Returns the number of tokens after which a text may have to end, the least one."""
-        has_to_end = (np.delete(self.next_state, END, axis=1) == DEAD).all(axis=1)
-        reached = np.zeros(len(has_to_end), bool)
-        reached[0], number = True, 0
-        while not has_to_end[reached].any():
-            after = np.unique(np.delete(self.next_state[reached], END, axis=1))
-            grown = reached.copy()
-            grown[after[after != DEAD]] = True
-            if (grown == reached).all():
-                return 2**30  # no text has to end
-            reached, number = grown, number + 1
-        return number
+        reached = known = np.zeros(1, np.int64)
+        number = 0
+        while len(reached):
+            moves = self._allowed_moves(reached)
+            moves[:, END] = DEAD
+            if (moves == DEAD).all(axis=1).any():
+                return number
+            rows, classes = np.nonzero(moves != DEAD)
+            after = np.unique(moves_lib.after(reached[rows], moves[rows, classes]))
+            reached, number = np.setdiff1d(after, known), number + 1
+            known = np.union1d(known, reached)
+        return 2**30  # no text has to end
+
+    def _allowed_moves(self, states: np.ndarray) -> np.ndarray:
+        """Returns the moves of each class [n, C] in states with counts [n], `DEAD` for those that are not allowed."""
+        rows = states & moves_lib.STATE
+        moves = self.moves[rows]
+        if self.bounds is None:
+            return moves
+        least, most = self.bounds[rows].T
+        is_allowed = moves_lib.is_allowed(states[:, None], moves, least[:, None], most[:, None])
+        return np.where(is_allowed, moves, DEAD)
 
     @property
     def num_classes(self) -> int:
         """C."""
-        return self.next_state.shape[1]
-
-    @property
-    def num_entries(self) -> int:
-        """The number of `entries`."""
-        return self.next_state.size + len(self.next_state)
-
-    def entries(self, begin: int) -> np.ndarray:
-        """Returns the table as one row of entries: of each state the likely token, and the states after each class.
-
-        A state is the place of its first entry, from `begin` on.
-        """
-        after = np.where(self.next_state == DEAD, DEAD, self.next_state * (1 + self.num_classes) + begin)
-        return np.concatenate([self.likely[:, None], after], axis=1).reshape(-1)
+        return self.moves.shape[1]
 
     def allowed(self, state: int) -> np.ndarray:
-        """Returns the tokens that may come next [V] bool."""
-        return (self.next_state[state] != DEAD)[self.class_of_token]
+        """Returns the tokens that may come next [V] bool, in a state with its count."""
+        return (self._allowed_moves(np.array([state]))[0] != DEAD)[self.class_of_token]
 
     def advance(self, state: int, token: int) -> int:
-        """Returns the state after a token, `DEAD` if it is not allowed."""
-        return int(self.next_state[state, self.class_of_token[token]])
+        """Returns the state with its count after a token, `DEAD` if it is not allowed."""
+        move = int(self._allowed_moves(np.array([state]))[0, self.class_of_token[token]])
+        return DEAD if move == DEAD else moves_lib.after(state, move)

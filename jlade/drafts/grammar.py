@@ -69,11 +69,24 @@ def _chains(text: Text, length: int) -> tuple[jax.Array, jax.Array]:
             of_best = jnp.broadcast_to(jnp.where(is_pair, AFTER_PAIR, AFTER_TOKEN)[:, None], best.shape)
             token, kind = jnp.append(best, token, axis=1), jnp.append(of_best, kind, axis=1)
         after = jnp.where(token == NONE, REFUSED, constraint.after(here[:, None], jnp.maximum(token, 0)))
-        chosen = jnp.argmax(after != REFUSED, axis=1)[:, None]  # the most probable one that the grammar accepts
-        token, kind, states = (jnp.take_along_axis(each, chosen, axis=1)[:, 0] for each in (token, kind, after))
-        token = jnp.where(states == REFUSED, NONE, token)
+        token, kind, states = _first(token, kind, after)  # the most probable one that is accepted
         tokens.append(token)
         kinds.append(kind)
+        states, token = jax.lax.optimization_barrier((states, token))  # see `constraint.along`
         last = jnp.stack([last[:, 1], token], axis=1)
-        states, last = jax.lax.optimization_barrier((states, last))  # see `constraint.along`
     return jnp.stack(tokens, axis=1), jnp.stack(kinds, axis=1)
+
+
+def _first(token: jax.Array, kind: jax.Array, after: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the first accepted token of each row, its kind and the state after it; `NONE`, 0 and `REFUSED` for none.
+
+    All come from one reduction, which is a single kernel.
+    """
+
+    def better(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        is_one = (one[3] != REFUSED) & ((other[3] == REFUSED) | (one[0] < other[0]))
+        return tuple(jnp.where(is_one, *pair) for pair in zip(one, other, strict=True))
+
+    places = jax.lax.broadcasted_iota(jnp.int32, token.shape, 1)
+    none = tuple(np.array(each, np.int32) for each in (0, NONE, 0, REFUSED))
+    return jax.lax.reduce((places, token, kind, after), none, better, (1,))[1:]

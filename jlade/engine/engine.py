@@ -75,8 +75,8 @@ class Engine:
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
         they do; by default as many as the rows take. With 0 every prompt is read from its first token.
       max_prediction: most tokens of a prediction, at most 2^20; with 0 requests have none, and steps search for none.
-      max_grammar: most entries of the table of a request's grammar, states times classes of tokens, each of which
-        takes 4 bytes in every row; by default 2^22, at most 2^26. With 0 requests have no grammars.
+      max_grammar: most entries of the table of a request's grammar, of 4 bytes in every row. A state has one for each
+        class of tokens and 3 more, in multiples of 128. By default 2^22, at most 2^26; with 0 none.
       max_top_logprobs: most of `top_logprobs` that a request may ask for.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.

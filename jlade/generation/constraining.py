@@ -118,4 +118,7 @@ def _trie(spelled: TokenBytes, vocab_size: int) -> Trie:
 
 @functools.lru_cache(maxsize=64)
 def _table(grammar: Grammar, spelled: TokenBytes, eos_ids: tuple[int, ...], vocab_size: int) -> Table:
-    return Table.of(grammar.automaton, _trie(spelled, vocab_size), eos_ids, vocab_size, spelled.first_tokens)
+    trie, automaton = _trie(spelled, vocab_size), grammar.automaton
+    if automaton.bounds is not None and not trie.may_count(automaton):
+        automaton = grammar.unrolled
+    return Table.of(automaton, trie, eos_ids, vocab_size, spelled.first_tokens)

@@ -21,16 +21,36 @@ PATTERNS = [
     r"(a*)*b",
     "(?:x|)y",
     "[😀-😎]{1,2}",
+    "a*a{2,9}",
+    "(a?b?){9}",
+    "(a{0,9}b?)*",
+    "[ab]{8}|[bc]{8}",
+]
+COUNTED = [
+    "[ab]{3,9}",
+    "(a|bc){0,9}d?",
+    "x[^x]{8,12}x",
+    "[ab]{2,9}[0-9]{0,8}c",
+    '("[ab]{1,10}",)*y',
+    "(0{1,3}1){2,9}",
+    "(12?){9}|com",
+    "(ab{2,10}c){0,3}",
+    "a?b{0,8}|c{9}",
+    "(x|a{0,8}y)a{8}",
 ]
 CHARACTERS = "abcdxy0129.-+eE@ é😀â\n\t_comrg"
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", [*PATTERNS, *COUNTED])
 @settings(max_examples=60)
 @given(data=st.data())
 def test_accepts_what_re_matches(pattern, data):
-    found = automaton.build(regex.parse(pattern))
+    found = automaton.build(regex.parse(pattern), counts=True)
+    assert (found.bounds is not None) == (pattern in COUNTED)
     text = data.draw(st.text(CHARACTERS, max_size=8) | st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True))
+    if text and data.draw(st.booleans()):  # one more or less
+        place = data.draw(st.integers(0, len(text) - 1))
+        text = text[:place] + text[place] * data.draw(st.sampled_from([0, 2, 3])) + text[place + 1 :]
     assert found.accepts(text.encode()) == bool(re.fullmatch(pattern, text, re.ASCII))
 
 

@@ -10,6 +10,7 @@ import pytest
 import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.constraints.grammar import Grammar, by_index, by_product
+from jlade.constraints.tokens import Trie
 from tests.tiny import PAPER, tiny_llama, tiny_tokenizer
 
 EOS = 12  # "</s>" of the tiny tokenizer
@@ -85,14 +86,14 @@ def test_wrong_grammars():
 
 
 def test_requests_of_an_engine_have_grammars_of_their_own():
-    prompts, grammars = [[0, 1, 2], [5, 4], [3]], [GRAMMAR, None, Grammar.choice(["abc", "cab"])]
+    prompts, grammars = [[0, 1, 2], [5, 4], [3]], [GRAMMAR, None, Grammar.regex("[ab]{2,9}c")]
     with jlade.Engine(
-        tiny_llama(2), tiny_tokenizer(), max_sequences=2, capacity=64, lookahead=PAPER, max_grammar=1000
+        tiny_llama(2), tiny_tokenizer(), max_sequences=2, capacity=64, lookahead=PAPER, max_grammar=3000
     ) as engine:
         found = engine.generate(prompts, grammar=grammars, eos_ids=[EOS], max_new_tokens=24)
         assert [each.text[0] for each in found] == list(generate(None, prompts, grammar=grammars).text)
         large = Grammar.regex("(a?b?c?){60}")
-        with pytest.raises(ValueError, match=r"at most max_grammar=1000 entries .* got 2172 entries of 181 states"):
+        with pytest.raises(ValueError, match=r"at most max_grammar=3000 entries .* got 23296 entries of 181 states"):
             engine.submit([1], grammar=large, eos_ids=[EOS])
     with (
         jlade.Engine(tiny_llama(2), tiny_tokenizer(), max_sequences=1, capacity=64, max_grammar=0) as engine,
@@ -115,3 +116,21 @@ def test_meshes(axes):
     mesh = jlade.make_mesh(**axes)
     found = generate(PAPER, grammar=[GRAMMAR, None], mesh=mesh)
     assert found.text == generate(PAPER, grammar=[GRAMMAR, None]).text
+
+
+def test_lengths_have_no_states_of_their_own():
+    def states(most):
+        return len(Grammar.json_schema({"type": "string", "minLength": 2, "maxLength": most}).automaton.moves)
+
+    assert states(60_000) == states(10)
+    with pytest.raises(ValueError, match="an automaton has more than 32767 states"):
+        states(70_000)
+
+
+def test_a_vocabulary_without_all_bytes_gets_the_states_of_all_iterations():
+    tokens = [bytes([byte]) for byte in b"abc"]
+    automaton = Grammar.regex("(ab?){2,9}c").automaton
+    assert automaton.bounds is not None
+    assert Trie(tokens).may_count(automaton)
+    assert not Trie([*tokens[:2], b"bc"]).may_count(automaton)
+    assert not Trie([*tokens, b"a" * 129]).may_count(automaton)

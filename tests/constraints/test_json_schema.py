@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jlade.constraints import automaton, json_schema
-from jlade.constraints.automaton import DEAD
+from jlade.constraints.moves import DEAD
 
 # Schemas, each with instances that it should accept and refuse.
 CASES = [

@@ -80,7 +80,7 @@ class Walk:
 
 def differences(expression, grammar, texts=()):
     """Yields the differences along random texts, which both allow, and along given ones, byte by byte."""
-    table = Table.of(automaton.build(expression), TRIE, [EOS], V)
+    table = Table.of(automaton.build(expression, counts=True), TRIE, [EOS], V)
     for seed in range(12):
         walk, rng = Walk(table, grammar), np.random.default_rng(seed)
         for _ in range(40):
@@ -118,6 +118,9 @@ def schema_differences(schema, texts=(), **options):
         "[😀-😎]{1,2}",
         "[^😀é]+",
         r"[\s\S]{2,5}x",
+        "[ -~]{3,12}",
+        r"(?:[a-z]|\\.){2,9}(?:,[0-9]{8})*",
+        "(?:a{2,9}b|😀){8,10}",
         r".[ \n].",
         r'(?:\\.|[^"\\])*',
         "(a|b)*a(a|b){6}",
@@ -141,6 +144,7 @@ def test_regexes_have_the_masks_of_llguidance(pattern):
         {"type": "string", "format": "ipv6"},
         {"enum": ['a"b', 1, None, {"x": [1, 2]}, "é", -0.5]},
         {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+        {"type": "array", "items": {"enum": [0, 10, "a"]}, "minItems": 3, "maxItems": 9},
         {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": {"const": 0}, "maxItems": 4},
         {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y z"]},
          "c": {"type": "boolean"}}, "required": ["b"], **NO_MORE},
@@ -193,6 +197,7 @@ TREE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$re
     [
         (["delete", "solidus"], {"type": "string"}, RAW, ['"\\u00', '"\\ud83d\\ude']),
         (["delete", "long escape"], {"type": "string", "maxLength": 4}, {}, ['"\\u00', '"\\u001']),
+        (["delete", "long escape"], {"type": "string", "minLength": 3, "maxLength": 12}, {}, ['"\\u00', '"\\u001']),
         (["delete", "long escape"], {"type": "object", "additionalProperties": {"type": "null"}}, {}, ['{"\\u000']),
         (["long escape"], {"enum": ["é\n"]}, {}, []),
         (["negative zero"], {"type": "number", "minimum": 0}, {}, []),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jlade.constraints import automaton, regex
 from jlade.constraints.tokens import Table, Trie
-from tests.constraints.test_automaton import PATTERNS
+from tests.constraints.test_automaton import COUNTED, PATTERNS
 
 TOKENS = [
     *(bytes([byte]) for byte in range(256)),
@@ -26,17 +26,18 @@ EOS = TOKENS.index(b"")
 TRIE = Trie(TOKENS)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", [*PATTERNS, *COUNTED])
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a_token_is_allowed_where_its_bytes_lead_on(pattern, data):
-    found = automaton.build(regex.parse(pattern))
+    found = automaton.build(regex.parse(pattern), counts=True)
+    assert (found.bounds is not None) == (pattern in COUNTED)
     table = Table.of(found, TRIE, [EOS], len(TOKENS))
     state, byte_state = 0, 0
-    for _ in range(6):
+    for _ in range(12):
         runs = [found.run(token, byte_state) for token in TOKENS]
         expected = np.array(runs) >= 0
-        expected[EOS] = found.is_final[byte_state]
+        expected[EOS] = found.ends(byte_state)
         np.testing.assert_array_equal(table.allowed(state), expected)
         token = data.draw(st.sampled_from(np.flatnonzero(expected).tolist()))
         state = table.advance(state, token)
@@ -56,7 +57,7 @@ def test_states_that_no_token_leaves_are_not_entered():
 
 def test_tokens_that_act_alike_are_one_class():
     table = Table.of(automaton.build(regex.parse(r"[a-z]+(,[a-z]+)*")), TRIE, [EOS], len(TOKENS))
-    assert table.next_state.shape[1] == 4, "none, the end, letters, and the comma"
+    assert table.num_classes == 4, "none, the end, letters, and the comma"
 
 
 def test_a_token_that_acts_as_the_end_does_is_not_one():
@@ -71,9 +72,10 @@ def test_the_empty_text_alone_has_a_table():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "number"), [("(a|b)*", 2**30), ("[ab]+", 2**30), ("a|bb", 1), ("a{3}b*", 2**30), ("", 0)]
+    ("pattern", "number"),
+    [("(a|b)*", 2**30), ("[ab]+", 2**30), ("a|bb", 1), ("a{3}b*", 2**30), ("", 0), ("[ab]{8,9}", 5), ("a{8}b?", 9)],
 )
 def test_the_number_of_tokens_after_which_a_text_may_have_to_end(pattern, number):
     tokens = [b"a", b"b", b"bb", b""]
-    table = Table.of(automaton.build(regex.parse(pattern)), Trie(tokens), [3], 4)
+    table = Table.of(automaton.build(regex.parse(pattern), counts=True), Trie(tokens), [3], 4)
     assert table.shortest() == number

@@ -32,7 +32,7 @@ def table_of(grammar):
 def constraint_of(table):
     """Returns the constraint of one sequence."""
     tables = jax.tree.map(jnp.asarray, Tables.of([table]))
-    return tables.replace(first=tables.first[0], classes=tables.classes[0])
+    return tables.replace(**{name: getattr(tables, name)[0] for name in ("first", "begin", "stride", "classes")})
 
 
 def test_the_shortest_end_is_likely_and_a_single_byte_certain():
