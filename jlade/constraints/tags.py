@@ -1,4 +1,4 @@
-"""Texts with tagged parts in JSON, such as the calls of tools that chat models write.
+"""Texts with tagged parts, such as the calls of tools that chat models write.
 
 Let me look.<tool_call>
 {"name": "weather", "arguments": {"city": "Oslo"}}
@@ -7,28 +7,42 @@ Let me look.<tool_call>
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from jlade.constraints import automaton, json_schema
+from jlade.constraints import automaton, json_schema, plain, special
 from jlade.constraints.automaton import Automaton, Expression, Repeat
 from jlade.constraints.json_schema import Schema
+
+
+class Field(NamedTuple):
+    """A value within a tag, in plain text; see `jlade.constraints.plain`."""
+
+    begin: str
+    schema: Schema
+    end: str  # which the value does not have
+    is_required: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Tags:
     """Blocks of tagged parts. A block is `opening`, one or more of `tags`, and `closing`.
 
+    The texts around the values may have special tokens, written by `special`; other text has none.
+
     Attributes:
-      tags: of each kind of parts the text before, the schema, and the text after.
+      tags: of each kind of parts the text before, the schema of JSON or fields one after the other, and the text after.
       opening, closing: of a block.
       between: the text between two tags of a block; None for one alone.
       triggers: texts that other text must not have, each the beginning of a block; () where the text is a single block.
+      most: blocks beside other text; None for any number.
     """
 
-    tags: Sequence[tuple[str, Schema, str]]
+    tags: Sequence[tuple[str, Schema | Sequence[Field], str]]
     opening: str = ""
     closing: str = ""
     between: str | None = None
     triggers: Sequence[str] = ()
+    most: int | None = None
 
     def __post_init__(self) -> None:
         begins = [self.opening + begin for begin, _, _ in self.tags]
@@ -49,26 +63,38 @@ def parse(spec: Tags) -> Expression:
       ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
     """
     tag = automaton.choice(*(_tag(*each) for each in spec.tags))
-    parts = [automaton.literal(spec.opening), tag]
+    parts = [_literal(spec.opening), tag]
     if spec.between is not None:
-        parts.append(Repeat(automaton.sequence(automaton.literal(spec.between), tag), 0, None))
-    block = automaton.sequence(*parts, automaton.literal(spec.closing))
+        parts.append(Repeat(automaton.sequence(_literal(spec.between), tag), 0, None))
+    block = automaton.sequence(*parts, _literal(spec.closing))
     if not spec.triggers:
         return block
     other = _without(spec.triggers)
-    return automaton.sequence(Repeat(automaton.sequence(other, block), 0, None), other)
+    return automaton.sequence(Repeat(automaton.sequence(other, block), 0, spec.most), other)
 
 
-def _tag(begin: str, schema: Schema, end: str) -> Expression:
+def _tag(begin: str, content: Schema | Sequence[Field], end: str) -> Expression:
     try:
-        value = json_schema.parse(schema)
+        value = _fields(content) if isinstance(content, Sequence) else json_schema.parse(content)
     except ValueError as error:
         raise ValueError(f"of the tag {begin!r}: {error}") from error
-    return automaton.sequence(automaton.literal(begin), value, automaton.literal(end))
+    return automaton.sequence(_literal(begin), value, _literal(end))
+
+
+def _fields(fields: Sequence[Field]) -> Expression:
+    parts = []
+    for begin, schema, end, is_required in fields:
+        part = automaton.sequence(_literal(begin), plain.parse(schema, special.encode(end)))
+        parts.append(part if is_required else automaton.optional(part))
+    return automaton.sequence(*parts)
+
+
+def _literal(text: str) -> Expression:
+    return automaton.literal(special.encode(text))
 
 
 def _without(texts: Sequence[str]) -> Automaton:
     """Returns the automaton of what contains none of some texts."""
-    anything = Repeat(automaton.byte_range(0, 255), 0, None)
-    found = automaton.choice(*map(automaton.literal, texts))
+    anything = Repeat(special.OTHERS, 0, None)
+    found = automaton.choice(*map(_literal, texts))
     return automaton.difference(anything, automaton.sequence(anything, found, anything))

@@ -113,7 +113,7 @@ def table_of(grammar: Grammar, spelled: TokenBytes, eos_ids: Sequence[int], voca
 
 @functools.lru_cache(maxsize=4)
 def _trie(spelled: TokenBytes, vocab_size: int) -> Trie:
-    return Trie([spelled[token] for token in range(vocab_size)])
+    return Trie([spelled.in_grammar(token) for token in range(vocab_size)])
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from jlade.constraints import special
+
 # In errors about text without a tokenizer:
 PASS_TOKENIZER = "pass tokenizer=, as jlade.load returns it (only parameters straight from jlade.load know theirs)"
 
@@ -158,7 +160,8 @@ class TokenBytes:
                 f"got {type(tokenizer).__name__}"
             )
         self._tokenizer = backend
-        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        added = backend.get_added_tokens_decoder()
+        self._special = {i: token.content for i, token in added.items() if token.special}
         state = {"type": None} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
         self._decoders = state.get("decoders", [state])
         for decoder in self._decoders:
@@ -184,8 +187,15 @@ class TokenBytes:
                     token = token.replace(decoder["replacement"], " ")
         return token.encode()
 
+    def in_grammar(self, token_id: int) -> bytes:
+        """Returns the bytes of a token in the texts of grammars, which have special tokens; see `special`."""
+        if token_id in self._special:
+            return special.encode(special.special(self._special[token_id]))
+        spelled = self[token_id]
+        return b"" if special.BYTE in spelled else spelled
+
     def first_tokens(self, texts: Sequence[bytes]) -> list[int]:
-        """Returns the token with which the tokenizer begins each of some texts, which follow others; -1 for none."""
+        """Returns the token with which the tokenizer begins each of some texts of a grammar; -1 for none."""
         anchored = [ANCHOR + text.decode(errors="ignore") for text in texts]
         return [
             self._first(encoding.ids, text)
@@ -198,7 +208,7 @@ class TokenBytes:
         """Returns the first of the tokens after `ANCHOR` if it begins the text, else -1."""
         before = b""
         for token in ids:
-            spelled = self[token]
+            spelled = self.in_grammar(token)
             if before.endswith(ANCHOR.encode()):
                 return token if spelled and text.startswith(spelled) else -1
             before += spelled
@@ -247,21 +257,23 @@ class Detokenizer:
     Args:
       tokenizer: the tokenizer of the tokens.
       stop: stop strings; one that the last token completes is cut off.
+      with_special: whether the text has special tokens, as the texts of grammars do.
 
     Attributes:
       stopped: whether a stop string was cut off.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), with_special: bool = False):
         self.stopped = False
-        self._token_bytes = token_bytes(tokenizer)
+        spelled = token_bytes(tokenizer)
+        self._bytes_of = spelled.in_grammar if with_special else spelled.__getitem__
         self._stop = [string.encode() for string in stop]
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(special.DECODE_ERRORS if with_special else "replace")
         self._held = b""
 
     def feed(self, ids: Sequence[int], last: bool = False) -> str:
         """Takes the next tokens and returns the text that is now certain; with `last`, all of the remaining text."""
-        new = [self._token_bytes[i] for i in ids]
+        new = [self._bytes_of(i) for i in ids]
         text = self._held + b"".join(new)
         if last:
             cut = find_stop(text, len(text) - len(new[-1]), self._stop) if new else None

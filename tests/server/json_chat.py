@@ -10,6 +10,7 @@ from jlade.server.protocol import Reader
 from tests.tiny import tiny_llama
 
 END, CAPACITY = "<|end|>", 512
+MARKS = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]  # special tokens of Mistral's
 HERMES = r"""{% for tool in tools or [] %}{{ tool.function | tojson }}
 {% endfor %}{% for message in messages %}{{ message.role }}:{{ message.content }}{% for call in message.tool_calls %}
 {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
@@ -25,7 +26,7 @@ def _tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
-    tokenizer.add_special_tokens([END])
+    tokenizer.add_special_tokens([END, *MARKS])
     return tokenizer
 
 
