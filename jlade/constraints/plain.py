@@ -1,5 +1,6 @@
 """Values of a JSON schema as models write parameters in XML: strings as they are, others in JSON."""
 
+import functools
 import json
 
 import numpy as np
@@ -19,6 +20,11 @@ def parse(schema: Schema, end: bytes) -> Automaton:
       UnsupportedError: names the keyword and its path.
       ValueError: the schema is wrong, or accepts no value without `end`.
     """
+    return _parse(json.dumps(schema), end)
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(schema: str, end: bytes) -> Automaton:
     in_json = automaton.build(json_schema.parse(schema))
     value = automaton.choice(_strings(in_json), _others(in_json))
     anything, ending = Repeat(special.OTHERS, 0, None), automaton.literal(end)

@@ -14,7 +14,8 @@ from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import fields, structured, tools, unsupported
 from jlade.server.fields import Body, RequestError
-from jlade.server.tools import Form, Tools
+from jlade.server.forms import Form
+from jlade.server.tools import Tools
 
 MOST_CHOICES = 128  # of a body, by default
 MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host

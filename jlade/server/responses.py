@@ -12,9 +12,9 @@ from jlade.engine.scoring import PromptLogProbs
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
+from jlade.server.calls import Arguments, Called, CallReader, Content, Part, gather
 from jlade.server.fields import Body
 from jlade.server.protocol import Asked
-from jlade.server.tools import Arguments, Called, CallReader, Content, Part, gather
 
 DONE = "data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # as OpenAI writes that of an impossible token; JSON has no infinity
@@ -144,7 +144,9 @@ class _Choice:
         self._prompt = asked.prompts[index // asked.n]
         self._is_chat, self._tokenizer = asked.is_chat, tokenizer
         self._ends = asked.options["eos_ids"]
-        self._of_text, self._of_steps = (Detokenizer(tokenizer, asked.options["stop"]) for _ in range(2))
+        stop = asked.options["stop"]
+        self._of_text = Detokenizer(tokenizer, stop, with_special=asked.tools is not None)
+        self._of_steps = Detokenizer(tokenizer, stop)
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
         self._calls = None if asked.tools is None else CallReader(*asked.tools)
@@ -160,11 +162,9 @@ class _Choice:
 
     def message(self, text: str) -> Body:
         """Returns the message of a whole answer."""
-        message: Body = {"role": "assistant", "content": text, "refusal": None}
-        if self._calls is None:
-            return message
-        content, calls = gather(self._calls.feed(text, last=True))
+        content, calls = (text, []) if self._calls is None else gather(self._calls.feed(text, last=True))
         self._num_calls = len(calls)
+        message: Body = {"role": "assistant", "content": content, "refusal": None}
         if not calls:
             return message
         return message | {"content": content or None, "tool_calls": [_call(function) for function in calls]}
@@ -277,5 +277,5 @@ def _one_piece(generation: Generation) -> Piece:
 
 
 def _call(function: Body) -> Body:
-    """Returns a call of a tool with an id of its own."""
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+    """Returns a call of a tool with an id of its own: nine digits or letters, as templates of Mistral ask for."""
+    return {"id": secrets.token_hex(5)[1:], "type": "function", "function": function}

@@ -119,14 +119,16 @@ def _tag(name: str, given: Any) -> tuple[str, Any, str]:
     """Returns the text before a part, its schema, and the text after it, of both forms."""
     match given:
         case {"begin": str(begin), "schema": dict() | bool() as schema, "end": str(end)}:
-            return begin, schema, end
+            pass
         case {
             "begin": str(begin),
             "content": {"type": "json_schema", "json_schema": dict() | bool() as schema},
             "end": str(end),
         }:
-            return begin, schema, end
-    raise fields.refused(name, given, "tags with begin, a schema and end")
+            pass
+        case _:
+            raise fields.refused(name, given, "tags with begin, a schema and end")
+    return fields.text(f"{name}.begin", begin), schema, fields.text(f"{name}.end", end)
 
 
 def _structured_outputs(name: str, given: Any) -> Make | None:

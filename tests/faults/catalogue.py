@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         "a quote within the arguments of a call ends them",
-        "jlade/server/tools.py",
+        "jlade/server/calls.py",
         """self._is_escaped, self._is_string = character == "\\\\", character != '"'""",
         """self._is_string = character != '"'""",
         ("tests/server/test_structured.py::test_calls_are_read_in_any_pieces",),
@@ -175,6 +175,20 @@ FAULTS = (
         "automaton.sequence(anything, found, anything)",
         "automaton.sequence(found, anything)",
         ("tests/server/test_structured.py::test_a_structural_tag",),
+    ),
+    Fault(
+        "free text may have special tokens",
+        "jlade/constraints/special.py",
+        "byte_range(0, BYTE - 1)",
+        "byte_range(0, BYTE)",
+        ("tests/constraints/test_tags.py::test_a_special_token_is_where_the_grammar_has_it",),
+    ),
+    Fault(
+        "characters that JSON escapes are no part of strings in plain text",
+        "jlade/constraints/plain.py",
+        "after[:, byte] = state",
+        "after[:, byte] = DEAD",
+        ("tests/constraints/test_tags.py::test_values_in_plain_text",),
     ),
     Fault(
         "a text of a grammar may end anywhere",

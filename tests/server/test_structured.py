@@ -1,5 +1,6 @@
 """Structured outputs and tools: fields, forms of templates, calls in pieces, and the official client."""
 
+import dataclasses
 import json
 import random
 from typing import Literal
@@ -11,9 +12,11 @@ import pytest
 import jlade
 from jlade import LookaheadConfig
 from jlade.constraints.grammar import Grammar
-from jlade.server import structured, tools
+from jlade.server import calls, structured, tools
+from jlade.server.calls import CallReader
 from jlade.server.fields import RequestError
-from jlade.server.tools import CallReader, Form, Tool, Tools
+from jlade.server.forms import Form
+from jlade.server.tools import Tool, Tools
 from tests.server import json_chat
 from tests.server.conftest import running
 
@@ -116,6 +119,12 @@ def test_wrong_fields(body, param, message):
     assert error.value.body["error"]["param"] == param
 
 
+HERMES = Form(
+    '\n<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    '}\n</tool_call>\n<tool_call>\n{"name": "',
+)
 LLAMA = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{% if message.tool_calls %}
 {% if message.tool_calls | length != 1 %}{{ raise_exception("one call") }}{% endif %}
 {% set call = message.tool_calls[0].function %}
@@ -130,16 +139,13 @@ LIST = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in message
 @pytest.mark.parametrize(
     ("template", "form"),
     [
-        (
-            json_chat.HERMES,
-            Form("\n<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "arguments"),
-        ),
+        (json_chat.HERMES, HERMES),
         (
             json_chat.HERMES.replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n"),
-            Form("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "arguments"),
+            dataclasses.replace(HERMES, opening=HERMES.opening.lstrip()),
         ),
-        (LLAMA, Form("", "", None, "parameters")),
-        (LIST, Form("<tool_call>[", "]</tool_call>", ", ", "arguments")),
+        (LLAMA, Form('{"name": "', '", "parameters": ', "}")),
+        (LIST, Form('<tool_call>[{"name": "', '", "arguments": ', "}]</tool_call>", '}, {"name": "')),
     ],
 )
 def test_the_form_of_a_template(template, form):
@@ -151,12 +157,12 @@ def test_the_form_of_a_template(template, form):
     [
         ("{{ messages[0].content }}", "shows it no tools"),
         ("{{ tools | tojson }}{% for each in messages %}{{ each.content }}{% endfor %}", "in a form that is not"),
-        (json_chat.HERMES.replace("<tool_call>", "<|end|>"), "with special tokens"),
+        (json_chat.HERMES.replace("<tool_call>", "<|end|>"), "in a form that is not"),
     ],
 )
 def test_templates_without_a_form(template, message):
     with pytest.raises(ValueError, match=message):
-        Form.of(json_chat.chat_template(template), [])
+        Form.of(json_chat.chat_template(template), ["<|end|>"])
 
 
 TEXTS = {
@@ -173,16 +179,15 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_calls_are_read_in_any_pieces(text):
-    form = Form("\n<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "arguments")
     asked = Tools([], [Tool("f", {}, False), Tool("g", {}, False)], False, True)
     for seed in range(50):
-        chance, reader, parts, left = random.Random(seed), CallReader(form, asked), [], text
+        chance, reader, parts, left = random.Random(seed), CallReader(HERMES, asked), [], text
         while left:
             number = chance.randint(1, 1 + seed)
             piece, left = left[:number], left[number:]
             parts += reader.feed(piece, last=not left)
-        content, calls = tools.gather(parts)
-        assert (content, [(call["name"], call["arguments"]) for call in calls]) == TEXTS[text]
+        content, found = calls.gather(parts)
+        assert (content, [(call["name"], call["arguments"]) for call in found]) == TEXTS[text]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +209,7 @@ def test_wrong_tools(body, message):
 
 def test_the_schema_of_a_tool_that_is_not_strict_may_be_loose(caplog):
     loose = {"properties": {"a": {"contains": 3}}}
-    form = Form("", "", None, "arguments")
+    form = Form('{"name": "', '", "arguments": ', "}")
     for is_strict in (False, True):
         asked = tools.read({"tools": [tool("loose", loose, strict=is_strict)], "tool_choice": "required"})
         if is_strict:
@@ -212,7 +217,7 @@ def test_the_schema_of_a_tool_that_is_not_strict_may_be_loose(caplog):
                 asked.grammar(form)
         else:
             assert asked.grammar(form).automaton.accepts(b'{"name": "loose", "arguments": {"b": 1}}')
-            assert "the tool loose, which is not strict, may be any object" in caplog.text
+            assert "the tool loose, which is not strict, is not held in full" in caplog.text
 
 
 @pytest.fixture(scope="module")

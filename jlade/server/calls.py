@@ -1,0 +1,216 @@
+"""Reads the calls of tools in an answer, piece by piece, into the parts of OpenAI's interface."""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from jlade.constraints import plain
+from jlade.constraints.automaton import Automaton
+from jlade.constraints.grammar import Grammar
+from jlade.constraints.special import MARK
+from jlade.constraints.tags import Field
+from jlade.server.fields import Body
+from jlade.server.forms import Form
+from jlade.server.tools import Tools, fields_of
+
+WHITESPACE = " \t\n\r"  # of JSON
+
+
+class Content(NamedTuple):
+    """A part of an answer that is no call."""
+
+    text: str
+
+
+class Called(NamedTuple):
+    """The beginning of a call."""
+
+    name: str
+
+
+class Arguments(NamedTuple):
+    """A part of the arguments of the last call, in JSON."""
+
+    text: str
+
+
+Part = Content | Called | Arguments
+
+
+class Taken(NamedTuple):
+    """The next part of a call's arguments."""
+
+    length: int  # of the text that it takes
+    arguments: str
+    is_last: bool = False
+
+
+class _Reader(Protocol):
+    """Reads the arguments of one call."""
+
+    def take(self, held: str) -> Taken | None:
+        """Returns the part with which a text begins, None if more text decides."""
+
+
+class CallReader:
+    """Reads an answer of a grammar of `Tools.grammar` in pieces. Its special tokens are written by `special`.
+
+    Args:
+      form: of the calls.
+      tools: that the answer may use.
+    """
+
+    def __init__(self, form: Form, tools: Tools):
+        self._form, self._tools = form, {tool.name: tool for tool in tools.tools}
+        self._brace = "{" if form.fields is None else ""  # without which a name may be the beginning of another
+        self._first, self._next = (
+            {} if text is None else {f"{text}{name}{form.middle}{self._brace}": name for name in self._tools}
+            for text in (tools.opening(form), form.between and form.between.lstrip(WHITESPACE))
+        )
+        self._closing = form.closing.lstrip(WHITESPACE)
+        self._held = ""
+        self._arguments: _Reader = _JsonReader()
+        self._read = self._read_content
+
+    def feed(self, text: str, last: bool = False) -> Iterator[Part]:
+        """Takes a piece of the answer and yields the parts that are now certain; with `last`, all that is left."""
+        self._held += text
+        while self._held and (part := self._read(last)) is not None:
+            if part not in (Content(""), Arguments("")):
+                yield part
+
+    def _take(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
+
+    def _begin_call(self, begins: Mapping[str, str]) -> Called | None:
+        begin = next((begin for begin in begins if self._held.startswith(begin)), None)
+        if begin is None:
+            return None
+        name = begins[begin]
+        self._take(len(begin) - len(self._brace))
+        if self._form.fields is None:
+            self._arguments = _JsonReader()
+        else:
+            self._arguments = _FieldReader(fields_of(self._tools[name], self._form.fields))
+        self._read = self._read_arguments
+        return Called(name)
+
+    def _read_content(self, last: bool) -> Part | None:
+        if (call := self._begin_call(self._first)) is not None:
+            return call
+        places = [place for begin in self._first if (place := self._held.find(begin)) >= 0]
+        end = min(places, default=len(self._held))
+        if not places and not last:
+            end -= _begun(self._held, self._first)
+        # What begins a call and is cut off is no content where a special token begins it.
+        return Content(self._take(end).partition(MARK)[0]) if end else None
+
+    def _read_arguments(self, last: bool) -> Part | None:
+        taken = self._arguments.take(self._held)
+        if taken is None:
+            return None
+        self._take(taken.length)
+        if taken.is_last:
+            self._read = self._read_end
+        return Arguments(taken.arguments)
+
+    def _read_end(self, last: bool) -> Part | None:
+        self._held = self._held.lstrip(WHITESPACE)
+        if (call := self._begin_call(self._next)) is not None:
+            return call
+        may_go_on = any(begin.startswith(self._held) for begin in (*self._next, self._closing))
+        if may_go_on and not last:
+            return None
+        self._take(len(self._closing) if self._held.startswith(self._closing) else len(self._held))
+        self._read = self._read_content
+        return Content("")
+
+
+class _JsonReader:
+    """Reads arguments that are an object in JSON."""
+
+    def __init__(self) -> None:
+        self._depth, self._is_string, self._is_escaped = 0, False, False
+
+    def take(self, held: str) -> Taken | None:
+        for place, character in enumerate(held):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_string:
+                self._is_escaped, self._is_string = character == "\\", character != '"'
+            elif character == '"':
+                self._is_string = True
+            elif character in "{}":
+                self._depth += 1 if character == "{" else -1
+                if self._depth == 0:
+                    return Taken(place + 1, held[: place + 1], is_last=True)
+        return Taken(len(held), held)
+
+
+class _FieldReader:
+    """Reads arguments in fields as an object in JSON.
+
+    Args:
+      fields: by the names of the arguments.
+    """
+
+    def __init__(self, fields: Mapping[str, Field]):
+        self._fields = {field.begin: (name, field) for name, field in fields.items()}
+        self._read: Callable[[str], Taken | None] = self._read_begin
+        self._before = "{"  # the next name
+
+    def take(self, held: str) -> Taken | None:
+        return self._read(held)
+
+    def _read_begin(self, held: str) -> Taken | None:
+        begin = next((begin for begin in self._fields if held.startswith(begin)), None)
+        if begin is None:
+            may_begin = any(begin.startswith(held) for begin in self._fields)
+            return None if may_begin else Taken(0, "{}" if self._before == "{" else "}", is_last=True)
+        name, field = self._fields[begin]
+        in_json = Grammar.json_schema(json.dumps(field.schema)).automaton
+        opening = f"{self._before}{json.dumps(name, ensure_ascii=False)}: "
+        self._before = ", "
+        if plain.are_strings(in_json):
+            self._read, opening = functools.partial(self._read_string, field.end), f'{opening}"'
+        else:
+            self._read = functools.partial(self._read_value, field.end, in_json)
+        return Taken(len(begin), opening)
+
+    def _read_string(self, ending: str, held: str) -> Taken | None:
+        place = held.find(ending)
+        length = place if place >= 0 else len(held) - _begun(held, [ending])
+        escaped = json.dumps(held[:length], ensure_ascii=False)[1:-1]
+        if place < 0:
+            return Taken(length, escaped) if length else None
+        self._read = self._read_begin
+        return Taken(length + len(ending), f'{escaped}"')
+
+    def _read_value(self, ending: str, in_json: Automaton, held: str) -> Taken | None:
+        value, found, _ = held.partition(ending)
+        if not found:
+            return None
+        self._read = self._read_begin
+        return Taken(len(value) + len(ending), plain.to_json(value, in_json))
+
+
+def _begun(text: str, begins: Iterable[str]) -> int:
+    """Returns the length of the longest suffix of a text that is the beginning of one of `begins`."""
+    longest = min(len(text), max(map(len, begins)))
+    return next((n for n in range(longest, 0, -1) if any(each.startswith(text[-n:]) for each in begins)), 0)
+
+
+def gather(parts: Iterable[Part]) -> tuple[str, list[Body]]:
+    """Returns the content and the calls of the parts of a whole answer, as functions with name and arguments."""
+    content, calls = "", list[Body]()
+    for part in parts:
+        match part:
+            case Content(text):
+                content += text
+            case Called(name):
+                calls.append({"name": name, "arguments": ""})
+            case Arguments(text):
+                calls[-1]["arguments"] += text
+    return content, calls

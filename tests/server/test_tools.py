@@ -1,0 +1,346 @@
+"""Calls of tools in the forms of several templates: read off them, held by grammars, read back, and rendered again."""
+
+import dataclasses
+import json
+import random
+import re
+
+import openai
+import pytest
+
+import jlade
+from jlade import LookaheadConfig
+from jlade.constraints.special import MARK, special
+from jlade.server import calls, tools
+from jlade.server.calls import CallReader
+from jlade.server.forms import Fields, Form
+from tests.server import json_chat
+from tests.server.conftest import running
+
+HEAD = """{% for tool in tools or [] %}{{ tool.function | tojson }}
+{% endfor %}{% for message in messages %}{{ message.role }}:{{ message.content }}"""
+TAIL = "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+CHECKED = "{% if call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
+TEMPLATES = {
+    "mistral 3": HEAD
+    + "{{ '[TOOL_CALLS] [' if message.tool_calls }}{% for call in message.tool_calls %}"
+    + CHECKED
+    + """{{ (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' }}{{ ', ' if not loop.last else ']' }}"""
+    + "{% endfor %}"
+    + TAIL,
+    "mistral 11": HEAD
+    + "{% for call in message.tool_calls %}"
+    + CHECKED
+    + "{{ '[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' + call.function.arguments | tojson }}"
+    + "{% endfor %}"
+    + TAIL,
+    "qwen": HEAD
+    + """{% for call in message.tool_calls %}
+{{- ('' if loop.first else '\n') + '<tool_call>\n<function=' + call.function.name + '>\n' }}
+{%- for name, value in call.function.arguments | items %}
+{{- '<parameter=' + name + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}
+{%- endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}"""
+    + TAIL,
+    "glm": HEAD
+    + """{% for call in message.tool_calls %}
+{{- ('' if loop.first else '\n') + '<tool_call>' + call.function.name + '\n' }}
+{%- for name, value in call.function.arguments | items %}
+{{- '<arg_key>' + name + '</arg_key>\n<arg_value>' }}
+{{- (value if value is string else value | tojson) + '</arg_value>\n' }}
+{%- endfor %}{{ '</tool_call>' }}{% endfor %}"""
+    + TAIL,
+}
+QWEN = Form(
+    "<tool_call>\n<function=",
+    ">\n<",
+    "/function>\n</tool_call>",
+    "/function>\n</tool_call>\n<tool_call>\n<function=",
+    Fields("parameter=", ">\n", "\n</parameter>\n<"),
+)
+FORMS = {
+    "mistral 3": Form(special("[TOOL_CALLS]") + ' [{"name": "', '", "arguments": ', "}]", '}, {"name": "'),
+    "mistral 11": Form(special("[TOOL_CALLS]"), special("[ARGS]"), "", special("[TOOL_CALLS]")),
+    "qwen": QWEN,
+    "glm": Form(
+        "<tool_call>",
+        "\n<",
+        "/tool_call>",
+        "/tool_call>\n<tool_call>",
+        Fields("arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n<"),
+    ),
+}
+QUESTION = [{"role": "user", "content": "a shirt"}]
+PROPERTIES = {
+    "text": {"type": "string"},
+    "number": {"type": "integer"},
+    "either": {"anyOf": [{"enum": ["red", "7"]}, {"type": "boolean"}, {"type": "null"}]},
+    "list": {"type": "array", "items": {"$ref": "#/$defs/size"}},
+}
+DEFINITIONS = {"size": {"enum": ["small", "large"]}}
+SHOP = {
+    "type": "function",
+    "function": {
+        "name": "shop",
+        "parameters": {
+            "type": "object",
+            "properties": PROPERTIES,
+            "required": ["text"],
+            "additionalProperties": False,
+            "$defs": DEFINITIONS,
+        },
+        "strict": True,
+    },
+}
+SHOPS = {"type": "function", "function": {"name": "shops", "parameters": {"additionalProperties": False}}}
+CALLS = [
+    [("shop", {"text": 'a "quoted"\n  <b>text</b>\n</parameter> of {é}, \\ and \'', "number": -3})],
+    [("shop", {"text": "7", "either": "7", "list": ["small", "large"]}), ("shops", {}), ("shop", {"text": ""})],
+    [("shops", {})],
+    [("shop", {"text": "null", "either": None}), ("shop", {"text": "\n", "either": True})],
+]
+
+
+def form(name):
+    return Form.of(json_chat.chat_template(TEMPLATES[name]), [json_chat.END])
+
+
+def rendered(name, asked):
+    """Returns an answer with calls as the template writes it, with marks around special tokens."""
+    made = [
+        {"id": f"{i:09}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(asked)
+    ]
+    template = json_chat.chat_template(TEMPLATES[name])
+    text = template.render([*QUESTION, {"role": "assistant", "content": "", "tool_calls": made}], False)
+    text = text.removeprefix(template.render(QUESTION)).removesuffix(json_chat.END)
+    return marked(re.sub(r', "id": "\d{9}"|\[CALL_ID\]\d{9}', "", text))
+
+
+def marked(text):
+    return re.sub("|".join(map(re.escape, json_chat.MARKS)), lambda found: special(found[0]), text)
+
+
+def accepts(grammar, text):
+    return grammar.automaton.accepts(text.encode(errors="surrogateescape"))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_form_of_a_template(name):
+    assert form(name) == FORMS[name]
+
+
+def read(asked, form, text, seed=None):
+    """Returns the content and the calls of an answer, whole or in random pieces."""
+    reader, parts, chance = CallReader(form, asked), [], random.Random(seed)
+    while text and seed is not None:
+        length = chance.randint(1, 1 + seed)
+        parts += reader.feed(text[:length])
+        text = text[length:]
+    content, found = calls.gather([*parts, *reader.feed(text, last=True)])
+    return content, [(call["name"], call["arguments"]) for call in found]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("made", CALLS)
+def test_calls_that_a_template_writes_are_accepted_and_read(name, made):
+    text = rendered(name, made)
+    for choice in ("auto", "required"):
+        asked = tools.read({"tools": [SHOP, SHOPS], "tool_choice": choice})
+        assert accepts(asked.grammar(form(name)), text)
+        for seed in (None, 0, 1, 3, 10, 30):
+            content, found = read(asked, form(name), text, seed)
+            assert content == ""
+            assert [(name, json.loads(arguments)) for name, arguments in found] == made
+
+    alone = tools.read({"tools": [SHOP, SHOPS], "parallel_tool_calls": False})
+    assert accepts(alone.grammar(form(name)), text) is (len(made) == 1)
+    assert not accepts(alone.grammar(form(name)), text + text)
+    only = tools.read({"tools": [SHOP, SHOPS], "tool_choice": SHOPS})
+    assert accepts(only.grammar(form(name)), text) is (made == [("shops", {})])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_beside_calls(name):
+    asked = tools.read({"tools": [SHOPS]})
+    grammar, call = asked.grammar(form(name)), rendered(name, [("shops", {})])
+    for before in ("Let me see. ", "[TOOL_CALLS] is no token here <tool", ""):
+        assert accepts(grammar, before + call)
+        for seed in (None, 0, 2, 20):
+            assert read(asked, form(name), before + call, seed) == (before, [("shops", "{}")])
+    assert accepts(grammar, "no call [TOOL_CALLS]shops[ARGS]{}")
+    assert not accepts(grammar, call[: len(call) // 2]), "a call is whole"
+    assert not accepts(grammar, f"a{special('[ARGS]')}b"), "special tokens are in calls alone"
+    assert not accepts(grammar, f"a{MARK}b")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_that_are_cut_off(name):
+    made = CALLS[1]
+    asked, text = tools.read({"tools": [SHOP, SHOPS]}), "so: " + rendered(name, made)
+    for end in range(len(text)):
+        content, found = read(asked, form(name), text[:end])
+        assert MARK not in content
+        assert content.startswith("so: "[:end])
+        for (_, arguments), (_, whole) in zip(found, read(asked, form(name), text)[1], strict=False):
+            assert whole.startswith(arguments)
+
+
+def test_values_are_those_of_the_schema():
+    asked = tools.read({"tools": [SHOP], "tool_choice": "required"})
+    grammar = asked.grammar(QWEN)
+    for fields, is_accepted in (
+        ("<parameter=text>\nred\n</parameter>\n", True),
+        ("", False),  # what is required
+        ("<parameter=number>\n3\n</parameter>\n<parameter=text>\nred\n</parameter>\n", False),  # the order
+        ("<parameter=text>\nred\n</parameter>\n<parameter=number>\nthree\n</parameter>\n", False),
+        ("<parameter=text>\nred\n</parameter>\n<parameter=either>\nblue\n</parameter>\n", False),
+        ('<parameter=text>\nred\n</parameter>\n<parameter=either>\n"red"\n</parameter>\n', False),
+        ('<parameter=text>\nred\n</parameter>\n<parameter=list>\n["tiny"]\n</parameter>\n', False),
+        ("<parameter=text>\nred\n</parameter>\n<parameter=size>\nred\n</parameter>\n", False),
+    ):
+        text = f"<tool_call>\n<function=shop>\n{fields}</function>\n</tool_call>"
+        assert accepts(grammar, text) is is_accepted, fields
+
+
+def test_another_reader_finds_the_same_calls():
+    chat_parsing = pytest.importorskip("transformers.utils.chat_parsing")
+    made = [("shop", {"text": 'a "b"\n<c>', "number": 3, "list": ["large"]}), ("shops", {}), ("shop", {"text": "7"})]
+    text = rendered("qwen", made)
+    function = {
+        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
+        "close_pattern": r"</tool_call>\s*",
+        "repeats": True,
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n(?P<value>.*?)\n</parameter>"},
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+    }
+    template = {"defaults": {}, "start_anchor": "assistant:", "fields": {"calls": function}}
+    message = chat_parsing.parse_response(text, template, prefix="", tools=[SHOP, SHOPS])
+    found = [(call["function"]["name"], call["function"]["arguments"]) for call in message["calls"]]
+    asked = tools.read({"tools": [SHOP, SHOPS]})
+    own = [(name, json.loads(arguments)) for name, arguments in read(asked, QWEN, text)[1]]
+    assert own == found == made
+
+
+def test_thoughts_that_the_prompt_begins():
+    template = TEMPLATES["qwen"].replace("{{ message.role }}:", "{{ message.role }}:<think>\n\n</think>\n\n")
+    template = template.replace("'assistant:'", "'assistant:<think>\n'")
+    found = Form.of(json_chat.chat_template(template), [json_chat.END])
+    assert found == dataclasses.replace(QWEN, thoughts="\n</think>\n\n")
+    call = rendered("qwen", CALLS[2])
+    must, may = (tools.read({"tools": [SHOPS], "tool_choice": choice}) for choice in ("required", "auto"))
+    assert accepts(must.grammar(found), found.thoughts + call)
+    assert not accepts(must.grammar(found), call)
+    assert read(must, found, found.thoughts + call) == ("", [("shops", "{}")])
+    assert read(may, found, "so\n</think>\n\n" + call) == ("so\n</think>\n\n", [("shops", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (TEMPLATES["qwen"].replace("{{ message.content }}", "{{ '[ARGS]' + message.content }}"), "special tokens"),
+        (TEMPLATES["qwen"].replace("value if value is string", "'|' + value if value is string"), "not supported"),
+        (TEMPLATES["qwen"].replace("'assistant:'", "'assistant:\n\n>'"), "otherwise than its prompt ends"),
+        (TEMPLATES["mistral 11"].replace("| tojson", "| items | list | string"), "in a form that is not supported"),
+    ],
+)
+def test_templates_without_a_form(template, message):
+    with pytest.raises(ValueError, match=message):
+        Form.of(json_chat.chat_template(template), [json_chat.END])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"properties": {"a": {"type": "array", "contains": {}}}}, "shop: a: #/contains"),
+        ({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "shop: a: #/pattern"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "shop: #/minProperties: not supported where arguments"),
+    ],
+)
+def test_a_tool_that_is_not_strict_may_have_other_values(parameters, message, caplog):
+    def grammar(is_strict):
+        function = {"name": "shop", "parameters": {"type": "object"} | parameters, "strict": is_strict}
+        body = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+        return tools.read(body).grammar(QWEN)
+
+    with pytest.raises(ValueError, match=message):
+        grammar(True)
+    value = "[[1]]" if "contains" in message else "7"
+    text = f"<tool_call>\n<function=shop>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar(False), text)
+    assert "is not held in full" in caplog.text
+
+
+# Random weights may write whitespace and digits without end.
+BIAS = {str(token): -100 for byte in "\t\n\r " for token in json_chat.TOKENIZER.encode(byte).ids}
+BUY = {
+    "type": "function",
+    "function": {
+        "name": "buy",
+        "parameters": {
+            "type": "object",
+            "properties": {"size": {"enum": ["small", "large"]}, "number": {"enum": [1, 22]}},
+            "required": ["size"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    lookahead = LookaheadConfig.tree(7)
+    with jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=lookahead) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_client_gets_calls(engine, name):
+    template = json_chat.chat_template(TEMPLATES[name])
+    reader = dataclasses.replace(json_chat.READER, chat_template=template)
+    options = {"model": "tiny", "messages": QUESTION, "logit_bias": BIAS, "max_tokens": 200, "temperature": 1.0}
+    with (
+        running(engine, reader) as served,
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        create = client.chat.completions.create
+        for seed, choice in ((1, "required"), (2, BUY), (3, "auto")):
+            options |= {"tools": [BUY, SHOPS], "tool_choice": choice, "seed": seed}
+            if choice == "auto":
+                options["logit_bias"] = BIAS | {str(begin_of_calls(name)): 100, str(json_chat.EOS): 50}
+            answer = create(**options, parallel_tool_calls=False, logprobs=True).choices[0]
+            (call,) = answer.message.tool_calls
+            assert answer.finish_reason == "tool_calls"
+            assert not answer.message.content
+            assert call.function.name == "buy" or choice != BUY
+            arguments = json.loads(call.function.arguments)
+            if call.function.name == "buy":
+                assert arguments["size"] in ("small", "large")
+                assert arguments.get("number", 1) in (1, 22)
+
+            # The tokens are those that the template writes of the call.
+            tokens = "".join(token.token for token in answer.logprobs.content)
+            written = rendered(name, [(call.function.name, arguments)]).replace(MARK, "")
+            assert tokens.replace(" ", "") == written.replace(" ", "")
+
+            content = found = streamed = ""
+            for chunk in create(**options, parallel_tool_calls=False, stream=True):
+                content += chunk.choices[0].delta.content or ""
+                for delta in chunk.choices[0].delta.tool_calls or []:
+                    found += delta.function.name or ""
+                    streamed += delta.function.arguments or ""
+            assert (content, found, streamed) == ("", call.function.name, call.function.arguments)
+            assert chunk.choices[0].finish_reason == "tool_calls"
+
+            earlier = [{"role": "assistant", "tool_calls": [call.to_dict()]}]
+            earlier += [{"role": "tool", "tool_call_id": call.id, "content": "done"}]
+            prompt = reader.chat({"messages": QUESTION + earlier}).prompts[0]
+            after = create(model="tiny", messages=QUESTION + earlier, max_tokens=4)
+            assert after.usage.prompt_tokens == len(prompt)
+
+        short = create(**options | {"max_tokens": 3, "tool_choice": "required"})
+        assert short.choices[0].finish_reason == "length"
+
+
+def begin_of_calls(name):
+    """Returns the token with which a block of calls begins."""
+    return json_chat.TOKENIZER.encode(FORMS[name].opening.replace(MARK, "")).ids[0]
