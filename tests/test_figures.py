@@ -829,7 +829,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "3.106": PAPER,
         "1.10": "the paper's Tables 2 and 3, as tests/costs/test_plan.py checks",
     },
-    "server.md": {"4 MB": SETTING},
+    "server.md": {"4 MB": SETTING, **dict.fromkeys(("2.5", "3.1", "3.2", "3.5", "3.6", "4.5"), VERSION)},
     "speed.md": {
         "1.1": "the size of TinyLlama",
         "5.5": SHAPES,

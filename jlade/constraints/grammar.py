@@ -78,7 +78,7 @@ class Grammar:
 
     @classmethod
     def tags(cls, tags: Tags) -> Self:
-        """Returns texts with tagged parts in JSON; see `jlade.constraints.tags`.
+        """Returns texts with tagged parts; see `jlade.constraints.tags`.
 
         Raises:
           ValueError: a schema is wrong, or asks for what is not supported; names the tag, the path and the keyword.
