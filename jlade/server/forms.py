@@ -97,11 +97,13 @@ class Form:
         start = thoughts.end() if thoughts else 0
         form = _in_json(one[start:], two) or _in_fields(one[start:], two, answer("", 1, {})[start:])
         if form is None or NAME in str(form) or IDS in str(form):
+            shown = one.replace(MARK, "")
             raise ValueError(
-                f"the model's chat template writes calls of tools in a form that is not supported: {one!r}"
+                f"the model's chat template writes calls of tools in a form that is not supported: {shown!r}"
             )
         if MARK in (plain := THOUGHTS.sub("", answer("-"))):
-            raise ValueError(f"the model's chat template writes answers with special tokens: {plain!r}")
+            shown = plain.replace(MARK, "")
+            raise ValueError(f"the model's chat template writes answers with special tokens: {shown!r}")
         if thoughts and not thoughts["begin"]:
             form = dataclasses.replace(form, thoughts=thoughts[0])
         return form

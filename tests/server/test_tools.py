@@ -238,7 +238,10 @@ def test_thoughts_that_the_prompt_begins():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (TEMPLATES["qwen"].replace("{{ message.content }}", "{{ '[ARGS]' + message.content }}"), "special tokens"),
+        (
+            TEMPLATES["qwen"].replace("{{ message.content }}", "{{ '[ARGS]' + message.content }}"),
+            r"special tokens: '\[ARGS\]-'",
+        ),
         (TEMPLATES["qwen"].replace("value if value is string", "'|' + value if value is string"), "not supported"),
         (TEMPLATES["qwen"].replace("'assistant:'", "'assistant:\n\n>'"), "otherwise than its prompt ends"),
         (TEMPLATES["mistral 11"].replace("| tojson", "| items | list | string"), "in a form that is not supported"),
@@ -337,8 +340,10 @@ def test_the_client_gets_calls(engine, name):
             after = create(model="tiny", messages=QUESTION + earlier, max_tokens=4)
             assert after.usage.prompt_tokens == len(prompt)
 
-        short = create(**options | {"max_tokens": 3, "tool_choice": "required"})
-        assert short.choices[0].finish_reason == "length"
+        options |= {"max_tokens": 3, "tool_choice": "required"}
+        assert create(**options).choices[0].finish_reason == "length"
+        *_, last = create(**options, stream=True)
+        assert last.choices[0].finish_reason == "length"
 
 
 def begin_of_calls(name):
