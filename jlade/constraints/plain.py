@@ -6,8 +6,9 @@ import json
 import numpy as np
 
 from jlade.constraints import automaton, json_schema, special
-from jlade.constraints.automaton import DEAD, NOTHING, Automaton, Expression, Repeat
+from jlade.constraints.automaton import NOTHING, Automaton, Expression, Repeat
 from jlade.constraints.json_schema import Schema
+from jlade.constraints.moves import DEAD
 
 QUOTE = ord('"')
 ESCAPED = (*range(32), QUOTE, ord("\\"))  # bytes that strings in JSON do not have as they are

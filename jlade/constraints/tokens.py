@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from jlade.constraints import moves as moves_lib
+from jlade.constraints import special
 from jlade.constraints.automaton import Automaton, distances, restricted
 from jlade.constraints.moves import DEAD
 
@@ -40,7 +41,7 @@ class _Function(NamedTuple):
 
 
 class Trie:
-    """The tokens of a vocabulary by their bytes. Those without bytes, such as special tokens, are not in it."""
+    """The tokens of a vocabulary by their bytes. Those without bytes are not in it."""
 
     def __init__(self, token_bytes: Sequence[bytes]):
         self.lengths: np.ndarray = np.array([*map(len, token_bytes), 0])  # of the tokens, and of none
@@ -72,12 +73,13 @@ class Trie:
     def may_count(self, automaton: Automaton) -> bool:
         """Whether a text can be completed by tokens at every count: each byte of its texts is a token.
 
-        Tokens must not be longer than moves can count.
+        Special tokens are whole. Tokens must not be longer than moves can count.
         """
         if not self.levels or self.lengths.max() > moves_lib.LONGEST:
             return False
-        spelled = automaton.class_of_byte[self.levels[0].byte[self.levels[0].node]]
-        return bool(np.isin(np.flatnonzero((automaton.moves != DEAD).any(axis=0)), spelled).all())
+        alone = np.append(self.levels[0].byte[self.levels[0].node], special.BYTE)
+        read = np.flatnonzero((automaton.moves != DEAD).any(axis=0))
+        return bool(np.isin(read, automaton.class_of_byte[alone]).all())
 
 
 def _longer(
