@@ -7,7 +7,7 @@ says whether another one begins: its states are those of one iteration then, not
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -101,6 +101,26 @@ class Automaton:
             num_certain += (num_certain == place) & (last >= 0) & is_certain[state]
             state = np.where(last < 0, DEAD, self.next_state[state, self.class_of_byte[last]])
         return text, num_certain
+
+    def checked(self) -> Self:
+        """Returns the automaton, whose arrays may be of a file.
+
+        Raises:
+          ValueError: they are not those of an automaton.
+        """
+        (size, num_classes), classes = self.moves.shape, self.class_of_byte
+        bounds = np.zeros((size, 2), np.int32) if self.bounds is None else self.bounds
+        arrays = self.moves, classes, bounds, self.is_final
+        states = moves_lib.state_after(self.moves)
+        if not (
+            [each.dtype for each in arrays] == [np.int32, np.int32, np.int32, np.bool_]
+            and (classes.shape, bounds.shape, self.is_final.shape) == ((256,), (size, 2), (size,))
+            and 0 < size <= MOST_STATES
+            and ((states >= DEAD) & (states < size)).all()
+            and ((classes >= 0) & (classes < num_classes)).all()
+        ):
+            raise ValueError("the arrays are not those of an automaton")
+        return self
 
     def accepts(self, text: bytes) -> bool:
         """Whether the automaton accepts a whole text."""

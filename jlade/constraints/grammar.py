@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import os
+import zipfile
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
@@ -17,6 +19,7 @@ from jlade.constraints.moves import DEAD
 from jlade.constraints.tags import Tags
 from jlade.constraints.tokens import Table
 from jlade.drafts.tree import NONE
+from jlade.files import written_whole
 from jlade.mesh import SHARED
 
 LANES = 128  # the entries of a state are a multiple of these, so that TPUs read them whole
@@ -28,11 +31,12 @@ ROW_CLASSES = 1024 - HEADER  # most classes of a table in a row of an engine
 class Grammar:
     """The texts that a generation may have, made by `json_schema`, `json`, `regex`, `choice` or `ebnf`.
 
-    It is compiled for a tokenizer when it is first used, and kept by its content.
+    It is compiled for a tokenizer when it is first used, and kept by its content. `save` writes it to a file.
     """
 
     kind: str
     source: str
+    saved: Automaton | None = dataclasses.field(default=None, compare=False, repr=False)  # of the file it was read from
 
     @classmethod
     def json_schema(cls, schema: dict[str, Any] | bool | str) -> Self:
@@ -88,12 +92,38 @@ class Grammar:
     @property
     def automaton(self) -> Automaton:
         """The automaton over bytes, which may count."""
-        return _automaton(self, counts=True)
+        return self.saved or _automaton(self, counts=True)
 
     @property
     def unrolled(self) -> Automaton:
         """The automaton that does not count."""
         return _automaton(self, counts=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the grammar with its automaton, of which its table for a tokenizer is made.
+
+        Raises:
+          ValueError: there is a file at `path`.
+        """
+        content = np.frombuffer(json.dumps([self.kind, self.source]).encode(), np.uint8)
+        arrays = {name: array for name, array in vars(self.automaton).items() if array is not None}
+        with written_whole(path) as partial, open(partial, "wb") as file:
+            np.savez_compressed(file, grammar=content, **arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Returns a grammar that `save` wrote, whose automaton is not made again.
+
+        Raises:
+          ValueError: the file has no grammar; names it.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+            kind, source = json.loads(arrays.pop("grammar").tobytes())
+            return cls(str(kind), str(source), Automaton(**arrays).checked())
+        except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"path must be a file of jlade.Grammar.save, got {os.fspath(path)!r}: {error}") from error
 
     def _checked(self) -> Self:
         _ = self.automaton

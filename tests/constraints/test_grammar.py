@@ -134,3 +134,44 @@ def test_a_vocabulary_without_all_bytes_gets_the_states_of_all_iterations():
     assert Trie(tokens).may_count(automaton)
     assert not Trie([*tokens[:2], b"bc"]).may_count(automaton)
     assert not Trie([*tokens, b"a" * 129]).may_count(automaton)
+
+
+def test_a_grammar_is_read_from_its_file_with_its_automaton(tmp_path, monkeypatch):
+    grammar = Grammar.json_schema({"type": "string", "maxLength": 20})
+    grammar.save(tmp_path / "grammar.npz")
+    with pytest.raises(ValueError, match="path must not exist yet"):
+        grammar.save(tmp_path / "grammar.npz")
+    monkeypatch.setattr("jlade.constraints.grammar._automaton", None)
+    loaded = Grammar.load(tmp_path / "grammar.npz")
+    assert loaded == grammar
+    assert hash(loaded) == hash(grammar)
+    assert loaded.automaton.accepts(b'"abc"')
+    assert not loaded.automaton.accepts(b'"' + 21 * b"a" + b'"')
+    assert loaded.automaton.bounds is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays.pop("grammar"),
+        lambda arrays: arrays.pop("moves"),
+        lambda arrays: arrays.update(other=np.zeros(3)),
+        lambda arrays: arrays.update(moves=arrays["moves"] + 1),
+        lambda arrays: arrays.update(moves=arrays["moves"].astype(float)),
+        lambda arrays: arrays.update(class_of_byte=arrays["class_of_byte"] - 1),
+        lambda arrays: arrays.update(is_final=arrays["is_final"][:1]),
+        lambda arrays: arrays.clear(),
+    ],
+)
+def test_a_file_without_a_grammar_is_refused(tmp_path, change):
+    path = tmp_path / "grammar.npz"
+    Grammar.regex("(ab)*c").save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    change(arrays)
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=r"path must be a file of jlade.Grammar.save, got .*grammar\.npz"):
+        Grammar.load(path)
+    path.write_bytes(b"abc")
+    with pytest.raises(ValueError, match=r"path must be a file of jlade.Grammar.save"):
+        Grammar.load(path)
