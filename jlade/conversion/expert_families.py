@@ -38,6 +38,13 @@ _QWEN_EXPERTS = {
     "normalized_experts": "norm_topk_prob",
 }
 
+# DeepSeek V3's mixture; see `hf_mixtures`.
+_GROUPS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+_DEEPSEEK = _GROUPS | {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
+_DEEPSEEK_KEYS = _QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"}
+_DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
+_SHARED_EXPERTS = {field: f"mlp.shared_experts.{field}_proj.weight" for field in ("gate", "up", "down")}
+
 MIXTURES: dict[str, Family] = {
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
@@ -149,6 +156,113 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE | {"qk_norm": True, "qk_norm_kind": "whole"},
         experts=_EXPERTS,
         joined_experts=_JOINED,
+    ),
+    "glm4_moe": Family(
+        "Glm4MoeForCausalLM",
+        _DEEPSEEK
+        | {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "partial_rotary_factor": 0.5,
+            "attention_bias": False,
+            "use_qk_norm": False,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+        },
+        keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
+        fixed=_DEEPSEEK_FIXED,
+        tensors=_SHARED_EXPERTS,
+        experts=_EXPERTS,
+        joined_experts=_JOINED,
+        without_effect=("num_nextn_predict_layers", "num_mtp_layers"),  # of layers that predict further tokens
+    ),
+    "dots1": Family(
+        "Dots1ForCausalLM",
+        _DEEPSEEK
+        | LISTED
+        | {
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "max_window_layers": 62,
+            "attention_bias": False,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+        },
+        keys=_DEEPSEEK_KEYS | ATTENTION_BIAS,
+        fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
+        tensors=_SHARED_EXPERTS,
+        experts=_EXPERTS,
+        joined_experts=_JOINED,
+    ),
+    "solar_open": Family(
+        "SolarOpenForCausalLM",
+        _DEEPSEEK
+        | {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "attention_bias": False,
+            "moe_intermediate_size": 1280,
+        },
+        keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias"},
+        fixed=_DEEPSEEK_FIXED,
+        tensors=_SHARED_EXPERTS,
+        experts=_EXPERTS,
+        joined_experts=_JOINED,
+    ),
+    "exaone_moe": Family(
+        "ExaoneMoeForCausalLM",
+        _GROUPS
+        | LISTED
+        | {
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "sliding_window_pattern": 4,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1024,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "mlp_layer_types": None,
+        },
+        keys=_QWEN_EXPERTS | {"expert_scale": "routed_scaling_factor"},
+        fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
+        rotary="windows",
+        tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.e_score_correction_bias"},
+        experts=_EXPERTS,
+        joined_experts=_JOINED,
+        renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
+    ),
+    "minimax_m2": Family(
+        "MiniMaxM2ForCausalLM",
+        _LOCAL_EXPERTS
+        | {
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 5e6,
+            "max_position_embeddings": 196608,
+            "partial_rotary_factor": 1.0,
+        },
+        keys=_LOCAL_KEYS,
+        fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "qk_norm_kind": "whole"},
+        tensors={
+            "router": "block_sparse_moe.gate.weight",
+            "selection_bias": "block_sparse_moe.e_score_correction_bias",
+        },
+        experts=_NUMBERED_EXPERTS,
+        joined_experts=_JOINED,
+        renamed={
+            "mlp.gate.weight": "block_sparse_moe.gate.weight",
+            "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
+        },
+        without_effect=("router_jitter_noise",),
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",

@@ -141,10 +141,10 @@ class ExpertTensor:
 
 def files(config: LlamaConfig, stored: Container[str] = ()) -> dict[str, File]:
     """Returns the tensors of files that hold experts, by name, in the family's own format or in that of `stored`."""
-    family, tensors = FAMILIES[config.family], layer_tensors(config)
+    family = FAMILIES[config.family]
     found: dict[str, File] = {}
-    for i in range(config.num_layers):
-        prefix = f"model.layers.{i}."
+    for i in filter(config.has_experts, range(config.num_layers)):
+        prefix, tensors = f"model.layers.{i}.", layer_tensors(config, i)
         are_joined = any(prefix + name in stored for name in family.joined_experts)
         for file_name, fields in (family.joined_experts if are_joined else family.experts).items():
             held = [tensors[field] for field in fields]
@@ -175,7 +175,8 @@ def shapes(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str,
 def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, ExpertTensor]:
     """Returns the arrays of experts by name, given the tensors of the files, with the shapes of `shapes`."""
     layout = FAMILIES[config.family].expert_layout
-    array_shapes = dict(layer_tensors(config).values())
+    sparse = next(filter(config.has_experts, range(config.num_layers)), 0)
+    array_shapes = dict(layer_tensors(config, sparse).values())
     experts: dict[str, list[ExpertMatrix]] = {}
     tensors: dict[str, ExpertTensor] = {}
     for file_name, file in files(config, stored).items():

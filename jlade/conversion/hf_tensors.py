@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from jlade.conversion import hf_experts
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
-from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, first_few, layer_tensors
+from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal
 from jlade.models.llama import LlamaConfig
 
@@ -21,9 +21,10 @@ def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
 
     Those of experts are left out.
     """
-    fused, tensors = FAMILIES[config.family].fused, layer_tensors(config)
-    whole = {tensors[field][0]: name for name, fields in fused.items() for field in fields}
-    experts = {name for field, (name, _) in tensors.items() if field.startswith("expert_")}
+    fused, fields_of = FAMILIES[config.family].fused, fields_of_names(config)
+    wholes = {field: name for name, fields in fused.items() for field in fields}
+    whole = {within: wholes[field] for within, field in fields_of.items() if field in wholes}
+    experts = {within for within, field in fields_of.items() if field.startswith("expert_")}
     files: dict[str, dict[str, Shape]] = {}
     for name, shape in expected_tensors(config).items():
         prefix, _, rest = name.partition("layers.")

@@ -14,7 +14,7 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
-from jlade.models.architecture import is_matrix, layer_arrays
+from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.quantization import is_int8
 
@@ -35,38 +35,52 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "mlp_post_norm": "post_feedforward_layernorm.weight",
     "sinks": "self_attn.sinks",
     "router": "mlp.gate.weight",
+    "selection_bias": "mlp.gate.e_score_correction_bias",
     "shared_router": "mlp.shared_expert_gate.weight",
     "expert_gate": "mlp.experts.gate_proj.weight",
     "expert_up": "mlp.experts.up_proj.weight",
     "expert_down": "mlp.experts.down_proj.weight",
 }
+OF_MLP = "gate", "up", "down"
 SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
 
 Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
 
 
-def layer_tensors(config: LlamaConfig) -> dict[str, tuple[str, Shape]]:
-    """Returns name within the layer and shape of each tensor, by the field of `LlamaLayer`.
+def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape]]:
+    """Returns name within a layer and shape of each tensor, by the field of `LlamaLayer`.
 
     Tensors that a file holds as one have the names of LLaMA's, and experts one name for all. `hf_tensors` has the names
     in files.
     """
     names = LAYER | dict(FAMILIES[config.family].tensors)
+    if layer in config.dense_layers:  # the names of the family are those of an MLP beside experts
+        names |= {field: LAYER[field] for field in OF_MLP}
 
     def name(field: str) -> str:
         return names[field] if field in names else names[field.removesuffix("_bias")].removesuffix("weight") + "bias"
 
-    return {field: (name(field), shape) for field, (shape, _) in layer_arrays(config).items()}
+    return {field: (name(field), shape) for field, (shape, _) in layer_arrays(config, layer).items()}
+
+
+def fields_of_names(config: LlamaConfig) -> dict[str, str]:
+    """Returns the field of `LlamaLayer` for each name within some layer."""
+    layers = (layer_tensors(config, i) for i in range(config.num_layers))
+    return {name: field for tensors in layers for field, (name, _) in tensors.items()}
 
 
 def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> LlamaParams:
     """Returns parameters with `read(name, shape)` in the place of each tensor."""
     embedding_shape = (config.vocab_size, config.hidden_size)
-    tensors = layer_tensors(config).items()
     return LlamaParams(
         embedding=read(EMBEDDING, embedding_shape),
         layers=tuple(
-            LlamaLayer(**{field: read(f"model.layers.{i}.{name}", shape) for field, (name, shape) in tensors})
+            LlamaLayer(
+                **{
+                    field: read(f"model.layers.{i}.{name}", shape)
+                    for field, (name, shape) in layer_tensors(config, i).items()
+                }
+            )
             for i in range(config.num_layers)
         ),
         norm=read("model.norm.weight", (config.hidden_size,)),
@@ -100,7 +114,13 @@ def array_shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> dict[str, 
 
 def param_shapes(config: LlamaConfig, dtype: jax.typing.DTypeLike, int8: bool = False) -> LlamaParams:
     """Returns parameters with a `jax.ShapeDtypeStruct` in the place of each array, with matrices in int8 if `int8`."""
-    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype))
+    fields = fields_of_names(config)
+
+    def shape_of(name: str, shape: Shape) -> jax.ShapeDtypeStruct:
+        field = fields.get(name.split(".", 3)[-1])
+        return jax.ShapeDtypeStruct(shape, dtype if field is None else dtype_of(field, dtype))
+
+    params = build_params(config, shape_of)
     return jax.eval_shape(quantize, params) if int8 else params
 
 
@@ -108,8 +128,8 @@ def is_quantized(name: str, config: LlamaConfig) -> bool:
     """Whether `jlade.models.llama.quantize` puts a tensor in int8."""
     if name == EMBEDDING:
         return config.tie_embeddings
-    matrices = {of_field for field, (of_field, _) in layer_tensors(config).items() if is_matrix(field)}
-    return name == OUTPUT or name.split(".", 3)[-1] in matrices
+    field = fields_of_names(config).get(name.split(".", 3)[-1])
+    return name == OUTPUT or (field is not None and is_matrix(field))
 
 
 def sharding_for(config: LlamaConfig, sharding: Sharding | None, mesh: Mesh | None) -> Sharding | None:

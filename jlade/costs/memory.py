@@ -51,7 +51,7 @@ def of_step(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: 
     """Returns the memory of a device. Arguments are those of `jlade.costs.work.work`."""
     c, sequences = shard.config, batch_size // layout.data
     _, outputs = share_size(setting, layout.lookahead)
-    inner = c.intermediate_size // layout.model
+    inner = max(c.intermediate_size, c.dense_size) // layout.model
     if c.num_experts:  # the tokens of each expert, in and out
         inner += 2 * c.experts_per_token * (c.hidden_size + c.expert_size)
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item

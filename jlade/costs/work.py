@@ -178,8 +178,10 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
     recycles = "recycled" in setting.reach
     if layout.model > 1:
         hidden = sequences * tokens * c.hidden_size * shard.item
-        sums = 3 if c.num_experts and c.intermediate_size else 2  # of each layer
-        arrays = sums * c.num_layers * [hidden]
+        both = sum(
+            c.has_experts(i) and c.mlp_size(i) > 0 for i in range(c.num_layers)
+        )  # layers with three sums, not two
+        arrays = (2 * c.num_layers + both) * [hidden]
         if shard.divides_vocabulary:  # the embedding, the highest logits and their indices
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
             if recycles:  # the highest logits of each slice and their tokens

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jlade.mesh import HEADS, MODEL
@@ -12,8 +14,9 @@ from jlade.models.base import num_entries
 NORMS = ("rms", "rms_plus_one", "layer")
 # Of each head, of all heads together (OLMo 2), after the rotation (HunYuan), of rotated heads without weights (Llama 4)
 QK_NORMS = ("head", "whole", "rotated", "weightless")
-# How the weights of a token's experts follow from the router's scores; that of "sigmoid" is of the one expert's input
-ROUTINGS = ("softmax", "sparsemixer", "sigmoid")
+# How the weights of a token's experts follow from the router's scores; that of "sigmoid" is of the one expert's input,
+# and those of "sigmoids" are of several experts (DeepSeek V3)
+ROUTINGS = ("softmax", "sparsemixer", "sigmoid", "sigmoids")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
 
 
@@ -59,6 +62,12 @@ class LlamaConfig:
     normalized_experts: bool = True  # whether the weights of a token's experts add up to one
     router_bias: bool = False  # GPT-OSS
     routing: str = "softmax"  # one of `ROUTINGS` (Phi-MoE, Llama 4)
+    selection_bias: bool = False  # of the scores by which experts are chosen, not of their weights (DeepSeek V3)
+    expert_groups: int = 1  # a token chooses from some groups of the experts (DeepSeek V3)
+    groups_per_token: int = 1
+    expert_scale: float = 1.0  # of the weights of a token's experts (DeepSeek V3)
+    dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
+    dense_size: int = 0  # inner size of their MLP
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
     output_bias: bool = False  # of the logits (Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
@@ -113,11 +122,20 @@ class LlamaConfig:
         """The scaling of each layer's queries by position, None for none."""
         return self.query_scalings or (None,) * self.num_layers
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
+
+    def mlp_size(self, layer: int) -> int:
+        """Returns the inner size of the MLP that all tokens pass in a layer, 0 for none."""
+        return self.dense_size if layer in self.dense_layers else self.intermediate_size
+
     @property
     def mlp_widths(self) -> str:
         """The inner sizes of the MLPs, for people."""
         experts = f"{self.num_experts} experts of {self.expert_size:,}" if self.num_experts else ""
-        return " and ".join(filter(None, [f"{self.intermediate_size:,}" if self.intermediate_size else "", experts]))
+        sizes = [f"{size:,}" for size in (self.dense_size, self.intermediate_size) if size]
+        return " and ".join(filter(None, [*sizes, experts]))
 
     def share_of_experts(self, tokens: float) -> float:
         """Returns the share of a layer's experts that some of `tokens` choose, in expectation, if all are as likely."""
@@ -136,17 +154,22 @@ def is_matrix(field: str) -> bool:
     return field in (*of_attention, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
 
 
-def layer_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
+def dtype_of(field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+    """Returns the dtype of a field of `jlade.models.llama.LlamaLayer` in a model of a dtype."""
+    return jnp.float32 if field == "selection_bias" else dtype  # whose rounding would choose other experts
+
+
+def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, ...], P]]:
     """Returns the shape of each array of a layer, and its division on a mesh, by the field of `LlamaLayer`."""
     c = config
-    hidden, inner = (c.hidden_size,), c.intermediate_size
+    hidden, inner = (c.hidden_size,), c.mlp_size(layer)
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     whole, outputs, inputs, kv = P(), P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
     of_heads = ((c.head_dim,), whole)
     query_norm, key_norm = (((queries,), outputs), ((keys,), kv)) if c.qk_norm_kind == "whole" else (of_heads, of_heads)
     has_mlp_norm = c.pre_norms and not c.parallel
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
-    has_mlp, has_experts, number, own = inner > 0, c.num_experts > 0, c.num_experts, c.expert_size
+    has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
     arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
         "attention_norm": (c.pre_norms, hidden, whole),
         "query": (True, (queries, c.hidden_size), outputs),
@@ -172,8 +195,9 @@ def layer_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
         "mlp_post_norm": (c.post_norms, hidden, whole),
         "sinks": (c.sinks, (c.num_heads,), outputs),
         "router": (has_experts, (number, c.hidden_size), whole),
-        "router_bias": (c.router_bias, (number,), whole),
-        "shared_router": (c.shared_router, (1, c.hidden_size), whole),
+        "router_bias": (has_experts and c.router_bias, (number,), whole),
+        "selection_bias": (has_experts and c.selection_bias, (number,), whole),
+        "shared_router": (has_experts and c.shared_router, (1, c.hidden_size), whole),
         "expert_gate": (has_experts, (number, c.hidden_size, own), outputs),
         "expert_up": (has_experts, (number, c.hidden_size, own), outputs),
         "expert_down": (has_experts, (number, own, c.hidden_size), outputs),

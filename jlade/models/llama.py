@@ -15,7 +15,7 @@ from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
 from jlade.models import attention, base, experts, implementations, padding, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
-from jlade.models.architecture import is_matrix, layer_arrays
+from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
 from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
@@ -57,6 +57,7 @@ class LlamaLayer:
     sinks: jax.Array | None = None  # [H]
     router: jax.Array | None = None  # [N, E] for N experts
     router_bias: jax.Array | None = None  # [N]
+    selection_bias: jax.Array | None = None  # [N] float32
     shared_router: jax.Array | None = None  # [1, E]
     expert_gate: jax.Array | None = None  # [N, E, F']: experts are [in, out], as grouped products read them
     expert_up: jax.Array | None = None  # [N, E, F']
@@ -316,9 +317,7 @@ def _feed_forward(
         return _mlp(layer, normed, config, axes)
     assert layer.router is not None
     c = config
-    chosen, weights = route(
-        normed, layer.router, layer.router_bias, c.experts_per_token, c.normalized_experts, c.routing
-    )
+    chosen, weights = route(normed, layer.router, layer.router_bias, layer.selection_bias, c)
     inputs = normed
     if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
         inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
@@ -369,11 +368,11 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return neutral
         if is_matrix(field) and len(shape) == 3:
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
-        return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0]
+        return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0].astype(dtype_of(field, dtype))
 
-    arrays = layer_arrays(c).items()
     layers = tuple(
-        LlamaLayer(**{field: array(field, shape) for field, (shape, _) in arrays}) for _ in range(c.num_layers)
+        LlamaLayer(**{field: array(field, shape) for field, (shape, _) in layer_arrays(c, i).items()})
+        for i in range(c.num_layers)
     )
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)

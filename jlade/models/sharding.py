@@ -38,14 +38,18 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
 def can_divide(config: LlamaConfig, shards: int) -> bool:
     """Whether heads, MLP columns and experts divide among the shards, and each has heads of whole groups or of one."""
     groups = config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
-    divided = config.num_heads, config.intermediate_size, config.num_experts
+    divided = config.num_heads, config.intermediate_size, config.dense_size, config.num_experts
     return groups and not any(number % shards for number in divided)
 
 
 def _mlps(config: LlamaConfig) -> str:
     """Returns the numbers of MLP columns and experts for a message."""
-    numbers = {"MLP columns": config.intermediate_size, "experts": config.num_experts}
-    return " and ".join(f"{number} {name}" for name, number in numbers.items() if number)
+    numbers = (
+        (config.dense_size, "MLP columns"),
+        (config.intermediate_size, "MLP columns"),
+        (config.num_experts, "experts"),
+    )
+    return " and ".join(f"{number} {name}" for number, name in numbers if number)
 
 
 def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
@@ -55,15 +59,15 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
     """
     divides = params.config.vocab_size % mesh_lib.size(mesh, *MODEL) == 0
     vocabulary = P(MODEL) if divides else P()
-    arrays = layer_arrays(params.config)
 
-    def layer_specs(layer: LlamaLayer) -> LlamaLayer:
-        return LlamaLayer(**{field: _spec(getattr(layer, field), spec) for field, (_, spec) in arrays.items()})
+    def layer_specs(number: int, layer: LlamaLayer) -> LlamaLayer:
+        arrays = layer_arrays(params.config, number).items()
+        return LlamaLayer(**{field: _spec(getattr(layer, field), spec) for field, (_, spec) in arrays})
 
     tree: Any = LlamaParams
     specs: LlamaParams = tree(
         embedding=_spec(params.embedding, vocabulary),
-        layers=tuple(map(layer_specs, params.layers)),
+        layers=tuple(layer_specs(i, layer) for i, layer in enumerate(params.layers)),
         norm=P(),
         output=_spec(params.output, vocabulary),
         config=params.config,

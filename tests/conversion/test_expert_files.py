@@ -92,6 +92,13 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "olmoe": {"qk_norm": True, "qk_norm_kind": "whole", "norm_eps": 1e-5},
         "mixtral": {"norm_eps": 1e-5},
         "phimoe": {"norm": "layer", "norm_bias": True, "output_bias": True, "routing": "sparsemixer"},
+        "glm4_moe": {"routing": "sigmoids", "selection_bias": True, "rotary_dim": 4, "norm_eps": 1e-5}
+        | {"intermediate_size": 64, "dense_layers": (0,), "dense_size": 32},
+        "dots1": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True},
+        "solar_open": {"routing": "sigmoids", "selection_bias": True, "norm_eps": 1e-5, "rope_theta": 1e6},
+        "exaone_moe": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "norm_eps": 1e-5}
+        | {"dense_layers": (0,), "dense_size": 32},
+        "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
         "llama4_text": {"intermediate_size": 64, "experts_per_token": 1, "routing": "sigmoid"}
         | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True},
     }

@@ -17,6 +17,12 @@ WAYS = {"sorted": ways.by_expert, "each": ways.by_token, "all": ways.all_with_al
 E, F = 16, 12
 
 
+def routed(x, router, bias, k, correction=None, **fields):
+    """Returns the experts and weights of tokens by a router of the form that `fields` of a configuration describe."""
+    config = LlamaConfig(2, E, 0, 1, 1, 1, 2, 8, num_experts=len(router), experts_per_token=k, **fields)
+    return route(x, router, bias, correction, config)
+
+
 def random_experts(number, biases):
     rng = np.random.default_rng(number)
     shapes = [(number, E, F), (number, E, F), (number, F, E)]
@@ -33,7 +39,7 @@ def test_every_way_gives_the_mixture_of_each_token(tokens, number, k, activation
     rng = np.random.default_rng(0)
     experts = random_experts(number, biases=activation == "clipped_silu")
     x, router = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((tokens, E), (number, E)))
-    chosen, weights = jax.jit(lambda x: route(x, router, None, k, normalized=True))(x)
+    chosen, weights = jax.jit(lambda x: routed(x, router, None, k))(x)
     wanted = mixture(x, chosen, weights, experts, activation)
     for name, way in WAYS.items():
         mixed = jax.jit(functools.partial(way, activation=activation))(x, chosen, weights, experts)
@@ -46,7 +52,9 @@ def test_every_way_gives_the_mixture_of_each_token(tokens, number, k, activation
 def test_the_router_takes_the_most_probable_experts(normalized):
     rng = np.random.default_rng(1)
     x, router, bias = rng.normal(size=(2, 9, E)), rng.normal(size=(6, E)), rng.normal(size=6)
-    chosen, weights = route(*(jnp.asarray(array, jnp.float32) for array in (x, router, bias)), 3, normalized)
+    chosen, weights = routed(
+        *(jnp.asarray(array, jnp.float32) for array in (x, router, bias)), 3, normalized_experts=normalized
+    )
     probabilities = np.exp(x @ router.T + bias)
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
     order = np.argsort(-probabilities, axis=-1)[..., :3]
@@ -63,10 +71,40 @@ def test_the_sparse_mixer_is_that_of_transformers():
     logits = np.concatenate([rng.normal(size=(20, 6)), 1 + 0.02 * rng.normal(size=(20, 6)), -2 + rng.random((20, 6))])
     logits = np.append(logits, [[1, 3, 3, 0, 2.99, 2.9]], axis=0).astype(np.float32)
     wanted, wanted_experts = phimoe.sparsemixer(torch.tensor(logits), jitter_eps=0.01, training=False)
-    chosen, weights = route(jnp.asarray(logits), jnp.eye(6), None, 2, normalized=True, routing="sparsemixer")
+    chosen, weights = routed(jnp.asarray(logits), jnp.eye(6), None, 2, routing="sparsemixer")
     np.testing.assert_array_equal(chosen, wanted_experts.numpy())
     np.testing.assert_allclose(weights, wanted.numpy(), rtol=1e-5)
     assert np.mean(weights < 1) > 0.2
+
+
+@pytest.mark.parametrize(
+    ("groups", "chosen_groups", "normalized", "scale"), [(1, 1, True, 1.0), (4, 2, True, 2.5), (4, 3, False, 1.0)]
+)
+def test_the_router_of_deepseek_v3_is_that_of_transformers(groups, chosen_groups, normalized, scale):
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    glm = pytest.importorskip("transformers.models.glm4_moe.modeling_glm4_moe")
+    rng = np.random.default_rng(3)
+    x, router, bias = rng.normal(size=(50, E)), rng.normal(size=(16, E)), 0.3 * rng.normal(size=16)
+    x, router, bias = (array.astype(np.float32) for array in (x, router, bias))
+    settings = {"n_group": groups, "topk_group": chosen_groups, "norm_topk_prob": normalized}
+    settings |= {"routed_scaling_factor": scale, "n_routed_experts": 16, "num_experts_per_tok": 5, "hidden_size": E}
+    theirs = glm.Glm4MoeTopkRouter(glm.Glm4MoeConfig(**settings))
+    theirs.weight.data, theirs.e_score_correction_bias = torch.tensor(router), torch.tensor(bias)
+    _, wanted, wanted_experts = theirs(torch.tensor(x))
+    chosen, weights = routed(
+        x, router, None, 5, bias, routing="sigmoids", normalized_experts=normalized, expert_scale=scale,
+        selection_bias=True, expert_groups=groups, groups_per_token=chosen_groups,
+    )  # fmt: skip
+    order, wanted_order = np.argsort(chosen, axis=-1), np.argsort(wanted_experts.numpy(), axis=-1)
+    np.testing.assert_array_equal(
+        np.take_along_axis(np.asarray(chosen), order, axis=-1),
+        np.take_along_axis(wanted_experts.numpy(), wanted_order, axis=-1),
+    )
+    np.testing.assert_allclose(
+        np.take_along_axis(np.asarray(weights), order, axis=-1),
+        np.take_along_axis(wanted.detach().numpy(), wanted_order, axis=-1),
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.slow
@@ -77,7 +115,7 @@ def test_int8_experts_stay_within_half_a_step_of_their_scale():
     for matrices, int8, values in zip(experts[:3], rounded[:3], as_floats[:3], strict=True):
         assert float(jnp.max(jnp.abs(values - matrices) / int8.scale[:, None])) <= 0.5001
     x = jax.random.normal(jax.random.key(0), (20, E))
-    chosen, weights = route(x, jax.random.normal(jax.random.key(1), (8, E)), None, 3, normalized=True)
+    chosen, weights = routed(x, jax.random.normal(jax.random.key(1), (8, E)), None, 3)
     for name, way in WAYS.items():
         wanted, mixed = (
             jax.jit(functools.partial(way, activation="silu"))(x, chosen, weights, each)

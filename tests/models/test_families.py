@@ -71,7 +71,7 @@ def checkpoint(family, changes, directory):
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.generation_config.eos_token_id = None
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if "norm" in name or name.endswith("bias"):  # transformers initialises them to ones and zeros
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(directory)

@@ -96,6 +96,31 @@ CASES = {
         "Qwen3Moe",
         {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2}
+        | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "use_qk_norm": True}
+        | {"attention_bias": True, "head_dim": 12},
+    ),
+    "dots1": (
+        "Dots1",
+        {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1}
+        | {"first_k_dense_replace": 0, "sliding_window": 7, "layer_types": SLIDING, "norm_topk_prob": True},
+    ),
+    "solar_open": (
+        "SolarOpen",
+        {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 12},
+    ),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_shared_experts": 2}
+        | {"num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"], "n_group": 2}
+        | {"sliding_window": 7, "layer_types": [*SLIDING, "sliding_attention"]},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 12} | rope("default", partial_rotary_factor=0.5),
+    ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
     "gpt_oss": (

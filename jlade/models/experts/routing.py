@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.models import layers
+from jlade.models.architecture import LlamaConfig
 
 NEAR = 0.02  # relative distance below the highest score, within which the sparse mixer weighs experts
 
@@ -12,29 +13,52 @@ def route(
     x: jax.Array,
     router: jax.Array,
     bias: jax.Array | None,
-    experts_per_token: int,
-    normalized: bool,
-    routing: str = "softmax",
+    selection_bias: jax.Array | None,
+    config: LlamaConfig,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the experts of each token [..., K] int32, by descending probability, and their weights in float32.
+    """Returns the experts of each token [..., K] int32, by descending score, and their weights in float32.
 
     Args:
       x: [..., E].
       router: [N, E], of all experts.
       bias: [N], None for routers without.
-      experts_per_token: K.
-      normalized: whether the weights of a token's experts add up to one, and not the probabilities of all.
-      routing: one of `jlade.models.architecture.ROUTINGS`. "softmax" alone can be normalized.
+      selection_bias: [N], None for routers without.
+      config: of the model, with the `routing`. "softmax" and "sigmoids" alone can be normalized, and have groups,
+        biases of the selection, and scales.
     """
+    c = config
+    if c.routing == "sigmoids":  # bfloat16 would choose other experts
+        logits = layers.linear(x.astype(jnp.float32), router.astype(jnp.float32))
+        return _scored(jax.nn.sigmoid(logits), selection_bias, c)
     logits = layers.linear(x, router, bias).astype(jnp.float32)
-    if routing == "sparsemixer":
-        return _sparse_mixer(logits, experts_per_token)
-    highest, chosen = jax.lax.top_k(logits, experts_per_token)
-    if routing == "sigmoid":
+    if c.routing == "sparsemixer":
+        return _sparse_mixer(logits, c.experts_per_token)
+    highest, chosen = jax.lax.top_k(logits, c.experts_per_token)
+    if c.routing == "sigmoid":
         return chosen, jax.nn.sigmoid(highest)
-    if normalized:
+    if c.normalized_experts:
         return chosen, jax.nn.softmax(highest)
     return chosen, jnp.exp(highest - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def _scored(scores: jax.Array, selection_bias: jax.Array | None, config: LlamaConfig) -> tuple[jax.Array, jax.Array]:
+    """Returns `route` for the scores [..., N] that are the weights (DeepSeek V3, arXiv 2412.19437, section 2.1.2).
+
+    A group counts as much as its two best experts.
+    """
+    c = config
+    choice = scores if selection_bias is None else scores + jnp.broadcast_to(selection_bias, scores.shape)
+    if c.groups_per_token < c.expert_groups:
+        grouped = choice.reshape(*choice.shape[:-1], c.expert_groups, -1)
+        of_groups = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
+        _, groups = jax.lax.top_k(of_groups, c.groups_per_token)
+        is_chosen = jnp.any(jax.nn.one_hot(groups, c.expert_groups, dtype=bool), axis=-2)
+        choice = jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(choice.shape)
+    _, chosen = jax.lax.top_k(choice, c.experts_per_token)
+    weights = jnp.take_along_axis(scores, chosen, axis=-1)
+    if c.normalized_experts:
+        weights /= jnp.sum(weights, axis=-1, keepdims=True) + 1e-20
+    return chosen, weights * c.expert_scale
 
 
 def _sparse_mixer(logits: jax.Array, experts_per_token: int) -> tuple[jax.Array, jax.Array]:
