@@ -321,10 +321,12 @@ MIXTURES: dict[str, Family] = {
             "floor_scale": 8192,
             "attn_scale": 0.1,
             "moe_layers": None,
+            "interleave_moe_layer_step": 1,
+            "intermediate_size_mlp": 16384,
         },
         keys=_LOCAL_KEYS | ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
         fixed={"qk_norm_kind": "weightless", "interleaved_rotary": True, "routing": "sigmoid"},
-        only={"num_experts_per_tok": (1,), "interleave_moe_layer_step": (1,)},
+        only={"num_experts_per_tok": (1,)},
         tensors={field: f"feed_forward.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}
         | {"router": "feed_forward.router.weight"},
         experts={
@@ -333,7 +335,6 @@ MIXTURES: dict[str, Family] = {
         },
         expert_layout="columns",
         elsewhere={"attention_chunk_size": None, "attn_temperature_tuning": False, "use_qk_norm": False},
-        without_effect=("intermediate_size_mlp",),  # of layers without experts
         of_parts=("llama4", "Llama4ForConditionalGeneration"),
     ),
 }

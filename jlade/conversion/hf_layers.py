@@ -27,9 +27,6 @@ def read_layers(
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    sparse = values.get("moe_layers")
-    if sparse not in (None, list(range(num_layers))):
-        raise ValueError(f"{values.file}: moe_layers is {sparse!r}; supported is a list of all {num_layers} layers")
     rotary, turned = read.kind, _read_turned(values, num_layers)
     windows = _read_windows(values, num_layers, turned)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)

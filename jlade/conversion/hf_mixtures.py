@@ -1,4 +1,4 @@
-"""Mixtures of experts in the keys of DeepSeek: shared experts, groups of experts, and layers without experts."""
+"""Mixtures of experts in configurations: layers without experts, and the shared experts and groups of DeepSeek."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from jlade.models.llama import LlamaConfig
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")  # names of a key
 FIRST_DENSE, MLP_TYPES = "first_k_dense_replace", "mlp_layer_types"
 DENSE, SPARSE = "dense", "sparse"
+SPARSE_LAYERS, STEP, DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"  # Llama 4
 
 
 def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
@@ -17,6 +18,9 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     Raises:
       ValueError: names the file, the key and the accepted values.
     """
+    if SPARSE_LAYERS in family.reads:
+        dense = _dense_between(values, num_layers)
+        return {"dense_layers": dense, "dense_size": values.size(DENSE_SIZE) if dense else 0}
     shared = _shared_key(family)
     if shared is None:
         return {}
@@ -42,6 +46,9 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
 
 def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_mixture` reads."""
+    if SPARSE_LAYERS in family.reads:
+        sparse = list(filter(config.has_experts, range(config.num_layers)))
+        return {SPARSE_LAYERS: sparse, DENSE_SIZE: config.dense_size or config.intermediate_size}
     shared = _shared_key(family)
     if shared is None:
         return {}
@@ -73,6 +80,17 @@ def _dense_layers(values: Values, family: Family, num_layers: int) -> tuple[int,
             f"{values.file}: {MLP_TYPES} must name dense or sparse for each of {num_layers} layers, got {kinds!r}"
         )
     return tuple(i for i, kind in enumerate(kinds) if kind == DENSE)
+
+
+def _dense_between(values: Values, num_layers: int) -> tuple[int, ...]:
+    """Returns the layers without experts of Llama 4."""
+    sparse = values.get(SPARSE_LAYERS)
+    if sparse is None:
+        step = values.size(STEP)
+        sparse = list(range(step - 1, num_layers, step))
+    if not isinstance(sparse, list) or any(type(i) is not int or not 0 <= i < num_layers for i in sparse):
+        raise ValueError(f"{values.file}: {SPARSE_LAYERS} must list some of {num_layers} layers, got {sparse!r}")
+    return tuple(i for i in range(num_layers) if i not in sparse)
 
 
 def _count(values: Values, key: str) -> int:

@@ -1,6 +1,7 @@
 """The tensors of a model: their names in checkpoints, shapes, dtypes and places on devices."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -41,7 +42,6 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "expert_up": "mlp.experts.up_proj.weight",
     "expert_down": "mlp.experts.down_proj.weight",
 }
-OF_MLP = "gate", "up", "down"
 SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
 
 Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
@@ -55,7 +55,7 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape
     """
     names = LAYER | dict(FAMILIES[config.family].tensors)
     if layer in config.dense_layers:  # the names of the family are those of an MLP beside experts
-        names |= {field: LAYER[field] for field in OF_MLP}
+        names |= {field: re.sub(r"shared_experts?\.", "", names[field]) for field in ("gate", "up", "down")}
 
     def name(field: str) -> str:
         return names[field] if field in names else names[field.removesuffix("_bias")].removesuffix("weight") + "bias"

@@ -83,6 +83,11 @@ CASES = {
         | {"attention_chunk_size": 96, "floor_scale": 9, "attn_scale": 0.7}
         | rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=32),
     ),
+    "llama4_text, Maverick": (
+        "Llama4Text",
+        {"num_local_experts": 4, "head_dim": 12, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2}
+        | {"attention_chunk_size": 96, "use_qk_norm": False, "intermediate_size_mlp": 40},
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {
