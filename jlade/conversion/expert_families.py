@@ -1,6 +1,5 @@
 """The families of mixtures of experts: what is in their config.json and in their files."""
 
-from typing import Any
 
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, QWEN
 from jlade.conversion.family import Family
@@ -24,7 +23,6 @@ _JOINED: dict[str, tuple[str, ...]] = {
     "mlp.experts.down_proj": ("expert_down",),
 }
 _EXPERTS_ALONE = {"intermediate_size": 0}
-_ALL_SPARSE: dict[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 _LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _LOCAL_KEYS = {
     "expert_size": "intermediate_size",
@@ -113,10 +111,11 @@ MIXTURES: dict[str, Family] = {
             "moe_intermediate_size": 1408,
             "shared_expert_intermediate_size": 5632,
             "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
         },
         keys=_QWEN_EXPERTS | {"qkv_bias": "qkv_bias", "intermediate_size": "shared_expert_intermediate_size"},
         fixed={"shared_router": True},
-        only=_ALL_SPARSE,
         tensors={field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")},
         experts=_EXPERTS,
         joined_experts=_JOINED,
@@ -135,10 +134,12 @@ MIXTURES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
             "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
         },
         keys=_QWEN_EXPERTS | ATTENTION_BIAS,
         fixed=_EXPERTS_ALONE | {"qk_norm": True},
-        only=_ALL_SPARSE | {"use_qk_norm": (True,)},
+        only={"use_qk_norm": (True,)},
         experts=_EXPERTS,
         joined_experts=_JOINED,
     ),

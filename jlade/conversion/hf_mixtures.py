@@ -1,5 +1,6 @@
 """Mixtures of experts in configurations: layers without experts, and the shared experts and groups of DeepSeek."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jlade.conversion.family import Family
@@ -9,7 +10,8 @@ from jlade.models.llama import LlamaConfig
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")  # names of a key
 FIRST_DENSE, MLP_TYPES = "first_k_dense_replace", "mlp_layer_types"
 DENSE, SPARSE = "dense", "sparse"
-SPARSE_LAYERS, STEP, DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"  # Llama 4
+SPARSE_LAYERS, LLAMA_STEP, LLAMA_DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"
+QWEN_STEP, QWEN_DENSE = "decoder_sparse_step", "mlp_only_layers"
 
 
 def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
@@ -18,12 +20,13 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     Raises:
       ValueError: names the file, the key and the accepted values.
     """
-    if SPARSE_LAYERS in family.reads:
-        dense = _dense_between(values, num_layers)
-        return {"dense_layers": dense, "dense_size": values.size(DENSE_SIZE) if dense else 0}
+    sparse = _sparse_layers(values, family, num_layers)
+    dense = tuple(i for i in range(num_layers) if i not in sparse)
+    size = values.size(LLAMA_DENSE_SIZE if SPARSE_LAYERS in family.reads else "intermediate_size") if dense else 0
+    of_layers = {"dense_layers": dense, "dense_size": size}
     shared = _shared_key(family)
     if shared is None:
-        return {}
+        return of_layers
     number, groups, chosen = (values.size(key) for key in (family.keys["num_experts"], "n_group", "topk_group"))
     if number % groups or (groups > 1 and number // groups < 2):
         raise ValueError(
@@ -34,34 +37,28 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
             f"{values.file}: topk_group must be up to n_group, {groups}, with as many experts as num_experts_per_tok, "
             f"got {chosen}"
         )
-    dense = _dense_layers(values, family, num_layers)
-    return {
-        "intermediate_size": _count(values, shared) * values.size("moe_intermediate_size"),
-        "dense_layers": dense,
-        "dense_size": values.size("intermediate_size") if dense else 0,
-        "expert_groups": groups,
-        "groups_per_token": chosen,
-    }
+    shared_size = _count(values, shared) * values.size("moe_intermediate_size")
+    return of_layers | {"intermediate_size": shared_size, "expert_groups": groups, "groups_per_token": chosen}
 
 
 def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_mixture` reads."""
-    if SPARSE_LAYERS in family.reads:
-        sparse = list(filter(config.has_experts, range(config.num_layers)))
-        return {SPARSE_LAYERS: sparse, DENSE_SIZE: config.dense_size or config.intermediate_size}
-    shared = _shared_key(family)
-    if shared is None:
-        return {}
-    found: dict[str, Any] = {
-        shared: config.intermediate_size // config.expert_size,
-        "intermediate_size": config.dense_size or config.expert_size,
-        "n_group": config.expert_groups,
-        "topk_group": config.groups_per_token,
-    }
-    if FIRST_DENSE in family.reads:
+    reads, sparse = family.reads, list(filter(config.has_experts, range(config.num_layers)))
+    found: dict[str, Any] = {}
+    if SPARSE_LAYERS in reads:
+        found |= {SPARSE_LAYERS: sparse, LLAMA_DENSE_SIZE: config.dense_size or config.intermediate_size}
+    elif config.dense_size:
+        found["intermediate_size"] = config.dense_size
+    if QWEN_STEP in reads:
+        found |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
+    if FIRST_DENSE in reads:
         found[FIRST_DENSE] = len(config.dense_layers)
-    if MLP_TYPES in family.reads:
-        found[MLP_TYPES] = [SPARSE if config.has_experts(i) else DENSE for i in range(config.num_layers)]
+    if MLP_TYPES in reads:
+        found[MLP_TYPES] = [SPARSE if i in sparse else DENSE for i in range(config.num_layers)]
+    if shared := _shared_key(family):
+        found[shared] = config.intermediate_size // config.expert_size
+        found |= {"n_group": config.expert_groups, "topk_group": config.groups_per_token}
+        found.setdefault("intermediate_size", config.expert_size)
     return found
 
 
@@ -69,28 +66,31 @@ def _shared_key(family: Family) -> str | None:
     return next((key for key in SHARED_EXPERTS if key in family.reads), None)
 
 
-def _dense_layers(values: Values, family: Family, num_layers: int) -> tuple[int, ...]:
-    """Returns the layers without experts."""
-    kinds = values.get(MLP_TYPES) if MLP_TYPES in family.reads else None
+def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collection[int]:
+    """Returns the layers with experts, or all of a model without."""
+    layers, reads = range(num_layers), family.reads
+    if SPARSE_LAYERS in reads:
+        step = values.size(LLAMA_STEP)
+        return _listed(values, SPARSE_LAYERS, layers, layers[step - 1 :: step])
+    if QWEN_STEP in reads:
+        step = values.size(QWEN_STEP)
+        return set(layers[step - 1 :: step]) - set(_listed(values, QWEN_DENSE, layers, []))
+    kinds = values.get(MLP_TYPES) if MLP_TYPES in reads else None
     if kinds is None:
-        number = _count(values, FIRST_DENSE) if FIRST_DENSE in family.reads else 0
-        return tuple(range(min(number, num_layers)))
+        return layers[_count(values, FIRST_DENSE) :] if FIRST_DENSE in reads else layers
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (DENSE, SPARSE) for kind in kinds):
         raise ValueError(
             f"{values.file}: {MLP_TYPES} must name dense or sparse for each of {num_layers} layers, got {kinds!r}"
         )
-    return tuple(i for i, kind in enumerate(kinds) if kind == DENSE)
+    return [i for i in layers if kinds[i] == SPARSE]
 
 
-def _dense_between(values: Values, num_layers: int) -> tuple[int, ...]:
-    """Returns the layers without experts of Llama 4."""
-    sparse = values.get(SPARSE_LAYERS)
-    if sparse is None:
-        step = values.size(STEP)
-        sparse = list(range(step - 1, num_layers, step))
-    if not isinstance(sparse, list) or any(type(i) is not int or not 0 <= i < num_layers for i in sparse):
-        raise ValueError(f"{values.file}: {SPARSE_LAYERS} must list some of {num_layers} layers, got {sparse!r}")
-    return tuple(i for i in range(num_layers) if i not in sparse)
+def _listed(values: Values, key: str, layers: Sequence[int], default: Sequence[int]) -> Sequence[int]:
+    """Returns the layers that a list names."""
+    listed = values.get(key, default)
+    if listed is not default and (not isinstance(listed, list) or any(i not in layers for i in listed)):
+        raise ValueError(f"{values.file}: {key} must list some of {len(layers)} layers, got {listed!r}")
+    return listed
 
 
 def _count(values: Values, key: str) -> int:

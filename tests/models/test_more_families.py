@@ -97,6 +97,11 @@ CASES = {
             "shared_expert_intermediate_size": 20,
         },
     ),
+    "qwen2_moe, some layers": (
+        "Qwen2Moe",
+        {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20, "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe, some layers": ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 24, "decoder_sparse_step": 2}),
     "qwen3_moe": (
         "Qwen3Moe",
         {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
