@@ -1,6 +1,5 @@
 """The families of mixtures of experts: what is in their config.json and in their files."""
 
-
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, QWEN
 from jlade.conversion.family import Family
 
@@ -250,6 +249,7 @@ MIXTURES: dict[str, Family] = {
             "rope_theta": 5e6,
             "max_position_embeddings": 196608,
             "partial_rotary_factor": 1.0,
+            "rotary_dim": None,  # the same, in elements
         },
         keys=_LOCAL_KEYS,
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "qk_norm_kind": "whole"},
@@ -263,7 +263,14 @@ MIXTURES: dict[str, Family] = {
             "mlp.gate.weight": "block_sparse_moe.gate.weight",
             "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
         },
-        without_effect=("router_jitter_noise",),
+        only={
+            "use_qk_norm": (True,),
+            "qk_norm_type": ("per_layer",),
+            "scoring_func": ("sigmoid",),
+            "use_routing_bias": (True,),
+        },
+        elsewhere={"rotary_dim": None},
+        without_effect=("router_jitter_noise", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"),
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",

@@ -77,6 +77,8 @@ def _check_quantization(file: pathlib.Path, raw: Mapping[str, Any], family: Fami
     method = settings.get("quant_method", "mlx" if key == "quantization" else None)
     if method == "mxfp4" and family.expert_layout == "interleaved":
         return
+    if method == "fp8" and settings.get("weight_block_size") and settings.get("activation_scheme") == "dynamic":
+        return
     bits = next(
         (n for n, flag in ((4, "load_in_4bit"), (8, "load_in_8bit")) if settings.get(flag)), settings.get("bits")
     )

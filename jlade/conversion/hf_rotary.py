@@ -188,6 +188,8 @@ def _read_query_scaling(rotary: Values, values: Values) -> QueryScaling | None:
 def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:
     """Returns the number of rotated elements of a head, all in families without `partial_rotary_factor`."""
     fraction = Values(values.file, {"partial_rotary_factor": 1.0} | dict(values.values)).number("partial_rotary_factor")
+    if values.get("rotary_dim") is not None:  # MiniMax M2
+        fraction = values.size("rotary_dim") / head_dim
     fraction = rotary.number("partial_rotary_factor", fraction)
     if "partial_rotary_factor" not in values.values and fraction != 1.0:
         raise ValueError(f"{rotary.file}: partial_rotary_factor must be 1.0, got {fraction!r}")

@@ -5,7 +5,7 @@ import pathlib
 import warnings
 from collections.abc import Collection, Mapping
 
-from jlade.conversion import hf_experts
+from jlade.conversion import hf_experts, hf_fp8
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few
@@ -87,7 +87,7 @@ def model_tensors(
     Warns:
       UserWarning: names tensors of layers that the model does not have, which `strict` refuses.
     """
-    tensors = own_names(text_part(tensors), config)
+    tensors = hf_fp8.scaled(own_names(text_part(tensors), config))
     if config.tie_embeddings and EMBEDDING not in tensors and OUTPUT in tensors:
         tensors[EMBEDDING] = tensors.pop(OUTPUT)
     config = untied(config, tensors)
@@ -120,8 +120,12 @@ def check_tensors(
             raise ValueError(f"{directory}: strict=True refuses {said}")
         warnings.warn(f"{directory}: ignored {said}", stacklevel=2)
     for name, shape in expected.items():
-        is_packed = name.endswith((hf_experts.BLOCKS, hf_experts.SCALES))
-        check_kind(name, tensors[name], shape, ("U8",) if is_packed else FLOATS)
+        accepted: Collection[str] = FLOATS
+        if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)):
+            accepted = ("U8",)
+        elif isinstance(tensors[name], hf_fp8.BlockScaled):
+            accepted = (hf_fp8.FP8,)
+        check_kind(name, tensors[name], shape, accepted)
 
 
 def check_kind(name: str, stored: StoredTensor, shape: Shape, accepted: Collection[str]) -> None:

@@ -25,7 +25,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = f"{SINGLE_FILE}.index.json"
 MAX_FILE_BYTES = 5 * 10**9
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
-DTYPES = FLOATS | {"U8": "uint8", "I8": "int8"}  # of tensors in MXFP4, and of jlade's matrices in int8
+# Of tensors in MXFP4 and FP8 too, and of jlade's matrices in int8.
+DTYPES = FLOATS | {"U8": "uint8", "F8_E4M3": "float8_e4m3fn", "I8": "int8"}
 CHUNK = 2**20  # elements converted at once; they fit the processor's cache
 
 
@@ -341,8 +342,9 @@ def broken_rows(source: np.ndarray, converted: np.ndarray, first: int) -> set[in
       converted: the same in another dtype.
       first: the row of the tensor with which they begin.
     """
-    array = min(source, converted, key=lambda array: array.itemsize)  # has the infinities of both, in fewer bytes
-    if array.dtype == np.int8:
+    # One has the infinities of both, in fewer bytes; FP8 has none, and another code for NaN.
+    array = min(source, converted, key=lambda array: (array.itemsize == 1, array.itemsize))
+    if array.itemsize == 1:
         return set()
     info = ml_dtypes.finfo(array.dtype)
     bits = array.view(f"u{array.itemsize}")

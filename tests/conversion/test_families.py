@@ -244,3 +244,13 @@ def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
         again, _ = jlade.load(tmp_path / kind, dtype="float32")
         assert dataclasses.replace(again.config, eos_ids=()) == dataclasses.replace(params.config, eos_ids=())
         np.testing.assert_array_equal(again.layers[1].down, params.layers[1].down)
+
+
+def test_minimax_m2_names_the_rotated_elements(tmp_path):
+    """As in MiniMaxAI/MiniMax-M2."""
+    changes = {"head_dim": 128, "rotary_dim": 64, "use_qk_norm": True, "qk_norm_type": "per_layer", "use_mtp": True}
+    changes |= {"scoring_func": "sigmoid", "use_routing_bias": True, "num_mtp_modules": 3, "mtp_transformer_layers": 1}
+    fp8 = {"quant_method": "fp8", "fmt": "float8_e4m3fn", "activation_scheme": "dynamic"}
+    fp8 |= {"weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
+    config = read_config(write(tmp_path, "minimax_m2", **changes, quantization_config=fp8), strict=True)
+    assert (config.rotary_dim, config.rope_theta, config.num_experts) == (64, 5e6, 256)

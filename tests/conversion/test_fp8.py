@@ -1,0 +1,151 @@
+"""Checkpoints in FP8 with block scales, against transformers' dequantization."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+
+import jlade
+from jlade.cli import main
+from jlade.conversion import load_hf, save_hf, weight_files
+from jlade.models.llama import LlamaConfig, init_params
+
+torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+torch_files = pytest.importorskip("safetensors.torch")
+
+SHAPE = {"vocab_size": 40, "hidden_size": 48, "intermediate_size": 160, "num_layers": 2, "num_heads": 4}
+SHAPE |= {"num_kv_heads": 2, "head_dim": 12, "max_positions": 64}
+MIXTURE = {"num_experts": 4, "expert_size": 32, "experts_per_token": 2, "intermediate_size": 0}
+CASES = {
+    "qwen3": {"qk_norm": True},
+    "phi3": {"model_type": "phi3", "norm_eps": 1e-5},  # gate and product are rows of one matrix
+    "qwen3_moe": MIXTURE | {"model_type": "qwen3_moe", "qk_norm": True},
+}
+
+
+def in_blocks(matrix, rows, columns):
+    """Returns the matrix in FP8, and the scale of each block in float32."""
+    height, width = matrix.shape
+    scales = np.zeros((-(-height // rows), -(-width // columns)), np.float32)
+    found = np.zeros(matrix.shape, ml_dtypes.float8_e4m3fn)
+    for i, j in np.ndindex(scales.shape):
+        block = np.s_[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        scales[i, j] = np.abs(matrix[block]).max() / 448
+        found[block] = (matrix[block] / scales[i, j]).astype(found.dtype)
+    return found, scales
+
+
+def write(directory, case, rows=16, columns=16):
+    """Writes a random model with its matrices in FP8 and returns them by name, as products with their scales."""
+    config = LlamaConfig(**SHAPE | CASES[case])
+    save_hf(init_params(jax.random.key(0), config), directory)
+    file = directory / "model.safetensors"
+    with safetensors.safe_open(file, "pt") as stored:
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    values = {}
+    for name, tensor in list(tensors.items()):
+        if name.endswith("proj.weight"):
+            matrix, scales = in_blocks(tensor.numpy(), rows, columns)
+            tensors[name] = torch.tensor(matrix.view(np.uint8)).view(torch.float8_e4m3fn)
+            tensors[name + "_scale_inv"] = torch.tensor(scales)
+            of_elements = np.repeat(np.repeat(scales, rows, axis=0), columns, axis=1)
+            values[name] = matrix.astype(np.float32) * of_elements[: matrix.shape[0], : matrix.shape[1]]
+    torch_files.save_file(tensors, file, {"format": "pt"})
+    content = json.loads((directory / "config.json").read_text())
+    content["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [rows, columns],
+        "modules_to_not_convert": ["lm_head"],
+    }
+    (directory / "config.json").write_text(json.dumps(content))
+    return values
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_that_transformers_dequantizes(case, tmp_path):
+    import transformers
+
+    write(tmp_path / "fp8", case)
+    params = load_hf(tmp_path / "fp8", "float32", strict=True)
+    settings = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=(16, 16))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "fp8", dtype=torch.float32, quantization_config=settings
+    )
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    for i, layer in enumerate(params.layers):
+        prefix = f"model.layers.{i}."
+        if case == "qwen3_moe":
+            joined = state[f"{prefix}mlp.experts.gate_up_proj"]
+            found = np.concatenate([layer.expert_gate, layer.expert_up], axis=2).swapaxes(1, 2)
+            np.testing.assert_array_equal(found, joined)
+        elif case == "phi3":
+            np.testing.assert_array_equal(
+                np.concatenate([layer.query, layer.key, layer.value]), state[f"{prefix}self_attn.qkv_proj.weight"]
+            )
+            joined = state[f"{prefix}mlp.gate_up_proj.weight"]
+            np.testing.assert_array_equal(np.concatenate([layer.gate, layer.up]), joined)
+        else:
+            np.testing.assert_array_equal(layer.down, state[f"{prefix}mlp.down_proj.weight"])
+            np.testing.assert_array_equal(layer.key, state[f"{prefix}self_attn.k_proj.weight"])
+
+
+def test_blocks_at_the_edges_are_smaller(tmp_path):
+    values = write(tmp_path / "fp8", "qwen3", 128, 128)  # of 160 rows
+    params = load_hf(tmp_path / "fp8", "float32")
+    np.testing.assert_array_equal(params.layers[1].up, values["model.layers.1.mlp.up_proj.weight"])
+    np.testing.assert_array_equal(params.layers[1].down, values["model.layers.1.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize("case", ["phi3", "qwen3_moe"])
+def test_devices_read_their_parts(case, tmp_path, monkeypatch):
+    monkeypatch.setattr(weight_files, "CHUNK", 100)
+    write(tmp_path / "fp8", case)
+    whole = load_hf(tmp_path / "fp8", "float32")
+    divided = load_hf(tmp_path / "fp8", "float32", mesh=jlade.make_mesh(model=2))
+    for array, expected in zip(jax.tree.leaves(divided), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_converted_fp8_is_no_longer_quantized(tmp_path):
+    write(tmp_path / "fp8", "qwen3")
+    expected = load_hf(tmp_path / "fp8", "bfloat16")
+    assert main(["convert", str(tmp_path / "fp8"), str(tmp_path / "hf"), "--dtype", "bfloat16", "--to", "hf"]) == 0
+    assert "quantization_config" not in json.loads((tmp_path / "hf" / "config.json").read_text())
+    found = load_hf(tmp_path / "hf", "auto", strict=True)
+    for array, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+def test_nan_is_named(tmp_path):
+    write(tmp_path / "fp8", "qwen3")
+    file = tmp_path / "fp8" / "model.safetensors"
+    stored = weight_files.read_header(file)["model.layers.0.mlp.up_proj.weight"]
+    with open(file, "r+b") as stream:
+        stream.seek(stored.offset + 3 * 48)
+        stream.write(b"\x7f\x7e")  # NaN, and 448, the largest value
+    with pytest.warns(UserWarning, match=r"up_proj.weight \(1 of 160 rows: 3\)"):
+        load_hf(tmp_path / "fp8", "float32")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.update(k=torch.zeros(2, 5)), r"k_proj.weight_scale_inv has shape \(2, 5\)"),
+        (lambda tensors: tensors.update(k=tensors["k"].int()), "type I32; a matrix of"),
+        (lambda tensors: tensors.pop("k"), "k_proj.weight is of type F8_E4M3; accepted are"),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(change, message, tmp_path):
+    write(tmp_path / "fp8", "qwen3")
+    file, name = tmp_path / "fp8" / "model.safetensors", "model.layers.0.self_attn.k_proj.weight_scale_inv"
+    with safetensors.safe_open(file, "pt") as stored:
+        tensors = {"k" if each == name else each: stored.get_tensor(each) for each in stored.keys()}  # noqa: SIM118
+    change(tensors)
+    torch_files.save_file({name if each == "k" else each: tensors[each] for each in tensors}, file)
+    with pytest.raises(ValueError, match=message):
+        load_hf(tmp_path / "fp8")
