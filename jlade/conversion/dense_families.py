@@ -35,6 +35,24 @@ _NORM_BEFORE_MLP = {"mlp_norm": "pre_feedforward_layernorm.weight"}
 _ACTIVATION = {"activation": "gelu_tanh"}
 _IS_GEMMA = _ACTIVATION | {"norm": "rms_plus_one", "embedding_scale": lambda values: values.size("hidden_size") ** 0.5}
 _IS_GELU = {"hidden_act": (TANH, "gelu"), "hidden_activation": (TANH,)}  # Gemma's "gelu" is TANH, says transformers
+_GLM = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-07,
+    "max_position_embeddings": 131072,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+}
+_COHERE = {
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+}
+_COHERE_KEYS = ATTENTION_BIAS | {"norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"}
+_IS_COHERE = {"norm": "layer", "parallel": True, "interleaved_rotary": True}
+_ONE_BIAS = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), "use_bias")
 GRANITE = {
     "attention_bias": False,
     "embedding_multiplier": 1.0,
@@ -171,12 +189,7 @@ DENSE: dict[str, Family] = {
             "use_bias": True,
             "tie_word_embeddings": True,
         },
-        keys={
-            "norm_eps": "norm_epsilon",
-            "qkv_bias": "use_bias",
-            "attention_output_bias": "use_bias",
-            "mlp_bias": "use_bias",
-        },
+        keys={"norm_eps": "norm_epsilon"} | _ONE_BIAS,
         fixed=_ACTIVATION | {"norm": "layer", "norm_bias": True, "gated_mlp": False},
         only={"hidden_act": (TANH,)},
         tensors={"up": "mlp.c_fc.weight", "down": "mlp.c_proj.weight"},
@@ -195,16 +208,16 @@ DENSE: dict[str, Family] = {
         fixed={"norm": "layer", "norm_bias": True},
         elsewhere={"use_parallel_residual": False},
     ),
+    "glm": Family(
+        "GlmForCausalLM",
+        _GLM,
+        keys={"qkv_bias": "attention_bias"},
+        fixed={"interleaved_rotary": True},
+        fused=_FUSED_MLP,
+    ),
     "glm4": Family(
         "Glm4ForCausalLM",
-        {
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "rms_norm_eps": 1.5625e-07,
-            "max_position_embeddings": 131072,
-            "partial_rotary_factor": 0.5,
-            "attention_bias": True,
-        },
+        _GLM,
         keys={"qkv_bias": "attention_bias"},
         fixed={"post_norms": True, "interleaved_rotary": True},
         tensors={
@@ -213,21 +226,47 @@ DENSE: dict[str, Family] = {
         },
         fused=_FUSED_MLP,
     ),
+    "cohere": Family(
+        "CohereForCausalLM",
+        _COHERE | {"rope_theta": 500000.0, "use_qk_norm": False},
+        keys=_COHERE_KEYS | {"qk_norm": "use_qk_norm"},
+        fixed=_IS_COHERE | {"qk_norm_kind": "each"},
+    ),
     "cohere2": Family(
         "Cohere2ForCausalLM",
-        LISTED
-        | {
-            "layer_norm_eps": 1e-5,
-            "logit_scale": 0.0625,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "sliding_window_pattern": 4,
-        },
-        keys=ATTENTION_BIAS | {"norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"},
-        fixed={"norm": "layer", "parallel": True, "interleaved_rotary": True},
+        LISTED | _COHERE | {"sliding_window_pattern": 4},
+        keys=_COHERE_KEYS,
+        fixed=_IS_COHERE,
         rotary="windows",
         elsewhere={"logit_scale": 1.0},
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "use_bias": False,
+        },
+        keys=_ONE_BIAS,
+        fixed={"interleaved_rotary": True},
+    ),
+    "helium": Family(
+        "HeliumForCausalLM",
+        {
+            "num_key_value_heads": 20,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-8,
+            "rope_theta": 100000.0,
+            "max_position_embeddings": 4096,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        keys={"qkv_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+        fixed={"interleaved_rotary": True},
     ),
     "exaone4": Family(
         "Exaone4ForCausalLM",

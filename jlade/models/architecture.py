@@ -12,8 +12,9 @@ from jlade.models.attention import Variation
 from jlade.models.base import num_entries
 
 NORMS = ("rms", "rms_plus_one", "layer")
-# Of each head, of all heads together (OLMo 2), after the rotation (HunYuan), of rotated heads without weights (Llama 4)
-QK_NORMS = ("head", "whole", "rotated", "weightless")
+# Of each head, with weights for each (Command R+), of all heads together (OLMo 2), after the rotation (HunYuan), of
+# rotated heads without weights (Llama 4)
+QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
 # How the weights of a token's experts follow from the router's scores; that of "sigmoid" is of the one expert's input,
 # and those of "sigmoids" are of several experts (DeepSeek V3)
 ROUTINGS = ("softmax", "sparsemixer", "sigmoid", "sigmoids")
@@ -165,8 +166,11 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     hidden, inner = (c.hidden_size,), c.mlp_size(layer)
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     whole, outputs, inputs, kv = P(), P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
-    of_heads = ((c.head_dim,), whole)
-    query_norm, key_norm = (((queries,), outputs), ((keys,), kv)) if c.qk_norm_kind == "whole" else (of_heads, of_heads)
+    qk_norms: dict[str, tuple[tuple[tuple[int, ...], P], ...]] = {
+        "whole": (((queries,), outputs), ((keys,), kv)),
+        "each": (((c.num_heads, c.head_dim), outputs), ((c.num_kv_heads, c.head_dim), kv)),
+    }
+    query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((c.head_dim,), whole),) * 2)
     has_mlp_norm = c.pre_norms and not c.parallel
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size

@@ -48,8 +48,8 @@ class LlamaLayer:
     gate_bias: jax.Array | None = None  # [F]
     up_bias: jax.Array | None = None  # [F]
     down_bias: jax.Array | None = None  # [E]
-    query_norm: jax.Array | None = None  # [D], of each head, or [H * D]
-    key_norm: jax.Array | None = None  # [D], of each head, or [KH * D]
+    query_norm: jax.Array | None = None  # [D], of each head, [H, D] or [H * D]
+    key_norm: jax.Array | None = None  # [D], of each head, [KH, D] or [KH * D]
     attention_norm_bias: jax.Array | None = None  # [E]
     mlp_norm_bias: jax.Array | None = None  # [E]
     attention_post_norm: jax.Array | None = None  # [E]
@@ -286,8 +286,8 @@ def _project(
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
 
-    def norms(kind: str) -> tuple[jax.Array | None, jax.Array | None]:
-        return (layer.query_norm, layer.key_norm) if kind == c.qk_norm_kind else (None, None)
+    def norms(*kinds: str) -> tuple[jax.Array | None, jax.Array | None]:
+        return (layer.query_norm, layer.key_norm) if c.qk_norm_kind in kinds else (None, None)
 
     def project(weight: Any, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
         return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), c.head_dim)
@@ -296,7 +296,7 @@ def _project(
     queries = project(layer.query, layer.query_bias, of_queries)
     keys = project(layer.key, layer.key_bias, of_keys)
     values = project(layer.value, layer.value_bias)
-    of_queries, of_keys = norms("head")
+    of_queries, of_keys = norms("head", "each")
     queries, keys = norm(queries, of_queries), norm(keys, of_keys)
     if rotation is not None:
         queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))

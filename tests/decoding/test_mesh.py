@@ -85,6 +85,7 @@ VARIATIONS = {
     "like Llama 4": {"num_experts": 8, "expert_size": 6, "experts_per_token": 1, "routing": "sigmoid"}
     | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True, "layer_rotary": (Rotary(1e4), None)}
     | {"query_scalings": (None, QueryScaling(0.5, 6, offset=1))},
+    "like Command R+": {"norm": "layer", "parallel": True, "qk_norm": True, "qk_norm_kind": "each"},
     "like StableLM, parallel": {"norm": "layer", "norm_bias": True, "parallel": True, "rotary_dim": 2},
 }
 
