@@ -85,12 +85,16 @@ DENSE: dict[str, Family] = {
         QWEN,
         fixed={"qkv_bias": True},
         elsewhere={"layer_types": None, "use_sliding_window": False},
+        of_parts=("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+        part_defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80},
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         QWEN | {"head_dim": 128, "attention_bias": False},
         keys=ATTENTION_BIAS,
         fixed={"qk_norm": True},
+        of_parts=("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+        part_defaults={"rope_theta": 500000.0, "max_position_embeddings": 128000},
     ),
     "gemma": Family(
         "GemmaForCausalLM",

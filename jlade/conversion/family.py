@@ -50,6 +50,7 @@ class Family:
         read them refuse all others.
       without_effect: keys that change no output, of any family.
       of_parts: `model_type` and class of the models with other parts whose text part is of this family.
+      part_defaults: of the keys of such a part, where they are not those of the family.
     """
 
     architecture: str
@@ -67,6 +68,7 @@ class Family:
     elsewhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
     of_parts: tuple[str, str] | None = None
+    part_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def reads(self) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SI
 from jlade.conversion.hf_keys import check_keys
 from jlade.conversion.hf_layers import read_layers, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
-from jlade.conversion.hf_rotary import read_rotary
+from jlade.conversion.hf_rotary import SETTINGS, of_text, read_rotary
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.models.llama import LlamaConfig
 
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
 MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
+WITHIN = ("qwen2_5_vl",)  # models whose early files have the keys of the text part beside the other parts
 DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 
@@ -245,8 +246,11 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
     Warns:
       UserWarning: names the parts that are left out.
     """
-    architecture, model_type = WITH_TEXT[raw["model_type"]]
+    architecture, name = WITH_TEXT[raw["model_type"]]
     text = raw.get("text_config")
+    if text is None and raw["model_type"] in WITHIN:
+        of_others = ("model_type", "image_", "video_", "vision_")
+        text = {key: value for key, value in raw.items() if not key.startswith(of_others)}
     if not isinstance(text, dict):
         raise ValueError(f"{file}: text_config must be an object, got {text!r}")
     architectures = raw.get("architectures") or [architecture]
@@ -258,7 +262,10 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
         if strict:
             raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
         warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
-    return {"model_type": model_type} | {key: text[key] for key in text if key != "architectures"} | shared
+    model_type = text.get("model_type", name)
+    content = dict(FAMILIES[name].part_defaults) | {key: text[key] for key in text if key != "architectures"} | shared
+    content |= {key: of_text(text[key]) for key in SETTINGS if isinstance(text.get(key), dict)}
+    return content | {"model_type": name if model_type == f"{raw['model_type']}_text" else model_type}
 
 
 def _read_eos_ids(settings: Values, raw: Mapping[str, Any], vocab_size: int, strict: bool) -> tuple[int, ...]:

@@ -86,6 +86,12 @@ def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: 
     return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions, query_scaling)
 
 
+def of_text(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns rotary settings without M-RoPE, which rotates by three positions of a token: for text they are equal."""
+    sections = ("mrope_section", "mrope_interleaved")
+    return {key: "default" if value == "mrope" else value for key, value in settings.items() if key not in sections}
+
+
 def unread_keys(raw: Mapping[str, Any], family: str) -> list[str]:
     """Returns the rotary settings in config.json that have no effect, as in transformers, such as "rope_scaling.beta".
 

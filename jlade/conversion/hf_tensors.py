@@ -45,7 +45,9 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
             renamed[inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"] = tensor
         elif name.startswith("lm_head."):
             renamed[name] = tensor
-    return renamed if any(name.startswith("model.") for name in renamed) else tensors
+    if any(name.startswith("model.") for name in renamed):
+        return renamed
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("visual.")}  # early Qwen2.5-VL
 
 
 def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[str, StoredTensor]:

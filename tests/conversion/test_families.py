@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, LongRopeScaling, QueryScaling, Rotary
-from tests.models.test_families import SIZES
+from tests.models.test_families import SIZES, rope
 from tests.models.test_llama import run_blocks
 from tests.tiny import slow_but
 
@@ -188,11 +189,28 @@ def test_llama_4_ends_with_its_first_chunk(tmp_path):
     assert (config.expert_size, config.intermediate_size, config.experts_per_token) == (48, 48, 1)
 
 
+@pytest.mark.filterwarnings("default:.*only the text part")
+def test_qwen_3_vl_rotates_text_by_one_position(tmp_path):
+    """As in Qwen/Qwen3-VL-4B-Instruct."""
+    text = SIZES | {"model_type": "qwen3_vl_text", "head_dim": 128, "max_position_embeddings": 262144}
+    text |= {"rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}}
+    text |= {"rope_theta": 5000000, "attention_bias": False, "attention_dropout": 0.0, "dtype": "bfloat16"}
+    parts = {"text_config": text, "vision_config": {"depth": 24}, "tie_word_embeddings": True, "image_token_id": 151655}
+    with pytest.warns(UserWarning, match="left out are vision_config"):
+        config = read_config(write(tmp_path, "qwen3_vl", **parts, architectures=["Qwen3VLForConditionalGeneration"]))
+    assert (config.family, config.rope_theta, config.rope_scaling, config.tie_embeddings) == ("qwen3", 5e6, None, True)
+    del text["rope_theta"], text["max_position_embeddings"]
+    config = read_config(write(tmp_path, "qwen3_vl", text_config=text), strict=True)
+    assert (config.rope_theta, config.max_positions) == (5e5, 128000)
+
+
 WITH_VISION = {
     "Gemma3": ("gemma3_text", "siglip_vision_model"),
     "Llama4": ("llama4_text", "llama4_vision_model"),
     "Mistral3": ("mistral", "pixtral"),
     "Mistral3, newer": ("ministral3", "pixtral"),
+    "Qwen2_5_VL": ("qwen2_5_vl_text", "qwen2_5_vl_vision"),
+    "Qwen3VL": ("qwen3_vl_text", "qwen3_vl_vision"),
 }
 
 
@@ -208,6 +226,9 @@ def with_vision(request, tmp_path_factory):
     vision |= {"image_size": 28, "patch_size": 14}
     if kind == "Llama4":
         vision |= dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 16)
+    if kind.startswith("Qwen"):
+        text |= rope("default", mrope_section=[1, 1, 2])
+        vision |= {"out_hidden_size": 32}
     text_type, vision_type = WITH_VISION[request.param]
     parts = {
         "text_config": text | {"model_type": text_type, "tie_word_embeddings": kind == "Gemma3"},
@@ -254,3 +275,22 @@ def test_minimax_m2_names_the_rotated_elements(tmp_path):
     fp8 |= {"weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
     config = read_config(write(tmp_path, "minimax_m2", **changes, quantization_config=fp8), strict=True)
     assert (config.rotary_dim, config.rope_theta, config.num_experts) == (64, 5e6, 256)
+
+
+@pytest.mark.filterwarnings("default:.*only the text part")
+@pytest.mark.parametrize("with_vision", ["Qwen2_5_VL"], indirect=True)
+def test_files_of_qwen_2_5_vl(with_vision, tmp_path):
+    """As in Qwen/Qwen2.5-VL-7B-Instruct, all keys of config.json are in one object; tensors have their newest names."""
+    model, directory = with_vision
+    model.save_pretrained(tmp_path, save_original_format=False)
+    content = json.loads((directory / "config.json").read_text())
+    text = content.pop("text_config")
+    rotary = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": rotary}
+    content |= {key: text[key] for key in text if key not in ("model_type", "layer_types", "head_dim")}
+    (tmp_path / "config.json").write_text(json.dumps(content | {"vision_token_id": 48}))
+    with pytest.warns(UserWarning, match="left out are vision_config"):
+        found, expected = (load_hf(path, "float32") for path in (tmp_path, directory))
+    assert dataclasses.replace(found.config, eos_ids=()) == dataclasses.replace(expected.config, eos_ids=())
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
