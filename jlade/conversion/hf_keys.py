@@ -8,7 +8,7 @@ from typing import Any
 from jlade.conversion import generation_settings
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.family import SIZES, Family
-from jlade.conversion.hf_rotary import FULL, unread_keys
+from jlade.conversion.hf_rotary import ATTENTION, FULL, unread_keys
 
 # Keys that change the output of models that read them, with the one value besides null and {} that does not. Those that
 # a family reads are in its entry.
@@ -53,8 +53,8 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     accepted = {key: (value,) for key, value in ONLY_VALUES.items() if key not in family.reads} | dict(family.only)
     kinds = raw.get("layer_types")
     if "layer_types" in accepted and isinstance(kinds, list) and not raw.get("sliding_window"):
-        whole = [FULL] * len(kinds)
-        accepted["layer_types"] += (whole,) if len(kinds) == raw.get("num_hidden_layers") else ()
+        whole = [FULL] * len(kinds), [ATTENTION] * len(kinds)
+        accepted["layer_types"] += whole if len(kinds) == raw.get("num_hidden_layers") else ()
     _check_quantization(file, raw, family)
     for key, values in sorted(accepted.items()):
         if raw.get(key) not in (None, {}, *values):

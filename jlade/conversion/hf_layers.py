@@ -3,7 +3,7 @@
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import FULL, ORIGINAL, SLIDING, Read, read_rotary, write_scaling
+from jlade.conversion.hf_rotary import ATTENTION, FULL, ORIGINAL, SLIDING, Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
@@ -77,6 +77,10 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["sliding_window"] = config.max_positions if is_listed else window
     if "layer_types" in reads and "sliding_window" in reads:
         result["layer_types"] = [FULL if size is None else SLIDING for size in windows]
+    if "position_embedding_type" in reads:
+        result["position_embedding_type"] = "rope" if any(config.rotary_by_layer) else None
+        # The heads are of recurrent layers: transformers checks that they divide the width even if there are none.
+        result |= {"layer_types": [ATTENTION] * config.num_layers, "mamba_n_heads": 1}
     if "no_rope_layers" in reads:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
@@ -91,7 +95,9 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
 
 
 def _read_turned(values: Values, num_layers: int) -> list[bool]:
-    """Returns whether queries and keys of each layer are rotated, according to `no_rope_layers`."""
+    """Returns whether queries and keys of each layer are rotated: Granite 4 has one key for all, others a list."""
+    if values.values.get("position_embedding_type", "rope") != "rope":
+        return [False] * num_layers
     if "no_rope_layers" not in values.values:
         return [True] * num_layers
     listed = values.get("no_rope_layers")

@@ -72,6 +72,8 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer, got"),
         ("starcoder2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_pytorch_tanh'"),
         ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, got 0"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, r"layer_types is \['mamba', 'attention'\]; supp"),
+        ("granitemoehybrid", {"num_local_experts": 62}, "num_local_experts is 62; supported is 0"),
         ("gemma3", {}, "text_config must be an object, got None"),
         ("mistral3", {"text_config": {"model_type": "mistral4"}}, "model_type is 'mistral4'; supported are llama"),
         ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings must be"),

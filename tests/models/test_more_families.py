@@ -58,6 +58,15 @@ CASES = {
         "Granite",
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 7.0},
     ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {"num_local_experts": 0, "layer_types": ["full_attention"] * 2, "shared_intermediate_size": 40}
+        | {"mamba_n_heads": 2, "position_embedding_type": "rope", "attention_multiplier": 0.2, "logits_scaling": 7.0},
+    ),
+    "granitemoehybrid, without positions": (
+        "GraniteMoeHybrid",
+        {"num_local_experts": 0, "layer_types": ["attention"] * 2, "mamba_n_heads": 2, "residual_multiplier": 0.4},
+    ),
     "smollm3": (
         "SmolLM3",
         {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 7, "layer_types": SLIDING},
