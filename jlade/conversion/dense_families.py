@@ -326,6 +326,30 @@ DENSE: dict[str, Family] = {
         },
         keys={"qkv_bias": "attention_bias", "attention_output_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
     ),
+    "cwm": Family(
+        "CwmForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "max_position_embeddings": 131072,
+            "sliding_window": 8192,
+            "layer_types": None,
+            "sliding_window_pattern": 4,
+            "sliding_window_offset": 4,  # the first layer of four has no window, not the last
+            "mlp_bias": False,
+        },
+        keys={"mlp_bias": "mlp_bias"},
+    ),
     "ministral": Family("MinistralForCausalLM", LISTED | {"num_key_value_heads": 8, "max_position_embeddings": 131072}),
     "ministral3": Family(
         "Ministral3ForCausalLM",

@@ -127,7 +127,8 @@ def _read_windows(values: Values, num_layers: int, turned: list[bool]) -> Window
         is_divided = "layer_types" in values.values and values.get("max_window_layers")
         first = values.size("max_window_layers") if is_divided else 0
         period = values.size("sliding_window_pattern") if "sliding_window_pattern" in values.values else None
-        is_full = [i < first or (period is not None and (i + 1) % period == 0) for i in range(num_layers)]
+        offset = values.size("sliding_window_offset", 1)
+        is_full = [i < first or (period is not None and (i + offset) % period == 0) for i in range(num_layers)]
         if "no_rope_layers" in values.values:  # SmolLM3: windows where nothing is rotated
             is_full = turned
         kinds = [FULL if full else SLIDING for full in is_full]

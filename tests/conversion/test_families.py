@@ -12,8 +12,9 @@ from jlade.cli import main
 from jlade.conversion import load_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
+from jlade.conversion.hf_rotary import SLIDING
 from jlade.models.llama import LlamaConfig
-from jlade.models.rotary import LinearScaling, LongRopeScaling, QueryScaling, Rotary
+from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, rope
 from tests.models.test_llama import run_blocks
 from tests.tiny import slow_but
@@ -148,6 +149,15 @@ def test_olmo_3_scales_the_rotation_of_layers_without_a_window(tmp_path):
     assert config.sliding_windows == (4096, 4096, 4096, None)
     assert config.layer_rotary == (Rotary(5e5),) * 3 + (Rotary(5e5, config.rope_scaling),)
     assert (config.rope_scaling.factor, config.max_positions) == (8.0, 65536)
+
+
+def test_the_first_of_four_layers_of_cwm_has_no_window(tmp_path):
+    """As transformers fills in, also the rotary scaling."""
+    transformers = pytest.importorskip("transformers")
+    config = read_config(write(tmp_path, "cwm", num_hidden_layers=6), strict=True)
+    expected = transformers.CwmConfig(num_hidden_layers=6)
+    assert config.sliding_windows == tuple(8192 if kind == SLIDING else None for kind in expected.layer_types)
+    assert (config.rope_theta, config.rope_scaling) == (1e6, Llama3Scaling(16.0, 1.0, 4.0, 8192))
 
 
 def test_phi_3_5_moe_ends_where_its_rotation_would_change(tmp_path):

@@ -158,6 +158,11 @@ CASES = {
         {"sliding_window": 7, "head_dim": 12}
         | rope("yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.7, mscale=1.0),
     ),
+    "cwm": (
+        "Cwm",
+        {"sliding_window": 7, "head_dim": 12, "mlp_bias": True, "bos_token_id": 48, "eos_token_id": 49}
+        | rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
 }
 
