@@ -122,6 +122,21 @@ DENSE: dict[str, Family] = {
         tensors=_NORM_BEFORE_MLP,
         of_parts=("gemma3", "Gemma3ForConditionalGeneration"),
     ),
+    "phi": Family(
+        "PhiForCausalLM",
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        keys={"norm_eps": "layer_norm_eps"},
+        fixed=_ACTIVATION
+        | {"norm": "layer", "norm_bias": True, "parallel": True, "gated_mlp": False}
+        | dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias", "output_bias"), True),
+        only={"hidden_act": ("gelu_new", TANH)},
+        tensors={
+            "attention_output": "self_attn.dense.weight",
+            "up": "mlp.fc1.weight",
+            "down": "mlp.fc2.weight",
+            "norm": "final_layernorm.weight",
+        },
+    ),
     "phi3": Family(
         "Phi3ForCausalLM",
         {

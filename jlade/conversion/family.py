@@ -38,7 +38,7 @@ class Family:
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
         layers with a window alone, "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's,
         "phi" for one with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3).
-      tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`.
+      tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       experts: the fields of experts that a tensor in the file has, by its name within a layer. A name with "{}" for an
         expert's number is the tensor [out, in] of that expert, and others are [N, out, in].

@@ -12,7 +12,7 @@ from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal
 from jlade.models.llama import LlamaConfig
 
-INNER = ("embed_tokens.", "layers.", "norm.")  # of the model without its output matrix
+INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")  # of the model without its output matrix
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 

@@ -72,6 +72,7 @@ def fields_of_names(config: LlamaConfig) -> dict[str, str]:
 def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> LlamaParams:
     """Returns parameters with `read(name, shape)` in the place of each tensor."""
     embedding_shape = (config.vocab_size, config.hidden_size)
+    norm = "model." + FAMILIES[config.family].tensors.get("norm", "norm.weight")
     return LlamaParams(
         embedding=read(EMBEDDING, embedding_shape),
         layers=tuple(
@@ -83,10 +84,10 @@ def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> Llam
             )
             for i in range(config.num_layers)
         ),
-        norm=read("model.norm.weight", (config.hidden_size,)),
+        norm=read(norm, (config.hidden_size,)),
         output=None if config.tie_embeddings else read(OUTPUT, embedding_shape),
         config=config,
-        norm_bias=read("model.norm.bias", (config.hidden_size,)) if config.norm_bias else None,
+        norm_bias=read(norm.removesuffix("weight") + "bias", (config.hidden_size,)) if config.norm_bias else None,
         output_bias=read(OUTPUT_BIAS, (config.vocab_size,)) if config.output_bias else None,
     )
 

@@ -56,7 +56,7 @@ class LlamaConfig:
     post_norms: bool = False  # of their outputs (OLMo 2), or of both (Gemma 2)
     qk_norm_kind: str = "head"  # with `qk_norm`, one of `QK_NORMS`
     activation: str = "silu"  # one of `ACTIVATIONS`
-    gated_mlp: bool = True  # whether the activation of one product multiplies another (all but StarCoder2)
+    gated_mlp: bool = True  # whether the activation of one product multiplies another (all but StarCoder2 and Phi-2)
     num_experts: int = 0  # of each layer, 0 for none (Mixtral)
     expert_size: int = 0  # inner size of an expert
     experts_per_token: int = 0
@@ -70,7 +70,7 @@ class LlamaConfig:
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
-    output_bias: bool = False  # of the logits (Phi-MoE)
+    output_bias: bool = False  # of the logits (Phi-2, Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`

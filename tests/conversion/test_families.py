@@ -54,6 +54,8 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; supported is False"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, got 0"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported is None"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
+        ("phi", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_new' or 'gelu_pytorch_tanh'"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of positive numbers, got None"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor must have 4 numbers, got 1"),
         ("phimoe", {"router_jitter_noise": 0.02}, "router_jitter_noise is 0.02; supported is 0.01"),

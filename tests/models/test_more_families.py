@@ -37,6 +37,7 @@ CASES = {
             }
         },
     ),
+    "phi": ("Phi", {}),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
     "phi3, longrope": (
         "Phi3",
