@@ -419,9 +419,30 @@ FAULTS = (
     Fault(
         "the weights of a token's experts are not those that add up to one",
         "jlade/models/experts/routing.py",
-        "if normalized:",
-        "if not normalized:",
+        "if c.normalized_experts:\n        return",
+        "if not c.normalized_experts:\n        return",
         ("tests/models/test_experts.py::test_the_router_takes_the_most_probable_experts",),
+    ),
+    Fault(
+        "the bias of the selection counts in the weights of experts",
+        "jlade/models/experts/routing.py",
+        "jnp.take_along_axis(scores, chosen, axis=-1)",
+        "jnp.take_along_axis(choice, chosen, axis=-1)",
+        ("tests/models/test_experts.py::test_the_router_of_deepseek_v3_is_that_of_transformers",),
+    ),
+    Fault(
+        "a token chooses from all groups of experts",
+        "jlade/models/experts/routing.py",
+        "if c.groups_per_token < c.expert_groups:",
+        "if c.groups_per_token < 0:",
+        ("tests/models/test_experts.py::test_the_router_of_deepseek_v3_is_that_of_transformers",),
+    ),
+    Fault(
+        "rows of a fused matrix in FP8 have the scales of its first ones",
+        "jlade/conversion/hf_fp8.py",
+        "self.first_row + np.array(part.rows)",
+        "np.array(part.rows)",
+        ("tests/conversion/test_fp8.py::test_values_are_those_that_transformers_dequantizes",),
     ),
     Fault(
         "the last rows of an expert have no tile",
