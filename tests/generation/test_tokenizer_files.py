@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import jlade
 from jlade.cli.options import DEMO
-from jlade.conversion.families import FAMILIES
+from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.generation import tokenizer_classes, tokenizer_files
 
 TEXT = "a <|im_start|> user b <x> </s>c def <s> A<x>"
@@ -123,7 +123,7 @@ OF_FILES = (  # parts, some of them those of a class
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_TEXT])
 def test_the_class_that_transformers_takes_is_known_and_its_difference_from_the_file_said(family, tmp_path):
     """For every class that files can name, with a space added before the text or not."""
     transformers = pytest.importorskip("transformers", reason="the test extra installs it on Python 3.11 only")
