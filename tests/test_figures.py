@@ -783,7 +783,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "1.12": PAPER,
         "1.10": "the paper's Tables 2 and 3, as tests/costs/test_plan.py checks",
     },
-    "README.md": {"3.11": VERSION, "13 MB": SHAPES, "5 MB": SHAPES},
+    "README.md": {"3.11": VERSION, "4.6": VERSION, "13 MB": SHAPES, "5 MB": SHAPES},
     "choosing.md": {
         "1.5x": "benchmarks/NOTES.md",
         "2.2x": "benchmarks/NOTES.md",

@@ -78,14 +78,17 @@ DENSE: dict[str, Family] = {
         "MistralForCausalLM",
         {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
         elsewhere={"sliding_window": None},
-        of_parts=("mistral3", "Mistral3ForConditionalGeneration"),
+        of_parts={"mistral3": "Mistral3ForConditionalGeneration"},
     ),
     "qwen2": Family(
         "Qwen2ForCausalLM",
         QWEN,
         fixed={"qkv_bias": True},
         elsewhere={"layer_types": None, "use_sliding_window": False},
-        of_parts=("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+        of_parts={
+            "qwen2_vl": "Qwen2VLForConditionalGeneration",
+            "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+        },
         part_defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80},
     ),
     "qwen3": Family(
@@ -93,7 +96,7 @@ DENSE: dict[str, Family] = {
         QWEN | {"head_dim": 128, "attention_bias": False},
         keys=ATTENTION_BIAS,
         fixed={"qk_norm": True},
-        of_parts=("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+        of_parts={"qwen3_vl": "Qwen3VLForConditionalGeneration"},
         part_defaults={"rope_theta": 500000.0, "max_position_embeddings": 128000},
     ),
     "gemma": Family(
@@ -120,7 +123,7 @@ DENSE: dict[str, Family] = {
         only=_IS_GELU | {"attn_logit_softcapping": (None,)},
         rotary="type",
         tensors=_NORM_BEFORE_MLP,
-        of_parts=("gemma3", "Gemma3ForConditionalGeneration"),
+        of_parts={"gemma3": "Gemma3ForConditionalGeneration"},
     ),
     "phi": Family(
         "PhiForCausalLM",

@@ -343,6 +343,6 @@ MIXTURES: dict[str, Family] = {
         },
         expert_layout="columns",
         elsewhere={"attention_chunk_size": None, "attn_temperature_tuning": False, "use_qk_norm": False},
-        of_parts=("llama4", "Llama4ForConditionalGeneration"),
+        of_parts={"llama4": "Llama4ForConditionalGeneration"},
     ),
 }

@@ -15,7 +15,9 @@ from jlade.conversion.family import Family
 FAMILIES = DENSE | MIXTURES
 # The `model_type` of models with a text part -> their class, and the `model_type` of the part unless it names its own.
 WITH_TEXT = {
-    family.of_parts[0]: (family.of_parts[1], name) for name, family in FAMILIES.items() if family.of_parts is not None
+    model_type: (architecture, name)
+    for name, family in FAMILIES.items()
+    for model_type, architecture in family.of_parts.items()
 }
 
 

@@ -23,7 +23,7 @@ from jlade.models.llama import LlamaConfig
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
 COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
 MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
-WITHIN = ("qwen2_5_vl",)  # models whose early files have the keys of the text part beside the other parts
+WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
 DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings"}
 

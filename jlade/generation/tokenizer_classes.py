@@ -42,6 +42,7 @@ CLASSES = {
     "qwen2": "Qwen2Tokenizer",
     "qwen2_5_vl": "Qwen2Tokenizer",
     "qwen2_moe": "Qwen2Tokenizer",
+    "qwen2_vl": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     "qwen3_moe": "Qwen2Tokenizer",
     "qwen3_vl": "Qwen2Tokenizer",

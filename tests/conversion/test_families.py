@@ -223,6 +223,7 @@ WITH_VISION = {
     "Llama4": ("llama4_text", "llama4_vision_model"),
     "Mistral3": ("mistral", "pixtral"),
     "Mistral3, newer": ("ministral3", "pixtral"),
+    "Qwen2VL": ("qwen2_vl_text", "qwen2_vl_vision"),
     "Qwen2_5_VL": ("qwen2_5_vl_text", "qwen2_5_vl_vision"),
     "Qwen3VL": ("qwen3_vl_text", "qwen3_vl_vision"),
 }
