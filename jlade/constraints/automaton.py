@@ -1,7 +1,8 @@
 """Deterministic automata over bytes, made of expressions: sequences, choices, repetitions, and what they exclude.
 
-An automaton may count the iterations of a repetition, such as the characters of a string, where the next byte always
-says whether another one begins: its states are those of one iteration then, not of all.
+They are made by the subset construction. An automaton may count the iterations of a repetition, such as the characters
+of a string, where the next byte always says whether another one begins: its states are those of one iteration then, not
+of all.
 """
 
 import dataclasses
@@ -83,14 +84,15 @@ class Automaton:
         Returns:
           [S, most] int32, -1 after its end, and [S] int32.
         """
-        distance = np.append(_distances(self.next_state, self.is_final), len(self.is_final))
-        chosen = distance[self.next_state].argmin(axis=1)  # of the classes of bytes; `DEAD` is the last
+        next_state = self.next_state
+        distance = np.append(_distances(next_state, self.is_final), len(self.is_final))
+        chosen = distance[next_state].argmin(axis=1)  # of the classes of bytes; `DEAD` is the last
         _, byte_of_class = np.unique(self.class_of_byte, return_index=True)
         byte = np.where(self.is_final, -1, byte_of_class[chosen])
-        number = (self.next_state != DEAD) @ np.bincount(self.class_of_byte, minlength=self.next_state.shape[1])
+        number = (next_state != DEAD) @ np.bincount(self.class_of_byte, minlength=next_state.shape[1])
         is_certain = (number == 1) & ~self.is_final
 
-        takes_space = self.next_state[:, self.class_of_byte[ord(" ")]] != DEAD
+        takes_space = next_state[:, self.class_of_byte[ord(" ")]] != DEAD
 
         state, last = np.arange(len(byte)), np.full(len(byte), -1)
         text, num_certain = np.full((len(byte), most), -1), np.zeros(len(byte), np.int32)
@@ -99,7 +101,7 @@ class Automaton:
             last[state == DEAD] = -1
             text[:, place] = last
             num_certain += (num_certain == place) & (last >= 0) & is_certain[state]
-            state = np.where(last < 0, DEAD, self.next_state[state, self.class_of_byte[last]])
+            state = np.where(last < 0, DEAD, next_state[state, self.class_of_byte[last]])
         return text, num_certain
 
     def checked(self) -> Self:

@@ -15,7 +15,7 @@ QWEN_STEP, QWEN_DENSE = "decoder_sparse_step", "mlp_only_layers"
 
 
 def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of `LlamaConfig` for these keys, none for families that do not read them.
+    """Returns the fields of `LlamaConfig` for these keys. A family that reads none has no layers that differ.
 
     Raises:
       ValueError: names the file, the key and the accepted values.

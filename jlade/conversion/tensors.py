@@ -1,5 +1,6 @@
 """The tensors of a model: their names in checkpoints, shapes, dtypes and places on devices."""
 
+import functools
 import os
 import re
 import warnings
@@ -63,7 +64,8 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape
     return {field: (name(field), shape) for field, (shape, _) in layer_arrays(config, layer).items()}
 
 
-def fields_of_names(config: LlamaConfig) -> dict[str, str]:
+@functools.lru_cache(maxsize=8)  # asked for each tensor
+def fields_of_names(config: LlamaConfig) -> Mapping[str, str]:
     """Returns the field of `LlamaLayer` for each name within some layer."""
     layers = (layer_tensors(config, i) for i in range(config.num_layers))
     return {name: field for tensors in layers for field, (name, _) in tensors.items()}

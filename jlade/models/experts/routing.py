@@ -21,10 +21,10 @@ def route(
     Args:
       x: [..., E].
       router: [N, E], of all experts.
-      bias: [N], None for routers without.
+      bias: [N], None for routers without, as those of "sigmoids" are.
       selection_bias: [N], None for routers without.
-      config: of the model, with the `routing`. "softmax" and "sigmoids" alone can be normalized, and have groups,
-        biases of the selection, and scales.
+      config: of the model, with the `routing`. "softmax" and "sigmoids" alone can be normalized; "sigmoids" alone has
+        groups, biases of the selection, and scales.
     """
     c = config
     if c.routing == "sigmoids":  # bfloat16 would choose other experts
