@@ -1,5 +1,6 @@
 """Copies of what rows have read, for prompts that begin as their texts."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeC
         cache = resize(kept.cache, length[None], cache_shapes(config.decoder, params, 1, capacity))
         if isinstance(cache, KVCache):  # tokens past the length may have left NaN, and 0 * NaN is NaN
             keys, values = jax.tree.map(functools.partial(_clear, length=length), (cache.keys, cache.values))
-            cache = KVCache(keys, values, cache.length)
+            cache = dataclasses.replace(cache, keys=keys, values=values)
         copy: Prefix = jax.tree.map(jnp.copy, Prefix(cache, kept.sources))  # programs that read take over its buffers
         return copy
 

@@ -14,8 +14,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 Params = Any  # the model's own pytree of arrays
 Cache = Any  # a `KVCache`, or a pytree of the decoder's own; see `Decoder`
-BlockKV = Sequence[tuple[jax.Array, jax.Array]]  # keys and values [B, T, KV heads, head_dim] of a block, per layer
-Layers = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]  # keys and values, per layer
+# Keys and values [B, T, KV heads, head_dim] of a block, per layer; keys alone where they are the values
+BlockKV = Sequence[tuple[jax.Array, ...]]
+Layers = tuple[tuple[jax.Array, ...], ...]  # keys, and values where there are, per layer
 
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
 
@@ -32,14 +33,20 @@ class KVCache:
     the whole cache in every step to transpose it.
     """
 
-    keys: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim], where layers may differ in S
-    values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]
+    keys: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim], where layers may differ in all but B
+    values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]; () where the keys are the values
     length: jax.Array  # [B] int32, tokens before the next block
+    states: Any = ()  # [B, ...] in every array, of recurrent layers, which each token changes
+
+    @property
+    def layers(self) -> list[tuple[jax.Array, ...]]:
+        """Keys and values of each layer, or keys alone where they are the values."""
+        return list(zip(*filter(None, (self.keys, self.values)), strict=True))
 
     @property
     def divisible(self) -> int:
         """Tokens of the longest text that can be shortened: a ring that is full has lost the first ones."""
-        return min(layer.shape[2] for layer in self.keys)
+        return 0 if self.states else min(layer.shape[2] for layer in self.keys)
 
 
 class Decoder(Protocol):
@@ -163,7 +170,7 @@ def commit(
       cache, block_kv, indices, num_accepted: those of `Decoder.commit`.
       windows: the sliding window of each layer, None for a layer without; () if no layer has one.
     """
-    layers, blocks = (cache.keys, cache.values), tuple(zip(*block_kv, strict=True))
+    layers, blocks = (cache.keys, cache.values)[: len(block_kv[0])], tuple(zip(*block_kv, strict=True))
     pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
     kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
@@ -171,8 +178,8 @@ def commit(
     on_gpu = write_slices if are_short else scatter
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
-    keys, values = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
-    return KVCache(keys=keys, values=values, length=cache.length + num_accepted)
+    keys, *values = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
+    return KVCache(keys=keys, values=values[0] if values else (), length=cache.length + num_accepted)
 
 
 def scatter(
@@ -280,10 +287,8 @@ def _write_layers(
     write: Callable[[jax.Array, jax.Array, Kind], jax.Array], layers: Layers, blocks: Layers, kinds: Sequence[Kind]
 ) -> Layers:
     """Returns `write(layer, block, kind)` of keys and values of each layer."""
-    keys, values = (
-        tuple(itertools.starmap(write, zip(*pair, kinds, strict=True))) for pair in zip(layers, blocks, strict=True)
-    )
-    return keys, values
+    pairs = zip(layers, blocks, strict=True)
+    return tuple(tuple(itertools.starmap(write, zip(*pair, kinds, strict=True))) for pair in pairs)
 
 
 def cache_shapes(decoder: Decoder, params: Params, batch_size: int, capacity: int) -> Cache:

@@ -211,12 +211,12 @@ class Llama:
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
         block_kv = []
-        for layer, cached_keys, cached_values, window, rotation, scales in zip(
-            params.layers, cache.keys, cache.values, c.windows_by_layer, rotations, query_scales, strict=True
+        for layer, cached, window, rotation, scales in zip(
+            params.layers, cache.layers, c.windows_by_layer, rotations, query_scales, strict=True
         ):
-            prefix = cached_keys, cached_values, cache.length
-            hidden, keys, values = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
-            block_kv.append((keys[:, :block_size], values[:, :block_size]))
+            prefix = *cached, cache.length
+            hidden, kept = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
+            block_kv.append(tuple(array[:, :block_size] for array in kept))
         return hidden[:, :block_size], block_kv
 
     def _embed(self, params: LlamaParams, tokens: jax.Array) -> jax.Array:
@@ -255,7 +255,7 @@ def _layer(
     experts: str,
     axes: tuple[str, ...],
     window: int | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D].
 
     Under `jax.jit`, layers of one shape are traced and lowered once.
@@ -271,7 +271,7 @@ def _layer(
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     added = norm(_feed_forward(layer, normed, c, axes, experts), layer.mlp_post_norm)
-    return hidden + scale(added, c.residual_scale), keys, values
+    return hidden + scale(added, c.residual_scale), (keys, values)
 
 
 def _project(
