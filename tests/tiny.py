@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 import jlade
 from jlade.cli.options import DEMO
 from jlade.conversion import save_hf
-from jlade.models.llama import LlamaConfig, LlamaParams, init_params
+from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, init_params
 
 # The block of all tests that are not about blocks, so that they share programs.
 PAPER = jlade.LookaheadConfig.paper(4, 4, 3)
@@ -34,13 +34,13 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaParams:
     }
     params = init_params(jax.random.key(seed), LlamaConfig(**(shape | changes)))
     # Larger layers than the embedding give texts with some loops and some variety; otherwise one token repeats.
-    layers = [
-        dataclasses.replace(
-            layer, query=4 * layer.query, attention_output=4 * layer.attention_output, down=4 * layer.down
-        )
-        for layer in params.layers
-    ]
-    return dataclasses.replace(params, layers=tuple(layers))
+    larger = "query", "attention_output", "recurrent_output", "down"
+
+    def enlarge(layer: LlamaLayer) -> LlamaLayer:
+        arrays = {name: getattr(layer, name) for name in larger}
+        return dataclasses.replace(layer, **{name: 4 * x for name, x in arrays.items() if x is not None})
+
+    return dataclasses.replace(params, layers=tuple(map(enlarge, params.layers)))
 
 
 # Tokens of one to three bytes that spell the same text in several ways, halves of a character, and a special token.

@@ -14,7 +14,7 @@ import numpy as np
 from jlade.conversion import adapter_config, hf_experts
 from jlade.conversion.adapter_config import AdapterConfig
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import check_names, file_tensors, stacked, text_part
+from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, text_part
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few
 from jlade.conversion.weight_files import CHUNK, FLOATS, StoredTensor, Tensor, broken_rows, read_header
@@ -51,17 +51,18 @@ class Change(NamedTuple):
     saved: StoredTensor | None
     product: Product | None
 
-    def divide(self, shapes: Sequence[Shape]) -> list["Change"]:
-        """Returns the changes of the parts of a tensor that have these shapes, one below the other."""
-        if len(shapes) == 1:
+    def divide(self, file: FileTensor) -> list["Change"]:
+        """Returns the changes of the parts of a tensor."""
+        if len(file.parts) == 1:
             return [self]
-        saved: Sequence[StoredTensor | None] = [None] * len(shapes)
+        saved: Sequence[StoredTensor | None] = [None] * len(file.parts)
         if self.saved is not None:
-            saved = self.saved.divide(shapes)
-        products: Sequence[Product | None] = [None] * len(shapes)
+            saved = file.divide(self.saved)
+        products: Sequence[Product | None] = [None] * len(file.parts)
         if self.product is not None:
             rank = self.product.a.shape[0]
-            products = [self.product._replace(b=b) for b in self.product.b.divide((rows, rank) for rows, *_ in shapes)]
+            of_ranks = file._replace(parts={name: (shape[0], rank) for name, shape in file.parts.items()})
+            products = [self.product._replace(b=b) for b in of_ranks.divide(self.product.b)]
         return list(map(Change, saved, products))
 
 
@@ -148,10 +149,9 @@ def merge(
     if config.tie_embeddings and changes.untie():
         config = dataclasses.replace(config, tie_embeddings=False)
         adapted[OUTPUT] = tensors[EMBEDDING]
-    for name, parts in file_tensors(config).items():
-        shapes = list(parts.values())
-        if (change := changes.take(name, stacked(parts))) is not None:
-            for part, of_part, shape in zip(parts, change.divide(shapes), shapes, strict=True):
+    for name, file_tensor in file_tensors(config).items():
+        if (change := changes.take(name, file_tensor.shape)) is not None:
+            for (part, shape), of_part in zip(file_tensor.parts.items(), change.divide(file_tensor), strict=True):
                 adapted[part] = AdaptedTensor(adapted[part], of_part, shape)
     for name, file in hf_experts.files(config).items():
         if file.expert is not None and (change := changes.take(name, file.shape, is_required=False)) is not None:

@@ -3,12 +3,12 @@
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, QWEN
 from jlade.conversion.family import Family
 
-_EXPERTS = {
+EXPERTS = {
     "mlp.experts.{}.gate_proj.weight": ("expert_gate",),
     "mlp.experts.{}.up_proj.weight": ("expert_up",),
     "mlp.experts.{}.down_proj.weight": ("expert_down",),
 }
-_JOINED_EXPERTS = {
+_GRANITE_EXPERTS = {
     "block_sparse_moe.input_linear.weight": ("expert_gate", "expert_up"),
     "block_sparse_moe.output_linear.weight": ("expert_down",),
 }
@@ -17,7 +17,7 @@ _NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
     "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
     "block_sparse_moe.experts.{}.w2.weight": ("expert_down",),
 }
-_JOINED: dict[str, tuple[str, ...]] = {
+JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
     "mlp.experts.gate_up_proj": ("expert_gate", "expert_up"),
     "mlp.experts.down_proj": ("expert_down",),
 }
@@ -28,17 +28,18 @@ _LOCAL_KEYS = {
     "num_experts": "num_local_experts",
     "experts_per_token": "num_experts_per_tok",
 }
-_QWEN_EXPERTS = {
+QWEN_EXPERTS = {
     "num_experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
     "expert_size": "moe_intermediate_size",
     "normalized_experts": "norm_topk_prob",
 }
+QWEN_SHARED_EXPERT = {field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}
 
 # DeepSeek V3's mixture; see `hf_mixtures`.
 _GROUPS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _DEEPSEEK = _GROUPS | {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
-_DEEPSEEK_KEYS = _QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"}
+_DEEPSEEK_KEYS = QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"}
 _DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
 _SHARED_EXPERTS = {field: f"mlp.shared_experts.{field}_proj.weight" for field in ("gate", "up", "down")}
 
@@ -49,7 +50,7 @@ MIXTURES: dict[str, Family] = {
         keys=GRANITE_KEYS | _LOCAL_KEYS,
         fixed=_EXPERTS_ALONE,
         tensors={"router": "block_sparse_moe.router.layer.weight"},
-        experts=_JOINED_EXPERTS,
+        experts=_GRANITE_EXPERTS,
         joined_experts={
             "block_sparse_moe.experts.gate_up_proj": ("expert_gate", "expert_up"),
             "block_sparse_moe.experts.down_proj": ("expert_down",),
@@ -70,7 +71,7 @@ MIXTURES: dict[str, Family] = {
         fixed=_EXPERTS_ALONE,
         tensors={"router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
-        joined_experts=_JOINED,
+        joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
         elsewhere=dict.fromkeys(_LOCAL_EXPERTS),
         without_effect=("router_jitter_noise",),
@@ -94,7 +95,7 @@ MIXTURES: dict[str, Family] = {
         rotary="mscale",
         tensors={"router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
-        joined_experts=_JOINED,
+        joined_experts=JOINED_EXPERTS,
         renamed={"mlp.router.weight": "block_sparse_moe.gate.weight"},
         elsewhere={"lm_head_bias": False},
         without_effect=("input_jitter_noise",),
@@ -113,11 +114,11 @@ MIXTURES: dict[str, Family] = {
             "decoder_sparse_step": 1,
             "mlp_only_layers": None,
         },
-        keys=_QWEN_EXPERTS | {"qkv_bias": "qkv_bias", "intermediate_size": "shared_expert_intermediate_size"},
+        keys=QWEN_EXPERTS | {"qkv_bias": "qkv_bias", "intermediate_size": "shared_expert_intermediate_size"},
         fixed={"shared_router": True},
-        tensors={field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")},
-        experts=_EXPERTS,
-        joined_experts=_JOINED,
+        tensors=QWEN_SHARED_EXPERT,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
         elsewhere={"num_experts": None},
     ),
     "qwen3_moe": Family(
@@ -136,11 +137,11 @@ MIXTURES: dict[str, Family] = {
             "decoder_sparse_step": 1,
             "mlp_only_layers": None,
         },
-        keys=_QWEN_EXPERTS | ATTENTION_BIAS,
+        keys=QWEN_EXPERTS | ATTENTION_BIAS,
         fixed=_EXPERTS_ALONE | {"qk_norm": True},
         only={"use_qk_norm": (True,)},
-        experts=_EXPERTS,
-        joined_experts=_JOINED,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
     ),
     "olmoe": Family(
         "OlmoeForCausalLM",
@@ -152,10 +153,10 @@ MIXTURES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "norm_topk_prob": False,
         },
-        keys=_QWEN_EXPERTS | ATTENTION_BIAS | {"expert_size": "intermediate_size"},
+        keys=QWEN_EXPERTS | ATTENTION_BIAS | {"expert_size": "intermediate_size"},
         fixed=_EXPERTS_ALONE | {"qk_norm": True, "qk_norm_kind": "whole"},
-        experts=_EXPERTS,
-        joined_experts=_JOINED,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
     ),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",
@@ -173,8 +174,8 @@ MIXTURES: dict[str, Family] = {
         keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
         fixed=_DEEPSEEK_FIXED,
         tensors=_SHARED_EXPERTS,
-        experts=_EXPERTS,
-        joined_experts=_JOINED,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
         without_effect=("num_nextn_predict_layers", "num_mtp_layers"),  # of layers that predict further tokens
     ),
     "dots1": Family(
@@ -193,8 +194,8 @@ MIXTURES: dict[str, Family] = {
         keys=_DEEPSEEK_KEYS | ATTENTION_BIAS,
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
         tensors=_SHARED_EXPERTS,
-        experts=_EXPERTS,
-        joined_experts=_JOINED,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
     ),
     "solar_open": Family(
         "SolarOpenForCausalLM",
@@ -211,8 +212,8 @@ MIXTURES: dict[str, Family] = {
         keys=_DEEPSEEK_KEYS | {"qkv_bias": "attention_bias"},
         fixed=_DEEPSEEK_FIXED,
         tensors=_SHARED_EXPERTS,
-        experts=_EXPERTS,
-        joined_experts=_JOINED,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
     ),
     "exaone_moe": Family(
         "ExaoneMoeForCausalLM",
@@ -230,12 +231,12 @@ MIXTURES: dict[str, Family] = {
             "first_k_dense_replace": 1,
             "mlp_layer_types": None,
         },
-        keys=_QWEN_EXPERTS | {"expert_scale": "routed_scaling_factor"},
+        keys=QWEN_EXPERTS | {"expert_scale": "routed_scaling_factor"},
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True},
         rotary="windows",
         tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.e_score_correction_bias"},
-        experts=_EXPERTS,
-        joined_experts=_JOINED,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
     ),
     "minimax_m2": Family(
@@ -258,7 +259,7 @@ MIXTURES: dict[str, Family] = {
             "selection_bias": "block_sparse_moe.e_score_correction_bias",
         },
         experts=_NUMBERED_EXPERTS,
-        joined_experts=_JOINED,
+        joined_experts=JOINED_EXPERTS,
         renamed={
             "mlp.gate.weight": "block_sparse_moe.gate.weight",
             "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",

@@ -1,7 +1,7 @@
 """The families of transformers that jlade runs: what is in their config.json and in their files.
 
-A family is one entry of `DENSE` or `MIXTURES`: the keys that it reads, and what distinguishes its models from LLaMA.
-The text of docs/models.md, "Adding a family", shows one.
+A family is one entry of `DENSE`, `MIXTURES` or `RECURRENT`: the keys that it reads, and what distinguishes its models
+from LLaMA. The text of docs/models.md, "Adding a family", shows one.
 """
 
 import difflib
@@ -11,8 +11,9 @@ from typing import Any
 from jlade.conversion.dense_families import DENSE
 from jlade.conversion.expert_families import MIXTURES
 from jlade.conversion.family import Family
+from jlade.conversion.recurrent_families import RECURRENT
 
-FAMILIES = DENSE | MIXTURES
+FAMILIES = DENSE | MIXTURES | RECURRENT
 # The `model_type` of models with a text part -> their class, and the `model_type` of the part unless it names its own.
 WITH_TEXT = {
     model_type: (architecture, name)

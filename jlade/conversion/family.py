@@ -1,8 +1,10 @@
 """A family of transformers' models: the keys of its config.json, the tensors of its files, and its architecture."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from jlade.models.architecture import LlamaConfig
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHARED = {
@@ -37,9 +39,12 @@ class Family:
       only: keys, and the values of them that the family takes; the first is written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
         layers with a window alone, "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's,
-        "phi" for one with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3).
+        "phi" for one with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3),
+        "sections" for one whose sections do nothing in text (Qwen3.5).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
+      row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of
+        times: see `jlade.conversion.interleaved`.
       experts: the fields of experts that a tensor in the file has, by its name within a layer. A name with "{}" for an
         expert's number is the tensor [out, in] of that expert, and others are [N, out, in].
       joined_experts: the same in files that transformers writes with `save_original_format=False`, if they differ.
@@ -61,6 +66,7 @@ class Family:
     rotary: str = "all"
     tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    row_groups: Mapping[str, Callable[[LlamaConfig], int]] = dataclasses.field(default_factory=dict)
     experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jlade.conversion.gguf_architectures import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import check_names, file_tensors, stacked
+from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.conversion.parts import Part, Shape, runs
 from jlade.conversion.tensors import expected_tensors
@@ -139,12 +139,12 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
     arrays = expected_tensors(config)
     for name, shape in arrays.items():
         if len(shape) == 3:  # experts, [out, in] in the file
-            in_files[name] = {name: (shape[0], shape[2], shape[1])}
+            in_files[name] = FileTensor({name: (shape[0], shape[2], shape[1])})
     stored = {name: names.get_name(name, (".weight", ".bias")) or name for name in in_files}
     check_names(file, set(stored.values()) - tensors.keys(), tensors.keys() - set(stored.values()))
     found = {}
-    for in_file, parts in in_files.items():
-        tensor, shape = tensors[stored[in_file]], stacked(parts)
+    for name, in_file in in_files.items():
+        tensor, shape = tensors[stored[name]], in_file.shape
         accepted = TYPES if len(shape) > 1 else FLOATING
         if tensor.shape != shape:
             raise ValueError(f"{tensor.file}: {tensor.name} has shape {tensor.shape}; the metadata imply {shape}")
@@ -152,7 +152,7 @@ def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metada
             raise ValueError(
                 f"{tensor.file}: {tensor.name} is of type {tensor.dtype}; accepted are {', '.join(accepted)}"
             )
-        for part, rows in zip(parts, tensor.divide(parts.values()), strict=True):
+        for part, rows in zip(in_file.parts, tensor.divide(in_file.parts.values()), strict=True):
             is_permuted = architecture.is_permuted and part.split(".")[-2] in ("q_proj", "k_proj")
             found[part] = dataclasses.replace(
                 rows,

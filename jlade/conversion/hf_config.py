@@ -16,6 +16,7 @@ from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SI
 from jlade.conversion.hf_keys import check_keys
 from jlade.conversion.hf_layers import read_layers, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
+from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
 from jlade.conversion.hf_rotary import SETTINGS, of_text, read_rotary
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.models.llama import LlamaConfig
@@ -131,7 +132,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     }
     result |= {key: values[0] for key, values in family.only.items()}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
-    result |= write_layers(config, family) | write_mixture(config, family)
+    result |= write_layers(config, family) | write_mixture(config, family) | write_recurrent(config, family)
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result
@@ -172,7 +173,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
     fields = {field: _read(values, key, field, family) for field, key in read.items()}
     fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
-    fields |= read_mixture(values, family, num_layers)
+    fields |= read_mixture(values, family, num_layers) | read_recurrent(values, family, num_layers)
     if fields.get("experts_per_token", 0) > fields.get("num_experts", 0):
         raise ValueError(
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "

@@ -43,6 +43,7 @@ _KEYS_OF_FAMILIES = {
     "alpha": {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},  # all but the first do nothing
     "beta": {"llama_4_scaling_beta", "max_position_embeddings"},
     "mscale": {"short_mscale", "long_mscale"},
+    "sections": {"mrope_section", "mrope_interleaved"},
 }
 
 

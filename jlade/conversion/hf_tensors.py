@@ -4,8 +4,11 @@ import dataclasses
 import pathlib
 import warnings
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
-from jlade.conversion import hf_experts, hf_fp8
+import jax
+
+from jlade.conversion import hf_experts, hf_fp8, interleaved
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few
@@ -13,26 +16,58 @@ from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equa
 from jlade.models.llama import LlamaConfig
 
 INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")  # of the model without its output matrix
+PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
+CONVOLUTION = "conv1d.weight"  # end of names
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
-def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
-    """Returns for each tensor of a file in Hugging Face's format the tensors whose rows it holds, with their shapes.
+class FileTensor(NamedTuple):
+    """A tensor of a file.
 
-    Those of experts are left out.
+    Attributes:
+      parts: shapes of the model's tensors whose rows it has, by name.
+      groups: in each of which some rows of each part follow those of the one before; see `interleaved`.
+      has_channels: whether it is that of a convolution, [channels, 1, taps] for parts [channels, taps].
     """
-    fused, fields_of = FAMILIES[config.family].fused, fields_of_names(config)
-    wholes = {field: name for name, fields in fused.items() for field in fields}
+
+    parts: dict[str, Shape]
+    groups: int = 1
+    has_channels: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tensor."""
+        (_, *inner), rows = next(iter(self.parts.values())), sum(shape[0] for shape in self.parts.values())
+        return (rows, 1, *inner) if self.has_channels else (rows, *inner)
+
+    def divide(self, tensor: StoredTensor) -> list[StoredTensor]:
+        """Returns the parts of a tensor of this shape."""
+        return interleaved.divide(tensor, list(self.parts.values()), self.groups)
+
+    def join(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
+        """Returns the tensor, given arrays by the names of its parts."""
+        if len(self.parts) == 1:
+            return arrays[next(iter(self.parts))]
+        return interleaved.join([arrays[name] for name in self.parts], self.groups).reshape(self.shape)
+
+
+def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
+    """Returns the tensors of files in Hugging Face's format, without those of experts."""
+    family, fields_of = FAMILIES[config.family], fields_of_names(config)
+    wholes = {field: name for name, fields in family.fused.items() for field in fields}
     whole = {within: wholes[field] for within, field in fields_of.items() if field in wholes}
     experts = {within for within, field in fields_of.items() if field.startswith("expert_")}
-    files: dict[str, dict[str, Shape]] = {}
+    files: dict[str, FileTensor] = {}
     for name, shape in expected_tensors(config).items():
         prefix, _, rest = name.partition("layers.")
         number, _, within = rest.partition(".")
         if within in experts:
             continue
-        file_name = f"{prefix}layers.{number}.{whole[within]}" if within in whole else name
-        files.setdefault(file_name, {})[name] = shape
+        file_within = whole.get(within, within)
+        groups = family.row_groups[file_within](config) if file_within in family.row_groups else 1
+        file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
+        file = FileTensor({}, groups, file_within.endswith(CONVOLUTION))
+        files.setdefault(file_name, file).parts[name] = shape
     return files
 
 
@@ -43,7 +78,7 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
         inner = name.removeprefix("model.").removeprefix("language_model.")
         if inner != name.removeprefix("model."):
             renamed[inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"] = tensor
-        elif name.startswith("lm_head."):
+        elif name.startswith(("lm_head.", PREDICTORS)):
             renamed[name] = tensor
     if any(name.startswith("model.") for name in renamed):
         return renamed
@@ -95,10 +130,10 @@ def model_tensors(
     config = untied(config, tensors)
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
-    expected = {name: stacked(parts) for name, parts in in_files.items()} | hf_experts.shapes(config, tensors)
+    expected = {name: file.shape for name, file in in_files.items()} | hf_experts.shapes(config, tensors)
     check_tensors(tensors, expected, config, directory, strict)
-    for name, parts in in_files.items():
-        found |= zip(parts, tensors[name].divide(parts.values()), strict=True)
+    for name, file in in_files.items():
+        found |= zip(file.parts, file.divide(tensors[name]), strict=True)
     return config, found | hf_experts.read(config, tensors)
 
 
@@ -115,12 +150,15 @@ def check_tensors(
     """
     others = [name for name in tensors.keys() - expected.keys() if not _is_redundant(name, config)]
     beyond = sorted(name for name in others if _is_beyond(name, config))
-    check_names(directory, expected.keys() - tensors.keys(), set(others) - set(beyond))
-    if beyond:
-        said = f"{len(beyond)} tensors of more layers than num_hidden_layers, {config.num_layers}: {first_few(beyond)}"
-        if strict:
-            raise ValueError(f"{directory}: strict=True refuses {said}")
-        warnings.warn(f"{directory}: ignored {said}", stacklevel=2)
+    predictors = sorted(name for name in others if name.startswith(PREDICTORS))
+    check_names(directory, expected.keys() - tensors.keys(), set(others) - {*beyond, *predictors})
+    more = f"of more layers than num_hidden_layers, {config.num_layers}"
+    for left_out, which in ((beyond, more), (predictors, "that predict further tokens")):
+        if left_out:
+            said = f"{len(left_out)} tensors {which}: {first_few(left_out)}"
+            if strict:
+                raise ValueError(f"{directory}: strict=True refuses {said}")
+            warnings.warn(f"{directory}: ignored {said}", stacklevel=2)
     for name, shape in expected.items():
         accepted: Collection[str] = FLOATS
         if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)):
@@ -169,12 +207,6 @@ def _cause(missing: Collection[str], unexpected: Collection[str]) -> str:
         "the configuration has biases for these": missing and all(name.endswith(".bias") for name in missing),
     }
     return next((f" ({cause})" for cause, holds in causes.items() if holds), "")
-
-
-def stacked(parts: Mapping[str, Shape]) -> Shape:
-    """Returns the shape of tensors one below the other."""
-    shapes = list(parts.values())
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def _is_beyond(name: str, config: LlamaConfig) -> bool:

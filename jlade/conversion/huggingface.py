@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -190,6 +189,6 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
 def _file_arrays(params: LlamaParams) -> Iterator[tuple[str, jax.Array]]:
     """Yields the tensors of files with their names."""
     arrays = named_arrays(params)
-    for name, rows in file_tensors(params.config).items():
-        yield name, jnp.concatenate([arrays[row] for row in rows]) if len(rows) > 1 else arrays[name]
+    for name, file in file_tensors(params.config).items():
+        yield name, file.join(arrays)
     yield from hf_experts.write(params.config, arrays)

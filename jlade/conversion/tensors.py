@@ -23,6 +23,7 @@ from jlade.models.quantization import is_int8
 EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the name of its weight
     "attention_norm": "input_layernorm.weight",
+    "output_gate": "self_attn.gate_proj.weight",
     "query": "self_attn.q_proj.weight",
     "key": "self_attn.k_proj.weight",
     "value": "self_attn.v_proj.weight",
@@ -42,6 +43,19 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "expert_gate": "mlp.experts.gate_proj.weight",
     "expert_up": "mlp.experts.up_proj.weight",
     "expert_down": "mlp.experts.down_proj.weight",
+    "recurrent_query": "linear_attn.q_proj.weight",
+    "recurrent_key": "linear_attn.k_proj.weight",
+    "recurrent_value": "linear_attn.v_proj.weight",
+    "recurrent_gate": "linear_attn.in_proj_z.weight",
+    "recurrent_output": "linear_attn.out_proj.weight",
+    "beta": "linear_attn.in_proj_b.weight",
+    "decay": "linear_attn.in_proj_a.weight",
+    "query_filter": "linear_attn.q_conv.weight",
+    "key_filter": "linear_attn.k_conv.weight",
+    "value_filter": "linear_attn.v_conv.weight",
+    "decay_rate": "linear_attn.A_log",
+    "decay_bias": "linear_attn.dt_bias",
+    "recurrent_norm": "linear_attn.norm.weight",
 }
 SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
 

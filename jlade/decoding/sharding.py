@@ -12,10 +12,11 @@ from jlade import mesh as mesh_lib
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping, StopStrings
 from jlade.drafts.sources import Drafts, Sources
-from jlade.mesh import DATA, HEADS, Specs, is_shared
+from jlade.mesh import DATA, HEADS, MODEL, Specs, is_shared
 from jlade.models import sharding as model_sharding
 from jlade.models.base import Cache, Decoder, KVCache, Params
 from jlade.models.llama import Llama, LlamaParams
+from jlade.models.recurrent import State
 
 T = TypeVar("T")
 BATCH = P(DATA)
@@ -23,7 +24,11 @@ BATCH = P(DATA)
 
 def cache_specs(decoder: Decoder) -> Cache:
     """Returns the specs of a cache; that of a model that is not jlade's is divided along `data` alone."""
-    return _specs(KVCache, keys=P(DATA, HEADS), values=P(DATA, HEADS)) if isinstance(decoder, Llama) else BATCH
+    if not isinstance(decoder, Llama):
+        return BATCH
+    state = State(memory=P(DATA, MODEL), inputs=P(DATA, None, MODEL))  # type: ignore[arg-type]
+    states = (state,) * len(decoder.config.recurrent_layers)
+    return _specs(KVCache, keys=P(DATA, HEADS), values=P(DATA, HEADS), states=states)
 
 
 def prefix_specs(decoder: Decoder, readers: Sources, prefix: Prefix | None = None) -> Prefix:

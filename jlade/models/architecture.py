@@ -22,6 +22,22 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that 
 
 
 @dataclasses.dataclass(frozen=True)
+class DeltaRule:
+    """Sizes of recurrent layers: see `jlade.models.recurrent`."""
+
+    key_heads: int  # of queries and keys
+    value_heads: int  # a multiple
+    key_size: int
+    value_size: int
+    taps: int  # tokens that the convolution sees, its own included
+
+    @property
+    def channels(self) -> int:
+        """C, the inputs of the convolution."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+
+@dataclasses.dataclass(frozen=True)
 class LlamaConfig:
     """Shape and constants of a LLaMA model or a relative.
 
@@ -73,6 +89,10 @@ class LlamaConfig:
     output_bias: bool = False  # of the logits (Phi-2, Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
 
+    recurrent_layers: tuple[int, ...] = ()  # those that have a state in the place of keys and values (Qwen3-Next)
+    delta_rule: DeltaRule | None = None  # of these
+    output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
+
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
     layer_rotary: tuple[rotary.Rotary | None, ...] = ()
     rotary_dim: int | None = None  # leading elements of a head that are rotated, None for all (StableLM)
@@ -114,9 +134,14 @@ class LlamaConfig:
         """The sliding window of each layer, None for no window."""
         return self.sliding_windows or (None,) * self.num_layers
 
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with attention."""
+        return tuple(i for i in range(self.num_layers) if i not in self.recurrent_layers)
+
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
-        """Returns the cache entries of each layer for a text of up to `capacity` tokens."""
-        return tuple(num_entries(window, capacity) for window in self.windows_by_layer)
+        """Returns the cache entries of each layer with attention for a text of up to `capacity` tokens."""
+        return tuple(num_entries(self.windows_by_layer[i], capacity) for i in self.attention_layers)
 
     @property
     def query_scalings_by_layer(self) -> tuple[rotary.QueryScaling | None, ...]:
@@ -151,8 +176,9 @@ class LlamaConfig:
 
 def is_matrix(field: str) -> bool:
     """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in int8: not routers."""
-    of_attention = ("query", "key", "value", "attention_output")
-    return field in (*of_attention, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    mixers = ("query", "key", "value", "output_gate", "attention_output")
+    recurrent = tuple(f"recurrent_{name}" for name in ("query", "key", "value", "gate", "output"))
+    return field in (*mixers, *recurrent, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
 
 
 def dtype_of(field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
@@ -174,25 +200,27 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     has_mlp_norm = c.pre_norms and not c.parallel
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
+    attends = layer not in c.recurrent_layers
     arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
         "attention_norm": (c.pre_norms, hidden, whole),
-        "query": (True, (queries, c.hidden_size), outputs),
-        "key": (True, (keys, c.hidden_size), kv),
-        "value": (True, (keys, c.hidden_size), kv),
-        "attention_output": (True, (c.hidden_size, queries), inputs),
+        "query": (attends, (queries, c.hidden_size), outputs),
+        "key": (attends, (keys, c.hidden_size), kv),
+        "value": (attends, (keys, c.hidden_size), kv),
+        "output_gate": (attends and c.output_gate, (queries, c.hidden_size), outputs),
+        "attention_output": (attends, (c.hidden_size, queries), inputs),
         "mlp_norm": (has_mlp_norm, hidden, whole),
         "gate": (has_mlp and c.gated_mlp, (inner, c.hidden_size), outputs),
         "up": (has_mlp, (inner, c.hidden_size), outputs),
         "down": (has_mlp, (c.hidden_size, inner), inputs),
-        "query_bias": (c.qkv_bias, (queries,), outputs),
-        "key_bias": (c.qkv_bias, (keys,), kv),
-        "value_bias": (c.qkv_bias, (keys,), kv),
-        "attention_output_bias": (c.attention_output_bias, hidden, whole),
+        "query_bias": (attends and c.qkv_bias, (queries,), outputs),
+        "key_bias": (attends and c.qkv_bias, (keys,), kv),
+        "value_bias": (attends and c.qkv_bias, (keys,), kv),
+        "attention_output_bias": (attends and c.attention_output_bias, hidden, whole),
         "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,), outputs),
         "up_bias": (has_mlp and c.mlp_bias, (inner,), outputs),
         "down_bias": (has_mlp and c.mlp_bias, hidden, whole),
-        "query_norm": (has_qk_norm, *query_norm),
-        "key_norm": (has_qk_norm, *key_norm),
+        "query_norm": (attends and has_qk_norm, *query_norm),
+        "key_norm": (attends and has_qk_norm, *key_norm),
         "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden, whole),
         "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden, whole),
         "attention_post_norm": (c.post_norms, hidden, whole),
@@ -209,4 +237,19 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "expert_up_bias": (has_experts and c.mlp_bias, (number, own), outputs),
         "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size), outputs),
     }
-    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
+    found = {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
+    return found if attends else found | _recurrent_arrays(c)
+
+
+def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
+    """Returns `layer_arrays` of the mixer of a recurrent layer."""
+    hidden, sizes = config.hidden_size, config.delta_rule
+    assert sizes is not None
+    keys, values = sizes.key_heads * sizes.key_size, sizes.value_heads * sizes.value_size
+    channels = {"query": keys, "key": keys, "value": values}
+    arrays: dict[str, tuple[tuple[int, ...], P]] = {"recurrent_output": ((hidden, values), P(None, MODEL))}
+    arrays |= {f"recurrent_{name}": ((size, hidden), P(MODEL)) for name, size in (channels | {"gate": values}).items()}
+    arrays |= {name: ((sizes.value_heads, hidden), P(MODEL)) for name in ("beta", "decay")}
+    arrays |= {f"{name}_filter": ((size, sizes.taps), P(MODEL)) for name, size in channels.items()}
+    arrays |= {name: ((sizes.value_heads,), P(MODEL)) for name in ("decay_rate", "decay_bias")}
+    return arrays | {"recurrent_norm": ((sizes.value_size,), P())}

@@ -1,6 +1,5 @@
 """The implementations of attention and of experts that a model has on a device."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,6 @@ def resolve(
     config: LlamaConfig,
     chosen: Implementations,
     params: Any,
-    cache_dtype: Callable[[], jax.typing.DTypeLike],
     mesh: Mesh | None,
 ) -> Implementations:
     """Returns the implementations for the device that holds `params`, or for those of a mesh.
@@ -33,7 +31,6 @@ def resolve(
       config: of the model.
       chosen: by the user. For a model without experts theirs is returned as it is.
       params, mesh: see `jlade.models.llama.Llama.on`.
-      cache_dtype: returns the dtype of queries, keys and values. It is called for kernels alone.
 
     Raises:
       ValueError: one names a kernel that cannot run there.
@@ -50,7 +47,7 @@ def resolve(
         of_attention, of_experts = ("plain" if name == "auto" else name for name in chosen)
     if of_attention != "plain":
         heads, variations = _heads(config, mesh), config.attention_variations
-        of_attention = attention.resolve(of_attention, device, cache_dtype(), *heads, may_run, variations)
+        of_attention = attention.resolve(of_attention, device, params.norm.dtype, *heads, may_run, variations)
     if not config.num_experts:
         return Implementations(of_attention, chosen.experts)
     if of_experts != "plain":
@@ -78,6 +75,7 @@ def _heads(config: LlamaConfig, mesh: Mesh | None) -> tuple[int, int, int]:
 def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.ExpertShape:
     """Returns the shape of the experts on a device, and how many of them a token has on average."""
     c, shards = config, mesh_lib.size(mesh, *MODEL)
-    dtype = next(leaf.dtype for leaf in jax.tree.leaves(params) if leaf.ndim == 3)  # [expert, in, out]
+    experts_of_layers = [layer.experts for layer in params.layers if layer.experts is not None]
+    dtype = jax.tree.leaves(experts_of_layers[0])[0].dtype
     per_token = -(-c.experts_per_token // shards)
     return experts.ExpertShape(c.num_experts // shards, per_token, c.hidden_size, c.expert_size, dtype.name)

@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import attention, base, experts, implementations, padding, rotary
+from jlade.models import attention, base, experts, implementations, padding, recurrent, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
-from jlade.models.base import BlockKV, KVCache
+from jlade.models.base import KVCache
 from jlade.models.experts import Experts, mix, route
 from jlade.models.implementations import Implementations
 from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
@@ -32,10 +32,12 @@ class LlamaLayer:
     """
 
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
-    query: jax.Array  # [H * D, E]
-    key: jax.Array  # [KH * D, E]
-    value: jax.Array  # [KH * D, E]
-    attention_output: jax.Array  # [E, H * D]
+    # None for recurrent layers
+    query: Any = None  # [H * D, E]
+    key: Any = None  # [KH * D, E]
+    value: Any = None  # [KH * D, E]
+    output_gate: jax.Array | None = None  # [H * D, E], None for models without
+    attention_output: Any = None  # [E, H * D]
     mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
     gate: jax.Array | None = None  # [F, E], None for models without a gate
     up: jax.Array | None = None  # [F, E], None for layers of experts alone
@@ -65,6 +67,20 @@ class LlamaLayer:
     expert_gate_bias: jax.Array | None = None  # [N, F']
     expert_up_bias: jax.Array | None = None  # [N, F']
     expert_down_bias: jax.Array | None = None  # [N, E]
+    # Of recurrent layers alone, with HK heads of dk for queries and keys, and HV of dv for values
+    recurrent_query: jax.Array | None = None  # [HK * dk, E]
+    recurrent_key: jax.Array | None = None  # [HK * dk, E]
+    recurrent_value: jax.Array | None = None  # [HV * dv, E]
+    recurrent_gate: jax.Array | None = None  # [HV * dv, E]
+    recurrent_output: jax.Array | None = None  # [E, HV * dv]
+    beta: jax.Array | None = None  # [HV, E]
+    decay: jax.Array | None = None  # [HV, E]
+    query_filter: jax.Array | None = None  # [HK * dk, taps]
+    key_filter: jax.Array | None = None  # [HK * dk, taps]
+    value_filter: jax.Array | None = None  # [HV * dv, taps]
+    decay_rate: jax.Array | None = None  # [HV], its logarithm
+    decay_bias: jax.Array | None = None  # [HV]
+    recurrent_norm: jax.Array | None = None  # [dv]
 
     @property
     def experts(self) -> Experts | None:
@@ -155,15 +171,8 @@ class Llama:
             self = dataclasses.replace(self, axes=MODEL if mesh_lib.size(mesh, *MODEL) > 1 else ())
         self = dataclasses.replace(self, pads=mesh_lib.device_of(params, mesh).platform == "cpu")
 
-        def cache_dtype() -> Any:
-            # One layer tells it; tracing all of them takes 20 ms.
-            config = dataclasses.replace(self.config, num_layers=1, sliding_windows=())
-            one_layer = dataclasses.replace(self, config=config)
-            cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
-            return cache.keys[0].dtype
-
         chosen = Implementations(self.attention, self.experts)
-        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh)
+        found = implementations.resolve(self.config, chosen, params, mesh)
         return dataclasses.replace(self, attention=found.attention, experts=found.experts)
 
     @property
@@ -184,14 +193,21 @@ class Llama:
 
     def init_cache(self, params: LlamaParams, batch_size: int, capacity: int) -> KVCache:
         c = self.config
-        key = params.layers[0].key
+        key = params.layers[c.attention_layers[0]].key
         keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
 
         def zeros() -> tuple[jax.Array, ...]:
             shapes = ((batch_size, keys // c.head_dim, size, c.head_dim) for size in c.entries_by_layer(capacity))
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
-        return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32))
+        def state(layer: LlamaLayer) -> recurrent.State:
+            assert c.delta_rule is not None
+            assert layer.decay_rate is not None
+            shards = c.delta_rule.value_heads // len(layer.decay_rate)
+            return recurrent.init_state(c.delta_rule, batch_size, shards, params.norm.dtype)
+
+        states = tuple(state(params.layers[i]) for i in c.recurrent_layers)
+        return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32), states=states)
 
     def forward(
         self,
@@ -200,7 +216,7 @@ class Llama:
         positions: jax.Array,
         cache: KVCache,
         block_mask: jax.Array | np.ndarray,
-    ) -> tuple[jax.Array, BlockKV]:
+    ) -> tuple[jax.Array, list[tuple[jax.Array, ...]]]:
         c, block_size = self.config, tokens.shape[1]
         if self.pads:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
@@ -210,14 +226,20 @@ class Llama:
         rotations = for_each_kind(c.rotary_by_layer, lambda kind: kind.rotation(positions, rotated))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
-        block_kv = []
-        for layer, cached, window, rotation, scales in zip(
-            params.layers, cache.layers, c.windows_by_layer, rotations, query_scales, strict=True
+        tree = None if c.delta_rule is None else recurrent.ancestry(block_mask, c.delta_rule.taps)
+        keys_and_values, states, kept_of_layers = iter(cache.layers), iter(cache.states), []
+        for i, (layer, window, rotation, scales) in enumerate(
+            zip(params.layers, c.windows_by_layer, rotations, query_scales, strict=True)
         ):
-            prefix = *cached, cache.length
-            hidden, kept = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
-            block_kv.append(tuple(array[:, :block_size] for array in kept))
-        return hidden[:, :block_size], block_kv
+            if i in c.recurrent_layers:
+                hidden, kept = _recurrent_layer(
+                    layer, hidden, next(states), tree, config=c, experts=self.experts, axes=self.axes
+                )
+            else:
+                prefix = *next(keys_and_values), cache.length
+                hidden, kept = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
+            kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
+        return hidden[:, :block_size], kept_of_layers
 
     def _embed(self, params: LlamaParams, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings [B, T, E] of tokens [B, T]."""
@@ -236,8 +258,17 @@ class Llama:
         logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
-    def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-        return base.commit(cache, block_kv, indices, num_accepted, self.config.sliding_windows)
+    def commit(
+        self, cache: KVCache, block_kv: list[tuple[jax.Array, ...]], indices: jax.Array, num_accepted: jax.Array
+    ) -> KVCache:
+        c = self.config
+        windows = [c.windows_by_layer[i] for i in c.attention_layers]
+        of_attention = [block_kv[i] for i in c.attention_layers]
+        committed = base.commit(cache, of_attention, indices, num_accepted, windows)
+        states = zip(cache.states, (recurrent.Kept(*block_kv[i]) for i in c.recurrent_layers), strict=True)
+        return dataclasses.replace(
+            committed, states=tuple(recurrent.commit(*pair, indices, num_accepted) for pair in states)
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "window"))
@@ -266,12 +297,48 @@ def _layer(
     queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
     operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap).reshape(*hidden.shape[:2], -1)
+    if layer.output_gate is not None:
+        mixed *= jax.nn.sigmoid(linear(normed, layer.output_gate))
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
+    return _add(layer, hidden, normed, mixed, c, experts, axes), (keys, values)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "experts", "axes"))
+def _recurrent_layer(
+    layer: LlamaLayer,
+    hidden: jax.Array,
+    state: recurrent.State,
+    tree: recurrent.Ancestry,
+    *,
+    config: LlamaConfig,
+    experts: str,
+    axes: tuple[str, ...],
+) -> tuple[jax.Array, recurrent.Kept]:
+    """Returns the hidden states [B, T, E] after a recurrent layer, and what it keeps of the block."""
+    c = config
+    assert c.delta_rule is not None
+    normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
+    mixed, kept = recurrent.mix(layer, normed, state, tree, c.delta_rule, c.norm_eps, axes)
+    return _add(layer, hidden, normed, mixed, c, experts, axes), kept
+
+
+def _add(
+    layer: LlamaLayer,
+    hidden: jax.Array,
+    normed: jax.Array,
+    mixed: jax.Array,
+    config: LlamaConfig,
+    experts: str,
+    axes: tuple[str, ...],
+) -> jax.Array:
+    """Returns the hidden states [B, T, E] with what attention, or a recurrent mixer, and then the MLP add to them."""
+    c = config
+    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     added = norm(_feed_forward(layer, normed, c, axes, experts), layer.mlp_post_norm)
-    return hidden + scale(added, c.residual_scale), (keys, values)
+    return hidden + scale(added, c.residual_scale)
 
 
 def _project(
@@ -365,7 +432,7 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
         if field.endswith("norm_bias"):
             return zeros
         if field.endswith("norm") and not field.startswith(("query", "key")):
-            return neutral
+            return jnp.ones(shape, dtype) if field == "recurrent_norm" else neutral
         if is_matrix(field) and len(shape) == 3:
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
         return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0].astype(dtype_of(field, dtype))

@@ -29,7 +29,7 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
         accepted = [n for n in range(1, config.num_heads + 1) if can_divide(config, n)]
         raise ValueError(
             f"mesh has model={shards}, but the model has {config.num_heads} heads, {config.num_kv_heads} KV heads and "
-            f"{_mlps(config)}, which divide among {', '.join(map(str, accepted))} devices: choose one of these, and "
+            f"{_others(config)}, which divide among {', '.join(map(str, accepted))} devices: choose one of these, and "
             "use the other devices for data or lookahead"
         )
     return mesh_lib.split(mesh, config.num_kv_heads)
@@ -38,16 +38,18 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
 def can_divide(config: LlamaConfig, shards: int) -> bool:
     """Whether heads, MLP columns and experts divide among the shards, and each has heads of whole groups or of one."""
     groups = config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
-    divided = config.num_heads, config.intermediate_size, config.dense_size, config.num_experts
+    divided = [config.num_heads, config.intermediate_size, config.dense_size, config.num_experts]
+    divided += [] if config.delta_rule is None else [config.delta_rule.key_heads]
     return groups and not any(number % shards for number in divided)
 
 
-def _mlps(config: LlamaConfig) -> str:
-    """Returns the numbers of MLP columns and experts for a message."""
+def _others(config: LlamaConfig) -> str:
+    """Returns the numbers of MLP columns, experts and heads of recurrent layers for a message."""
     numbers = (
         (config.dense_size, "MLP columns"),
         (config.intermediate_size, "MLP columns"),
         (config.num_experts, "experts"),
+        (0 if config.delta_rule is None else config.delta_rule.key_heads, "recurrent heads"),
     )
     return " and ".join(f"{number} {name}" for number, name in numbers if number)
 

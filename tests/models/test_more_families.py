@@ -20,6 +20,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
 NEW_TOKENS = 40
 PROMPT_LENGTHS = (17, 9)  # the texts are longer than every window
 SLIDING = ["sliding_attention", "full_attention"]
+RECURRENT = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+RECURRENT_EXPERTS = RECURRENT | {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
 CASES = {
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
@@ -165,15 +179,18 @@ CASES = {
         | rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
     ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
+    "qwen3_next": ("Qwen3Next", RECURRENT_EXPERTS),
+    "qwen3_5_text": ("Qwen3_5Text", RECURRENT),
+    "qwen3_5_moe_text": ("Qwen3_5MoeText", RECURRENT_EXPERTS | {"linear_conv_kernel_dim": 3}),
 }
 
 
-DECODED = ("gemma2", slow("gpt_oss"))
+DECODED = ("gemma2", slow("gpt_oss"), "qwen3_5_text")
 QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
 
 
-# Norms, caps, windows, rotary by layer, parallel residuals, experts and sinks come once.
-@pytest.fixture(params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss"))
+# Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks and recurrent layers come once.
+@pytest.fixture(params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss", "qwen3_next"))
 def case(request):
     return request.param
 
