@@ -15,6 +15,7 @@ from jlade.models import sharding
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
 
+FLOAT32 = 8  # times the arithmetic of bfloat16: six passes on TPUs, and up to 16 times the time on GPUs
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
 
 
@@ -37,6 +38,7 @@ class Shard(NamedTuple):
     Attributes:
       arrays: shapes of the parameters there.
       kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices.
+      recurrent_share: of the heads of recurrent layers.
       vocab_size: V', all tokens where they do not divide among the devices.
       elements: of the layers' matrices, in total.
       expert_elements, expert_bytes: those of experts among them.
@@ -47,6 +49,7 @@ class Shard(NamedTuple):
     arrays: LlamaParams
     heads: int
     kv_heads: int
+    recurrent_share: float
     vocab_size: int
     elements: int
     expert_elements: int
@@ -85,7 +88,7 @@ class Work(NamedTuple):
     """The work of a step on a device."""
 
     products: Operation  # with the matrices of the layers
-    attention: Operation
+    attention: Operation  # and recurrent mixers
     output: Operation  # the logits
     logits_bytes: int  # of the output's, those that are not weights
     collectives: tuple[Collective, ...]
@@ -118,7 +121,7 @@ def shard(params: LlamaParams, model: int) -> Shard:
         return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(array.shape), array.dtype)
 
     arrays = jax.tree.map(local, params, specs)
-    head_dim, first = params.config.head_dim, arrays.layers[0]
+    head_dim, first = params.config.head_dim, arrays.layers[params.config.attention_layers[0]]
     output = arrays.embedding if arrays.output is None else arrays.output
     matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
     experts = [layer.experts for layer in arrays.layers]
@@ -127,6 +130,7 @@ def shard(params: LlamaParams, model: int) -> Shard:
         arrays=arrays,
         heads=_matrix(first.query).shape[0] // head_dim,
         kv_heads=_matrix(first.key).shape[0] // head_dim,
+        recurrent_share=1 / model,
         vocab_size=_matrix(output).shape[0],
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
         expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
@@ -150,14 +154,18 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     c, sequences = shard.config, batch_size // layout.data
     tokens, outputs = share_size(setting, layout.lookahead)
     entries = sum(c.entries_by_layer(capacity))
-    scores = 2 * shard.heads * c.head_dim * tokens * (entries + c.num_layers * tokens)
+    scores = 2 * shard.heads * c.head_dim * tokens * (entries + len(c.attention_layers) * tokens)
+    recurrent = _recurrent_flops(shard, tokens)
     logits = sequences * outputs * shard.vocab_size
     logits_bytes = LOGITS_PASSES * 4 * logits
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
     elements = shard.elements - round(unused * shard.expert_elements)
     return Work(
         products=Operation(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
-        attention=Operation(2 * sequences * scores, sequences * cache_bytes(shard, capacity)),
+        attention=Operation(
+            sequences * (2 * scores + recurrent),
+            sequences * (cache_bytes(shard, capacity) + 2 * _state_bytes(shard)),  # states are read again, and written
+        ),
         output=Operation(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
         logits_bytes=logits_bytes,
         collectives=_collectives(shard, layout, setting, sequences),
@@ -167,7 +175,27 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
 def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
     entries = sum(shard.config.entries_by_layer(capacity))
-    return 2 * entries * shard.kv_heads * shard.config.head_dim * shard.item
+    return 2 * entries * shard.kv_heads * shard.config.head_dim * shard.item + _state_bytes(shard)
+
+
+def _state_bytes(shard: Shard) -> int:
+    """Returns the bytes of the states of a sequence's recurrent layers."""
+    sizes, share = shard.config.delta_rule, shard.recurrent_share
+    if sizes is None:
+        return 0
+    memory, inputs = 4 * sizes.value_heads * sizes.key_size * sizes.value_size, (sizes.taps - 1) * sizes.channels
+    return round(share * len(shard.config.recurrent_layers) * (memory + inputs * shard.item))
+
+
+def _recurrent_flops(shard: Shard, tokens: int) -> int:
+    """Returns the arithmetic of a sequence's recurrent layers, beside products with matrices, in that of bfloat16."""
+    sizes, share = shard.config.delta_rule, shard.recurrent_share
+    if sizes is None:
+        return 0
+    with_state = 4 * tokens * sizes.key_size * sizes.value_size
+    among = tokens**2 * (4 * sizes.key_size * sizes.key_heads // sizes.value_heads + 4 * sizes.value_size)
+    layers = len(shard.config.recurrent_layers)
+    return round(FLOAT32 * share * layers * sizes.value_heads * (with_state + among))
 
 
 def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
@@ -188,14 +216,24 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
                 arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
-        accepted = setting.max_accepted * shard.kv_heads * c.head_dim * shard.item
-        arrays = [4 * sequences * whole, 2 * c.num_layers * sequences * accepted]  # predictions; keys and values
+        arrays = [4 * sequences * whole, sequences * setting.max_accepted * _kept_bytes(shard)]  # predictions; keys...
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if recycles else []
         found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
     if layout.data > 1:
         found.append(Collective(layout.data, layout.num_devices, 1, 4))  # the number of sequences that have not ended
     return tuple(found)
+
+
+def _kept_bytes(shard: Shard) -> int:
+    """Returns the bytes of a token of the keys, values and updates that `Decoder.commit` needs."""
+    c, sizes = shard.config, shard.config.delta_rule
+    kept = 2 * len(c.attention_layers) * shard.kv_heads * c.head_dim * shard.item
+    if sizes is None:
+        return kept
+    vectors = sizes.key_heads * sizes.key_size + sizes.value_heads * (sizes.value_size + 1)
+    of_layer = shard.recurrent_share * (sizes.channels * shard.item + 4 * vectors)
+    return kept + round(len(c.recurrent_layers) * of_layer)
 
 
 def _matrix(leaf: Any) -> Any:

@@ -114,9 +114,10 @@ class Programs(NamedTuple):
         )
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(matrices) if x.ndim > 1)
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
+        layers = [*memory.cache.keys, *(state.memory for state in memory.cache.states)]
         sizes = Sizes(
             weights=frozenset(weights),
-            cache_layers=frozenset(map(mesh_lib.local_size, memory.cache.keys)),
+            cache_layers=frozenset(map(mesh_lib.local_size, layers)),
             tables=frozenset(size for size in tables if size > FEW),
             experts_read=dict.fromkeys(map(mesh_lib.local_size, experts), share),
         )
