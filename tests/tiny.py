@@ -12,10 +12,13 @@ from tokenizers import Tokenizer, decoders, models
 import jlade
 from jlade.cli.options import DEMO
 from jlade.conversion import save_hf
+from jlade.models.architecture import DeltaRule
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, init_params
 
 # The block of all tests that are not about blocks, so that they share programs.
 PAPER = jlade.LookaheadConfig.paper(4, 4, 3)
+# Changes of `tiny_llama` for a model like Qwen3-Next, whose first layer is recurrent.
+RECURRENT = {"recurrent_layers": (0,), "delta_rule": DeltaRule(2, 4, 8, 6, 4), "output_gate": True}
 
 
 @functools.cache

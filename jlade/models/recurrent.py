@@ -31,7 +31,7 @@ EPSILON = 1e-6  # of the norms of queries and keys
 class State:
     """What a layer keeps of the text: constant in size."""
 
-    memory: jax.Array  # [B, HV, dk, dv] float32
+    memory: jax.Array  # [B, HK, dk, HV / HK * dv] float32, heads with the same key side by side
     inputs: jax.Array  # [B, taps - 1, C], of the convolution, for the last tokens
 
 
@@ -68,10 +68,10 @@ def ancestry(mask: jax.Array | np.ndarray, taps: int) -> Ancestry:
 
 def init_state(sizes: DeltaRule, batch_size: int, shards: int, dtype: jax.typing.DTypeLike) -> State:
     """Returns the state of no text, of the heads on one of several devices."""
-    heads, channels = sizes.value_heads // shards, sizes.channels // shards
+    heads, width = sizes.key_heads // shards, sizes.value_heads // sizes.key_heads * sizes.value_size
     return State(
-        memory=jnp.zeros((batch_size, heads, sizes.key_size, sizes.value_size), jnp.float32),
-        inputs=jnp.zeros((batch_size, sizes.taps - 1, channels), dtype),
+        memory=jnp.zeros((batch_size, heads, sizes.key_size, width), jnp.float32),
+        inputs=jnp.zeros((batch_size, sizes.taps - 1, sizes.channels // shards), dtype),
     )
 
 
@@ -162,7 +162,7 @@ def delta_rule(
       values: [B, T, HV, dv].
       beta: [B, T, HV], the strength of each update.
       decay: [B, T, HV], logarithms of the factors by which the state shrinks.
-      memory: [B, HV, dk, dv], the state of the text.
+      memory: [B, HK, dk, HV / HK * dv], the state of the text.
       sees: [1 or B, T, T], see `Ancestry`.
     """
     (batch_size, size, groups, _), heads = keys.shape, values.shape[2]
@@ -179,8 +179,8 @@ def delta_rule(
     total_by_head, beta, values = by_head(total), by_head(beta), by_head(values)
     of_text = jnp.exp(total_by_head)[..., None]
     both = jnp.concatenate([keys, queries], axis=1)  # so that the state is read once
-    memory = memory.reshape(batch_size, groups, heads // groups, *memory.shape[2:])
-    keys_in_text, read = jnp.split(product("bxgd,bgrdv->bgrxv", both, memory), 2, axis=3)
+    of_state = product("bxgd,bgdy->bgxy", both, memory).reshape(batch_size, groups, 2 * size, heads // groups, -1)
+    keys_in_text, read = jnp.split(jnp.moveaxis(of_state, 3, 2), 2, axis=3)
     updates = beta[..., None] * (values - of_text * keys_in_text)
     read *= of_text
     among_keys, to_queries = jnp.split(product("bxgd,bsgd->bgxs", both, keys), 2, axis=2)
@@ -243,10 +243,11 @@ def commit(state: State, kept: Kept, indices: jax.Array, num_accepted: jax.Array
     shrink = jnp.exp(jnp.where(is_kept[..., None], total[:, None] - decays, -jnp.inf))
     # 0 * NaN is NaN: what is not accepted is no number to add.
     keys, updates = (jnp.where(is_kept[..., None, None], x, 0) for x in (keys, updates))
-    (batch_size, heads, *_), groups = state.memory.shape, keys.shape[2]
-    grouped = (shrink[..., None] * updates).reshape(batch_size, indices.shape[1], groups, heads // groups, -1)
-    added = jnp.einsum("bagk,bagrv->bgrkv", keys, grouped, precision=jax.lax.Precision.HIGHEST)
-    memory = jnp.exp(total)[..., None, None] * state.memory + added.reshape(state.memory.shape)
+    (batch_size, groups, _, width), heads = state.memory.shape, total.shape[1]
+    side_by_side = (shrink[..., None] * updates).reshape(batch_size, -1, groups, width)
+    added = jnp.einsum("bagd,bagy->bgdy", keys, side_by_side, precision=jax.lax.Precision.HIGHEST)
+    by_column = jnp.repeat(jnp.exp(total).reshape(batch_size, groups, 1, -1), width * groups // heads, axis=-1)
+    memory = by_column * state.memory + added
     both = jnp.concatenate([state.inputs, inputs.astype(state.inputs.dtype)], axis=1)
     at = num_accepted[:, None] + jnp.arange(state.inputs.shape[1], dtype=jnp.int32)[None]
     return State(memory, rows(both, at))

@@ -1,0 +1,90 @@
+"""Models with recurrent layers decode as token by token: settings, sampling, turns, an engine, meshes, copies."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.config import PLAIN
+from jlade.decoding import loop
+from tests import plain_llama
+from tests.decoding.test_programs import copies_in_loops
+from tests.tiny import PAPER, RECURRENT, slow, tiny_llama
+
+SHAPE = RECURRENT | {"num_layers": 3}
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [5], [1, 2, 3, 1, 2, 3, 1, 2]]
+TREE = LookaheadConfig.tree(15)
+MESHES = [(1, 1, 2), slow((1, 2, 1)), slow((2, 2, 2))]
+
+
+@functools.cache
+def continued(prompt, number=24):
+    """Returns the greedy text of a model in NumPy that follows the delta rule token by token."""
+    text = list(prompt)
+    for _ in range(number):
+        text.append(int(np.argmax(plain_llama.logits(tiny_llama(2, **SHAPE), text)[-1])))
+    return text[len(prompt) :]
+
+
+def generate(prompts=PROMPTS, **options):
+    options = {"max_new_tokens": 24, "lookahead": PAPER, "eos_ids": ()} | options
+    return jlade.generate(tiny_llama(2, **SHAPE), prompts, **options)
+
+
+@pytest.mark.parametrize("lookahead", [PAPER, TREE, slow(LookaheadConfig()), slow(LookaheadConfig.jacobi(5)), PLAIN])
+def test_texts_are_those_of_the_rule_token_by_token(lookahead):
+    out = generate(lookahead=lookahead)
+    assert out.tokens.tolist() == [continued(tuple(prompt)) for prompt in PROMPTS]
+    assert (out.steps.sum() < out.tokens.size) == (lookahead is not PLAIN)
+
+
+@pytest.mark.slow
+def test_sampled_texts_do_not_depend_on_the_setting():
+    sampling = SamplingConfig(temperature=1.0)
+    found = [generate(lookahead=setting, sampling=sampling).tokens.tolist() for setting in (PAPER, TREE, PLAIN)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_turn_goes_on_from_the_state():
+    first = generate(PROMPTS[0], keep_state=True, max_new_tokens=9)
+    text = [*PROMPTS[0], *first.tokens[0].tolist(), 5, 3]
+    assert generate(text, state=first.state).tokens[0].tolist() == continued(tuple(text))
+
+
+def test_an_engine_takes_over_a_whole_text():
+    prompt = tuple(np.random.default_rng(1).integers(0, 13, 30).tolist())
+    with jlade.Engine(tiny_llama(2, **SHAPE), lookahead=PAPER, capacity=64, max_sequences=2) as engine:
+        requests = [engine.submit(each, max_new_tokens=9, eos_ids=()) for each in (prompt, *PROMPTS)]
+        for each, request in zip((prompt, *PROMPTS), requests, strict=True):
+            assert request.result().tokens[0].tolist() == continued(tuple(each), 9)
+        text = (*prompt, *continued(prompt, 9), 5)
+        request = engine.submit(text, max_new_tokens=9, eos_ids=())
+        assert request.result().tokens[0].tolist() == continued(text, 9)
+        assert request.num_cached == len(text) - 2
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_a_mesh_divides_the_heads_or_the_block(sizes):
+    prompts = PROMPTS[::2]
+    out = generate(prompts, mesh=jlade.make_mesh(*sizes))
+    assert out.tokens.tolist() == [continued(tuple(prompt)) for prompt in prompts]
+
+
+def test_a_mesh_that_does_not_divide_the_heads_is_refused():
+    with pytest.raises(ValueError, match="2 recurrent heads, which divide among 1, 2 devices"):
+        generate(mesh=jlade.make_mesh(model=4))
+
+
+def test_no_loop_copies_a_state():
+    params = tiny_llama(2, **SHAPE | {"max_positions": 512})
+    inputs, config = jlade.prepare(params, [[1]] * 3, lookahead=TREE, max_new_tokens=500)
+    cache = params.decoder.init_cache(params, 3, 512)
+
+    def decode(params, cache, inputs):
+        return loop.run_steps(params, jlade.start(jlade.Prefix(cache), inputs, config), config)
+
+    text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()
+    assert copies_in_loops(text, frozenset({cache.states[0].memory.size, cache.keys[0].size})) == []
