@@ -111,7 +111,8 @@ class Decoder(Protocol):
           cache: the tokens before the block. Only entries below `cache.length` are seen; the others hold any finite
             numbers. Entry i of a full ring has the last position p < `cache.length` with p % S = i.
           block_mask: [T, T] bool, or [B, T, T] with a mask for each sequence. `block_mask[..., q, k]` lets token q see
-            token k. Every token sees itself; otherwise any mask is possible.
+            token k. The mask is a tree's: a token sees itself and a path before it in the block, of which each token
+            sees the earlier ones.
 
         Returns:
           The hidden states [B, T, E], floating, and the block's keys and values, a `BlockKV` for the function
@@ -134,7 +135,7 @@ class Decoder(Protocol):
           cache: the argument of `forward`.
           block_kv: the result of `forward`.
           indices: [B, A] int32, 0 to T-1, of tokens in the block. The first `num_accepted` of each sequence were
-            accepted, the others rejected.
+            accepted, a path as above, and the others rejected.
           num_accepted: [B] int32, 0 to A, and at most the number of free entries, which a ring does not limit.
 
         Returns:

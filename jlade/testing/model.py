@@ -18,7 +18,7 @@ LENGTHS = np.array([6, 3, 0], np.int32)  # tokens before it, for a batch of thre
 CAPACITY = 16  # tokens; longer than every text here
 IN_ORDER = np.tile(np.arange(SIZE, dtype=np.int32), (3, 1))  # the indices of a block; also the positions of a text
 CAUSAL = np.tri(SIZE, dtype=bool)
-CHOSEN = np.array([[0, 9, 2], [4, 3, 14], [1, 5, 8]], np.int32)  # tokens of a block, of which the first are accepted
+CHOSEN = np.array([[0, 2, 9], [3, 4, 14], [1, 5, 8]], np.int32)  # tokens of a block, of which the first are accepted
 NUM_ACCEPTED = np.array([1, 3, 0], np.int32)
 
 

@@ -57,13 +57,15 @@ def test_a_turn_goes_on_from_the_state():
 def test_an_engine_takes_over_a_whole_text():
     prompt = tuple(np.random.default_rng(1).integers(0, 13, 30).tolist())
     with jlade.Engine(tiny_llama(2, **SHAPE), lookahead=PAPER, capacity=64, max_sequences=2) as engine:
-        requests = [engine.submit(each, max_new_tokens=9, eos_ids=()) for each in (prompt, *PROMPTS)]
-        for each, request in zip((prompt, *PROMPTS), requests, strict=True):
+        first = engine.submit(prompt, max_new_tokens=9, eos_ids=()).result().tokens[0].tolist()
+        assert first == continued(prompt, 9)
+        text = (*prompt, *first, 5)
+        later = engine.submit(text, max_new_tokens=9, eos_ids=())
+        others = [engine.submit(each, max_new_tokens=9, eos_ids=()) for each in PROMPTS]
+        assert later.result().tokens[0].tolist() == continued(text, 9)
+        assert later.num_cached == len(text) - 2
+        for each, request in zip(PROMPTS, others, strict=True):
             assert request.result().tokens[0].tolist() == continued(tuple(each), 9)
-        text = (*prompt, *continued(prompt, 9), 5)
-        request = engine.submit(text, max_new_tokens=9, eos_ids=())
-        assert request.result().tokens[0].tolist() == continued(text, 9)
-        assert request.num_cached == len(text) - 2
 
 
 @pytest.mark.parametrize("sizes", MESHES)

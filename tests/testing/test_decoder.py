@@ -12,13 +12,13 @@ from jlade.models import base
 from jlade.models.llama import Llama
 from jlade.testing import check_decoder
 from tests import plain_llama
-from tests.tiny import slow, tiny_llama
+from tests.tiny import RECURRENT, slow, tiny_llama
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_llama_passes(dtype, caplog):
-    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(num_layers=1, eos_ids=(3, 12)))
+@pytest.mark.parametrize(("dtype", "changes"), [("float32", {}), ("bfloat16", {}), ("float32", RECURRENT)])
+def test_the_llama_passes(dtype, changes, caplog):
+    params = jax.tree.map(lambda x: x.astype(dtype), tiny_llama(num_layers=2, eos_ids=(3, 12), **changes))
     check_decoder(params.decoder, params, reference=lambda tokens: plain_llama.logits(params, tokens))
     assert caplog.records == []
 
@@ -221,10 +221,6 @@ WRONG_RESULT = {
     "adds the cache's length to positions": (
         {"forward": forward(lambda t, p, c, m: (t, p + c.length[:, None], c, m))},
         r"positions of tokens behind a cache are off by cache\.length",
-    ),
-    "adds a causal mask": (
-        {"forward": forward(lambda t, p, c, m: (t, p, c, jnp.tril(m)))},
-        "Use no mask but block_mask",
     ),
     "NaN past the last position": ({"forward": nan_past_the_end}, r"jnp\.minimum\(positions, max_positions - 1\)"),
     "deletes the cache": ({"forward": delete_cache}, "must not write the cache"),
