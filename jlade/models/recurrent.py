@@ -23,7 +23,7 @@ import numpy as np
 from jlade.models.architecture import DeltaRule
 from jlade.models.layers import linear, normalize, sum_linear
 
-BLOCK = 32  # tokens whose updates are found at once: their inverse takes products of as many rows
+BLOCK = 64  # tokens whose updates are found at once: their inverse takes products of as many rows
 EPSILON = 1e-6  # of the norms of queries and keys
 
 
@@ -130,11 +130,11 @@ def convolve(inputs: jax.Array, filters: jax.Array, before: jax.Array, taps: jax
     both = jnp.concatenate([before.astype(inputs.dtype), inputs], axis=1)
     total = jnp.zeros(inputs.shape, jnp.float32)
     for i in range(filters.shape[1]):
-        total += rows(both, taps[..., i]).astype(jnp.float32) * filters[None, None, :, i].astype(jnp.float32)
+        total += take(both, taps[..., i]).astype(jnp.float32) * filters[None, None, :, i].astype(jnp.float32)
     return total.astype(inputs.dtype)
 
 
-def rows(x: jax.Array, indices: jax.Array) -> jax.Array:
+def take(x: jax.Array, indices: jax.Array) -> jax.Array:
     """Returns [B, K, ...], for each sequence the rows of `x` [B, T, ...] with these indices [1 or B, K]."""
     if len(indices) == 1:
         return jnp.take(x, indices[0], axis=1)
@@ -204,15 +204,20 @@ def solve(lower: jax.Array, right: jax.Array) -> jax.Array:
     Blocks of the diagonal are inverted by halves, in as many products as their size has bits. Substitution goes from
     block to block.
     """
-    size = right.shape[-2]
-    bounds = [(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+    size, block = right.shape[-2], min(BLOCK, right.shape[-2])
+    number = -(-size // block)
+    missing, before = number * block - size, [(0, 0)] * (lower.ndim - 2)
+    lower = jnp.pad(lower, [*before, (0, missing), (0, missing)])
+    right = jnp.pad(right, [*before, (0, missing), (0, 0)])
+    bounds = [slice(i * block, (i + 1) * block) for i in range(number)]
+    inverses = _inverse(jnp.stack([lower[..., rows, rows] for rows in bounds]))
     found: list[jax.Array] = []
-    for start, end in bounds:
-        rest = right[..., start:end, :]
+    for rows, inverse in zip(bounds, inverses, strict=True):
+        rest = right[..., rows, :]
         if found:
-            rest -= _multiply(lower[..., start:end, :start], jnp.concatenate(found, axis=-2))
-        found.append(_multiply(_inverse(lower[..., start:end, start:end]), rest))
-    return jnp.concatenate(found, axis=-2)
+            rest -= _multiply(lower[..., rows, : rows.start], jnp.concatenate(found, axis=-2))
+        found.append(_multiply(inverse, rest))
+    return jnp.concatenate(found, axis=-2)[..., :size, :]
 
 
 def _inverse(lower: jax.Array) -> jax.Array:
@@ -237,9 +242,9 @@ def commit(state: State, kept: Kept, indices: jax.Array, num_accepted: jax.Array
     These are a path of the tree, from the text on.
     """
     is_kept = jnp.arange(indices.shape[1], dtype=jnp.int32)[None] < num_accepted[:, None]
-    inputs, keys, updates, decays = (rows(array, indices) for array in kept)
+    inputs, keys, updates, decays = (take(array, indices) for array in kept)
     last = jnp.maximum(num_accepted - 1, 0)[:, None]
-    total = jnp.where(num_accepted[:, None] > 0, rows(decays, last)[:, 0], 0)  # [B, HV]
+    total = jnp.where(num_accepted[:, None] > 0, take(decays, last)[:, 0], 0)  # [B, HV]
     shrink = jnp.exp(jnp.where(is_kept[..., None], total[:, None] - decays, -jnp.inf))
     # 0 * NaN is NaN: what is not accepted is no number to add.
     keys, updates = (jnp.where(is_kept[..., None, None], x, 0) for x in (keys, updates))
@@ -250,4 +255,4 @@ def commit(state: State, kept: Kept, indices: jax.Array, num_accepted: jax.Array
     memory = by_column * state.memory + added
     both = jnp.concatenate([state.inputs, inputs.astype(state.inputs.dtype)], axis=1)
     at = num_accepted[:, None] + jnp.arange(state.inputs.shape[1], dtype=jnp.int32)[None]
-    return State(memory, rows(both, at))
+    return State(memory, take(both, at))
