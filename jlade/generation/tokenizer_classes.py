@@ -44,11 +44,22 @@ CLASSES = {
     "qwen2_moe": "Qwen2Tokenizer",
     "qwen2_vl": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
+    "qwen3_5": "Qwen3_5Tokenizer",
+    "qwen3_5_moe": "Qwen3_5Tokenizer",
+    "qwen3_5_moe_text": "Qwen3_5Tokenizer",
+    "qwen3_5_text": "Qwen3_5Tokenizer",
     "qwen3_moe": "Qwen2Tokenizer",
+    "qwen3_next": "Qwen2Tokenizer",
     "qwen3_vl": "Qwen2Tokenizer",
     "stablelm": "",
     "starcoder2": "GPT2Tokenizer",
 }
+# Families whose files are known to name other classes
+MISNAMED = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
+QWEN3_5 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class Parts(NamedTuple):
@@ -72,7 +83,7 @@ def class_of(tokenizer: Tokenizer, config: Mapping[str, Any], model: Mapping[str
     own = CLASSES.get(family) if isinstance(family, str) else None
     name = str(config.get("tokenizer_class") or model.get("tokenizer_class") or own or "").removesuffix("Fast")
     is_byte_level = any("ByteLevel" in str(_state(part)) for part in (tokenizer.pre_tokenizer, tokenizer.decoder))
-    if own == "" or family == "qwen2":  # Qwen2's files are known to name others
+    if own == "" or family in MISNAMED:
         name = own or ""
     elif name == "LlamaTokenizer" and is_byte_level:
         return None
@@ -140,6 +151,11 @@ def _gemma(config: Mapping[str, Any]) -> Parts:
     return Parts(normalizers.Replace(" ", SPACE), split, _of_pieces(), True)
 
 
+def _qwen(config: Mapping[str, Any], words: str) -> Parts:
+    split = pre_tokenizers.Split(Regex(words), "isolated")
+    return _after(split, _byte_level(config, normalizers.NFC(), use_regex=False))
+
+
 PARTS: dict[str, Callable[[Mapping[str, Any]], Parts]] = {
     "CodeLlamaTokenizer": lambda config: _llama(config, is_code=True),
     "CohereTokenizer": lambda config: _after(
@@ -149,8 +165,6 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Parts]] = {
     "GPT2Tokenizer": _byte_level,
     "GPTNeoXTokenizer": lambda config: _byte_level(config, normalizers.NFC()),
     "LlamaTokenizer": _llama,
-    "Qwen2Tokenizer": lambda config: _after(
-        pre_tokenizers.Split(Regex(SPLITS["qwen2"][0]), "isolated"),
-        _byte_level(config, normalizers.NFC(), use_regex=False),
-    ),
+    "Qwen2Tokenizer": lambda config: _qwen(config, SPLITS["qwen2"][0]),
+    "Qwen3_5Tokenizer": lambda config: _qwen(config, QWEN3_5),
 }

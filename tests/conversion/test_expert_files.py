@@ -12,6 +12,7 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
+from jlade.models.architecture import DeltaRule
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from tests.tiny import slow_but
 
@@ -82,10 +83,13 @@ def test_converted_mxfp4_is_no_longer_quantized(kind, gpt_oss, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model_type", slow_but([name for name, family in FAMILIES.items() if family.experts], "mixtral", "gpt_oss")
+    "model_type",
+    slow_but([name for name, family in FAMILIES.items() if family.experts], "mixtral", "gpt_oss", "qwen3_next"),
 )
 def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     """From several files, in floating point and in int8."""
+    recurrent = {"recurrent_layers": (0,), "delta_rule": DeltaRule(4, 8, 8, 6, 4), "output_gate": True, "qk_norm": True}
+    recurrent |= {"intermediate_size": 16, "shared_router": True, "rotary_dim": 2, "norm": "rms_plus_one"}
     changes = {
         "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
         "qwen3_moe": {"qk_norm": True},
@@ -99,6 +103,8 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "exaone_moe": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "norm_eps": 1e-5}
         | {"dense_layers": (0,), "dense_size": 32},
         "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
+        "qwen3_next": recurrent,
+        "qwen3_5_moe_text": recurrent,
         "llama4_text": {"intermediate_size": 64, "experts_per_token": 1, "routing": "sigmoid"}
         | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True},
     }

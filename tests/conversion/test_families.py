@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade.cli import main
@@ -15,8 +16,9 @@ from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import SLIDING
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
-from tests.models.test_families import SIZES, rope
+from tests.models.test_families import SIZES, checkpoint, rope
 from tests.models.test_llama import run_blocks
+from tests.models.test_more_families import RECURRENT, RECURRENT_EXPERTS
 from tests.tiny import slow_but
 
 
@@ -226,6 +228,8 @@ WITH_VISION = {
     "Qwen2VL": ("qwen2_vl_text", "qwen2_vl_vision"),
     "Qwen2_5_VL": ("qwen2_5_vl_text", "qwen2_5_vl_vision"),
     "Qwen3VL": ("qwen3_vl_text", "qwen3_vl_vision"),
+    "Qwen3_5": ("qwen3_5_text", "qwen3_5_vision"),
+    "Qwen3_5Moe": ("qwen3_5_moe_text", "qwen3_5_moe_vision"),
 }
 
 
@@ -244,6 +248,8 @@ def with_vision(request, tmp_path_factory):
     if kind.startswith("Qwen"):
         text |= rope("default", mrope_section=[1, 1, 2])
         vision |= {"out_hidden_size": 32}
+    if kind.startswith("Qwen3_5"):
+        text |= RECURRENT_EXPERTS if kind.endswith("Moe") else RECURRENT
     text_type, vision_type = WITH_VISION[request.param]
     parts = {
         "text_config": text | {"model_type": text_type, "tie_word_embeddings": kind == "Gemma3"},
@@ -280,6 +286,41 @@ def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
         again, _ = jlade.load(tmp_path / kind, dtype="float32")
         assert dataclasses.replace(again.config, eos_ids=()) == dataclasses.replace(params.config, eos_ids=())
         np.testing.assert_array_equal(again.layers[1].down, params.layers[1].down)
+
+
+@pytest.mark.filterwarnings("default:.*tensors that predict further tokens")
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    """As in Qwen/Qwen3-Next-80B-A3B-Instruct."""
+    _, params = checkpoint("Qwen3Next", RECURRENT_EXPERTS, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    more = {"mtp.fc.weight": np.zeros((32, 64), np.float32), "mtp.layers.0.input_layernorm.weight": np.zeros(32)}
+    save_file(tensors | more, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.warns(
+        UserWarning, match=r"ignored 2 tensors that predict further tokens: mtp\.fc\.weight, mtp\.layers"
+    ):
+        again = load_hf(tmp_path, "float32")
+    assert again.config == params.config
+    with pytest.raises(ValueError, match="strict=True refuses 2 tensors that predict further tokens"):
+        load_hf(tmp_path, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types must name full_attention for one of 2 layers"),
+        ({"layer_types": ["mamba", "full_attention"]}, "must name full_attention or linear_attention for each of 2"),
+        ({"full_attention_interval": 0}, "full_attention_interval must be a positive integer, got 0"),
+        (
+            {"linear_num_value_heads": 24},
+            r"linear_num_value_heads \(24\) must be a multiple of linear_num_key_heads \(16",
+        ),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be 2 or more, got 1"),
+        ({"attn_output_gate": False}, "attn_output_gate is False; supported is True"),
+    ],
+)
+def test_recurrent_layers_that_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read_config(write(tmp_path, "qwen3_next", **{"full_attention_interval": 2} | changes))
 
 
 def test_minimax_m2_names_the_rotated_elements(tmp_path):
