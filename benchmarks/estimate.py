@@ -23,6 +23,7 @@ import re
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,13 +50,19 @@ from jlade.inspection import targets
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import STARTS, Launch, launches
 from jlade.inspection.programs import Programs
-from jlade.mesh import default_device
-from jlade.models.attention import plain, resolve_unattached
+from jlade.mesh import default_device, num_bytes
+from jlade.models.attention import plain
+from jlade.models.base import cache_shapes
+from jlade.models.implementations import Implementations, resolve_unattached
 from jlade.models.llama import Llama, LlamaConfig
 
 # The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
 MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
 MODELS["demo"] = read_config(pathlib.Path(jlade.__file__).parent / "demo")
+CONFIGS = pathlib.Path(__file__).parent / "configs"
+MIXTURES = "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"  # the last two with recurrent layers
+with warnings.catch_warnings(action="ignore"):  # of parts beside text
+    MODELS |= {name: read_config(CONFIGS / name) for name in MIXTURES}
 BLOCKS = {
     1: PLAIN,
     2: LookaheadConfig.paper(1, 2, 1),
@@ -138,11 +145,10 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
 
 def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
     """Returns the bytes of weights, cache and pool."""
-    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(param_shapes(config, jnp.bfloat16)))
-    entry = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    lookahead = request["lookahead"]
+    params, lookahead = param_shapes(config, jnp.bfloat16), request["lookahead"]
+    cache = cache_shapes(Llama(config), params, request["batch_size"], request["capacity"])
     slots = 4 * config.vocab_size * lookahead.guess_set_size * (lookahead.ngram_size - 1)
-    return weights + request["batch_size"] * (entry * request["capacity"] + slots)
+    return num_bytes((params, cache)) + request["batch_size"] * slots
 
 
 @functools.cache
@@ -157,11 +163,16 @@ def _compiled(
 ) -> tuple[Module, str]:
     """Returns the program that decodes, and the name of a step in it."""
     (target,), _ = targets.find(device)
-    positions = max(capacity, config.max_positions)
-    params = param_shapes(dataclasses.replace(config, num_layers=layers, max_positions=positions), jnp.bfloat16)
-    heads = config.num_heads, config.num_kv_heads, config.head_dim
-    resolved = resolve_unattached(attention, target, jnp.bfloat16, *heads)
-    decoder = Llama(params.config, resolved)
+    positions, recurrent = max(capacity, config.max_positions), [i for i in config.recurrent_layers if i < layers]
+    first = dataclasses.replace(
+        config,
+        num_layers=layers,
+        max_positions=positions,
+        recurrent_layers=tuple(recurrent),
+        sliding_windows=config.sliding_windows[:layers],
+    )
+    params = param_shapes(first, jnp.bfloat16)
+    decoder = Llama(first, *resolve_unattached(first, Implementations(attention, "auto"), params, target, None))
     program = Programs(params, decoder, target, batch_size, capacity).decoding(lookahead)
     module = Module(program.as_text())
     return module, module.body(module.loops(module.entry)[-1])
@@ -173,7 +184,7 @@ def _is_of_layer(launch: Launch, vocab_size: int) -> bool:
     if name is None:  # copies of TPUs; products of GPUs with one token, but for that with the output matrix
         product = bool(launch.flops) and vocab_size not in launch.result.dimensions
         return product or launch.instruction.opcode in STARTS
-    return any(part in name[1] for part in ("_layer", "_write_slice", "_scatter"))
+    return any(part in name[1] for part in ("_layer", "_write_slice", "_scatter", "jit(commit)"))
 
 
 def attached() -> str:

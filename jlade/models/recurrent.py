@@ -236,10 +236,11 @@ def _multiply(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
+@jax.jit
 def commit(state: State, kept: Kept, indices: jax.Array, num_accepted: jax.Array) -> State:
     """Returns the state of the text with the first `num_accepted` [B] of the block's tokens `indices` [B, A].
 
-    These are a path of the tree, from the text on.
+    These are a path of the tree, from the text on. Under `jax.jit`, it is traced once for all layers.
     """
     is_kept = jnp.arange(indices.shape[1], dtype=jnp.int32)[None] < num_accepted[:, None]
     inputs, keys, updates, decays = (take(array, indices) for array in kept)
