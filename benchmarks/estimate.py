@@ -173,8 +173,8 @@ def _compiled(
     )
     params = param_shapes(first, jnp.bfloat16)
     decoder = Llama(first, *resolve_unattached(first, Implementations(attention, "auto"), params, target, None))
-    program = Programs(params, decoder, target, batch_size, capacity).decoding(lookahead)
-    module = Module(program.as_text())
+    programs = Programs(params, decoder, target, batch_size, capacity)
+    module = Module(programs.decoding(lookahead).as_text(), programs.experts_read(lookahead.block_size))
     return module, module.body(module.loops(module.entry)[-1])
 
 

@@ -108,10 +108,6 @@ class Programs(NamedTuple):
         matrices = [params.embedding, params.output]
         for layer in params.layers:
             matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
-        experts = [x for layer in params.layers for x in jax.tree.leaves(layer.experts) if x.ndim == 3]
-        share = self.decoder.config.share_of_experts(
-            self.batch_size // mesh_lib.size(self.mesh, mesh_lib.DATA) * tokens
-        )
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(matrices) if x.ndim > 1)
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
         layers = [*memory.cache.keys, *(state.memory for state in memory.cache.states)]
@@ -119,13 +115,21 @@ class Programs(NamedTuple):
             weights=frozenset(weights),
             cache_layers=frozenset(map(mesh_lib.local_size, layers)),
             tables=frozenset(size for size in tables if size > FEW),
-            experts_read=dict.fromkeys(map(mesh_lib.local_size, experts), share),
+            experts_read=self.experts_read(tokens),
         )
         entries = self.decoder.config.entries_by_layer(self.capacity)
         chunk = plain.CHUNK_ON_CPU if self.device.platform == "cpu" else plain.CHUNK
         trips = round(statistics.mean(-(-number // chunk) for number in entries))  # no loop says whose it is
         rates = self.rates or estimate.rates(self.device.platform, self.device.device_kind)
         return compiled.loops(program.as_text(), self.device.platform, sizes, rates, trips)
+
+    def experts_read(self, tokens: int) -> dict[int, float]:
+        """Returns the share of a layer's experts that `tokens` of each sequence choose, by the size of their arrays."""
+        layers = self.placed_params().layers
+        experts = [x for layer in layers for x in jax.tree.leaves(layer.experts) if x.ndim == 3]
+        sequences = self.batch_size // mesh_lib.size(self.mesh, mesh_lib.DATA)
+        share = self.decoder.config.share_of_experts(sequences * tokens)
+        return dict.fromkeys(map(mesh_lib.local_size, experts), share)
 
     def step_seconds(self, reading: Any, decoding: dict[LookaheadConfig, Any]) -> dict[LookaheadConfig, float]:
         """Returns the median seconds of a step of each program, with random weights and a cache that is nearly full.
