@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jlade.conversion import adapter_config, hf_experts
+from jlade.conversion import adapter_config, hf_experts, hf_heads
 from jlade.conversion.adapter_config import AdapterConfig
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import check_names, file_tensors, stacked, text_part
@@ -157,12 +157,19 @@ def merge(
         if file.expert is not None and (change := changes.take(name, file.shape, is_required=False)) is not None:
             for array in file.names:
                 adapted[array] = _with_expert(adapted[array], file.expert, change)
+    of_heads = hf_heads.shapes(config)
+    for name, arrays in hf_heads.files(config).items():
+        if (change := changes.take(name, of_heads[name])) is not None:
+            of_matrices = change.divide(hf_heads.head_shapes(config))
+            for i, array in enumerate(arrays):
+                for head, of_head in enumerate(of_matrices[i::2]):
+                    adapted[array] = _with_expert(adapted[array], head, of_head)
     changes.check_all_taken()
     return config, adapted
 
 
 def _with_expert(tensor: Tensor, expert: int, change: Change) -> ExpertTensor:
-    """Returns an array of all experts with a change of the matrix of one of them."""
+    """Returns an array of all experts, or heads, with a change of the matrix of one of them."""
     assert isinstance(tensor, ExpertTensor)
     if tensor.outputs != slice(None):
         raise ValueError(

@@ -110,6 +110,6 @@ def headers_of(
         accepted = ("I8",) if array.dtype == np.int8 else ("F32",) if name.endswith(SCALE) else FLOATS
         tensor = stored[name]
         check_kind(name, tensor, array.shape, accepted)
-        is_of_experts = len(array.shape) == 3
-        found[name] = ExpertTensor(tensor.rows(), slice(None), False, array.shape) if is_of_experts else tensor
+        is_stack = len(array.shape) == 3  # of experts or heads
+        found[name] = ExpertTensor(tensor.rows(), slice(None), False, array.shape) if is_stack else tensor
     return config, found

@@ -91,6 +91,8 @@ class Mxfp4(NamedTuple):
 class ExpertTensor:
     """An array of all experts, [N, in, out] or biases [N, out], as a `jlade.conversion.weight_files.Tensor`.
 
+    So are arrays [H, out, in] of all heads.
+
     Attributes:
       experts: the tensor of each in the files.
       outputs: those of the array, where gate and product are one tensor.

@@ -5,7 +5,7 @@ import pathlib
 import warnings
 from collections.abc import Collection, Mapping
 
-from jlade.conversion import hf_experts, hf_fp8
+from jlade.conversion import hf_experts, hf_fp8, hf_heads
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few
@@ -19,17 +19,17 @@ QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv",
 def file_tensors(config: LlamaConfig) -> dict[str, dict[str, Shape]]:
     """Returns for each tensor of a file in Hugging Face's format the tensors whose rows it holds, with their shapes.
 
-    Those of experts are left out.
+    Those of experts, and those of `hf_heads`, are left out.
     """
     fused, fields_of = FAMILIES[config.family].fused, fields_of_names(config)
     wholes = {field: name for name, fields in fused.items() for field in fields}
     whole = {within: wholes[field] for within, field in fields_of.items() if field in wholes}
-    experts = {within for within, field in fields_of.items() if field.startswith("expert_")}
+    others = {within for within, field in fields_of.items() if field.startswith("expert_") or field in hf_heads.FIELDS}
     files: dict[str, dict[str, Shape]] = {}
     for name, shape in expected_tensors(config).items():
         prefix, _, rest = name.partition("layers.")
         number, _, within = rest.partition(".")
-        if within in experts:
+        if within in others:
             continue
         file_name = f"{prefix}layers.{number}.{whole[within]}" if within in whole else name
         files.setdefault(file_name, {})[name] = shape
@@ -95,11 +95,12 @@ def model_tensors(
     config = untied(config, tensors)
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
-    expected = {name: stacked(parts) for name, parts in in_files.items()} | hf_experts.shapes(config, tensors)
+    expected = {name: stacked(parts) for name, parts in in_files.items()}
+    expected |= hf_experts.shapes(config, tensors) | hf_heads.shapes(config)
     check_tensors(tensors, expected, config, directory, strict)
     for name, parts in in_files.items():
         found |= zip(parts, tensors[name].divide(parts.values()), strict=True)
-    return config, found | hf_experts.read(config, tensors)
+    return config, found | hf_experts.read(config, tensors) | hf_heads.read(config, tensors)
 
 
 def check_tensors(

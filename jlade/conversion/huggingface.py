@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.conversion import adapter as adapters
-from jlade.conversion import adapter_config, gguf_weights, hf_experts
+from jlade.conversion import adapter_config, gguf_weights, hf_experts, hf_heads
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.parts import Part, Shape, place, quantize
@@ -193,3 +193,4 @@ def _file_arrays(params: LlamaParams) -> Iterator[tuple[str, jax.Array]]:
     for name, rows in file_tensors(params.config).items():
         yield name, jnp.concatenate([arrays[row] for row in rows]) if len(rows) > 1 else arrays[name]
     yield from hf_experts.write(params.config, arrays)
+    yield from hf_heads.write(params.config, arrays)

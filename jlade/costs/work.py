@@ -118,15 +118,14 @@ def shard(params: LlamaParams, model: int) -> Shard:
         return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(array.shape), array.dtype)
 
     arrays = jax.tree.map(local, params, specs)
-    head_dim, first = params.config.head_dim, arrays.layers[0]
     output = arrays.embedding if arrays.output is None else arrays.output
     matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
     experts = [layer.experts for layer in arrays.layers]
     return Shard(
         config=params.config,
         arrays=arrays,
-        heads=_matrix(first.query).shape[0] // head_dim,
-        kv_heads=_matrix(first.key).shape[0] // head_dim,
+        heads=params.config.num_heads // model,
+        kv_heads=params.config.num_kv_heads // heads,
         vocab_size=_matrix(output).shape[0],
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
         expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
@@ -167,7 +166,7 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
 def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
     entries = sum(shard.config.entries_by_layer(capacity))
-    return 2 * entries * shard.kv_heads * shard.config.head_dim * shard.item
+    return shard.config.arrays_per_layer * entries * shard.kv_heads * shard.config.head_dim * shard.item
 
 
 def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
@@ -189,7 +188,8 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
         accepted = setting.max_accepted * shard.kv_heads * c.head_dim * shard.item
-        arrays = [4 * sequences * whole, 2 * c.num_layers * sequences * accepted]  # predictions; keys and values
+        # Predictions; keys and values.
+        arrays = [4 * sequences * whole, c.arrays_per_layer * c.num_layers * sequences * accepted]
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if recycles else []
         found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))

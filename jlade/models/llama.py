@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import attention, base, experts, implementations, padding, rotary
+from jlade.models import attention, base, experts, implementations, latent, padding, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
@@ -33,8 +33,8 @@ class LlamaLayer:
 
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
     query: jax.Array  # [H * D, E]
-    key: jax.Array  # [KH * D, E]
-    value: jax.Array  # [KH * D, E]
+    key: jax.Array | None = None  # [KH * D, E]; keys and values are None for layers with a latent
+    value: jax.Array | None = None  # [KH * D, E]
     attention_output: jax.Array  # [E, H * D]
     mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
     gate: jax.Array | None = None  # [F, E], None for models without a gate
@@ -65,6 +65,22 @@ class LlamaLayer:
     expert_gate_bias: jax.Array | None = None  # [N, F']
     expert_up_bias: jax.Array | None = None  # [N, F']
     expert_down_bias: jax.Array | None = None  # [N, E]
+    # Of a latent of Q elements for queries and one of R for keys and values: see `jlade.models.latent`
+    query_down: jax.Array | None = None  # [Q, E]; `query` is then [H * D, Q]
+    query_down_norm: jax.Array | None = None  # [Q]
+    key_down: jax.Array | None = None  # [R + rotated, E]
+    key_down_norm: jax.Array | None = None  # [R]
+    key_up: jax.Array | None = None  # [H, unrotated, R]
+    value_up: jax.Array | None = None  # [H, V, R], where the mixed values of a head are V elements
+
+    @property
+    def projections(self) -> latent.Projections | None:
+        """The matrices of a latent, None for layers without."""
+        if self.key_down is None:
+            return None
+        of_queries = self.query_down, self.query_down_norm, self.query
+        of_keys: tuple[Any, ...] = self.key_down, self.key_down_norm, self.key_up, self.value_up
+        return latent.Projections(*of_queries, *of_keys)
 
     @property
     def experts(self) -> Experts | None:
@@ -184,14 +200,16 @@ class Llama:
 
     def init_cache(self, params: LlamaParams, batch_size: int, capacity: int) -> KVCache:
         c = self.config
-        key = params.layers[0].key
-        keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
+        heads, key = c.num_kv_heads, params.layers[0].key
+        if key is not None:  # those on this device
+            heads = (key.weight if is_int8(key) else key).shape[0] // c.head_dim
 
         def zeros() -> tuple[jax.Array, ...]:
-            shapes = ((batch_size, keys // c.head_dim, size, c.head_dim) for size in c.entries_by_layer(capacity))
+            shapes = ((batch_size, heads, size, c.head_dim) for size in c.entries_by_layer(capacity))
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
-        return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32))
+        values = zeros() if c.latent is None else ()
+        return KVCache(keys=zeros(), values=values, length=jnp.zeros(batch_size, jnp.int32))
 
     def forward(
         self,
@@ -246,7 +264,7 @@ def _layer(
     hidden: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
     query_scales: jax.Array | None,
-    prefix: tuple[jax.Array, jax.Array, jax.Array],
+    prefix: tuple[jax.Array, ...],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
     *,
@@ -256,22 +274,31 @@ def _layer(
     axes: tuple[str, ...],
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D].
+    """Returns the hidden states [B, T, E] after a layer, and what the cache keeps of it: keys and values [B, T, KH, D].
 
     Under `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
-    queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
-    operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
-    mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap).reshape(*hidden.shape[:2], -1)
+    *cached, length = prefix
+    projections = layer.projections
+    if projections is None:
+        queries, *kept = _project(layer, normed, rotation, query_scales, c, axes)
+    else:
+        queries, *kept = latent.project(projections, normed, rotation, query_scales, c)
+    # Keys alone are the values too.
+    operands = Operands(queries, kept[0], kept[-1], cached[0], cached[-1], length, block_mask, positions, layer.sinks)
+    mixed = attend(operands, window, attention, c.score_scale, c.attention_cap)
+    if projections is not None:
+        mixed = latent.values(projections, mixed)
+    mixed = mixed.reshape(*hidden.shape[:2], -1)
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     added = norm(_feed_forward(layer, normed, c, axes, experts), layer.mlp_post_norm)
-    return hidden + scale(added, c.residual_scale), (keys, values)
+    return hidden + scale(added, c.residual_scale), tuple(kept)
 
 
 def _project(
@@ -366,8 +393,10 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return zeros
         if field.endswith("norm") and not field.startswith(("query", "key")):
             return neutral
-        if is_matrix(field) and len(shape) == 3:
-            return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
+        if len(shape) == 3:  # experts are [in, out]
+            sizes = shape[:0:-1] if is_matrix(field) else shape[1:]
+            matrices = jnp.stack([matrix(*sizes) for _ in range(shape[0])])
+            return jnp.swapaxes(matrices, 1, 2) if is_matrix(field) else matrices
         return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0].astype(dtype_of(field, dtype))
 
     layers = tuple(
