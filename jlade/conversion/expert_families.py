@@ -288,12 +288,12 @@ MIXTURES: dict[str, Family] = {
     "deepseek_v2": Family(
         "DeepseekV2ForCausalLM",
         _LATENT
-        | _DEEPSEEK
         | {
             "n_routed_experts": 64,
             "num_experts_per_tok": None,
             "n_shared_experts": 2,
             "moe_intermediate_size": 1407,
+            "routed_scaling_factor": 1.0,
             "first_k_dense_replace": 0,
             "n_group": None,
             "topk_group": None,

@@ -21,7 +21,10 @@ from tests.tiny import slow_but
 
 
 def write(directory, model_type, **changes):
-    (directory / "config.json").write_text(json.dumps(SIZES | {"model_type": model_type} | changes))
+    content = SIZES | {"model_type": model_type}
+    if "kv_lora_rank" in FAMILIES.get(model_type, FAMILIES["llama"]).reads:
+        content |= {"num_key_value_heads": 4, "num_experts_per_tok": 2}
+    (directory / "config.json").write_text(json.dumps(content | changes))
     return directory
 
 
@@ -66,7 +69,7 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("llama", {"use_parallel_residual": True}, "use_parallel_residual is True; supported is False"),
         ("llama4_text", {"moe_layers": [2]}, r"moe_layers must list some of 2 layers, got \[2\]"),
         ("exaone_moe", {"mlp_layer_types": ["moe"]}, "mlp_layer_types must name dense or sparse for each of 2 layers"),
-        ("glm4_moe", {"n_group": 3}, "n_group must divide 128 experts into groups of two or more, got 3"),
+        ("glm4_moe", {"n_group": 3}, "n_group must divide 128 experts into groups of 2 or more, got 3"),
         ("glm4_moe", {"n_group": 32}, "topk_group must be up to n_group, 32, with as many experts as num_experts_per"),
         ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a positive integer, got -1"),
         ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2; supported is 1"),
@@ -78,7 +81,14 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, r"layer_types is \['mamba', 'attention'\]; supp"),
         ("granitemoehybrid", {"num_local_experts": 62}, "num_local_experts is 62; supported is 0"),
         ("gemma3", {}, "text_config must be an object, got None"),
-        ("mistral3", {"text_config": {"model_type": "mistral4"}}, "model_type is 'mistral4'; supported are llama"),
+        ("mistral3", {"text_config": {"model_type": "mistral5"}}, "model_type is 'mistral5'; supported are llama"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads must be 4, as the other sizes imply, got 2"),
+        ("deepseek_v3", {"head_dim": 192}, "head_dim must be 64, as the other sizes imply, got 192"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias is True; supported is False"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, got 'noaux"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True; supported is False"),
+        ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor must give the 64 el"),
         ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings must be"),
         (
             "mistral3",
