@@ -206,12 +206,13 @@ CASES = {
 }
 
 
-DECODED = ("gemma2", slow("gpt_oss"))
+DECODED = ("gemma2", slow("gpt_oss"), slow("deepseek_v3"))
 QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
+QUANTIZED += ("deepseek_v3",)
 
 
-# Norms, caps, windows, rotary by layer, parallel residuals, experts and sinks come once.
-@pytest.fixture(params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss"))
+# Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks and latents come once.
+@pytest.fixture(params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3"))
 def case(request):
     return request.param
 
