@@ -208,8 +208,8 @@ class Llama:
             shapes = ((batch_size, heads, size, c.head_dim) for size in c.entries_by_layer(capacity))
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
-        values = zeros() if c.latent is None else ()
-        return KVCache(keys=zeros(), values=values, length=jnp.zeros(batch_size, jnp.int32))
+        keys, values = zeros(), zeros() if c.latent is None else ()
+        return KVCache(keys=keys, values=values, length=jnp.zeros(batch_size, jnp.int32))
 
     def forward(
         self,
