@@ -23,11 +23,12 @@ LIKE_DEEPSEEK |= {"dense_layers": (0,), "dense_size": 24}
 def test_scores_and_values_are_those_of_expanded_heads(query_rank):
     """Every head has its own keys [unrotated + rotated] and values here, products of its matrices with the latents."""
     sizes = dataclasses.replace(SIZES, query_rank=query_rank)
-    params = tiny_llama(**LIKE_DEEPSEEK | {"latent": sizes})
+    params = tiny_llama(**LIKE_DEEPSEEK | {"latent": sizes, "norm_eps": 0.3})  # which latents do not have
     layer, rng = jax.tree.map(np.asarray, params.layers[1]), np.random.default_rng(0)
     hidden = rng.normal(size=(2, 7, 16)).astype(np.float32)
     queries, keys = map(np.asarray, latent.project(layer.projections, hidden, None, None, params.config))
     assert keys.shape == (2, 7, 1, 14)
+    assert params.config.score_scale == 10**-0.5
 
     def normed(x, weight):
         return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * weight
