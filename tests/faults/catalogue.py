@@ -489,8 +489,8 @@ FAULTS = (
     Fault(
         "a mesh divides the output of attention along the wrong axis",
         "jlade/models/architecture.py",
-        '"attention_output": (True, (c.hidden_size, queries), inputs)',
-        '"attention_output": (True, (c.hidden_size, queries), outputs)',
+        '"attention_output": (True, (c.hidden_size, mixed), inputs)',
+        '"attention_output": (True, (c.hidden_size, mixed), outputs)',
         ("tests/test_mesh.py::test_places_of_parameters",),
     ),
     # Decoding.
@@ -944,7 +944,7 @@ FAULTS = (
     Fault(
         "a plan counts the keys of a cache and not its values",
         "jlade/costs/work.py",
-        "return 2 * entries * shard.kv_heads",
+        "return shard.config.arrays_per_layer * entries * shard.kv_heads",
         "return entries * shard.kv_heads",
         ("tests/costs/test_plan.py::test_a_step_on_one_device_by_hand",),
     ),
