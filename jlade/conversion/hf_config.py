@@ -162,17 +162,18 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     if num_layers > MOST_LAYERS:
         raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")
     num_kv_heads = values.size("num_key_value_heads", num_heads)
-    head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"{file}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    if head_dim % 2:
-        raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
     latent = read_latent(values, family)
-    if latent is not None:
-        num_kv_heads, head_dim = 1, latent.sizes.cached_size
-    rotary = read_rotary(values, head_dim, family.rotary) if latent is None else latent.rotary
+    if latent is None:
+        head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
+        if head_dim % 2:
+            raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
+        rotary = read_rotary(values, head_dim, family.rotary)
+    else:
+        num_kv_heads, head_dim, rotary = 1, latent.sizes.cached_size, latent.rotary
     windows, layer_rotary, query_scalings = read_layers(values, family, rotary, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}

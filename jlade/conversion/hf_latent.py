@@ -36,6 +36,8 @@ def read_latent(values: Values, family: Family) -> LatentAttention | None:
         return None
     query_rank = None if values.get(QUERY_RANK) is None else values.size(QUERY_RANK)
     sizes = Latent(query_rank, **{field: values.size(key) for field, key in KEYS.items()})
+    if sizes.rotated % 2:
+        raise ValueError(f"{values.file}: {KEYS['rotated']} must be even, got {sizes.rotated}")
     size, num_heads = _head_size(sizes, family), values.size("num_attention_heads")
     for key, wanted in {"num_key_value_heads": num_heads, "head_dim": size}.items():
         if values.size(key, wanted) != wanted:

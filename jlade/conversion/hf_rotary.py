@@ -106,9 +106,8 @@ def mscale_all_dim(sharpness: float, scaling: YarnScaling) -> float:
     """Returns the setting for which `read_sharpness` is `sharpness`, 0 for 1."""
     if scaling.factor <= 1:
         return 0.0
-    return float(
-        f"{(math.sqrt(sharpness) - 1) / _sharpness_per_mscale(scaling.factor):.12g}"
-    )  # without rounding errors
+    exact = (math.sqrt(sharpness) - 1) / (0.1 * math.log(scaling.factor))
+    return float(f"{exact:.12g}")  # without the error of the roots
 
 
 def of_text(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,8 +303,4 @@ def _yarn_factor(rotary: Values, values: Values) -> float:
 
 
 def _sharpness(factor: float, mscale: float) -> float:
-    return mscale * _sharpness_per_mscale(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _sharpness_per_mscale(factor: float) -> float:
-    return 0.1 * math.log(factor)
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -71,7 +71,7 @@ class LlamaLayer:
     key_down: jax.Array | None = None  # [R + rotated, E]
     key_down_norm: jax.Array | None = None  # [R]
     key_up: jax.Array | None = None  # [H, unrotated, R]
-    value_up: jax.Array | None = None  # [H, V, R], where the mixed values of a head are V elements
+    value_up: jax.Array | None = None  # [H, V, R], for values of V elements
 
     @property
     def projections(self) -> latent.Projections | None:
@@ -274,7 +274,7 @@ def _layer(
     axes: tuple[str, ...],
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns the hidden states [B, T, E] after a layer, and what the cache keeps of it: keys and values [B, T, KH, D].
+    """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D], or keys alone.
 
     Under `jax.jit`, layers of one shape are traced and lowered once.
     """

@@ -85,6 +85,7 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("gemma3", {}, "text_config must be an object, got None"),
         ("mistral3", {"text_config": {"model_type": "mistral5"}}, "model_type is 'mistral5'; supported are llama"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads must be 4, as the other sizes imply, got 2"),
+        ("deepseek_v3", {"qk_rope_head_dim": 5}, "qk_rope_head_dim must be even, got 5"),
         ("deepseek_v3", {"head_dim": 192}, "head_dim must be 64, as the other sizes imply, got 192"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias is True; supported is False"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
