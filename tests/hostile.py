@@ -270,7 +270,11 @@ def _config_inputs(directory: pathlib.Path) -> Inputs:
     contents = []
     for name, family in FAMILIES.items():
         content = SMALL | {key: value for key, value in family.reads.items() if value is not None}
-        contents.append(content | {"model_type": name, "num_key_value_heads": 2, "head_dim": 8, "eos_token_id": [2]})
+        content |= {"model_type": name, "num_key_value_heads": 2, "head_dim": 8, "eos_token_id": [2]}
+        if "kv_lora_rank" in family.reads:
+            content |= {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+            content |= {"num_key_value_heads": SMALL["num_attention_heads"], "num_experts_per_tok": 2}
+        contents.append(content)
         contents.append(contents[-1] | {"rope_scaling": SCALINGS[len(contents) // 2 % len(SCALINGS)]})
     contents += [
         {

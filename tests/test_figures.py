@@ -802,6 +802,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "4.6": VERSION,
         "4.7": VERSION,
         "5 GB": SETTING,
+        "5.0 MB": SHAPES,
         "11.2 GB": SHAPES,
         "66.6 GB": SHAPES,
         "131 MB": SHAPES,

@@ -43,6 +43,21 @@ _DEEPSEEK_KEYS = QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scal
 _DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
 _SHARED_EXPERTS = {field: f"mlp.shared_experts.{field}_proj.weight" for field in ("gate", "up", "down")}
 
+# Multi-head latent attention; see `hf_latent`. Published files have more keys than transformers reads.
+_LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+_LATENT_FUSED: dict[str, tuple[str, ...]] = {"self_attn.kv_b_proj.weight": ("key_up", "value_up")}
+_LATENT_GROUPS = {"self_attn.kv_b_proj.weight": lambda config: config.num_heads}
+_INTERLEAVE = {"interleaved_rotary": "rope_interleave"}
+_LATENT_ONLY = {"attention_bias": (False,), "moe_layer_freq": (1,)}
+_SIGMOIDS_ONLY = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+_LATENT_WITHOUT_EFFECT = ("aux_loss_alpha", "ep_size", "qk_head_dim", "seq_aux")
+
 MIXTURES: dict[str, Family] = {
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
@@ -272,6 +287,117 @@ MIXTURES: dict[str, Family] = {
         },
         elsewhere={"rotary_dim": None},
         without_effect=("router_jitter_noise", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"),
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2ForCausalLM",
+        _LATENT
+        | {
+            "n_routed_experts": 64,
+            "num_experts_per_tok": None,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1407,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 0,
+            "n_group": None,
+            "topk_group": None,
+            "topk_method": "greedy",
+        },
+        keys={field: key for field, key in _DEEPSEEK_KEYS.items() if field != "normalized_experts"},
+        fixed=_EXPERTS_ALONE
+        | {"routing": "probabilities", "group_leaders": 1, "normalized_experts": False, "interleaved_rotary": True},
+        only=_LATENT_ONLY | {"mlp_bias": (False,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)},
+        tensors=_SHARED_EXPERTS,
+        fused=_LATENT_FUSED,
+        row_groups=_LATENT_GROUPS,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
+        without_effect=_LATENT_WITHOUT_EFFECT,
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        _LATENT
+        | _DEEPSEEK
+        | {
+            "max_position_embeddings": 4096,
+            "n_routed_experts": 256,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 3,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "rope_interleave": True,
+        },
+        keys=_DEEPSEEK_KEYS | _INTERLEAVE,
+        fixed=_DEEPSEEK_FIXED,
+        only=_LATENT_ONLY | _SIGMOIDS_ONLY,
+        tensors=_SHARED_EXPERTS,
+        fused=_LATENT_FUSED,
+        row_groups=_LATENT_GROUPS,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
+        other_names=("kimi_k2",),
+    ),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLiteForCausalLM",
+        _LATENT
+        | _DEEPSEEK
+        | {
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 202752,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "first_k_dense_replace": 1,
+            "mlp_layer_types": None,
+            "rope_interleave": True,
+        },
+        keys=_DEEPSEEK_KEYS | _INTERLEAVE,
+        fixed=_DEEPSEEK_FIXED,
+        only=_LATENT_ONLY | _SIGMOIDS_ONLY,
+        tensors=_SHARED_EXPERTS,
+        fused=_LATENT_FUSED,
+        row_groups=_LATENT_GROUPS,
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
+    ),
+    "mistral4": Family(
+        "Mistral4ForCausalLM",
+        _LATENT
+        | _DEEPSEEK
+        | {
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_nope_head_dim": 64,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 128.0,
+                "original_max_position_embeddings": 8192,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale_all_dim": 1.0,
+                "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+            "max_position_embeddings": 1048576,
+            "partial_rotary_factor": None,  # that of the sizes
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 0,
+            "rope_interleave": True,
+        },
+        keys=_DEEPSEEK_KEYS | _INTERLEAVE,
+        fixed=_EXPERTS_ALONE | {"routing": "probabilities"},
+        only=_LATENT_ONLY,
+        rotary="beta",
+        tensors=_SHARED_EXPERTS,
+        fused=_LATENT_FUSED,
+        row_groups=_LATENT_GROUPS,
+        experts=JOINED_EXPERTS,
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",

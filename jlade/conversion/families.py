@@ -21,6 +21,8 @@ WITH_TEXT = {
     for model_type, architecture in family.of_parts.items()
 }
 
+OTHER_NAMES = {other: name for name, family in FAMILIES.items() for other in family.other_names}
+
 
 def family_of(model_type: str) -> Family:
     """Returns the family of a `model_type`.

@@ -54,6 +54,7 @@ class Family:
       elsewhere: keys that change the output, with the one value besides null and {} that does not: families that do not
         read them refuse all others.
       without_effect: keys that change no output, of any family.
+      other_names: of the `model_type`, in checkpoints with code of their own that is the family's.
       of_parts: classes of the models with other parts whose text part is of this family, by their `model_type`.
       part_defaults: of the keys of such a part, where they are not those of the family.
     """
@@ -73,6 +74,7 @@ class Family:
     expert_layout: str = "rows"
     elsewhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     of_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     part_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -11,9 +11,10 @@ import jax
 
 from jlade.conversion import families, generation_settings
 from jlade.conversion.adapter_config import refuse_as_model
-from jlade.conversion.families import FAMILIES, WITH_TEXT
+from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
+from jlade.conversion.hf_latent import read_latent, write_latent
 from jlade.conversion.hf_layers import read_layers, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
 from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
@@ -91,8 +92,9 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
     if raw.get("model_type") in list(WITH_TEXT):
         raw = _text_part(file, raw, strict)
     name = raw.get("model_type")
+    name = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *sorted(WITH_TEXT)])}")
+        raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *sorted([*OTHER_NAMES, *WITH_TEXT])])}")
     reads = FAMILIES[name].reads
     raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
     check_keys(file, raw, FAMILIES[name], strict)
@@ -133,6 +135,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: values[0] for key, values in family.only.items()}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family) | write_mixture(config, family) | write_recurrent(config, family)
+    result |= write_latent(config, family, result["rope_scaling"])
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result
@@ -160,14 +163,18 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     if num_layers > MOST_LAYERS:
         raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")
     num_kv_heads = values.size("num_key_value_heads", num_heads)
-    head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"{file}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    if head_dim % 2:
-        raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
-    rotary = read_rotary(values, head_dim, family.rotary)
+    latent = read_latent(values, family)
+    if latent is None:
+        head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
+        if head_dim % 2:
+            raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
+        rotary = read_rotary(values, head_dim, family.rotary)
+    else:
+        num_kv_heads, head_dim, rotary = 1, latent.sizes.cached_size, latent.rotary
     windows, layer_rotary, query_scalings = read_layers(values, family, rotary, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
@@ -185,6 +192,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         )
     if fields.get("attention_scale") == head_dim**-0.5:
         fields["attention_scale"] = None
+    if latent is not None:
+        fields |= {"latent": latent.sizes, "attention_scale": latent.attention_scale}
     return LlamaConfig(
         vocab_size=values.size("vocab_size"),
         hidden_size=values.size("hidden_size"),

@@ -12,6 +12,7 @@ FIRST_DENSE, MLP_TYPES = "first_k_dense_replace", "mlp_layer_types"
 DENSE, SPARSE = "dense", "sparse"
 SPARSE_LAYERS, LLAMA_STEP, LLAMA_DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"
 QWEN_STEP, QWEN_DENSE = "decoder_sparse_step", "mlp_only_layers"
+METHOD, GREEDY, LIMITED = "topk_method", "greedy", "group_limited_greedy"  # the first has no groups (DeepSeek V2)
 
 
 def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
@@ -27,10 +28,11 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     shared = _shared_key(family)
     if shared is None:
         return of_layers
-    number, groups, chosen = (values.size(key) for key in (family.keys["num_experts"], "n_group", "topk_group"))
-    if number % groups or (groups > 1 and number // groups < 2):
+    number, (groups, chosen) = values.size(family.keys["num_experts"]), _read_groups(values, family)
+    leaders = family.fixed.get("group_leaders", 2)
+    if number % groups or (groups > 1 and number // groups < leaders):
         raise ValueError(
-            f"{values.file}: n_group must divide {number} experts into groups of two or more, got {groups}"
+            f"{values.file}: n_group must divide {number} experts into groups of {leaders} or more, got {groups}"
         )
     if not values.size("num_experts_per_tok") <= chosen * (number // groups) <= number:
         raise ValueError(
@@ -59,11 +61,21 @@ def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
         found[shared] = config.intermediate_size // config.expert_size
         found |= {"n_group": config.expert_groups, "topk_group": config.groups_per_token}
         found.setdefault("intermediate_size", config.expert_size)
+    if METHOD in reads:
+        found[METHOD] = LIMITED if config.expert_groups > 1 else GREEDY
     return found
 
 
 def _shared_key(family: Family) -> str | None:
     return next((key for key in SHARED_EXPERTS if key in family.reads), None)
+
+
+def _read_groups(values: Values, family: Family) -> tuple[int, int]:
+    """Returns the number of groups of experts, and of those from which a token chooses."""
+    method = values.get(METHOD) if METHOD in family.reads else LIMITED
+    if method not in (GREEDY, LIMITED):
+        raise ValueError(f"{values.file}: {METHOD} must be {GREEDY} or {LIMITED}, got {method!r}")
+    return (1, 1) if method == GREEDY else (values.size("n_group"), values.size("topk_group"))
 
 
 def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collection[int]:

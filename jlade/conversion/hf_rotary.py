@@ -88,6 +88,29 @@ def read_rotary(values: Values, head_dim: int, family: str = "all", layer_type: 
     return Read(Rotary(rotary.number("rope_theta"), scaling), dim, max_positions, query_scaling)
 
 
+def read_sharpness(values: Values, family: str) -> float:
+    """Returns the factor of scores besides the rotations' own, which DeepSeek adds to YaRN.
+
+    Args:
+      values, family: see `read_rotary`, which also lists errors.
+    """
+    rotary = Values(values.file, _parameters(values, family, FULL))
+    kind = rotary.get("rope_type")
+    if kind == "default" or not rotary.get("mscale_all_dim"):
+        return 1.0
+    if kind != "yarn":
+        raise ValueError(f"{rotary.file}: mscale_all_dim needs the rope_type yarn, got {kind!r}")
+    return _sharpness(_yarn_factor(rotary, values), rotary.number("mscale_all_dim")) ** 2
+
+
+def mscale_all_dim(sharpness: float, scaling: YarnScaling) -> float:
+    """Returns the setting for which `read_sharpness` is `sharpness`, 0 for 1."""
+    if scaling.factor <= 1:
+        return 0.0
+    exact = (math.sqrt(sharpness) - 1) / (0.1 * math.log(scaling.factor))
+    return float(f"{exact:.12g}")  # without the error of the roots
+
+
 def of_text(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns rotary settings without M-RoPE, which rotates by three positions of a token: for text they are equal."""
     sections = ("mrope_section", "mrope_interleaved")
@@ -233,8 +256,7 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
                 )
             return llama3, max_positions
         case "yarn":
-            original = rotary.size(ORIGINAL, max_positions)
-            factor = rotary.number("factor", max_positions / original)
+            original, factor = rotary.size(ORIGINAL, max_positions), _yarn_factor(rotary, values)
             yarn = YarnScaling(
                 factor=factor,
                 beta_fast=rotary.number("beta_fast", 32.0),
@@ -271,10 +293,15 @@ def _read_factors(rotary: Values) -> tuple[float, ...]:
 
 def _yarn_attention_factor(rotary: Values, factor: float) -> float:
     """Returns the factor of queries and keys in arXiv 2309.00071, section 3.4, as transformers computes it."""
-
-    def scale(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if rotary.values.get("mscale") and rotary.values.get("mscale_all_dim"):
-        return scale(rotary.number("mscale")) / scale(rotary.number("mscale_all_dim"))
-    return scale(1.0)
+        return _sharpness(factor, rotary.number("mscale")) / _sharpness(factor, rotary.number("mscale_all_dim"))
+    return _sharpness(factor, 1.0)
+
+
+def _yarn_factor(rotary: Values, values: Values) -> float:
+    max_positions = values.size("max_position_embeddings")
+    return rotary.number("factor", max_positions / rotary.size(ORIGINAL, max_positions))
+
+
+def _sharpness(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

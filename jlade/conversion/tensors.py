@@ -32,6 +32,12 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
+    "query_down": "self_attn.q_a_proj.weight",
+    "query_down_norm": "self_attn.q_a_layernorm.weight",
+    "key_down": "self_attn.kv_a_proj_with_mqa.weight",
+    "key_down_norm": "self_attn.kv_a_layernorm.weight",
+    "key_up": "self_attn.k_b_proj.weight",
+    "value_up": "self_attn.v_b_proj.weight",
     "query_norm": "self_attn.q_norm.weight",
     "key_norm": "self_attn.k_norm.weight",
     "attention_post_norm": "post_attention_layernorm.weight",
@@ -57,6 +63,7 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "decay_bias": "linear_attn.dt_bias",
     "recurrent_norm": "linear_attn.norm.weight",
 }
+QUERY_UP = "self_attn.q_b_proj.weight"  # of queries that follow from a latent
 SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
 
 Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
@@ -69,6 +76,8 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape
     in files.
     """
     names = LAYER | dict(FAMILIES[config.family].tensors)
+    if config.latent is not None and config.latent.query_rank is not None:
+        names["query"] = QUERY_UP
     if layer in config.dense_layers:  # the names of the family are those of an MLP beside experts
         names |= {field: re.sub(r"shared_experts?\.", "", names[field]) for field in ("gate", "up", "down")}
 

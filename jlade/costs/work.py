@@ -121,15 +121,14 @@ def shard(params: LlamaParams, model: int) -> Shard:
         return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(array.shape), array.dtype)
 
     arrays = jax.tree.map(local, params, specs)
-    head_dim, first = params.config.head_dim, arrays.layers[params.config.attention_layers[0]]
     output = arrays.embedding if arrays.output is None else arrays.output
     matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
     experts = [layer.experts for layer in arrays.layers]
     return Shard(
         config=params.config,
         arrays=arrays,
-        heads=_matrix(first.query).shape[0] // head_dim,
-        kv_heads=_matrix(first.key).shape[0] // head_dim,
+        heads=params.config.num_heads // model,
+        kv_heads=params.config.num_kv_heads // heads,
         recurrent_share=1 / model,
         vocab_size=_matrix(output).shape[0],
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
@@ -175,7 +174,8 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
 def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
     entries = sum(shard.config.entries_by_layer(capacity))
-    return 2 * entries * shard.kv_heads * shard.config.head_dim * shard.item + _state_bytes(shard)
+    of_attention = shard.config.arrays_per_layer * entries * shard.kv_heads * shard.config.head_dim * shard.item
+    return of_attention + _state_bytes(shard)
 
 
 def _state_bytes(shard: Shard) -> int:
@@ -228,7 +228,7 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
 def _kept_bytes(shard: Shard) -> int:
     """Returns the bytes of a token of the keys, values and updates that `Decoder.commit` needs."""
     c, sizes = shard.config, shard.config.delta_rule
-    kept = 2 * len(c.attention_layers) * shard.kv_heads * c.head_dim * shard.item
+    kept = c.arrays_per_layer * len(c.attention_layers) * shard.kv_heads * c.head_dim * shard.item
     if sizes is None:
         return kept
     vectors = sizes.key_heads * sizes.key_size + sizes.value_heads * (sizes.value_size + 1)

@@ -24,6 +24,7 @@ CLASSES = {
     "glm": "",
     "glm4": "",
     "glm4_moe": "",
+    "glm4_moe_lite": "",
     "granite": "",
     "granitemoe": "",
     "granitemoehybrid": "",

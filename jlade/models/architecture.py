@@ -15,9 +15,10 @@ NORMS = ("rms", "rms_plus_one", "layer")
 # Of each head, with weights for each (Command R+), of all heads together (OLMo 2), after the rotation (HunYuan), of
 # rotated heads without weights (Llama 4)
 QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
-# How the weights of a token's experts follow from the router's scores; that of "sigmoid" is of the one expert's input,
-# and those of "sigmoids" are of several experts (DeepSeek V3)
-ROUTINGS = ("softmax", "sparsemixer", "sigmoid", "sigmoids")
+# How the weights of a token's experts follow from the router's scores; that of "sigmoid" is of the one expert's input.
+# Those of `SCORED` are sigmoids (DeepSeek V3) or probabilities (DeepSeek V2), by which experts are chosen too
+SCORED = ("sigmoids", "probabilities")
+ROUTINGS = ("softmax", "sparsemixer", "sigmoid", *SCORED)
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
 
 
@@ -35,6 +36,35 @@ class DeltaRule:
     def channels(self) -> int:
         """C, the inputs of the convolution."""
         return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """Sizes of multi-head latent attention: see `jlade.models.latent`.
+
+    Attributes:
+      query_rank: elements of the latent of queries, None for queries that are products of the hidden state.
+      rank: elements of the latent of keys and values.
+      rotated: elements of queries that are rotated, and of the rotated key, which all heads share.
+      unrotated: elements of queries and keys that are not.
+      value_size: elements of a value.
+    """
+
+    query_rank: int | None
+    rank: int
+    rotated: int
+    unrotated: int
+    value_size: int
+
+    @property
+    def query_size(self) -> int:
+        """Elements of a head's query."""
+        return self.unrotated + self.rotated
+
+    @property
+    def cached_size(self) -> int:
+        """Elements that the cache has of a token."""
+        return self.rank + self.rotated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +112,7 @@ class LlamaConfig:
     selection_bias: bool = False  # of the scores by which experts are chosen, not of their weights (DeepSeek V3)
     expert_groups: int = 1  # a token chooses from some groups of the experts (DeepSeek V3)
     groups_per_token: int = 1
+    group_leaders: int = 2  # best experts of a group whose scores together are the group's (1 in DeepSeek V2)
     expert_scale: float = 1.0  # of the weights of a token's experts (DeepSeek V3)
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
@@ -96,10 +127,12 @@ class LlamaConfig:
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
     layer_rotary: tuple[rotary.Rotary | None, ...] = ()
     rotary_dim: int | None = None  # leading elements of a head that are rotated, None for all (StableLM)
+    latent: Latent | None = None  # with one KV head, of `Latent.cached_size` elements (DeepSeek V2)
     interleaved_rotary: bool = False  # whether neighbours are pairs, not halves of a head (Cohere)
     # Of each layer, None for none; () for no layer (Ministral 3, Llama 4)
     query_scalings: tuple[rotary.QueryScaling | None, ...] = ()
-    attention_scale: float | None = None  # of the scores, None for the inverse root of `head_dim` (Granite)
+    # Of the scores, None for the inverse root of `head_dim`, of a query's size before it meets latents (Granite)
+    attention_scale: float | None = None
     sinks: bool = False  # whether each head has a score that joins the softmax for no token (GPT-OSS)
     attention_cap: float | None = None  # bounds the scores by a tanh (Gemma 2)
     logit_cap: float | None = None  # bounds the logits by a tanh (Gemma 2)
@@ -112,6 +145,16 @@ class LlamaConfig:
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+        if self.routing not in SCORED and (self.selection_bias or self.expert_groups > 1 or self.expert_scale != 1):
+            raise ValueError(
+                f"selection_bias, expert_groups and expert_scale need one of the routings {', '.join(SCORED)}, got "
+                f"{self.routing!r}"
+            )
+        if self.latent and (self.num_kv_heads, self.head_dim) != (1, self.latent.cached_size):
+            raise ValueError(
+                f"latent attention has num_kv_heads=1 and head_dim={self.latent.cached_size}, got {self.num_kv_heads} "
+                f"and {self.head_dim}"
+            )
 
     @property
     def family(self) -> str:
@@ -144,9 +187,21 @@ class LlamaConfig:
         return tuple(num_entries(self.windows_by_layer[i], capacity) for i in self.attention_layers)
 
     @property
+    def arrays_per_layer(self) -> int:
+        """Arrays that a layer has in the cache: keys and values, or keys that are the values too."""
+        return 2 if self.latent is None else 1
+
+    @property
     def query_scalings_by_layer(self) -> tuple[rotary.QueryScaling | None, ...]:
         """The scaling of each layer's queries by position, None for none."""
         return self.query_scalings or (None,) * self.num_layers
+
+    @property
+    def score_scale(self) -> float | None:
+        """Of the products of queries and keys, None for the inverse root of `head_dim`."""
+        if self.attention_scale is None and self.latent is not None:
+            return self.latent.query_size**-0.5
+        return self.attention_scale
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts."""
@@ -176,9 +231,9 @@ class LlamaConfig:
 
 def is_matrix(field: str) -> bool:
     """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in int8: not routers."""
-    mixers = ("query", "key", "value", "output_gate", "attention_output")
+    of_attention = ("query", "key", "value", "output_gate", "attention_output", "query_down", "key_down")
     recurrent = tuple(f"recurrent_{name}" for name in ("query", "key", "value", "gate", "output"))
-    return field in (*mixers, *recurrent, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    return field in (*of_attention, *recurrent, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
 
 
 def dtype_of(field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
@@ -191,6 +246,10 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     c = config
     hidden, inner = (c.hidden_size,), c.mlp_size(layer)
     queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    mixed, query_inputs, latent = queries, c.hidden_size, c.latent
+    if latent is not None:
+        queries, mixed = c.num_heads * latent.query_size, c.num_heads * latent.value_size
+        query_inputs = latent.query_rank or c.hidden_size
     whole, outputs, inputs, kv = P(), P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
     qk_norms: dict[str, tuple[tuple[tuple[int, ...], P], ...]] = {
         "whole": (((queries,), outputs), ((keys,), kv)),
@@ -203,11 +262,11 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     attends = layer not in c.recurrent_layers
     arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
         "attention_norm": (c.pre_norms, hidden, whole),
-        "query": (attends, (queries, c.hidden_size), outputs),
-        "key": (attends, (keys, c.hidden_size), kv),
-        "value": (attends, (keys, c.hidden_size), kv),
+        "query": (attends, (queries, query_inputs), outputs),
+        "key": (attends and latent is None, (keys, c.hidden_size), kv),
+        "value": (attends and latent is None, (keys, c.hidden_size), kv),
         "output_gate": (attends and c.output_gate, (queries, c.hidden_size), outputs),
-        "attention_output": (attends, (c.hidden_size, queries), inputs),
+        "attention_output": (attends, (c.hidden_size, mixed), inputs),
         "mlp_norm": (has_mlp_norm, hidden, whole),
         "gate": (has_mlp and c.gated_mlp, (inner, c.hidden_size), outputs),
         "up": (has_mlp, (inner, c.hidden_size), outputs),
@@ -237,6 +296,16 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "expert_up_bias": (has_experts and c.mlp_bias, (number, own), outputs),
         "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size), outputs),
     }
+    if latent is not None:
+        query_rank, rank = latent.query_rank or 0, latent.rank
+        arrays |= {
+            "query_down": (query_rank > 0, (query_rank, c.hidden_size), whole),
+            "query_down_norm": (query_rank > 0, (query_rank,), whole),
+            "key_down": (True, (latent.cached_size, c.hidden_size), whole),
+            "key_down_norm": (True, (rank,), whole),
+            "key_up": (True, (c.num_heads * latent.unrotated, rank), outputs),
+            "value_up": (True, (c.num_heads * latent.value_size, rank), outputs),
+        }
     found = {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
     return found if attends else found | _recurrent_arrays(c)
 

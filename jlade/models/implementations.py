@@ -75,7 +75,6 @@ def _heads(config: LlamaConfig, mesh: Mesh | None) -> tuple[int, int, int]:
 def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.ExpertShape:
     """Returns the shape of the experts on a device, and how many of them a token has on average."""
     c, shards = config, mesh_lib.size(mesh, *MODEL)
-    experts_of_layers = [layer.experts for layer in params.layers if layer.experts is not None]
-    dtype = jax.tree.leaves(experts_of_layers[0])[0].dtype
+    dtype = next(jax.tree.leaves(layer.experts)[0].dtype for layer in params.layers if layer.experts)
     per_token = -(-c.experts_per_token // shards)
     return experts.ExpertShape(c.num_experts // shards, per_token, c.hidden_size, c.expert_size, dtype.name)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import attention, base, experts, implementations, padding, recurrent, rotary
+from jlade.models import attention, base, experts, implementations, latent, padding, recurrent, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
@@ -34,8 +34,8 @@ class LlamaLayer:
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
     # None for recurrent layers
     query: Any = None  # [H * D, E]
-    key: Any = None  # [KH * D, E]
-    value: Any = None  # [KH * D, E]
+    key: jax.Array | None = None  # [KH * D, E]; keys and values are None for layers with a latent too
+    value: jax.Array | None = None  # [KH * D, E]
     output_gate: jax.Array | None = None  # [H * D, E], None for models without
     attention_output: Any = None  # [E, H * D]
     mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
@@ -81,6 +81,22 @@ class LlamaLayer:
     decay_rate: jax.Array | None = None  # [HV], its logarithm
     decay_bias: jax.Array | None = None  # [HV]
     recurrent_norm: jax.Array | None = None  # [dv]
+    # Of a latent of Q elements for queries and one of R for keys and values: see `jlade.models.latent`
+    query_down: jax.Array | None = None  # [Q, E]; `query` is then [H * D, Q]
+    query_down_norm: jax.Array | None = None  # [Q]
+    key_down: jax.Array | None = None  # [R + rotated, E]
+    key_down_norm: jax.Array | None = None  # [R]
+    key_up: jax.Array | None = None  # [H * unrotated, R]
+    value_up: jax.Array | None = None  # [H * V, R], for values of V elements
+
+    @property
+    def projections(self) -> latent.Projections | None:
+        """The matrices of a latent, None for layers without."""
+        if self.key_down is None:
+            return None
+        of_queries = self.query_down, self.query_down_norm, self.query
+        of_keys: tuple[Any, ...] = self.key_down, self.key_down_norm, self.key_up, self.value_up
+        return latent.Projections(*of_queries, *of_keys)
 
     @property
     def experts(self) -> Experts | None:
@@ -193,11 +209,12 @@ class Llama:
 
     def init_cache(self, params: LlamaParams, batch_size: int, capacity: int) -> KVCache:
         c = self.config
-        key = params.layers[c.attention_layers[0]].key
-        keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
+        heads, key = c.num_kv_heads, params.layers[c.attention_layers[0]].key
+        if key is not None:  # those on this device
+            heads = (key.weight if is_int8(key) else key).shape[0] // c.head_dim
 
         def zeros() -> tuple[jax.Array, ...]:
-            shapes = ((batch_size, keys // c.head_dim, size, c.head_dim) for size in c.entries_by_layer(capacity))
+            shapes = ((batch_size, heads, size, c.head_dim) for size in c.entries_by_layer(capacity))
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
         def state(layer: LlamaLayer) -> recurrent.State:
@@ -206,8 +223,9 @@ class Llama:
             shards = c.delta_rule.value_heads // len(layer.decay_rate)
             return recurrent.init_state(c.delta_rule, batch_size, shards, params.norm.dtype)
 
+        keys, values = zeros(), zeros() if c.latent is None else ()
         states = tuple(state(params.layers[i]) for i in c.recurrent_layers)
-        return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32), states=states)
+        return KVCache(keys=keys, values=values, length=jnp.zeros(batch_size, jnp.int32), states=states)
 
     def forward(
         self,
@@ -277,7 +295,7 @@ def _layer(
     hidden: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
     query_scales: jax.Array | None,
-    prefix: tuple[jax.Array, jax.Array, jax.Array],
+    prefix: tuple[jax.Array, ...],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
     *,
@@ -287,20 +305,29 @@ def _layer(
     axes: tuple[str, ...],
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D].
+    """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D], or keys alone.
 
     Under `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
-    queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
-    operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
-    mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap).reshape(*hidden.shape[:2], -1)
+    *cached, length = prefix
+    projections = layer.projections
+    if projections is None:
+        queries, *kept = _project(layer, normed, rotation, query_scales, c, axes)
+    else:
+        queries, *kept = latent.project(projections, normed, rotation, query_scales, c)
+    # Keys alone are the values too.
+    operands = Operands(queries, kept[0], kept[-1], cached[0], cached[-1], length, block_mask, positions, layer.sinks)
+    mixed = attend(operands, window, attention, c.score_scale, c.attention_cap)
+    if projections is not None:
+        mixed = latent.values(projections, mixed)
+    mixed = mixed.reshape(*hidden.shape[:2], -1)
     if layer.output_gate is not None:
         mixed *= jax.nn.sigmoid(linear(normed, layer.output_gate))
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
-    return _add(layer, hidden, normed, mixed, c, experts, axes), (keys, values)
+    return _add(layer, hidden, normed, mixed, c, experts, axes), tuple(kept)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "experts", "axes"))

@@ -347,6 +347,13 @@ PATTERNS = {"rank_pattern": {"layers.0.self_attn.q_proj": 2}, "alpha_pattern": {
             RECURRENT_EXPERTS | {"eos_token_id": 2},
             LORA | {"target_modules": ["q_proj", "in_proj_qkvz", "in_proj_ba"]},
         ),
+        (
+            "deepseek_v3",
+            {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+            | {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 6}
+            | {"n_group": 1, "topk_group": 1},
+            LORA | {"target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]},
+        ),
     ],
     ids=str,
 )

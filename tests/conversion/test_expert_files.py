@@ -12,11 +12,13 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
-from jlade.models.architecture import DeltaRule
+from jlade.models.architecture import DeltaRule, Latent
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from tests.tiny import slow_but
 
 MIXTURE = {"num_experts": 4, "expert_size": 64, "experts_per_token": 2}
+LATENT = {"latent": Latent(12, rank=16, rotated=4, unrotated=8, value_size=6), "num_kv_heads": 1, "head_dim": 20}
+LATENT |= {"rotary_dim": 4, "interleaved_rotary": True}
 FIELDS = ("expert_gate", "expert_up", "expert_down", "expert_gate_bias", "expert_down_bias")
 
 
@@ -102,6 +104,12 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "solar_open": {"routing": "sigmoids", "selection_bias": True, "norm_eps": 1e-5, "rope_theta": 1e6},
         "exaone_moe": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "norm_eps": 1e-5}
         | {"dense_layers": (0,), "dense_size": 32},
+        "deepseek_v2": LATENT
+        | {"routing": "probabilities", "group_leaders": 1, "normalized_experts": False}
+        | {"intermediate_size": 64, "dense_layers": (0,), "dense_size": 32, "expert_groups": 2},
+        "deepseek_v3": LATENT | {"routing": "sigmoids", "selection_bias": True, "intermediate_size": 64},
+        "glm4_moe_lite": LATENT | {"routing": "sigmoids", "selection_bias": True, "norm_eps": 1e-5},
+        "mistral4": LATENT | {"routing": "probabilities", "expert_scale": 1.5},
         "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
         "qwen3_next": recurrent,
         "qwen3_5_moe_text": recurrent,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from jlade.conversion import load_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import SLIDING
+from jlade.models.architecture import Latent
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
@@ -23,7 +25,10 @@ from tests.tiny import slow_but
 
 
 def write(directory, model_type, **changes):
-    (directory / "config.json").write_text(json.dumps(SIZES | {"model_type": model_type} | changes))
+    content = SIZES | {"model_type": model_type}
+    if "kv_lora_rank" in FAMILIES.get(model_type, FAMILIES["llama"]).reads:
+        content |= {"num_key_value_heads": 4, "num_experts_per_tok": 2}
+    (directory / "config.json").write_text(json.dumps(content | changes))
     return directory
 
 
@@ -68,7 +73,7 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("llama", {"use_parallel_residual": True}, "use_parallel_residual is True; supported is False"),
         ("llama4_text", {"moe_layers": [2]}, r"moe_layers must list some of 2 layers, got \[2\]"),
         ("exaone_moe", {"mlp_layer_types": ["moe"]}, "mlp_layer_types must name dense or sparse for each of 2 layers"),
-        ("glm4_moe", {"n_group": 3}, "n_group must divide 128 experts into groups of two or more, got 3"),
+        ("glm4_moe", {"n_group": 3}, "n_group must divide 128 experts into groups of 2 or more, got 3"),
         ("glm4_moe", {"n_group": 32}, "topk_group must be up to n_group, 32, with as many experts as num_experts_per"),
         ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a positive integer, got -1"),
         ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2; supported is 1"),
@@ -80,7 +85,15 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, r"layer_types is \['mamba', 'attention'\]; supp"),
         ("granitemoehybrid", {"num_local_experts": 62}, "num_local_experts is 62; supported is 0"),
         ("gemma3", {}, "text_config must be an object, got None"),
-        ("mistral3", {"text_config": {"model_type": "mistral4"}}, "model_type is 'mistral4'; supported are llama"),
+        ("mistral3", {"text_config": {"model_type": "mistral5"}}, "model_type is 'mistral5'; supported are llama"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads must be 4, as the other sizes imply, got 2"),
+        ("deepseek_v3", {"qk_rope_head_dim": 5}, "qk_rope_head_dim must be even, got 5"),
+        ("deepseek_v3", {"head_dim": 192}, "head_dim must be 64, as the other sizes imply, got 192"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias is True; supported is False"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, got 'noaux"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True; supported is False"),
+        ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor must give the 64 el"),
         ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings must be"),
         (
             "mistral3",
@@ -94,6 +107,55 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
 def test_what_is_not_supported_is_refused(model_type, changes, message, tmp_path):
     with pytest.raises(ValueError, match=rf"config\.json: {message}"):
         read_config(write(tmp_path, model_type, **changes))
+
+
+def test_the_published_keys_of_deepseek_v3_and_kimi_k2_are_read(tmp_path):
+    """As in deepseek-ai/DeepSeek-V3 and moonshotai/Kimi-K2-Instruct, whose code is DeepSeek's."""
+    deepseek = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "aux_loss_alpha": 0.001,
+        "ep_size": 1,
+        "first_k_dense_replace": 3,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 163840,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "n_group": 8,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "quantization_config": {"activation_scheme": "dynamic", "quant_method": "fp8", "weight_block_size": [128, 128]},
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+        | {"original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "seq_aux": True,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+    }
+    config = read_config(write(tmp_path, "deepseek_v3", **deepseek), strict=True)
+    assert config.latent == Latent(1536, rank=512, rotated=64, unrotated=128, value_size=128)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.rotary_dim) == (128, 1, 576, 64)
+    assert config.attention_scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert (config.dense_layers, config.dense_size, config.intermediate_size) == ((0, 1, 2), 18432, 2048)
+    kimi = {"num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1}
+    kimi |= {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50000.0}
+    config = read_config(write(tmp_path, "kimi_k2", **deepseek | kimi), strict=True)
+    assert config == read_config(write(tmp_path, "deepseek_v3", **deepseek | kimi), strict=True)
 
 
 def test_settings_of_no_family_are_not_written():

@@ -11,6 +11,7 @@ import safetensors
 import jlade
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf, weight_files
+from jlade.models.architecture import Latent
 from jlade.models.llama import LlamaConfig, init_params
 
 torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
@@ -23,6 +24,10 @@ CASES = {
     "qwen3": {"qk_norm": True},
     "phi3": {"model_type": "phi3", "norm_eps": 1e-5},  # gate and product are rows of one matrix
     "qwen3_moe": MIXTURE | {"model_type": "qwen3_moe", "qk_norm": True},
+    "deepseek_v3": MIXTURE
+    | {"model_type": "deepseek_v3", "routing": "sigmoids", "selection_bias": True, "intermediate_size": 32}
+    | {"latent": Latent(32, rank=32, rotated=16, unrotated=12, value_size=12), "num_kv_heads": 1, "head_dim": 48}
+    | {"rotary_dim": 16, "interleaved_rotary": True},  # no block ends where the rows of a head do
 }
 
 
@@ -47,7 +52,7 @@ def write(directory, case, rows=16, columns=16):
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     values = {}
     for name, tensor in list(tensors.items()):
-        if name.endswith("proj.weight"):
+        if "proj" in name:
             matrix, scales = in_blocks(tensor.numpy(), rows, columns)
             tensors[name] = torch.tensor(matrix.view(np.uint8)).view(torch.float8_e4m3fn)
             tensors[name + "_scale_inv"] = torch.tensor(scales)
@@ -79,17 +84,22 @@ def test_values_are_those_that_transformers_dequantizes(case, tmp_path):
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     for i, layer in enumerate(params.layers):
         prefix = f"model.layers.{i}."
-        if case == "qwen3_moe":
+        if layer.experts is not None:
             joined = state[f"{prefix}mlp.experts.gate_up_proj"]
             found = np.concatenate([layer.expert_gate, layer.expert_up], axis=2).swapaxes(1, 2)
             np.testing.assert_array_equal(found, joined)
+        if case == "deepseek_v3":
+            heads = state[f"{prefix}self_attn.kv_b_proj.weight"].reshape(4, 24, 32)
+            np.testing.assert_array_equal(layer.key_up, heads[:, :12].reshape(-1, 32))
+            np.testing.assert_array_equal(layer.value_up, heads[:, 12:].reshape(-1, 32))
+            np.testing.assert_array_equal(layer.key_down, state[f"{prefix}self_attn.kv_a_proj_with_mqa.weight"])
         elif case == "phi3":
             np.testing.assert_array_equal(
                 np.concatenate([layer.query, layer.key, layer.value]), state[f"{prefix}self_attn.qkv_proj.weight"]
             )
             joined = state[f"{prefix}mlp.gate_up_proj.weight"]
             np.testing.assert_array_equal(np.concatenate([layer.gate, layer.up]), joined)
-        else:
+        elif case == "qwen3":
             np.testing.assert_array_equal(layer.down, state[f"{prefix}mlp.down_proj.weight"])
             np.testing.assert_array_equal(layer.key, state[f"{prefix}self_attn.k_proj.weight"])
 
@@ -101,7 +111,7 @@ def test_blocks_at_the_edges_are_smaller(tmp_path):
     np.testing.assert_array_equal(params.layers[1].down, values["model.layers.1.mlp.down_proj.weight"])
 
 
-@pytest.mark.parametrize("case", ["phi3", "qwen3_moe"])
+@pytest.mark.parametrize("case", ["phi3", "qwen3_moe", "deepseek_v3"])
 def test_devices_read_their_parts(case, tmp_path, monkeypatch):
     monkeypatch.setattr(weight_files, "CHUNK", 100)
     write(tmp_path / "fp8", case)

@@ -15,7 +15,7 @@ from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.memory import load_held
 from jlade.conversion.tensors import named_arrays
 from jlade.models.rotary import LongRopeScaling, YarnScaling, inverse_frequencies
-from tests.models.test_families import SIZES
+from tests.models.test_families import SIZES, class_of
 from tests.models.test_llama import run_blocks
 from tests.models.test_more_families import CASES
 
@@ -31,7 +31,7 @@ def save(directory, family="Llama", changes=(), **arguments):
     torch.manual_seed(0)
     shape = SIZES | WITHOUT_TOKENS | {"max_position_embeddings": 128, "initializer_range": 0.3}
     config = getattr(transformers, f"{family}Config")(**shape | dict(changes))
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory, **arguments)
+    class_of(config.model_type)(config).save_pretrained(directory, **arguments)
 
 
 def end_with(path, eos_token_id):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import jlade
-from tests.models.test_families import checkpoint, rope
+from tests.models.test_families import checkpoint, class_of, rope
 from tests.models.test_llama import run_blocks
+from tests.models.test_more_families import CASES as FAMILY_CASES
 from tests.tiny import slow_but
 
 TOKENS = np.random.default_rng(0).integers(0, 50, (1, 24), dtype=np.int32)
@@ -32,6 +33,7 @@ BASES = {
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
     "ministral3": ("Ministral3", {"head_dim": 12} | rope("yarn", factor=4.0, llama_4_scaling_beta=0.7)),
     "stablelm": ("StableLm", {}),
+    **{name: FAMILY_CASES[name] for name in ("deepseek_v2", "deepseek_v3", "mistral4")},
     "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
 }
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -280,6 +282,32 @@ CASES = {
     "ministral3: no original length": (rotary(original_max_position_embeddings=REMOVED), EQUAL),
     "stablelm: the key of another family": (keys(rms_norm_eps=0.5), Said("rms_norm_eps")),
     "gpt_oss: experts of a token by another name": (keys(num_experts_per_tok=REMOVED, experts_per_token=1), EQUAL),
+    "deepseek_v3: another rms_norm_eps, which latents do not have": (keys(rms_norm_eps=0.3), EQUAL),
+    "deepseek_v3: rotations of halves": (keys(rope_interleave=False), EQUAL),
+    "deepseek_v3: null rope_interleave": (keys(rope_interleave=None), EQUAL),
+    "deepseek_v3: no rope_interleave": (keys(rope_interleave=REMOVED), EQUAL),
+    "deepseek_v3: no mscale_all_dim": (rotary(mscale_all_dim=REMOVED), EQUAL),
+    "deepseek_v3: no mscale": (rotary(mscale=REMOVED), EQUAL),
+    "deepseek_v3: no rotary settings": (keys(rope_parameters=REMOVED), EQUAL),
+    "deepseek_v3: no groups": (keys(n_group=1, topk_group=1), EQUAL),
+    "deepseek_v3: null norm_topk_prob": (keys(norm_topk_prob=None), EQUAL),
+    "deepseek_v3: no head_dim": (keys(head_dim=REMOVED), EQUAL),
+    "deepseek_v3: fewer KV heads": (keys(num_key_value_heads=2), Refused("config.json: num_key_value_heads must be 4")),
+    "deepseek_v3: no latent of queries": (keys(q_lora_rank=None), Refused("missing.*q_proj")),
+    "deepseek_v3: two layers without experts": (keys(first_k_dense_replace=2), Refused("missing.*mlp.down_proj")),
+    "deepseek_v2: experts of all groups": (keys(topk_method="greedy"), EQUAL),
+    "deepseek_v2: experts of one group": (keys(topk_group=1, num_experts_per_tok=2), EQUAL),
+    "deepseek_v2: normalized weights": (keys(norm_topk_prob=True), Refused("config.json: norm_topk_prob is True")),
+    "deepseek_v2: no mscale_all_dim": (rotary(mscale_all_dim=REMOVED, mscale=REMOVED), EQUAL),
+    "deepseek_v2: attention_bias": (keys(attention_bias=True), Refused("config.json: attention_bias is True")),
+    "mistral4: another fraction rotated": (
+        rotary(partial_rotary_factor=0.5),
+        Refused("config.json: partial_rotary_factor must give the 4 elements"),
+    ),
+    "mistral4: no fraction": (rotary(partial_rotary_factor=REMOVED), EQUAL),
+    "mistral4: no original length": (rotary(original_max_position_embeddings=REMOVED), EQUAL),
+    "mistral4: another scaling of queries": (rotary(llama_4_scaling_beta=0.2, mscale_all_dim=REMOVED), EQUAL),
+    "mistral4: unscaled weights of experts": (keys(norm_topk_prob=False, routed_scaling_factor=1.0), EQUAL),
     "gpt_oss: swiglu_limit": (keys(swiglu_limit=1.0), Refused("config.json: swiglu_limit is 1.0")),
 }
 
@@ -316,9 +344,8 @@ def test_a_changed_checkpoint_is_read_as_transformers_does_or_refused_by_name(ca
         params, _ = jlade.load(directory, dtype="float32", strict=True)
 
     import torch
-    import transformers
 
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    theirs = class_of(params.config.family).from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
         logits = theirs(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
     np.testing.assert_allclose(run_blocks(params, TOKENS, [24]), logits, atol=2e-4)

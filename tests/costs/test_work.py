@@ -16,6 +16,7 @@ from jlade.costs import work as work_lib
 from jlade.costs.work import Layout
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import division
+from jlade.models.architecture import Latent
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
 from tests.costs import meshed
@@ -36,6 +37,10 @@ TREE = LookaheadConfig(tree_size=40, window_size=4, ngram_size=3, guess_set_size
 BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
 
 
+LATENT = {"latent": Latent(48, rank=32, rotated=16, unrotated=24, value_size=20), "num_kv_heads": 1, "head_dim": 48}
+LATENT |= {"rotary_dim": 16}
+
+
 @pytest.mark.parametrize(
     ("sizes", "setting", "changes"),
     [
@@ -46,6 +51,7 @@ BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
         slow((2, 1, 4), PLAIN, {}),
         slow((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
         slow((1, 8, 1), TREE, {}),
+        slow((1, 2, 4), SETTING, LATENT),
         slow((2, 2, 2), TREE, {}),
     ],
 )

@@ -15,6 +15,7 @@ from jlade.models import attention, sharding
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
 from tests.compilations import recorded
+from tests.models.test_latent import LIKE_DEEPSEEK
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
@@ -86,6 +87,7 @@ VARIATIONS = {
     | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True, "layer_rotary": (Rotary(1e4), None)}
     | {"query_scalings": (None, QueryScaling(0.5, 6, offset=1))},
     "like Command R+": {"norm": "layer", "parallel": True, "qk_norm": True, "qk_norm_kind": "each"},
+    "like DeepSeek V3": LIKE_DEEPSEEK,
     "like StableLM, parallel": {"norm": "layer", "norm_bias": True, "parallel": True, "rotary_dim": 2},
 }
 
@@ -94,7 +96,7 @@ VARIATIONS = {
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_variations_of_the_architecture(name):
     """On 4 devices for 2 KV heads, whose norm of all heads counts each head once."""
-    params = tiny_llama(num_heads=8, intermediate_size=32, vocab_size=16, **VARIATIONS[name])
+    params = tiny_llama(**{"num_heads": 8, "intermediate_size": 32, "vocab_size": 16} | VARIATIONS[name])
     options = {"max_new_tokens": 24, "lookahead": PAPER}
     expected = jlade.generate(params, PROMPTS[:2], **options)
     assert_same(jlade.generate(params, PROMPTS[:2], mesh=jlade.make_mesh(lookahead=2, model=4), **options), expected)

@@ -24,6 +24,7 @@ from jlade.engine import rows
 from jlade.generation import corpus as corpus_lib
 from tests import plain_llama
 from tests.compilations import recorded
+from tests.models.test_latent import LIKE_DEEPSEEK
 from tests.texts import assert_same_texts
 from tests.tiny import PAPER, slow, tiny_llama, tiny_tokenizer
 
@@ -33,6 +34,7 @@ SETTINGS = {
     "adaptive": LookaheadConfig.tree(7, relative_step_time=1.5),
     "paper": PAPER,
     "windows": PAPER,
+    "latent": PAPER,
 }
 SAMPLINGS = [
     SamplingConfig(),
@@ -48,6 +50,8 @@ PARAMS, TOKENIZER = tiny_llama(3), tiny_tokenizer()
 
 def params_of(setting):
     """Returns a model; for "windows" one with a ring of 8 tokens for a cache in a layer."""
+    if setting == "latent":
+        return tiny_llama(3, **LIKE_DEEPSEEK)
     return tiny_llama(3, sliding_windows=(5, None)) if setting == "windows" else PARAMS
 
 
@@ -112,7 +116,7 @@ def assert_equal(got, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["windows", "tree", "adaptive"])
+@pytest.mark.parametrize("setting", ["windows", "tree", "adaptive", "latent"])
 def test_a_text_is_that_of_its_request_alone(setting):
     """Random requests arrive at random times from three threads; a part of them is cancelled on the way."""
     memory = 20_000 if setting == "adaptive" else None  # of one prefix

@@ -438,6 +438,34 @@ FAULTS = (
         ("tests/models/test_experts.py::test_the_router_of_deepseek_v3_is_that_of_transformers",),
     ),
     Fault(
+        "a group of experts counts as much as its two best ones in DeepSeek V2 too",
+        "jlade/models/experts/routing.py",
+        "jax.lax.top_k(grouped, c.group_leaders)[0]",
+        "jax.lax.top_k(grouped, 2)[0]",
+        ("tests/models/test_experts.py::test_routers_by_probabilities_are_those_of_transformers",),
+    ),
+    Fault(
+        "the norms of latents have the epsilon of the hidden states",
+        "jlade/models/latent.py",
+        'latent = normalize(latent, p.key_down_norm, "rms", NORM_EPS)',
+        'latent = normalize(latent, p.key_down_norm, "rms", config.norm_eps)',
+        ("tests/models/test_latent.py::test_scores_and_values_are_those_of_expanded_heads",),
+    ),
+    Fault(
+        "the scores of latent attention have the scale of the latents' size",
+        "jlade/models/architecture.py",
+        "return self.latent.query_size**-0.5",
+        "return self.latent.cached_size**-0.5",
+        ("tests/models/test_latent.py::test_scores_and_values_are_those_of_expanded_heads",),
+    ),
+    Fault(
+        "the heads' matrices for keys and for values are read in the order of the file",
+        "jlade/conversion/interleaved.py",
+        "pieces[i :: len(shapes)]",
+        "pieces[i * groups : (i + 1) * groups]",
+        ("tests/conversion/test_fp8.py::test_values_are_those_that_transformers_dequantizes",),
+    ),
+    Fault(
         "rows of a fused matrix in FP8 have the scales of its first ones",
         "jlade/conversion/hf_fp8.py",
         "self.first_row + np.array(part.rows)",
@@ -461,8 +489,8 @@ FAULTS = (
     Fault(
         "a mesh divides the output of attention along the wrong axis",
         "jlade/models/architecture.py",
-        '"attention_output": (True, (c.hidden_size, queries), inputs)',
-        '"attention_output": (True, (c.hidden_size, queries), outputs)',
+        '"attention_output": (True, (c.hidden_size, mixed), inputs)',
+        '"attention_output": (True, (c.hidden_size, mixed), outputs)',
         ("tests/test_mesh.py::test_places_of_parameters",),
     ),
     # Decoding.
@@ -916,7 +944,7 @@ FAULTS = (
     Fault(
         "a plan counts the keys of a cache and not its values",
         "jlade/costs/work.py",
-        "return 2 * entries * shard.kv_heads",
+        "return shard.config.arrays_per_layer * entries * shard.kv_heads",
         "return entries * shard.kv_heads",
         ("tests/costs/test_plan.py::test_a_step_on_one_device_by_hand",),
     ),

@@ -107,6 +107,29 @@ def test_the_router_of_deepseek_v3_is_that_of_transformers(groups, chosen_groups
     )
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "mistral4"])
+def test_routers_by_probabilities_are_those_of_transformers(model_type):
+    """A group counts as much as its best expert, or its two best ones."""
+    torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
+    modeling = pytest.importorskip(f"transformers.models.{model_type}.modeling_{model_type}")
+    rng = np.random.default_rng(4)
+    x, router = (rng.normal(size=shape).astype(np.float32) for shape in ((50, E), (16, E)))
+    settings = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "n_routed_experts": 16}
+    settings |= {"num_experts_per_tok": 5, "hidden_size": E, "num_attention_heads": 4}
+    if model_type == "deepseek_v2":
+        config = modeling.DeepseekV2Config(topk_method="group_limited_greedy", **settings)
+        theirs, own = modeling.DeepseekV2TopkRouter(config), {"group_leaders": 1, "normalized_experts": False}
+    else:
+        theirs, own = modeling.Mistral4TopkRouter(modeling.Mistral4Config(**settings)), {}
+    theirs.weight.data = torch.tensor(router)
+    _, wanted, wanted_experts = theirs(torch.tensor(x))
+    fields = {"routing": "probabilities", "expert_scale": 2.5, "expert_groups": 4, "groups_per_token": 2}
+    chosen, weights = routed(x, router, None, 5, **fields | own)
+    order = np.argsort(-wanted.detach().numpy(), axis=-1)
+    np.testing.assert_array_equal(chosen, np.take_along_axis(wanted_experts.numpy(), order, axis=-1))
+    np.testing.assert_allclose(weights, np.take_along_axis(wanted.detach().numpy(), order, axis=-1), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_int8_experts_stay_within_half_a_step_of_their_scale():
     experts = random_experts(8, biases=False)

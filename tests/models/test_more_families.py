@@ -10,7 +10,7 @@ import jlade
 from jlade import conversion
 from jlade.conversion import load_hf, save_hf
 from jlade.models.llama import quantize
-from tests.models.test_families import checkpoint, rope
+from tests.models.test_families import checkpoint, class_of, rope
 from tests.models.test_llama import run_blocks, run_branches
 from tests.tiny import PAPER, slow, slow_but
 
@@ -34,6 +34,9 @@ RECURRENT_EXPERTS = RECURRENT | {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 20,
 }
+# Of latent attention with small sizes, and of its experts.
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 CASES = {
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
@@ -161,6 +164,41 @@ CASES = {
         "MiniMaxM2",
         {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 12} | rope("default", partial_rotary_factor=0.5),
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        LATENT
+        | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+        | {"n_shared_experts": 2, "first_k_dense_replace": 1}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.7),
+    ),
+    "deepseek_v2, Lite": ("DeepseekV2", LATENT | {"q_lora_rank": None, "n_shared_experts": 1}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        LATENT
+        | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.8, beta_fast=4.0),
+    ),
+    "deepseek_v3, halves": (
+        "DeepseekV3",
+        LATENT | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "rope_interleave": False},
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        LATENT | {"num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False},
+    ),
+    "mistral4": (
+        "Mistral4",
+        LATENT
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1}
+        | rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            llama_4_scaling_beta=0.7,
+            mscale=1.0,
+            mscale_all_dim=0.6,
+        ),
+    ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "residual_multiplier": 0.4}),
     "gpt_oss": (
@@ -185,12 +223,15 @@ CASES = {
 }
 
 
-DECODED = ("gemma2", slow("gpt_oss"), "qwen3_5_text")
+DECODED = ("gemma2", slow("gpt_oss"), "qwen3_5_text", slow("deepseek_v3"))
 QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
+QUANTIZED += ("deepseek_v3",)
 
 
-# Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks and recurrent layers come once.
-@pytest.fixture(params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss", "qwen3_next"))
+# Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
+@pytest.fixture(
+    params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3", "qwen3_next")
+)
 def case(request):
     return request.param
 
@@ -202,7 +243,6 @@ def models(case, tmp_path_factory):
 
 def test_logits_are_those_of_transformers_and_every_format_keeps_them(models, case, tmp_path):
     import torch
-    import transformers
 
     model, params = models
     text, branch = np.random.default_rng(1).integers(0, 50, (2, 40), dtype=np.int32)  # longer than every window
@@ -224,7 +264,7 @@ def test_logits_are_those_of_transformers_and_every_format_keeps_them(models, ca
         assert dataclasses.replace(again.config, eos_ids=params.config.eos_ids) == params.config
         for got, stored in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
             np.testing.assert_array_equal(got, stored)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    theirs = class_of(params.config.family).from_pretrained(tmp_path / "hf")
     with torch.no_grad():
         given = theirs(torch.tensor(text[None], dtype=torch.long)).logits.numpy()[0]
     np.testing.assert_allclose(given, wanted, atol=1e-5)

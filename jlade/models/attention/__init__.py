@@ -12,6 +12,7 @@ from jlade.models.attention.operands import Variation as Variation
 from jlade.models.kernels import hopper_obstacle
 
 IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
+LARGEST_TPU_HEAD = 256  # on-chip memory holds the queries of a KV head's whole group, and those of latents are many
 AUTOMATIC = ("gpu", "tpu")  # platforms with a kernel of that name, which "auto" tries
 
 
@@ -146,4 +147,6 @@ def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLi
             return f"needs 16-bit floats and heads of a multiple of 16 up to 128, and these are {shape}"
     if implementation == "tpu" and device.platform != "tpu":
         return f"needs a TPU, and the device is {device.device_kind}"
+    if implementation == "tpu" and head_dim > LARGEST_TPU_HEAD:
+        return f"needs heads of up to {LARGEST_TPU_HEAD}, and these are of {head_dim}"
     return None

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.models import layers
-from jlade.models.architecture import LlamaConfig
+from jlade.models.architecture import SCORED, LlamaConfig
 
 NEAR = 0.02  # relative distance below the highest score, within which the sparse mixer weighs experts
 
@@ -21,15 +21,16 @@ def route(
     Args:
       x: [..., E].
       router: [N, E], of all experts.
-      bias: [N], None for routers without, as those of "sigmoids" are.
+      bias: [N], None for routers without, as those of `SCORED` are.
       selection_bias: [N], None for routers without.
-      config: of the model, with the `routing`. "softmax" and "sigmoids" alone can be normalized; "sigmoids" alone has
-        groups, biases of the selection, and scales.
+      config: of the model, with the `routing`. Those of `SCORED` alone have groups, biases of the selection, and
+        scales; they and "softmax" alone can be normalized.
     """
     c = config
-    if c.routing == "sigmoids":  # bfloat16 would choose other experts
+    if c.routing in SCORED:  # bfloat16 would choose other experts
         logits = layers.linear(x.astype(jnp.float32), router.astype(jnp.float32))
-        return _scored(jax.nn.sigmoid(logits), selection_bias, c)
+        scores = jax.nn.sigmoid(logits) if c.routing == "sigmoids" else jax.nn.softmax(logits)
+        return _scored(scores, selection_bias, c)
     logits = layers.linear(x, router, bias).astype(jnp.float32)
     if c.routing == "sparsemixer":
         return _sparse_mixer(logits, c.experts_per_token)
@@ -42,15 +43,12 @@ def route(
 
 
 def _scored(scores: jax.Array, selection_bias: jax.Array | None, config: LlamaConfig) -> tuple[jax.Array, jax.Array]:
-    """Returns `route` for the scores [..., N] that are the weights (DeepSeek V3, arXiv 2412.19437, section 2.1.2).
-
-    A group counts as much as its two best experts.
-    """
+    """Returns `route` for the scores [..., N] that are the weights (DeepSeek V3, arXiv 2412.19437, section 2.1.2)."""
     c = config
     choice = scores if selection_bias is None else scores + jnp.broadcast_to(selection_bias, scores.shape)
     if c.groups_per_token < c.expert_groups:
         grouped = choice.reshape(*choice.shape[:-1], c.expert_groups, -1)
-        of_groups = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
+        of_groups = jnp.sum(jax.lax.top_k(grouped, c.group_leaders)[0], axis=-1)
         _, groups = jax.lax.top_k(of_groups, c.groups_per_token)
         is_chosen = jnp.any(jax.nn.one_hot(groups, c.expert_groups, dtype=bool), axis=-2)
         choice = jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(choice.shape)

@@ -221,6 +221,7 @@ def test_gpus_hold_a_part_of_the_scores_of_long_texts():
         (HOPPER, jnp.bfloat16, 144, "plain"),
         (AMPERE, jnp.bfloat16, 128, "plain"),
         (TPU, jnp.float32, 100, "tpu"),
+        (TPU, jnp.bfloat16, 576, "plain"),
         (CPU, jnp.bfloat16, 128, "plain"),
     ],
 )
@@ -250,6 +251,7 @@ def test_plain_runs_everywhere_and_absent_devices_try_no_kernel(implementation, 
         ("gpu", HOPPER, jnp.bfloat16, 100, (0, 11, 2), "heads of a multiple of 16 .* these are bfloat16 and 100"),
         ("gpu", HOPPER, jnp.bfloat16, 144, (0, 11, 2), "up to 128, and these are bfloat16 and 144"),
         ("tpu", CPU, jnp.float32, 16, (0, 11, 2), "'tpu' needs a TPU, and the device is cpu"),
+        ("tpu", TPU, jnp.bfloat16, 576, (0, 11, 2), "'tpu' needs heads of up to 256, and these are of 576"),
         ("tpu", HOPPER, jnp.bfloat16, 16, (0, 11, 2), "'tpu' needs a TPU, and the device is NVIDIA H200"),
     ],
 )
