@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jlade.models.quantization import Int8Matrix, is_int8
 
-ROWS = 8  # the fewest of a grouped product on TPUs
+ROWS = 8  # a grouped product on TPUs has a multiple of them
 TILE = 32  # rows of an expert that are multiplied at once on CPUs
 
 
@@ -69,10 +69,10 @@ def in_tiles(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
 def _ragged(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
     """Returns `grouped`: XLA for TPUs has a kernel that reads the matrices of experts with rows alone.
 
-    It takes this kernel for `ROWS` rows or more, and reads all matrices for fewer.
+    It takes this kernel for a multiple of `ROWS` rows, and may read all matrices for other numbers.
     """
     num_rows, result = x.shape[0], jnp.float32 if weight.dtype == jnp.int8 else x.dtype
-    x = jnp.pad(x, ((0, max(0, ROWS - num_rows)), (0, 0)))
+    x = jnp.pad(x, ((0, -num_rows % ROWS), (0, 0)))
     return jax.lax.ragged_dot(x, weight, sizes, preferred_element_type=result)[:num_rows]
 
 
