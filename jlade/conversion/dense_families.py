@@ -24,6 +24,26 @@ _GEMMA_3 = {
     "final_logit_softcapping": None,
     "sliding_window_pattern": 6,
 }
+_GEMMA_4 = _GEMMA_3 | {
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "per_layer_config": None,
+    "attention_k_eq_v": False,
+    "attention_bias": False,
+    "rope_theta": 10000.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+    "sliding_window": 512,
+    "layer_types": None,
+    "tie_word_embeddings": True,
+}
+del _GEMMA_4["rope_local_base_freq"]
 ATTENTION_BIAS = {"qkv_bias": "attention_bias", "attention_output_bias": "attention_bias"}
 _BIASES = ATTENTION_BIAS | {"mlp_bias": "mlp_bias"}
 _CAPS = {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
@@ -35,6 +55,25 @@ _NORM_BEFORE_MLP = {"mlp_norm": "pre_feedforward_layernorm.weight"}
 _ACTIVATION = {"activation": "gelu_tanh"}
 _IS_GEMMA = _ACTIVATION | {"norm": "rms_plus_one", "embedding_scale": lambda values: values.size("hidden_size") ** 0.5}
 _IS_GELU = {"hidden_act": (TANH, "gelu"), "hidden_activation": (TANH,)}  # Gemma's "gelu" is TANH, says transformers
+_GEMMA_4_KEYS = ATTENTION_BIAS | {"logit_cap": "final_logit_softcapping", "values_from_keys": "attention_k_eq_v"}
+_IS_GEMMA_4 = _IS_GEMMA | {
+    "norm": "rms_late",
+    "post_norms": True,
+    "qk_norm": True,
+    "value_norm": True,
+    "layer_scale": True,
+    "attention_scale": 1.0,
+}
+_ONLY_GEMMA_4 = _IS_GELU | {
+    "rope_scaling": (None,),
+    "sliding_window_pattern": (6,),
+    "use_bidirectional_attention": (None, "vision"),  # among the tokens of an image
+    "hidden_size_per_layer_input": (0,),
+    "enable_moe_block": (False,),
+    "num_kv_shared_layers": (0,),
+}
+# Of experts, embeddings of layers and shared keys and values, which the keys above refuse
+_OFF_IN_GEMMA_4 = ("moe_intermediate_size", "top_k_experts", "use_double_wide_mlp", "vocab_size_per_layer_input")
 _GLM = {
     "num_key_value_heads": 2,
     "head_dim": 128,
@@ -124,6 +163,28 @@ DENSE: dict[str, Family] = {
         rotary="type",
         tensors=_NORM_BEFORE_MLP,
         of_parts={"gemma3": "Gemma3ForConditionalGeneration"},
+    ),
+    "gemma4_text": Family(
+        "Gemma4ForCausalLM",
+        _GEMMA_4,
+        keys=_GEMMA_4_KEYS,
+        fixed=_IS_GEMMA_4,
+        only=_ONLY_GEMMA_4,
+        rotary="type",
+        tensors=_NORM_BEFORE_MLP,
+        without_effect=_OFF_IN_GEMMA_4,
+        of_parts={"gemma4": "Gemma4ForConditionalGeneration"},
+    ),
+    "gemma4_unified_text": Family(
+        "Gemma4UnifiedForCausalLM",
+        _GEMMA_4 | {"max_position_embeddings": 262144, "sliding_window": 1024},
+        keys=_GEMMA_4_KEYS,
+        fixed=_IS_GEMMA_4,
+        only=_ONLY_GEMMA_4,
+        rotary="type",
+        tensors=_NORM_BEFORE_MLP,
+        without_effect=_OFF_IN_GEMMA_4,
+        of_parts={"gemma4_unified": "Gemma4UnifiedForConditionalGeneration"},
     ),
     "phi": Family(
         "PhiForCausalLM",

@@ -13,11 +13,13 @@ from jlade.conversion import families, generation_settings
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
+from jlade.conversion.hf_heads import read_global_heads, write_heads
 from jlade.conversion.hf_keys import check_keys
-from jlade.conversion.hf_layers import read_layers, write_layers
+from jlade.conversion.hf_layers import read_layers, read_windows, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
-from jlade.conversion.hf_rotary import SETTINGS, of_text, read_rotary
+from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
 from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
 
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
@@ -129,9 +131,9 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
         "pad_token_id": None,  # some families have one by default, which a small vocabulary lacks
         "torch_dtype": dtype,
     }
-    result |= {key: values[0] for key, values in family.only.items()}
+    result |= {key: values[0] for key, values in family.only.items() if values[0] is not None}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
-    result |= write_layers(config, family) | write_mixture(config, family)
+    result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result
@@ -154,6 +156,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     if not raw.get("rope_scaling"):  # null is the scaling of the family, unless there are rope_parameters
         is_default = raw.get("rope_parameters") is None
         given["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
+    if not raw.get("rope_parameters"):
+        given["rope_parameters"] = family.reads["rope_parameters"]
     values = Values(file, family.reads | given)
     num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
     if num_layers > MOST_LAYERS:
@@ -166,7 +170,11 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         )
     if head_dim % 2:
         raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
-    rotary = read_rotary(values, head_dim, family.rotary)
+    heads = Heads(num_kv_heads, head_dim)
+    kinds = [SLIDING if window else FULL for window in read_windows(values, num_layers) or [None] * num_layers]
+    global_heads = read_global_heads(values, kinds, heads)
+    full_dim = (global_heads or heads).size
+    rotary = read_rotary(values, full_dim, family.rotary)
     windows, layer_rotary, query_scalings = read_layers(values, family, rotary, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
@@ -195,10 +203,11 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         max_positions=min(rotary.max_positions, values.size("attention_chunk_size", rotary.max_positions)),
         rope_theta=rotary.kind.theta,
         rope_scaling=rotary.kind.scaling,
-        rotary_dim=rotary.dim if rotary.dim < head_dim else None,
+        rotary_dim=rotary.dim if rotary.dim < full_dim else None,
         sliding_windows=windows,
         layer_rotary=layer_rotary,
         query_scalings=query_scalings,
+        global_heads=global_heads,
         model_type=None if name in UNNAMED else name,
         **fields,
     )

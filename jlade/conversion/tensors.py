@@ -35,6 +35,7 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "key_norm": "self_attn.k_norm.weight",
     "attention_post_norm": "post_attention_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
+    "layer_scale": "layer_scalar",
     "sinks": "self_attn.sinks",
     "router": "mlp.gate.weight",
     "selection_bias": "mlp.gate.e_score_correction_bias",

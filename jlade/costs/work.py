@@ -12,6 +12,7 @@ from jlade.drafts.source import RANKS
 from jlade.lookahead.division import share_size
 from jlade.mesh import AXES, COPIES, num_bytes
 from jlade.models import sharding
+from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
 
@@ -36,7 +37,8 @@ class Shard(NamedTuple):
 
     Attributes:
       arrays: shapes of the parameters there.
-      kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices.
+      kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices. See
+        `heads_by_layer` where layers differ.
       vocab_size: V', all tokens where they do not divide among the devices.
       elements: of the layers' matrices, in total.
       expert_elements, expert_bytes: those of experts among them.
@@ -59,6 +61,14 @@ class Shard(NamedTuple):
     def item(self) -> int:
         """Bytes of a number of the model's dtype."""
         return self.arrays.norm.dtype.itemsize
+
+    @property
+    def heads_by_layer(self) -> tuple[Heads, ...]:
+        """The heads for keys and values of each layer on this device."""
+        c = self.config
+        return tuple(
+            heads._replace(number=heads.number * self.kv_heads // c.num_kv_heads) for heads in c.heads_by_layer
+        )
 
     @property
     def divides_vocabulary(self) -> bool:
@@ -118,15 +128,14 @@ def shard(params: LlamaParams, model: int) -> Shard:
         return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(array.shape), array.dtype)
 
     arrays = jax.tree.map(local, params, specs)
-    head_dim, first = params.config.head_dim, arrays.layers[0]
     output = arrays.embedding if arrays.output is None else arrays.output
     matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
     experts = [layer.experts for layer in arrays.layers]
     return Shard(
         config=params.config,
         arrays=arrays,
-        heads=_matrix(first.query).shape[0] // head_dim,
-        kv_heads=_matrix(first.key).shape[0] // head_dim,
+        heads=params.config.num_heads // model,
+        kv_heads=params.config.num_kv_heads // heads,
         vocab_size=_matrix(output).shape[0],
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
         expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
@@ -149,8 +158,8 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     """
     c, sequences = shard.config, batch_size // layout.data
     tokens, outputs = share_size(setting, layout.lookahead)
-    entries = sum(c.entries_by_layer(capacity))
-    scores = 2 * shard.heads * c.head_dim * tokens * (entries + c.num_layers * tokens)
+    by_layer = zip(c.heads_by_layer, c.entries_by_layer(capacity), strict=True)
+    scores = 2 * shard.heads * tokens * sum(heads.size * (entries + tokens) for heads, entries in by_layer)
     logits = sequences * outputs * shard.vocab_size
     logits_bytes = LOGITS_PASSES * 4 * logits
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
@@ -166,8 +175,8 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
 
 def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
-    entries = sum(shard.config.entries_by_layer(capacity))
-    return 2 * entries * shard.kv_heads * shard.config.head_dim * shard.item
+    by_layer = zip(shard.heads_by_layer, shard.config.entries_by_layer(capacity), strict=True)
+    return 2 * shard.item * sum(math.prod(heads) * entries for heads, entries in by_layer)
 
 
 def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
@@ -188,8 +197,8 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
                 arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
-        accepted = setting.max_accepted * shard.kv_heads * c.head_dim * shard.item
-        arrays = [4 * sequences * whole, 2 * c.num_layers * sequences * accepted]  # predictions; keys and values
+        accepted = 2 * setting.max_accepted * shard.item * sum(map(math.prod, shard.heads_by_layer))
+        arrays = [4 * sequences * whole, sequences * accepted]  # predictions; keys and values
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if recycles else []
         found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))

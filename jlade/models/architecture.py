@@ -1,6 +1,7 @@
 """The architecture of a model: a description that the forward pass reads, and the shapes of the arrays it implies."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jlade.models import rotary
 from jlade.models.attention import Variation
 from jlade.models.base import num_entries
 
-NORMS = ("rms", "rms_plus_one", "layer")
+NORMS = ("rms", "rms_plus_one", "rms_late", "layer")
 # Of each head, with weights for each (Command R+), of all heads together (OLMo 2), after the rotation (HunYuan), of
 # rotated heads without weights (Llama 4)
 QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
@@ -19,6 +20,13 @@ QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
 # and those of "sigmoids" are of several experts (DeepSeek V3)
 ROUTINGS = ("softmax", "sparsemixer", "sigmoid", "sigmoids")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
+
+
+class Heads(NamedTuple):
+    """Heads for keys and values."""
+
+    number: int  # KH
+    size: int  # D
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +58,18 @@ class LlamaConfig:
     stop_strings: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # that end a text; they cost no time
     model_type: str | None = None  # of transformers; None for LLaMA, Mistral, Qwen2 and Qwen3: see `family`
 
-    norm: str = "rms"  # one of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma)
+    # Where layers differ, those of the layers without a window, whose queries have their size too (Gemma 4)
+    global_heads: Heads | None = None
+    values_from_keys: bool = False  # in layers without a window, the product that makes the keys is that of the values
+
+    # One of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma), and "rms_late" rounds after them (Gemma 4)
+    norm: str = "rms"
     norm_bias: bool = False  # of the norms of hidden states (StarCoder2)
     pre_norms: bool = True  # of the inputs of attention and MLP
     post_norms: bool = False  # of their outputs (OLMo 2), or of both (Gemma 2)
     qk_norm_kind: str = "head"  # with `qk_norm`, one of `QK_NORMS`
+    value_norm: bool = False  # of each head's values, without weights (Gemma 4)
+    layer_scale: bool = False  # whether a number scales the hidden states after each layer (Gemma 4)
     activation: str = "silu"  # one of `ACTIVATIONS`
     gated_mlp: bool = True  # whether the activation of one product multiplies another (all but StarCoder2 and Phi-2)
     num_experts: int = 0  # of each layer, 0 for none (Mixtral)
@@ -114,6 +129,23 @@ class LlamaConfig:
         """The sliding window of each layer, None for no window."""
         return self.sliding_windows or (None,) * self.num_layers
 
+    def heads_of(self, layer: int) -> Heads:
+        """Returns the heads for keys and values of a layer."""
+        if self.global_heads is None or self.windows_by_layer[layer] is not None:
+            return Heads(self.num_kv_heads, self.head_dim)
+        return self.global_heads
+
+    @property
+    def heads_by_layer(self) -> tuple[Heads, ...]:
+        """The heads for keys and values of each layer."""
+        return tuple(map(self.heads_of, range(self.num_layers)))
+
+    @property
+    def rotated_by_layer(self) -> tuple[tuple[rotary.Rotary, int] | None, ...]:
+        """The rotation of each layer and the elements of a head that it turns, None for no rotation."""
+        pairs = zip(self.rotary_by_layer, self.heads_by_layer, strict=True)
+        return tuple(None if kind is None else (kind, self.rotary_dim or heads.size) for kind, heads in pairs)
+
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
         """Returns the cache entries of each layer for a text of up to `capacity` tokens."""
         return tuple(num_entries(window, capacity) for window in self.windows_by_layer)
@@ -143,10 +175,12 @@ class LlamaConfig:
         return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
 
     @property
-    def attention_variations(self) -> tuple[Variation, ...]:
-        """The different variations of attention of the layers."""
-        has_cap = self.attention_cap is not None
-        return tuple({Variation(window is not None, has_cap, self.sinks): None for window in self.windows_by_layer})
+    def attention_variations(self) -> dict[Heads, tuple[Variation, ...]]:
+        """The different variations of attention of the layers with the same heads."""
+        has_cap, found = self.attention_cap is not None, dict[Heads, dict[Variation, None]]()
+        for heads, window in zip(self.heads_by_layer, self.windows_by_layer, strict=True):
+            found.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks)] = None
+        return {heads: tuple(variations) for heads, variations in found.items()}
 
 
 def is_matrix(field: str) -> bool:
@@ -164,21 +198,23 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     """Returns the shape of each array of a layer, and its division on a mesh, by the field of `LlamaLayer`."""
     c = config
     hidden, inner = (c.hidden_size,), c.mlp_size(layer)
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    heads = c.heads_of(layer)
+    queries, keys = c.num_heads * heads.size, heads.number * heads.size
     whole, outputs, inputs, kv = P(), P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
     qk_norms: dict[str, tuple[tuple[tuple[int, ...], P], ...]] = {
         "whole": (((queries,), outputs), ((keys,), kv)),
-        "each": (((c.num_heads, c.head_dim), outputs), ((c.num_kv_heads, c.head_dim), kv)),
+        "each": (((c.num_heads, heads.size), outputs), ((heads.number, heads.size), kv)),
     }
-    query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((c.head_dim,), whole),) * 2)
+    query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((heads.size,), whole),) * 2)
     has_mlp_norm = c.pre_norms and not c.parallel
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
+    has_value = not c.values_from_keys or c.windows_by_layer[layer] is not None
     has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
     arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
         "attention_norm": (c.pre_norms, hidden, whole),
         "query": (True, (queries, c.hidden_size), outputs),
         "key": (True, (keys, c.hidden_size), kv),
-        "value": (True, (keys, c.hidden_size), kv),
+        "value": (has_value, (keys, c.hidden_size), kv),
         "attention_output": (True, (c.hidden_size, queries), inputs),
         "mlp_norm": (has_mlp_norm, hidden, whole),
         "gate": (has_mlp and c.gated_mlp, (inner, c.hidden_size), outputs),
@@ -186,7 +222,7 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "down": (has_mlp, (c.hidden_size, inner), inputs),
         "query_bias": (c.qkv_bias, (queries,), outputs),
         "key_bias": (c.qkv_bias, (keys,), kv),
-        "value_bias": (c.qkv_bias, (keys,), kv),
+        "value_bias": (c.qkv_bias and has_value, (keys,), kv),
         "attention_output_bias": (c.attention_output_bias, hidden, whole),
         "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,), outputs),
         "up_bias": (has_mlp and c.mlp_bias, (inner,), outputs),
@@ -197,6 +233,7 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden, whole),
         "attention_post_norm": (c.post_norms, hidden, whole),
         "mlp_post_norm": (c.post_norms, hidden, whole),
+        "layer_scale": (c.layer_scale, (1,), whole),
         "sinks": (c.sinks, (c.num_heads,), outputs),
         "router": (has_experts, (number, c.hidden_size), whole),
         "router_bias": (has_experts and c.router_bias, (number,), whole),

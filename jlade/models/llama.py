@@ -34,7 +34,7 @@ class LlamaLayer:
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
     query: jax.Array  # [H * D, E]
     key: jax.Array  # [KH * D, E]
-    value: jax.Array  # [KH * D, E]
+    value: jax.Array | None = None  # [KH * D, E], None where `key` makes the values
     attention_output: jax.Array  # [E, H * D]
     mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
     gate: jax.Array | None = None  # [F, E], None for models without a gate
@@ -54,6 +54,7 @@ class LlamaLayer:
     mlp_norm_bias: jax.Array | None = None  # [E]
     attention_post_norm: jax.Array | None = None  # [E]
     mlp_post_norm: jax.Array | None = None  # [E]
+    layer_scale: jax.Array | None = None  # [1]
     sinks: jax.Array | None = None  # [H]
     router: jax.Array | None = None  # [N, E] for N experts
     router_bias: jax.Array | None = None  # [N]
@@ -157,7 +158,7 @@ class Llama:
 
         def cache_dtype() -> Any:
             # One layer tells it; tracing all of them takes 20 ms.
-            config = dataclasses.replace(self.config, num_layers=1, sliding_windows=())
+            config = dataclasses.replace(self.config, num_layers=1, sliding_windows=(), global_heads=None)
             one_layer = dataclasses.replace(self, config=config)
             cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
             return cache.keys[0].dtype
@@ -184,11 +185,14 @@ class Llama:
 
     def init_cache(self, params: LlamaParams, batch_size: int, capacity: int) -> KVCache:
         c = self.config
-        key = params.layers[0].key
-        keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
+
+        def shape(layer: int, num_entries: int) -> tuple[int, ...]:
+            key, size = params.layers[layer].key, c.heads_of(layer).size
+            keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
+            return batch_size, keys // size, num_entries, size
 
         def zeros() -> tuple[jax.Array, ...]:
-            shapes = ((batch_size, keys // c.head_dim, size, c.head_dim) for size in c.entries_by_layer(capacity))
+            shapes = (shape(*layer) for layer in enumerate(c.entries_by_layer(capacity)))
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
         return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32))
@@ -206,8 +210,7 @@ class Llama:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
         # Gemma's multiplier is rounded to the dtype of the model.
         hidden = scale(self._embed(params, tokens), float(np.asarray(c.embedding_scale, params.norm.dtype)))
-        rotated = c.rotary_dim or c.head_dim
-        rotations = for_each_kind(c.rotary_by_layer, lambda kind: kind.rotation(positions, rotated))
+        rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
         block_kv = []
@@ -263,7 +266,8 @@ def _layer(
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
-    queries, keys, values = _project(layer, normed, rotation, query_scales, c, axes)
+    head_dim = prefix[0].shape[-1]
+    queries, keys, values = _project(layer, normed, rotation, query_scales, head_dim, c, axes)
     operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap).reshape(*hidden.shape[:2], -1)
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
@@ -271,7 +275,10 @@ def _layer(
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     added = norm(_feed_forward(layer, normed, c, axes, experts), layer.mlp_post_norm)
-    return hidden + scale(added, c.residual_scale), (keys, values)
+    hidden += scale(added, c.residual_scale)
+    if layer.layer_scale is not None:
+        hidden *= jnp.broadcast_to(layer.layer_scale, hidden.shape)
+    return hidden, (keys, values)
 
 
 def _project(
@@ -279,6 +286,7 @@ def _project(
     normed: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
     query_scales: jax.Array | None,
+    head_dim: int,
     config: LlamaConfig,
     axes: tuple[str, ...],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -290,20 +298,22 @@ def _project(
         return (layer.query_norm, layer.key_norm) if c.qk_norm_kind in kinds else (None, None)
 
     def project(weight: Any, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
-        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), c.head_dim)
+        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), head_dim)
 
     of_queries, of_keys = norms("whole")
     queries = project(layer.query, layer.query_bias, of_queries)
     keys = project(layer.key, layer.key_bias, of_keys)
-    values = project(layer.value, layer.value_bias)
+    values = keys if layer.value is None else project(layer.value, layer.value_bias)
     of_queries, of_keys = norms("head", "each")
     queries, keys = norm(queries, of_queries), norm(keys, of_keys)
     if rotation is not None:
         queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
     of_queries, of_keys = norms("rotated")
     if c.qk_norm and c.qk_norm_kind == "weightless" and rotation is not None:
-        of_queries = of_keys = jnp.ones(c.head_dim, normed.dtype)
+        of_queries = of_keys = jnp.ones(head_dim, normed.dtype)
     queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+    if c.value_norm:
+        values = norm(values, jnp.ones(head_dim, normed.dtype))
     if query_scales is not None:
         queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
     return queries, keys, values
@@ -366,6 +376,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return zeros
         if field.endswith("norm") and not field.startswith(("query", "key")):
             return neutral
+        if field == "layer_scale":
+            return jnp.ones(shape, dtype)
         if is_matrix(field) and len(shape) == 3:
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
         return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0].astype(dtype_of(field, dtype))

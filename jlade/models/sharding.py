@@ -28,7 +28,7 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
     if not can_divide(config, shards):
         accepted = [n for n in range(1, config.num_heads + 1) if can_divide(config, n)]
         raise ValueError(
-            f"mesh has model={shards}, but the model has {config.num_heads} heads, {config.num_kv_heads} KV heads and "
+            f"mesh has model={shards}, but the model has {config.num_heads} heads, {_kv_heads(config)} KV heads and "
             f"{_mlps(config)}, which divide among {', '.join(map(str, accepted))} devices: choose one of these, and "
             "use the other devices for data or lookahead"
         )
@@ -36,10 +36,19 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
 
 
 def can_divide(config: LlamaConfig, shards: int) -> bool:
-    """Whether heads, MLP columns and experts divide among the shards, and each has heads of whole groups or of one."""
-    groups = config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
+    """Whether heads, MLP columns and experts divide among the shards, and each has heads of whole groups or of one.
+
+    Where layers have different KV heads, those of each must divide: no mesh has different copies of them.
+    """
+    numbers = {heads.number for heads in config.heads_by_layer}
+    groups = all(number % shards == 0 or (len(numbers) == 1 and shards % number == 0) for number in numbers)
     divided = config.num_heads, config.intermediate_size, config.dense_size, config.num_experts
     return groups and not any(number % shards for number in divided)
+
+
+def _kv_heads(config: LlamaConfig) -> str:
+    """Returns the numbers of KV heads for a message."""
+    return " or ".join(map(str, dict.fromkeys(heads.number for heads in config.heads_by_layer)))
 
 
 def _mlps(config: LlamaConfig) -> str:

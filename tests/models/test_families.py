@@ -55,6 +55,9 @@ SIZES = {
 }
 
 
+SCALES = "layer_scalar", "router.scale", "per_expert_scale"
+
+
 def checkpoint(family, changes, directory):
     """Saves a random model of transformers; returns it and the parameters that jlade loads."""
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
@@ -72,7 +75,7 @@ def checkpoint(family, changes, directory):
     model.generation_config.eos_token_id = None
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or name.endswith("bias"):  # transformers initialises them to ones and zeros
+            if "norm" in name or name.endswith(("bias", *SCALES)):  # transformers initialises them to ones and zeros
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     return model, load_hf(directory, "float32")

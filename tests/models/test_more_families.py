@@ -20,6 +20,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
 NEW_TOKENS = 40
 PROMPT_LENGTHS = (17, 9)  # the texts are longer than every window
 SLIDING = ["sliding_attention", "full_attention"]
+GEMMA_4 = {
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "sliding_window": 7,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA_4 |= {
+    "num_hidden_layers": 4,
+    "layer_types": [*SLIDING, *SLIDING],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+}
 CASES = {
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
@@ -36,6 +51,10 @@ CASES = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             }
         },
+    ),
+    "gemma4_text": (
+        "Gemma4Text",
+        GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "final_logit_softcapping": 5.0},
     ),
     "phi": ("Phi", {}),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
