@@ -13,7 +13,7 @@ from jlade.conversion import families, generation_settings
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
-from jlade.conversion.hf_heads import read_global_heads, write_heads
+from jlade.conversion.hf_heads import read_global_heads, read_shared_layers, write_heads
 from jlade.conversion.hf_keys import check_keys
 from jlade.conversion.hf_layers import read_layers, read_windows, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
@@ -23,7 +23,8 @@ from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
 
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
-COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
+MAY_BE_ZERO = ("per_layer_size", "per_layer_vocab_size")  # fields that are read as integers
+COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token", *MAY_BE_ZERO)
 MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
 WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
 DTYPES = ("float32", "bfloat16", "float16")
@@ -208,6 +209,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         layer_rotary=layer_rotary,
         query_scalings=query_scalings,
         global_heads=global_heads,
+        shared_kv_layers=read_shared_layers(values, kinds),
         model_type=None if name in UNNAMED else name,
         **fields,
     )
@@ -215,6 +217,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
 
 def _read(values: Values, key: str, field: str, family: Family) -> Any:
     """Returns the value of a field of `LlamaConfig` that is read from `key`."""
+    if field in MAY_BE_ZERO and values.get(key, 0) == 0:
+        return 0
     if field in COUNTS:
         return values.size(key)
     if isinstance(family.reads[key], bool):

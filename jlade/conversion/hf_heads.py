@@ -1,4 +1,4 @@
-"""Heads of the layers without a window in Hugging Face configurations, where layers differ (Gemma 4)."""
+"""Keys and values of layers in Hugging Face configurations, where layers differ or share them (Gemma 4)."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from jlade.models.architecture import Heads, LlamaConfig
 
 SIZE, NUMBER, TIED = "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"
 BY_LAYER = "per_layer_config"  # the newer form: an object with the numbers of each layer that differs
+SHARED = "num_kv_shared_layers"
 _KEYS = ("num_key_value_heads", "head_dim")
 
 
@@ -60,12 +61,23 @@ def _read_by_layer(values: Values, kinds: list[str], heads: Heads) -> Heads:
     return next(iter(by_kind[FULL]), heads)
 
 
+def read_shared_layers(values: Values, kinds: list[str]) -> int:
+    """Returns the field `shared_kv_layers` of `LlamaConfig`; see `read_global_heads` for arguments and errors."""
+    number = values.size(SHARED) if values.get(SHARED, 0) != 0 else 0
+    if number >= len(kinds) or not set(kinds[len(kinds) - number :]) <= set(kinds[: len(kinds) - number]):
+        raise ValueError(
+            f"{values.file}: {SHARED} must leave layers of each kind in layer_types before the last {number} of "
+            f"{len(kinds)}, got {number}"
+        )
+    return number
+
+
 def write_heads(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_global_heads` reads."""
     if SIZE not in family.reads:
         return {}
     heads = config.global_heads or Heads(config.num_kv_heads, config.head_dim)
-    written: dict[str, Any] = {SIZE: heads.size, NUMBER: heads.number}
+    written: dict[str, Any] = {SIZE: heads.size, NUMBER: heads.number, SHARED: config.shared_kv_layers}
     if heads.number != config.num_kv_heads and not config.values_from_keys:  # transformers reads no other form
         own = dict(zip(_KEYS, heads, strict=True))
         written[BY_LAYER] = {str(i): own for i, window in enumerate(config.windows_by_layer) if window is None}

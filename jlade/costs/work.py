@@ -129,7 +129,8 @@ def shard(params: LlamaParams, model: int) -> Shard:
 
     arrays = jax.tree.map(local, params, specs)
     output = arrays.embedding if arrays.output is None else arrays.output
-    matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
+    read = arrays.layers if arrays.per_layer is None else (arrays.layers, arrays.per_layer.projection)
+    matrices = [_matrix(x) for x in jax.tree.leaves(read, is_leaf=is_int8)]
     experts = [layer.experts for layer in arrays.layers]
     return Shard(
         config=params.config,
@@ -140,7 +141,7 @@ def shard(params: LlamaParams, model: int) -> Shard:
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
         expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
         expert_bytes=num_bytes(experts),
-        layer_bytes=num_bytes(arrays.layers),
+        layer_bytes=num_bytes(read),
         output_bytes=num_bytes(output),
         num_bytes=num_bytes(arrays),
     )
@@ -166,7 +167,7 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     elements = shard.elements - round(unused * shard.expert_elements)
     return Work(
         products=Operation(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
-        attention=Operation(2 * sequences * scores, sequences * cache_bytes(shard, capacity)),
+        attention=Operation(2 * sequences * scores, sequences * _entry_bytes(shard, capacity, c.num_layers)),
         output=Operation(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
         logits_bytes=logits_bytes,
         collectives=_collectives(shard, layout, setting, sequences),
@@ -175,7 +176,12 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
 
 def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
-    by_layer = zip(shard.heads_by_layer, shard.config.entries_by_layer(capacity), strict=True)
+    return _entry_bytes(shard, capacity, shard.config.num_kv_layers)
+
+
+def _entry_bytes(shard: Shard, capacity: int, num_layers: int) -> int:
+    """Returns the bytes that the first layers read of the cache of a sequence."""
+    by_layer = list(zip(shard.heads_by_layer, shard.config.entries_by_layer(capacity), strict=True))[:num_layers]
     return 2 * shard.item * sum(math.prod(heads) * entries for heads, entries in by_layer)
 
 
@@ -191,13 +197,16 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
             c.has_experts(i) and c.mlp_size(i) > 0 for i in range(c.num_layers)
         )  # layers with three sums, not two
         arrays = (2 * c.num_layers + both) * [hidden]
+        of_layers = shard.arrays.per_layer
+        if of_layers is not None and of_layers.embedding.shape[0] < c.per_layer_vocab_size:
+            arrays += [sequences * tokens * c.num_layers * c.per_layer_size * shard.item]
         if shard.divides_vocabulary:  # the embedding, the highest logits and their indices
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
             if recycles:  # the highest logits of each slice and their tokens
                 arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
-        accepted = 2 * setting.max_accepted * shard.item * sum(map(math.prod, shard.heads_by_layer))
+        accepted = 2 * setting.max_accepted * shard.item * sum(map(math.prod, shard.heads_by_layer[: c.num_kv_layers]))
         arrays = [4 * sequences * whole, sequences * accepted]  # predictions; keys and values
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if recycles else []

@@ -61,6 +61,11 @@ class LlamaConfig:
     # Where layers differ, those of the layers without a window, whose queries have their size too (Gemma 4)
     global_heads: Heads | None = None
     values_from_keys: bool = False  # in layers without a window, the product that makes the keys is that of the values
+    # The last layers, which read keys and values of the last one before them that also has a window, or none (Gemma 4)
+    shared_kv_layers: int = 0
+    wide_mlp: bool = False  # whether MLPs of these layers have twice the inner size
+    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.per_layer` (Gemma 4)
+    per_layer_vocab_size: int = 0
 
     # One of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma), and "rms_late" rounds after them (Gemma 4)
     norm: str = "rms"
@@ -84,6 +89,8 @@ class LlamaConfig:
     expert_scale: float = 1.0  # of the weights of a token's experts (DeepSeek V3)
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
+    # Whether MLP and experts both read the hidden states, with norms of their own, and so does the router (Gemma 4)
+    separate_experts: bool = False
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
     output_bias: bool = False  # of the logits (Phi-2, Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
@@ -147,7 +154,7 @@ class LlamaConfig:
         return tuple(None if kind is None else (kind, self.rotary_dim or heads.size) for kind, heads in pairs)
 
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
-        """Returns the cache entries of each layer for a text of up to `capacity` tokens."""
+        """Returns the cache entries that each layer reads for a text of up to `capacity` tokens."""
         return tuple(num_entries(window, capacity) for window in self.windows_by_layer)
 
     @property
@@ -155,19 +162,33 @@ class LlamaConfig:
         """The scaling of each layer's queries by position, None for none."""
         return self.query_scalings or (None,) * self.num_layers
 
+    @property
+    def num_kv_layers(self) -> int:
+        """The number of layers with keys and values of their own, which are the first."""
+        return self.num_layers - self.shared_kv_layers
+
+    @property
+    def kv_sources(self) -> tuple[int, ...]:
+        """For each layer the one whose keys and values it reads, which may be itself."""
+        own, windows = self.num_kv_layers, self.windows_by_layer
+        last = {window is None: i for i, window in enumerate(windows[:own])}
+        return (*range(own), *(last[window is None] for window in windows[own:]))
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts."""
         return self.num_experts > 0 and layer not in self.dense_layers
 
     def mlp_size(self, layer: int) -> int:
         """Returns the inner size of the MLP that all tokens pass in a layer, 0 for none."""
-        return self.dense_size if layer in self.dense_layers else self.intermediate_size
+        is_wide = self.wide_mlp and layer >= self.num_kv_layers
+        return self.dense_size if layer in self.dense_layers else self.intermediate_size * (2 if is_wide else 1)
 
     @property
     def mlp_widths(self) -> str:
         """The inner sizes of the MLPs, for people."""
         experts = f"{self.num_experts} experts of {self.expert_size:,}" if self.num_experts else ""
-        sizes = [f"{size:,}" for size in (self.dense_size, self.intermediate_size) if size]
+        wide = 2 * self.intermediate_size if self.wide_mlp else 0
+        sizes = [f"{size:,}" for size in (self.dense_size, self.intermediate_size, wide) if size]
         return " and ".join(filter(None, [*sizes, experts]))
 
     def share_of_experts(self, tokens: float) -> float:
@@ -186,7 +207,8 @@ class LlamaConfig:
 def is_matrix(field: str) -> bool:
     """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in int8: not routers."""
     of_attention = ("query", "key", "value", "attention_output")
-    return field in (*of_attention, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    of_mlp = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    return field in (*of_attention, *of_mlp, "input_gate", "input_projection")
 
 
 def dtype_of(field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
@@ -208,12 +230,14 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((heads.size,), whole),) * 2)
     has_mlp_norm = c.pre_norms and not c.parallel
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
-    has_value = not c.values_from_keys or c.windows_by_layer[layer] is not None
+    has_key = layer < c.num_kv_layers
+    has_value = has_key and (not c.values_from_keys or c.windows_by_layer[layer] is not None)
     has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
+    has_own_norms, own_inputs = has_experts and c.separate_experts, c.per_layer_size
     arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
         "attention_norm": (c.pre_norms, hidden, whole),
         "query": (True, (queries, c.hidden_size), outputs),
-        "key": (True, (keys, c.hidden_size), kv),
+        "key": (has_key, (keys, c.hidden_size), kv),
         "value": (has_value, (keys, c.hidden_size), kv),
         "attention_output": (True, (c.hidden_size, queries), inputs),
         "mlp_norm": (has_mlp_norm, hidden, whole),
@@ -221,14 +245,14 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "up": (has_mlp, (inner, c.hidden_size), outputs),
         "down": (has_mlp, (c.hidden_size, inner), inputs),
         "query_bias": (c.qkv_bias, (queries,), outputs),
-        "key_bias": (c.qkv_bias, (keys,), kv),
+        "key_bias": (c.qkv_bias and has_key, (keys,), kv),
         "value_bias": (c.qkv_bias and has_value, (keys,), kv),
         "attention_output_bias": (c.attention_output_bias, hidden, whole),
         "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,), outputs),
         "up_bias": (has_mlp and c.mlp_bias, (inner,), outputs),
         "down_bias": (has_mlp and c.mlp_bias, hidden, whole),
         "query_norm": (has_qk_norm, *query_norm),
-        "key_norm": (has_qk_norm, *key_norm),
+        "key_norm": (has_qk_norm and has_key, *key_norm),
         "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden, whole),
         "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden, whole),
         "attention_post_norm": (c.post_norms, hidden, whole),
@@ -242,6 +266,14 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "expert_gate": (has_experts, (number, c.hidden_size, own), outputs),
         "expert_up": (has_experts, (number, c.hidden_size, own), outputs),
         "expert_down": (has_experts, (number, own, c.hidden_size), outputs),
+        "shared_post_norm": (has_own_norms, hidden, whole),
+        "experts_norm": (has_own_norms, hidden, whole),
+        "experts_post_norm": (has_own_norms, hidden, whole),
+        "router_scale": (has_own_norms, hidden, whole),
+        "experts_scales": (has_own_norms, (number,), whole),
+        "input_gate": (own_inputs > 0, (own_inputs, c.hidden_size), whole),
+        "input_projection": (own_inputs > 0, (c.hidden_size, own_inputs), whole),
+        "input_norm": (own_inputs > 0, hidden, whole),
         "expert_gate_bias": (has_experts and c.mlp_bias, (number, own), outputs),
         "expert_up_bias": (has_experts and c.mlp_bias, (number, own), outputs),
         "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size), outputs),

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self, cast
 
 import flax.struct
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import attention, base, experts, implementations, padding, rotary
+from jlade.models import attention, base, experts, implementations, padding, per_layer, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
@@ -21,6 +22,7 @@ from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
 from jlade.models.implementations import Implementations
 from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
+from jlade.models.per_layer import PerLayer
 from jlade.models.quantization import is_int8, quantize_matrix
 
 
@@ -33,7 +35,7 @@ class LlamaLayer:
 
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
     query: jax.Array  # [H * D, E]
-    key: jax.Array  # [KH * D, E]
+    key: jax.Array | None = None  # [KH * D, E], None where an earlier layer's keys and values are read
     value: jax.Array | None = None  # [KH * D, E], None where `key` makes the values
     attention_output: jax.Array  # [E, H * D]
     mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
@@ -63,6 +65,14 @@ class LlamaLayer:
     expert_gate: jax.Array | None = None  # [N, E, F']: experts are [in, out], as grouped products read them
     expert_up: jax.Array | None = None  # [N, E, F']
     expert_down: jax.Array | None = None  # [N, F', E]
+    shared_post_norm: jax.Array | None = None  # [E], of the MLP beside experts
+    experts_norm: jax.Array | None = None  # [E], of the experts' input
+    experts_post_norm: jax.Array | None = None  # [E], of their output
+    router_scale: jax.Array | None = None  # [E], of the router's input
+    experts_scales: jax.Array | None = None  # [N], of their weights
+    input_gate: jax.Array | None = None  # [P, E], for models with embeddings of P numbers for each layer
+    input_projection: jax.Array | None = None  # [E, P]
+    input_norm: jax.Array | None = None  # [E]
     expert_gate_bias: jax.Array | None = None  # [N, F']
     expert_up_bias: jax.Array | None = None  # [N, F']
     expert_down_bias: jax.Array | None = None  # [N, E]
@@ -91,6 +101,7 @@ class LlamaParams:
     config: LlamaConfig = flax.struct.field(pytree_node=False)
     norm_bias: jax.Array | None = None  # [E], None for models without
     output_bias: jax.Array | None = None  # [V]
+    per_layer: PerLayer | None = None
     tokenizer: ClassVar[Any] = None
 
     @property
@@ -158,7 +169,13 @@ class Llama:
 
         def cache_dtype() -> Any:
             # One layer tells it; tracing all of them takes 20 ms.
-            config = dataclasses.replace(self.config, num_layers=1, sliding_windows=(), global_heads=None)
+            single: dict[str, Any] = {
+                "num_layers": 1,
+                "sliding_windows": (),
+                "global_heads": None,
+                "shared_kv_layers": 0,
+            }
+            config = dataclasses.replace(self.config, **single)
             one_layer = dataclasses.replace(self, config=config)
             cache = jax.eval_shape(lambda params: one_layer.init_cache(params, 1, 1), params)
             return cache.keys[0].dtype
@@ -187,12 +204,12 @@ class Llama:
         c = self.config
 
         def shape(layer: int, num_entries: int) -> tuple[int, ...]:
-            key, size = params.layers[layer].key, c.heads_of(layer).size
+            key, size = cast(Any, params.layers[layer].key), c.heads_of(layer).size
             keys = (key.weight if is_int8(key) else key).shape[0]  # of the KV heads on this device
             return batch_size, keys // size, num_entries, size
 
         def zeros() -> tuple[jax.Array, ...]:
-            shapes = (shape(*layer) for layer in enumerate(c.entries_by_layer(capacity)))
+            shapes = (shape(*layer) for layer in enumerate(c.entries_by_layer(capacity)[: c.num_kv_layers]))
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
         return KVCache(keys=zeros(), values=zeros(), length=jnp.zeros(batch_size, jnp.int32))
@@ -209,27 +226,36 @@ class Llama:
         if self.pads:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
         # Gemma's multiplier is rounded to the dtype of the model.
-        hidden = scale(self._embed(params, tokens), float(np.asarray(c.embedding_scale, params.norm.dtype)))
+        embed = functools.partial(self._embed, tokens=tokens, dtype=params.norm.dtype)
+        hidden = scale(embed(params.embedding, c.vocab_size), float(np.asarray(c.embedding_scale, params.norm.dtype)))
         rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
-        block_kv = []
-        for layer, cached, window, rotation, scales in zip(
-            params.layers, cache.layers, c.windows_by_layer, rotations, query_scales, strict=True
+        own_inputs: Sequence[jax.Array | None] = [None] * c.num_layers
+        if params.per_layer is not None:
+            rows = embed(params.per_layer.embedding, c.per_layer_vocab_size)
+            own_inputs = list(jnp.moveaxis(per_layer.inputs(params.per_layer, rows, hidden, c), 2, 0))
+        cached, block_kv, padded_kv = cache.layers, [], list[tuple[jax.Array, ...]]()
+        for layer, source, window, rotation, scales, own in zip(
+            params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True
         ):
-            prefix = *cached, cache.length
-            hidden, kept = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
-            block_kv.append(tuple(array[:, :block_size] for array in kept))
+            prefix, earlier = (*cached[source], cache.length), padded_kv[source] if layer.key is None else None
+            hidden, kept = run(
+                layer, hidden, rotation, scales, prefix, block_mask, positions, earlier, own, window=window
+            )
+            if earlier is None:
+                padded_kv.append(kept)
+                block_kv.append(tuple(array[:, :block_size] for array in kept))
         return hidden[:, :block_size], block_kv
 
-    def _embed(self, params: LlamaParams, tokens: jax.Array) -> jax.Array:
-        """Returns the embeddings [B, T, E] of tokens [B, T]."""
-        rows = jax.tree.leaves(params.embedding)[0].shape[0]
-        if rows == self.vocab_size:
-            return params.embedding[tokens].astype(params.norm.dtype)
+    def _embed(self, table: Any, vocab_size: int, *, tokens: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """Returns the rows [B, T, E] of a table [V, E], or of this device's part of it, for tokens [B, T]."""
+        rows = jax.tree.leaves(table)[0].shape[0]
+        if rows == vocab_size:
+            return cast(jax.Array, table[tokens].astype(dtype))
         local = tokens - rows * jax.lax.axis_index(self.axes)
         is_here = (local >= 0) & (local < rows)
-        embedded = params.embedding[jnp.clip(local, 0, rows - 1)].astype(params.norm.dtype)
+        embedded = table[jnp.clip(local, 0, rows - 1)].astype(dtype)
         return jax.lax.psum(jnp.where(is_here[..., None], embedded, 0), self.axes)
 
     def logits(self, params: LlamaParams, hidden: jax.Array) -> jax.Array:
@@ -240,7 +266,8 @@ class Llama:
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-        return base.commit(cache, block_kv, indices, num_accepted, self.config.sliding_windows)
+        windows = self.config.sliding_windows[: self.config.num_kv_layers]
+        return base.commit(cache, block_kv, indices, num_accepted, windows)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "window"))
@@ -252,6 +279,8 @@ def _layer(
     prefix: tuple[jax.Array, jax.Array, jax.Array],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
+    earlier: tuple[jax.Array, ...] | None,
+    own: jax.Array | None,
     *,
     config: LlamaConfig,
     attention: str,
@@ -259,23 +288,27 @@ def _layer(
     axes: tuple[str, ...],
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D].
+    """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
-    Under `jax.jit`, layers of one shape are traced and lowered once.
+    Those are `earlier`, of an earlier layer, for a layer without its own. `own` [B, T, P] are its own inputs. Under
+    `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
     head_dim = prefix[0].shape[-1]
-    queries, keys, values = _project(layer, normed, rotation, query_scales, head_dim, c, axes)
+    queries, *projected = _project(layer, normed, rotation, query_scales, head_dim, c, axes)
+    keys, values = earlier or projected
     operands = Operands(queries, keys, values, *prefix, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.attention_scale, c.attention_cap).reshape(*hidden.shape[:2], -1)
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    added = norm(_feed_forward(layer, normed, c, axes, experts), layer.mlp_post_norm)
+    added = norm(_feed_forward(layer, hidden, normed, c, axes, experts), layer.mlp_post_norm)
     hidden += scale(added, c.residual_scale)
+    if own is not None:
+        hidden = per_layer.add(hidden, own, layer, c)
     if layer.layer_scale is not None:
         hidden *= jnp.broadcast_to(layer.layer_scale, hidden.shape)
     return hidden, (keys, values)
@@ -289,8 +322,11 @@ def _project(
     head_dim: int,
     config: LlamaConfig,
     axes: tuple[str, ...],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales."""
+) -> list[jax.Array]:
+    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales.
+
+    A layer that reads the keys and values of another has queries alone.
+    """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
 
@@ -301,32 +337,41 @@ def _project(
         return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), head_dim)
 
     of_queries, of_keys = norms("whole")
-    queries = project(layer.query, layer.query_bias, of_queries)
-    keys = project(layer.key, layer.key_bias, of_keys)
-    values = keys if layer.value is None else project(layer.value, layer.value_bias)
-    of_queries, of_keys = norms("head", "each")
-    queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+    turned = [project(layer.query, layer.query_bias, of_queries)]  # queries, and keys where the layer has its own
+    values = []
+    if layer.key is not None:
+        turned.append(project(layer.key, layer.key_bias, of_keys))
+        values = [turned[1] if layer.value is None else project(layer.value, layer.value_bias)]
+    turned = list(map(norm, turned, norms("head", "each")))
     if rotation is not None:
-        queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
-    of_queries, of_keys = norms("rotated")
+        turned = [rotary.rotate(x, rotation, c.interleaved_rotary) for x in turned]
+    weights = norms("rotated")
     if c.qk_norm and c.qk_norm_kind == "weightless" and rotation is not None:
-        of_queries = of_keys = jnp.ones(head_dim, normed.dtype)
-    queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+        weights = (jnp.ones(head_dim, normed.dtype),) * 2
+    queries, *keys = map(norm, turned, weights)
     if c.value_norm:
-        values = norm(values, jnp.ones(head_dim, normed.dtype))
+        values = [norm(x, jnp.ones(head_dim, normed.dtype)) for x in values]
     if query_scales is not None:
         queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
-    return queries, keys, values
+    return [queries, *keys, *values]
 
 
 def _feed_forward(
-    layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...], experts: str
+    layer: LlamaLayer,
+    hidden: jax.Array,
+    normed: jax.Array,
+    config: LlamaConfig,
+    axes: tuple[str, ...],
+    experts: str,
 ) -> jax.Array:
     """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
     if layer.experts is None:
         return _mlp(layer, normed, config, axes)
     assert layer.router is not None
     c = config
+    if c.separate_experts:
+        shared = normalize(_mlp(layer, normed, c, axes), layer.shared_post_norm, c.norm, c.norm_eps)
+        return shared + _separate_experts(layer, hidden, c, axes, experts)
     chosen, weights = route(normed, layer.router, layer.router_bias, layer.selection_bias, c)
     inputs = normed
     if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
@@ -338,6 +383,23 @@ def _feed_forward(
     if layer.shared_router is not None:
         shared *= jax.nn.sigmoid(linear(normed, layer.shared_router))
     return mixed + shared
+
+
+def _separate_experts(
+    layer: LlamaLayer, hidden: jax.Array, config: LlamaConfig, axes: tuple[str, ...], experts: str
+) -> jax.Array:
+    """Returns the experts of each token of [B, T, E], with the norms and scales of `LlamaConfig.separate_experts`."""
+    assert layer.experts is not None
+    assert layer.router is not None
+    assert layer.router_scale is not None
+    assert layer.experts_scales is not None
+    c = config
+    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
+    scaled = norm(hidden, jnp.ones_like(layer.router_scale)) * jnp.broadcast_to(layer.router_scale, hidden.shape)
+    chosen, weights = route(scale(scaled, c.hidden_size**-0.5), layer.router, None, None, c)
+    weights *= layer.experts_scales[chosen]
+    mixed = mix(norm(hidden, layer.experts_norm), chosen, weights, layer.experts, c.activation, axes, experts)
+    return norm(mixed, layer.experts_post_norm)
 
 
 def _mlp(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
@@ -376,7 +438,7 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return zeros
         if field.endswith("norm") and not field.startswith(("query", "key")):
             return neutral
-        if field == "layer_scale":
+        if "scale" in field:
             return jnp.ones(shape, dtype)
         if is_matrix(field) and len(shape) == 3:
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
@@ -389,14 +451,19 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)
     output_bias = matrix(c.vocab_size, 1)[:, 0] if c.output_bias else None
-    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None, output_bias)
+    norm_bias, of_layers = zeros if c.norm_bias else None, None
+    if c.per_layer_size:
+        total = c.num_layers * c.per_layer_size
+        tables = matrix(c.per_layer_vocab_size, total), matrix(total, c.hidden_size)
+        of_layers = PerLayer(*tables, jnp.ones(c.per_layer_size, dtype))
+    return LlamaParams(embedding, layers, neutral, output, config, norm_bias, output_bias, of_layers)
 
 
 def quantize(params: LlamaParams) -> LlamaParams:
     """Returns the parameters with their matrices in int8; int8 matrices stay as they are.
 
-    Norms, biases and an untied embedding keep their dtype. A floating-point matrix is freed when nothing else refers
-    to it: `jlade.load(..., int8=True)` never holds all of them.
+    Norms, biases, embeddings for each layer and an untied embedding keep their dtype. A floating-point matrix is freed
+    when nothing else refers to it: `jlade.load(..., int8=True)` never holds all of them.
     """
 
     def in_int8(matrix: Any) -> Any:

@@ -73,6 +73,10 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         arrays = layer_arrays(params.config, number).items()
         return LlamaLayer(**{field: _spec(getattr(layer, field), spec) for field, (_, spec) in arrays})
 
+    of_layers: Any = params.per_layer
+    if of_layers is not None:
+        is_divided = params.config.per_layer_vocab_size % mesh_lib.size(mesh, *MODEL) == 0
+        of_layers = of_layers.replace(embedding=P(MODEL) if is_divided else P(), projection=P(), norm=P())
     tree: Any = LlamaParams
     specs: LlamaParams = tree(
         embedding=_spec(params.embedding, vocabulary),
@@ -82,6 +86,7 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         config=params.config,
         norm_bias=_spec(params.norm_bias, P()),
         output_bias=_spec(params.output_bias, vocabulary),
+        per_layer=of_layers,
     )
     return specs
 

@@ -56,6 +56,18 @@ CASES = {
         "Gemma4Text",
         GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "final_logit_softcapping": 5.0},
     ),
+    "gemma4_text, experts": (
+        "Gemma4Text",
+        GEMMA_4
+        | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 2},
+    ),
+    "gemma4_text, embeddings of layers": (
+        "Gemma4Text",
+        GEMMA_4
+        | {"hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 52}
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
     "phi": ("Phi", {}),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
     "phi3, longrope": (
