@@ -42,6 +42,7 @@ CASES = {
             "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, attention_factor=1.3, truncate=False
         ),
     ),
+    "llama, proportional": ("Llama", {"head_dim": 12} | rope("proportional", factor=2.0, partial_rotary_factor=0.5)),
 }
 
 

@@ -199,12 +199,26 @@ CASES = {
 }
 
 
-DECODED = ("gemma2", slow("gpt_oss"))
-QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
+GEMMA_4_FORMS = ("gemma4_text", "gemma4_text, experts", "gemma4_text, embeddings of layers")
+DECODED = ("gemma2", *map(slow, (*GEMMA_4_FORMS, "gpt_oss")))
+QUANTIZED = (
+    "gemma",
+    "gemma4_text",
+    "phi3",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "phimoe",
+    "llama4_text",
+    "qwen2_moe",
+    "gpt_oss",
+)
 
 
 # Norms, caps, windows, rotary by layer, parallel residuals, experts and sinks come once.
-@pytest.fixture(params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss"))
+@pytest.fixture(
+    params=slow_but(CASES, "gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "phimoe", "gpt_oss")
+)
 def case(request):
     return request.param
 
