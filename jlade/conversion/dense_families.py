@@ -221,9 +221,10 @@ DENSE: dict[str, Family] = {
         _GEMMA_4 | {"max_position_embeddings": 262144, "sliding_window": 1024},
         keys=_GEMMA_4_KEYS,
         fixed=_IS_GEMMA_4,
-        only=_ONLY_GEMMA_4,
+        only=_ONLY_GEMMA_4 | {"hidden_size_per_layer_input": (0,), "enable_moe_block": (False,)},
         rotary="type",
         tensors=_NORM_BEFORE_MLP,
+        without_effect=("vocab_size_per_layer_input", "top_k_experts", "moe_intermediate_size"),
         of_parts={"gemma4_unified": "Gemma4UnifiedForConditionalGeneration"},
     ),
     "phi": Family(

@@ -191,6 +191,11 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         raise ValueError(
             f"{file}: {num_layers} layers of {fields['num_experts']} experts are more than {MOST_EXPERTS} experts"
         )
+    if fields.get("per_layer_size") and fields["per_layer_vocab_size"] < values.size("vocab_size"):
+        raise ValueError(
+            f"{file}: vocab_size_per_layer_input must be at least vocab_size, {values.size('vocab_size')}, got "
+            f"{fields['per_layer_vocab_size']}"
+        )
     if fields.get("attention_scale") == head_dim**-0.5:
         fields["attention_scale"] = None
     return LlamaConfig(

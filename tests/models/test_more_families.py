@@ -68,6 +68,11 @@ CASES = {
         | {"hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 52}
         | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
     ),
+    "gemma4_unified_text": (
+        "Gemma4UnifiedText",
+        {key: value for key, value in GEMMA_4.items() if key != "hidden_size_per_layer_input"}
+        | {"num_kv_shared_layers": 2, "attention_k_eq_v": True},
+    ),
     "phi": ("Phi", {}),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
     "phi3, longrope": (
