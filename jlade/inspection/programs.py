@@ -105,7 +105,7 @@ class Programs(NamedTuple):
           tokens: of a round, of each sequence.
         """
         params, _, memory, _ = self.arguments(lookahead)
-        matrices = [params.embedding, params.output]
+        matrices: list[Any] = [params.embedding, params.output, params.per_layer]
         for layer in params.layers:
             matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
         experts = [x for layer in params.layers for x in jax.tree.leaves(layer.experts) if x.ndim == 3]

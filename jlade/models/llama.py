@@ -397,7 +397,7 @@ def _separate_experts(
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     scaled = norm(hidden, jnp.ones_like(layer.router_scale)) * jnp.broadcast_to(layer.router_scale, hidden.shape)
     chosen, weights = route(scale(scaled, c.hidden_size**-0.5), layer.router, None, None, c)
-    weights *= layer.experts_scales[chosen]
+    weights *= layer.experts_scales[chosen].astype(weights.dtype)
     mixed = mix(norm(hidden, layer.experts_norm), chosen, weights, layer.experts, c.activation, axes, experts)
     return norm(mixed, layer.experts_post_norm)
 

@@ -35,7 +35,8 @@ CONFIG = LlamaConfig(
 SETTING = LookaheadConfig.paper(6, 4, 6)
 TREE = LookaheadConfig(tree_size=40, window_size=4, ngram_size=3, guess_set_size=2)
 GEMMA_4 = {
-    "sliding_windows": (2 * plain.CHUNK_ON_CPU, None) * 2,
+    "model_type": "gemma4_text",
+    "sliding_windows": (3 * plain.CHUNK_ON_CPU, None) * 2,  # as many chunks in each layer, whose heads differ
     "global_heads": Heads(2, 32),
     "values_from_keys": True,
     "shared_kv_layers": 2,

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from jlade.models import implementations
 from jlade.models.architecture import Heads
 from jlade.models.attention import Variation
 from jlade.models.implementations import Implementations
-from jlade.models.llama import LlamaConfig, quantize
+from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import ProportionalScaling, Rotary, inverse_frequencies
 from jlade.testing import check_decoder
 from tests.tiny import PAPER, tiny_llama
@@ -61,6 +63,15 @@ def test_the_cache_has_the_heads_of_the_layers_with_keys_of_their_own(params):
     assert [layer.shape for layer in cache.keys] == [(3, 4, 16, 6), (3, 2, 40, 8)]
     assert params.layers[1].value is None
     assert params.layers[2].key is None
+
+
+def test_the_dtype_of_the_model_is_that_of_its_results():
+    """Types are not promoted in tests, so that no part may compute in another one."""
+    params = init_params(jax.random.key(0), tiny_llama(**PARTS).config, jnp.bfloat16)
+    ints, cache = jnp.zeros((1, 2), jnp.int32), params.decoder.init_cache(params, 1, 8)
+    hidden, block_kv = jax.eval_shape(params.decoder.forward, params, ints, ints, cache, np.eye(2, dtype=bool))
+    assert {array.dtype for array in (hidden, *jax.tree.leaves(block_kv))} == {jnp.dtype(jnp.bfloat16)}
+    assert len(block_kv) == 2
 
 
 def test_a_layer_without_keys_reads_the_last_one_of_its_kind():
