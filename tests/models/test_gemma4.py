@@ -65,6 +65,17 @@ def test_the_cache_has_the_heads_of_the_layers_with_keys_of_their_own(params):
     assert params.layers[2].key is None
 
 
+def test_values_that_keys_make_have_no_weights_and_no_rotation(params):
+    """A token that sees itself alone has the same hidden states at every position."""
+    decoder, cache = params.decoder, params.decoder.init_cache(params, 2, 8)
+    positions = np.array([[0], [5]], np.int32)
+    _, block_kv = decoder.forward(params, np.full((2, 1), 3, np.int32), positions, cache, np.ones((1, 1), bool))
+    keys, values = block_kv[1]
+    assert np.abs(keys[0] - keys[1]).max() > 0.1
+    np.testing.assert_allclose(values[0], values[1], atol=1e-5)
+    np.testing.assert_allclose(np.mean(np.square(values), axis=-1), 1, rtol=1e-3)
+
+
 def test_the_dtype_of_the_model_is_that_of_its_results():
     """Types are not promoted in tests, so that no part may compute in another one."""
     params = init_params(jax.random.key(0), tiny_llama(**PARTS).config, jnp.bfloat16)
