@@ -44,17 +44,18 @@ def read_global_heads(values: Values, kinds: list[str], heads: Heads) -> Heads |
 def _read_by_layer(values: Values, kinds: list[str], heads: Heads) -> Heads:
     """Returns the heads of the layers without a window, where each layer has its own object of numbers."""
     layers = values.get(BY_LAYER)
-    places = [str(i) for i in range(len(kinds))]
     if not isinstance(layers, dict) or not all(
-        place in places and isinstance(own, dict) and own.keys() <= {*_KEYS} for place, own in layers.items()
+        place.isdecimal() and int(place) < len(kinds) and isinstance(own, dict) and own.keys() <= {*_KEYS}
+        for place, own in layers.items()
     ):
         raise ValueError(
             f"{values.file}: {BY_LAYER} must have objects with {' and '.join(_KEYS)} for some of {len(kinds)} layers, "
             f"got {layers!r}"
         )
     by_kind: dict[str, set[Heads]] = {FULL: set(), SLIDING: {heads}}
-    for place, kind in zip(places, kinds, strict=True):
-        own = Values(values.file, layers.get(place, {}))
+    numbers = {int(place): own for place, own in layers.items()}  # "05" in models of more than ten layers
+    for i, kind in enumerate(kinds):
+        own = Values(values.file, numbers.get(i, {}))
         by_kind[kind].add(Heads(*(own.size(key, default) for key, default in zip(_KEYS, heads, strict=True))))
     if any(len(found) > 1 for found in by_kind.values()):
         raise ValueError(f"{values.file}: {BY_LAYER} must be equal for all layers without a window, and none of others")

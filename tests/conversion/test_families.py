@@ -149,7 +149,7 @@ def test_gemma_3_27b_leaves_out_what_transformers_fills_in(tmp_path):
 
 def test_gemma_4_has_two_forms_of_heads_by_layer(tmp_path):
     """As transformers 5.24 writes them, and as earlier ones do."""
-    newer = {"attention_k_eq_v": True, "per_layer_config": {"1": {"head_dim": 10, "num_key_value_heads": 1}}}
+    newer = {"attention_k_eq_v": True, "per_layer_config": {"01": {"head_dim": 10, "num_key_value_heads": 1}}}
     older = {"attention_k_eq_v": True, "global_head_dim": 10, "num_global_key_value_heads": 1}
     read = [read_config(write(tmp_path, "gemma4_text", **form), strict=True) for form in (newer, older)]
     assert read[0] == read[1]
