@@ -214,6 +214,17 @@ def _has_chat_template(directory: pathlib.Path) -> bool:
     )
 
 
+def _heads(config: dict[str, Any]) -> str:
+    """Returns the heads of the layers, for people."""
+    heads = f"{config['num_heads']} of {config['head_dim']}, {config['num_kv_heads']} for keys and values"
+    if config["global_heads"]:
+        number, size = config["global_heads"]
+        heads += f"; without a window {config['num_heads']} of {size}, {number} for keys and values"
+    if shared := config["shared_kv_layers"]:
+        heads += f"; the last {shared} layers read keys and values of earlier ones"
+    return heads
+
+
 def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
     """Returns the facts as a table, with the sequences of an engine that fit."""
     config, files, memory, lookahead = (facts[name] for name in ("config", "files", "memory", "lookahead"))
@@ -234,7 +245,7 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         "family": facts["family"],
         "parameters": f"{facts['parameters']:,}",
         "layers": f"{config['num_layers']}, of width {config['hidden_size']:,} and {facts['mlp_widths']}",
-        "heads": f"{config['num_heads']} of {config['head_dim']}, {config['num_kv_heads']} for keys and values",
+        "heads": _heads(config),
         "vocabulary": f"{config['vocab_size']:,}, output matrix "
         + ("shared with the embedding" if config["tie_embeddings"] else "of its own"),
         "positions": f"{config['max_positions']:,}",

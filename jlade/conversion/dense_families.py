@@ -1,6 +1,9 @@
 """The families of dense models: what is in their config.json and in their files. `families` has those of all models."""
 
+from collections.abc import Callable
+
 from jlade.conversion.family import Family
+from jlade.conversion.json_files import Values
 
 TANH = "gelu_pytorch_tanh"
 LISTED = {"sliding_window": 4096, "layer_types": None}  # layers with and without windows
@@ -24,6 +27,36 @@ _GEMMA_3 = {
     "final_logit_softcapping": None,
     "sliding_window_pattern": 6,
 }
+_GEMMA_4 = _GEMMA_3 | {
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "per_layer_config": None,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "attention_bias": False,
+    "rope_theta": 10000.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+    "sliding_window": 512,
+    "layer_types": None,
+    "tie_word_embeddings": True,
+}
+del _GEMMA_4["rope_local_base_freq"]
+_GEMMA_4_PARTS = {
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "enable_moe_block": False,
+    "num_experts": None,
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
+}
 ATTENTION_BIAS = {"qkv_bias": "attention_bias", "attention_output_bias": "attention_bias"}
 _BIASES = ATTENTION_BIAS | {"mlp_bias": "mlp_bias"}
 _CAPS = {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
@@ -35,6 +68,29 @@ _NORM_BEFORE_MLP = {"mlp_norm": "pre_feedforward_layernorm.weight"}
 _ACTIVATION = {"activation": "gelu_tanh"}
 _IS_GEMMA = _ACTIVATION | {"norm": "rms_plus_one", "embedding_scale": lambda values: values.size("hidden_size") ** 0.5}
 _IS_GELU = {"hidden_act": (TANH, "gelu"), "hidden_activation": (TANH,)}  # Gemma's "gelu" is TANH, says transformers
+_GEMMA_4_KEYS = ATTENTION_BIAS | {
+    "logit_cap": "final_logit_softcapping",
+    "values_from_keys": "attention_k_eq_v",
+    "wide_mlp": "use_double_wide_mlp",
+}
+_GEMMA_4_EXPERTS = {
+    "num_experts": "num_experts",
+    "experts_per_token": "top_k_experts",
+    "expert_size": "moe_intermediate_size",
+}
+_IS_GEMMA_4 = _IS_GEMMA | {
+    "norm": "rms_late",
+    "post_norms": True,
+    "qk_norm": True,
+    "value_norm": True,
+    "layer_scale": True,
+    "attention_scale": 1.0,
+}
+_ONLY_GEMMA_4 = _IS_GELU | {
+    "rope_scaling": (None,),
+    "sliding_window_pattern": (6,),
+    "use_bidirectional_attention": (None, "vision"),  # among the tokens of an image
+}
 _GLM = {
     "num_key_value_heads": 2,
     "head_dim": 128,
@@ -66,6 +122,12 @@ GRANITE_KEYS = ATTENTION_BIAS | {
     "attention_scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
 }
+
+
+def _if_mixture(key: str) -> Callable[[Values], int]:
+    """Returns the function that reads a number of a mixture of experts, 0 for Gemma 4 without."""
+    return lambda values: values.size(key) if values.boolean("enable_moe_block") else 0
+
 
 DENSE: dict[str, Family] = {
     "llama": Family(
@@ -124,6 +186,46 @@ DENSE: dict[str, Family] = {
         rotary="type",
         tensors=_NORM_BEFORE_MLP,
         of_parts={"gemma3": "Gemma3ForConditionalGeneration"},
+    ),
+    "gemma4_text": Family(
+        "Gemma4ForCausalLM",
+        _GEMMA_4 | _GEMMA_4_PARTS,
+        keys=_GEMMA_4_KEYS
+        | _GEMMA_4_EXPERTS
+        | {"per_layer_size": "hidden_size_per_layer_input", "per_layer_vocab_size": "vocab_size_per_layer_input"},
+        fixed=_IS_GEMMA_4
+        | {field: _if_mixture(key) for field, key in _GEMMA_4_EXPERTS.items()}
+        | {"separate_experts": lambda values: values.boolean("enable_moe_block")},
+        only=_ONLY_GEMMA_4,
+        rotary="type",
+        tensors=_NORM_BEFORE_MLP
+        | {
+            "router": "router.proj.weight",
+            "router_scale": "router.scale",
+            "experts_scales": "router.per_expert_scale",
+            "experts_norm": "pre_feedforward_layernorm_2.weight",
+            "experts_post_norm": "post_feedforward_layernorm_2.weight",
+            "shared_post_norm": "post_feedforward_layernorm_1.weight",
+            "input_gate": "per_layer_input_gate.weight",
+            "input_projection": "per_layer_projection.weight",
+            "input_norm": "post_per_layer_input_norm.weight",
+        },
+        experts={
+            "experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "experts.down_proj": ("expert_down",),
+        },
+        of_parts={"gemma4": "Gemma4ForConditionalGeneration"},
+    ),
+    "gemma4_unified_text": Family(
+        "Gemma4UnifiedForCausalLM",
+        _GEMMA_4 | {"max_position_embeddings": 262144, "sliding_window": 1024},
+        keys=_GEMMA_4_KEYS,
+        fixed=_IS_GEMMA_4,
+        only=_ONLY_GEMMA_4 | {"hidden_size_per_layer_input": (0,), "enable_moe_block": (False,)},
+        rotary="type",
+        tensors=_NORM_BEFORE_MLP,
+        without_effect=("vocab_size_per_layer_input", "top_k_experts", "moe_intermediate_size"),
+        of_parts={"gemma4_unified": "Gemma4UnifiedForConditionalGeneration"},
     ),
     "phi": Family(
         "PhiForCausalLM",

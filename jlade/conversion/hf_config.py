@@ -14,16 +14,19 @@ from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
 from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
+from jlade.conversion.hf_kv_heads import read_global_heads, read_shared_layers, write_heads
 from jlade.conversion.hf_latent import read_latent, write_latent
-from jlade.conversion.hf_layers import read_layers, write_layers
+from jlade.conversion.hf_layers import read_layers, read_windows, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
 from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
-from jlade.conversion.hf_rotary import SETTINGS, of_text, read_rotary
+from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
 from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
 
 UNNAMED = ("llama", "mistral", "qwen2", "qwen3")  # `LlamaConfig.family` tells them apart
-COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token")  # fields that are read as integers
+MAY_BE_ZERO = ("per_layer_size", "per_layer_vocab_size")  # fields that are read as integers
+COUNTS = ("intermediate_size", "expert_size", "num_experts", "experts_per_token", *MAY_BE_ZERO)
 MOST_LAYERS, MOST_EXPERTS = 2**12, 2**17  # several times those of any model; the names of their tensors are listed
 WITHIN = ("qwen2_vl", "qwen2_5_vl")  # models whose early files have the keys of the text part beside the other parts
 DTYPES = ("float32", "bfloat16", "float16")
@@ -132,10 +135,10 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
         "pad_token_id": None,  # some families have one by default, which a small vocabulary lacks
         "torch_dtype": dtype,
     }
-    result |= {key: values[0] for key, values in family.only.items()}
+    result |= {key: values[0] for key, values in family.only.items() if values[0] is not None}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
-    result |= write_layers(config, family) | write_mixture(config, family) | write_recurrent(config, family)
-    result |= write_latent(config, family, result["rope_scaling"])
+    result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
+    result |= write_recurrent(config, family) | write_latent(config, family, result.get("rope_scaling"))
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result
@@ -158,6 +161,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     if not raw.get("rope_scaling"):  # null is the scaling of the family, unless there are rope_parameters
         is_default = raw.get("rope_parameters") is None
         given["rope_scaling"] = family.reads["rope_scaling"] if is_default else None
+    if not raw.get("rope_parameters"):
+        given["rope_parameters"] = family.reads["rope_parameters"]
     values = Values(file, family.reads | given)
     num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
     if num_layers > MOST_LAYERS:
@@ -167,14 +172,19 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         raise ValueError(
             f"{file}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    latent = read_latent(values, family)
+    kinds = [SLIDING if window else FULL for window in read_windows(values, num_layers) or [None] * num_layers]
+    latent, global_heads = read_latent(values, family), None
     if latent is None:
         head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
         if head_dim % 2:
             raise ValueError(f"{file}: head_dim must be even, got {head_dim}")
-        rotary = read_rotary(values, head_dim, family.rotary)
+        heads = Heads(num_kv_heads, head_dim)
+        global_heads = read_global_heads(values, kinds, heads)
+        full_dim = (global_heads or heads).size
+        rotary = read_rotary(values, full_dim, family.rotary)
     else:
-        num_kv_heads, head_dim, rotary = 1, latent.sizes.cached_size, latent.rotary
+        num_kv_heads, full_dim, rotary = 1, latent.sizes.cached_size, latent.rotary
+        head_dim = full_dim
     windows, layer_rotary, query_scalings = read_layers(values, family, rotary, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
@@ -189,6 +199,11 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     if num_layers * fields.get("num_experts", 0) > MOST_EXPERTS:
         raise ValueError(
             f"{file}: {num_layers} layers of {fields['num_experts']} experts are more than {MOST_EXPERTS} experts"
+        )
+    if fields.get("per_layer_size") and fields["per_layer_vocab_size"] < values.size("vocab_size"):
+        raise ValueError(
+            f"{file}: vocab_size_per_layer_input must be at least vocab_size, {values.size('vocab_size')}, got "
+            f"{fields['per_layer_vocab_size']}"
         )
     if fields.get("attention_scale") == head_dim**-0.5:
         fields["attention_scale"] = None
@@ -205,10 +220,12 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         max_positions=min(rotary.max_positions, values.size("attention_chunk_size", rotary.max_positions)),
         rope_theta=rotary.kind.theta,
         rope_scaling=rotary.kind.scaling,
-        rotary_dim=rotary.dim if rotary.dim < head_dim else None,
+        rotary_dim=rotary.dim if rotary.dim < full_dim else None,
         sliding_windows=windows,
         layer_rotary=layer_rotary,
         query_scalings=query_scalings,
+        global_heads=global_heads,
+        shared_kv_layers=read_shared_layers(values, kinds),
         model_type=None if name in UNNAMED else name,
         **fields,
     )
@@ -216,6 +233,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
 
 def _read(values: Values, key: str, field: str, family: Family) -> Any:
     """Returns the value of a field of `LlamaConfig` that is read from `key`."""
+    if field in MAY_BE_ZERO and values.get(key, 0) == 0:
+        return 0
     if field in COUNTS:
         return values.size(key)
     if isinstance(family.reads[key], bool):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jlade.conversion import hf_kv_heads
 from jlade.conversion.family import Family
 from jlade.conversion.hf_rotary import ATTENTION, FULL, ORIGINAL, SLIDING, Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
@@ -22,13 +23,14 @@ def read_layers(
       values: the configuration.
       family: the family that it is of.
       read: the rotation of layers without a window, or of all.
-      num_layers, head_dim: sizes of the model.
+      num_layers: of the model.
+      head_dim: of layers with a window.
 
     Raises:
       ValueError: names the file, the key and the supported values.
     """
     rotary, turned = read.kind, _read_turned(values, num_layers)
-    windows = _read_windows(values, num_layers, turned)
+    windows = read_windows(values, num_layers)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
         # transformers 5 takes the rope_theta of OLMo 3 for the layers without a window alone.
@@ -73,8 +75,9 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["use_sliding_window"] = window is not None
     if "sliding_window" in reads:
         # Where windows say which layers are rotated, null would say that all are.
+        needs_window = window is None and hf_kv_heads.SIZE in reads
         is_listed = window is None and family.rotary == "windows" and None in config.layer_rotary
-        result["sliding_window"] = config.max_positions if is_listed else window
+        result["sliding_window"] = config.max_positions if is_listed or needs_window else window
     if "layer_types" in reads and "sliding_window" in reads:
         result["layer_types"] = [FULL if size is None else SLIDING for size in windows]
     if "position_embedding_type" in reads:
@@ -84,13 +87,18 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     if "no_rope_layers" in reads:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":
-        local = next((k.theta for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
+        local = next((k for k, w in zip(config.rotary_by_layer, windows, strict=True) if k and w), None)
         if base := reads.get("rope_local_base_freq"):
-            result["rope_local_base_freq"] = local or base
-        else:  # OLMo 3
-            full = {"rope_type": "default", "rope_theta": config.rope_theta}
-            scaled = full | (write_scaling(config.rope_scaling) or {})
-            result["rope_parameters"] = {FULL: scaled, SLIDING: full | {"rope_theta": local or config.rope_theta}}
+            result["rope_local_base_freq"] = local.theta if local else base
+        else:  # OLMo 3, Gemma 4
+            full = Rotary(config.rope_theta, config.rope_scaling)
+            kinds = {FULL: full, SLIDING: local or full}
+            result["rope_parameters"] = {
+                name: {"rope_type": "default", "rope_theta": kind.theta} | (write_scaling(kind.scaling) or {})
+                for name, kind in kinds.items()
+            }
+            if reads["rope_parameters"]:  # Gemma 4, where transformers takes the other key in their place
+                del result["rope_scaling"]
     return result
 
 
@@ -111,7 +119,7 @@ def _read_turned(values: Values, num_layers: int) -> list[bool]:
     return [bool(flag) for flag in listed]
 
 
-def _read_windows(values: Values, num_layers: int, turned: list[bool]) -> Windows:
+def read_windows(values: Values, num_layers: int) -> Windows:
     """Returns the sliding window of each layer, () if no layer has one."""
     kinds = values.get("layer_types")
     is_used = values.boolean("use_sliding_window", True)
@@ -130,7 +138,7 @@ def _read_windows(values: Values, num_layers: int, turned: list[bool]) -> Window
         offset = values.size("sliding_window_offset", 1)
         is_full = [i < first or (period is not None and (i + offset) % period == 0) for i in range(num_layers)]
         if "no_rope_layers" in values.values:  # SmolLM3: windows where nothing is rotated
-            is_full = turned
+            is_full = _read_turned(values, num_layers)
         kinds = [FULL if full else SLIDING for full in is_full]
     supported = (FULL, SLIDING)
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in supported for kind in kinds):
@@ -138,5 +146,7 @@ def _read_windows(values: Values, num_layers: int, turned: list[bool]) -> Window
             f"{values.file}: layer_types must name full_attention or sliding_attention for each of {num_layers} "
             f"layers, got {kinds!r}"
         )
+    if hf_kv_heads.SIZE in values.values:  # in Gemma 4 the last layer has none, whatever is written
+        kinds = [*kinds[:-1], FULL]
     windows = tuple(window if kind == SLIDING else None for kind in kinds)
     return windows if any(windows) else ()

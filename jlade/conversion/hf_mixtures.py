@@ -9,6 +9,7 @@ from jlade.models.llama import LlamaConfig
 
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")  # names of a key
 FIRST_DENSE, MLP_TYPES = "first_k_dense_replace", "mlp_layer_types"
+IS_MIXTURE = "enable_moe_block"
 DENSE, SPARSE = "dense", "sparse"
 SPARSE_LAYERS, LLAMA_STEP, LLAMA_DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"
 QWEN_STEP, QWEN_DENSE = "decoder_sparse_step", "mlp_only_layers"
@@ -53,6 +54,8 @@ def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
         found["intermediate_size"] = config.dense_size
     if QWEN_STEP in reads:
         found |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
+    if IS_MIXTURE in reads:
+        found[IS_MIXTURE] = config.num_experts > 0
     if FIRST_DENSE in reads:
         found[FIRST_DENSE] = len(config.dense_layers)
     if MLP_TYPES in reads:

@@ -9,6 +9,7 @@ from jlade.models.rotary import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     QueryScaling,
     Rotary,
     Scaling,
@@ -37,7 +38,9 @@ _KEYS: dict[str, set[str]] = {  # of each kind
         "truncate",
     },
     "longrope": {"short_factor", "long_factor", "factor", "attention_factor", ORIGINAL},
+    "proportional": {"factor"},
 }
+PARTIAL = "partial_rotary_factor"
 _KEYS_OF_ALL = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _KEYS_OF_FAMILIES = {
     "alpha": {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},  # all but the first do nothing
@@ -170,6 +173,9 @@ def write_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
                 "short_factor": list(scaling.factors),
                 "long_factor": list(scaling.factors),  # never used: the model ends where they would begin
             }
+        case ProportionalScaling():
+            settings = {"rope_type": "proportional", PARTIAL: scaling.fraction}
+            return settings if scaling.factor == 1 else settings | {"factor": scaling.factor}
 
 
 def _parameters(values: Values, family: str, layer_type: str) -> dict[str, Any]:
@@ -221,6 +227,8 @@ def _read_dim(rotary: Values, values: Values, head_dim: int) -> int:
     fraction = Values(values.file, {"partial_rotary_factor": 1.0} | dict(values.values)).number("partial_rotary_factor")
     if values.get("rotary_dim") is not None:  # MiniMax M2
         fraction = values.size("rotary_dim") / head_dim
+    if rotary.get("rope_type") == "proportional":  # all are, some of them by nothing
+        return head_dim
     fraction = rotary.number("partial_rotary_factor", fraction)
     if "partial_rotary_factor" not in values.values and fraction != 1.0:
         raise ValueError(f"{rotary.file}: partial_rotary_factor must be 1.0, got {fraction!r}")
@@ -278,6 +286,11 @@ def _read_scaling(rotary: Values, values: Values) -> tuple[Scaling | None, int]:
             root = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             scaling = LongRopeScaling(_read_factors(rotary), rotary.number("attention_factor", root))
             return scaling, min(max_positions, original)
+        case "proportional" if PARTIAL not in values.values:  # otherwise the family leaves out the rest of a head
+            fraction = rotary.number(PARTIAL, 1.0)
+            if fraction > 1:
+                raise ValueError(f"{rotary.file}: {PARTIAL} must be up to 1, got {fraction}")
+            return ProportionalScaling(fraction, rotary.number("factor", 1.0)), max_positions
         case kind:
             raise ValueError(f"{rotary.file}: rope_type is {kind!r}; supported are {', '.join(_KEYS)}")
 

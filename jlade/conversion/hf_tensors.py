@@ -15,7 +15,8 @@ from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal
 from jlade.models.llama import LlamaConfig
 
-INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")  # of the model without its output matrix
+# Of the model without its output matrix
+INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.", "embed_tokens_per_layer.", "per_layer_")
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
 CONVOLUTION = "conv1d.weight"  # end of names
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
@@ -216,5 +217,8 @@ def _is_beyond(name: str, config: LlamaConfig) -> bool:
 
 
 def _is_redundant(name: str, config: LlamaConfig) -> bool:
-    """Whether a tensor repeats other data: old files store rotary tables and tied output matrices."""
+    """Whether a tensor repeats other data, as rotary tables and tied output matrices in old files, or is not read."""
+    number, _, within = name.removeprefix("model.layers.").partition(".")
+    if number.isdecimal() and config.num_layers - config.shared_kv_layers <= int(number) < config.num_layers:
+        return within.startswith(("self_attn.k_", "self_attn.v_"))
     return name.endswith("rotary_emb.inv_freq") or (name == OUTPUT and config.tie_embeddings)

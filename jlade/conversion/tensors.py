@@ -18,6 +18,7 @@ from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
+from jlade.models.per_layer import PerLayer
 from jlade.models.quantization import is_int8
 
 EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
@@ -42,6 +43,7 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "key_norm": "self_attn.k_norm.weight",
     "attention_post_norm": "post_attention_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
+    "layer_scale": "layer_scalar",
     "sinks": "self_attn.sinks",
     "router": "mlp.gate.weight",
     "selection_bias": "mlp.gate.e_score_correction_bias",
@@ -114,6 +116,16 @@ def build_params(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> Llam
         config=config,
         norm_bias=read(norm.removesuffix("weight") + "bias", (config.hidden_size,)) if config.norm_bias else None,
         output_bias=read(OUTPUT_BIAS, (config.vocab_size,)) if config.output_bias else None,
+        per_layer=_build_per_layer(config, read) if config.per_layer_size else None,
+    )
+
+
+def _build_per_layer(config: LlamaConfig, read: Callable[[str, Shape], Any]) -> PerLayer:
+    total = config.num_layers * config.per_layer_size
+    return PerLayer(
+        embedding=read("model.embed_tokens_per_layer.weight", (config.per_layer_vocab_size, total)),
+        projection=read("model.per_layer_model_projection.weight", (total, config.hidden_size)),
+        norm=read("model.per_layer_projection_norm.weight", (config.per_layer_size,)),
     )
 
 

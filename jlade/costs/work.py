@@ -1,6 +1,7 @@
 """The work of a decoding step on each device of a mesh, from shapes: arithmetic, bytes and collectives."""
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jlade.drafts.source import RANKS
 from jlade.lookahead.division import share_size
 from jlade.mesh import AXES, COPIES, num_bytes
 from jlade.models import sharding
+from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
 
@@ -37,7 +39,8 @@ class Shard(NamedTuple):
 
     Attributes:
       arrays: shapes of the parameters there.
-      kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices.
+      kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices. See
+        `heads_by_layer` where layers differ.
       recurrent_share: of the heads of recurrent layers.
       vocab_size: V', all tokens where they do not divide among the devices.
       elements: of the layers' matrices, in total.
@@ -62,6 +65,14 @@ class Shard(NamedTuple):
     def item(self) -> int:
         """Bytes of a number of the model's dtype."""
         return self.arrays.norm.dtype.itemsize
+
+    @property
+    def heads_by_layer(self) -> tuple[Heads, ...]:
+        """The heads for keys and values of each layer on this device."""
+        c = self.config
+        return tuple(
+            heads._replace(number=heads.number * self.kv_heads // c.num_kv_heads) for heads in c.heads_by_layer
+        )
 
     @property
     def divides_vocabulary(self) -> bool:
@@ -122,7 +133,8 @@ def shard(params: LlamaParams, model: int) -> Shard:
 
     arrays = jax.tree.map(local, params, specs)
     output = arrays.embedding if arrays.output is None else arrays.output
-    matrices = [_matrix(x) for x in jax.tree.leaves(arrays.layers, is_leaf=is_int8)]
+    read = arrays.layers if arrays.per_layer is None else (arrays.layers, arrays.per_layer.projection)
+    matrices = [_matrix(x) for x in jax.tree.leaves(read, is_leaf=is_int8)]
     experts = [layer.experts for layer in arrays.layers]
     return Shard(
         config=params.config,
@@ -134,7 +146,7 @@ def shard(params: LlamaParams, model: int) -> Shard:
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
         expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
         expert_bytes=num_bytes(experts),
-        layer_bytes=num_bytes(arrays.layers),
+        layer_bytes=num_bytes(read),
         output_bytes=num_bytes(output),
         num_bytes=num_bytes(arrays),
     )
@@ -152,9 +164,9 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     """
     c, sequences = shard.config, batch_size // layout.data
     tokens, outputs = share_size(setting, layout.lookahead)
-    entries = sum(c.entries_by_layer(capacity))
-    scores = 2 * shard.heads * c.head_dim * tokens * (entries + len(c.attention_layers) * tokens)
-    recurrent = _recurrent_flops(shard, tokens)
+    by_layer, entries = c.heads_by_layer, c.entries_by_layer(capacity)
+    of_layers = (by_layer[i].size * (entries[i] + tokens) for i in c.attention_layers)
+    scores = 2 * shard.heads * tokens * sum(of_layers)
     logits = sequences * outputs * shard.vocab_size
     logits_bytes = LOGITS_PASSES * 4 * logits
     unused, unread = 1 - c.share_of_experts(1), 1 - c.share_of_experts(sequences * tokens)
@@ -162,8 +174,9 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
     return Work(
         products=Operation(2 * sequences * tokens * elements, shard.layer_bytes - round(unread * shard.expert_bytes)),
         attention=Operation(
-            sequences * (2 * scores + recurrent),
-            sequences * (cache_bytes(shard, capacity) + 2 * _state_bytes(shard)),  # states are read again, and written
+            sequences * (2 * scores + _recurrent_flops(shard, tokens)),
+            # States are read twice and written.
+            sequences * (_entry_bytes(shard, capacity, c.attention_layers) + 3 * _state_bytes(shard)),
         ),
         output=Operation(2 * logits * c.hidden_size, shard.output_bytes + logits_bytes),
         logits_bytes=logits_bytes,
@@ -173,9 +186,14 @@ def work(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: int
 
 def cache_bytes(shard: Shard, capacity: int) -> int:
     """Returns the bytes of the cache of a sequence."""
-    entries = sum(shard.config.entries_by_layer(capacity))
-    of_attention = shard.config.arrays_per_layer * entries * shard.kv_heads * shard.config.head_dim * shard.item
-    return of_attention + _state_bytes(shard)
+    return _entry_bytes(shard, capacity, shard.config.kv_layers) + _state_bytes(shard)
+
+
+def _entry_bytes(shard: Shard, capacity: int, layers: Iterable[int]) -> int:
+    """Returns the bytes that some layers read of the cache of a sequence."""
+    by_layer, entries = shard.heads_by_layer, shard.config.entries_by_layer(capacity)
+    elements = sum(math.prod(by_layer[i]) * entries[i] for i in layers)
+    return shard.config.arrays_per_layer * shard.item * elements
 
 
 def _state_bytes(shard: Shard) -> int:
@@ -210,13 +228,17 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
             c.has_experts(i) and c.mlp_size(i) > 0 for i in range(c.num_layers)
         )  # layers with three sums, not two
         arrays = (2 * c.num_layers + both) * [hidden]
+        of_layers = shard.arrays.per_layer
+        if of_layers is not None and of_layers.embedding.shape[0] < c.per_layer_vocab_size:
+            arrays += [sequences * tokens * c.num_layers * c.per_layer_size * shard.item]
         if shard.divides_vocabulary:  # the embedding, the highest logits and their indices
             arrays += [hidden, 4 * sequences * outputs, 4 * sequences * outputs]
             if recycles:  # the highest logits of each slice and their tokens
                 arrays += 2 * [4 * sequences * outputs * min(RANKS, shard.vocab_size)]
         found.append(Collective(layout.model, layout.model, len(arrays), sum(arrays)))
     if layout.lookahead > 1:
-        arrays = [4 * sequences * whole, sequences * setting.max_accepted * _kept_bytes(shard)]  # predictions; keys...
+        # Predictions; keys, values and updates.
+        arrays = [4 * sequences * whole, sequences * setting.max_accepted * _kept_bytes(shard)]
         arrays += [4 * sequences * setting.max_accepted]  # whether the logits of accepted tokens are finite
         arrays += [4 * sequences * whole * RANKS] if recycles else []
         found.append(Collective(layout.lookahead, layout.lookahead * layout.model, len(arrays), sum(arrays)))
@@ -228,7 +250,7 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
 def _kept_bytes(shard: Shard) -> int:
     """Returns the bytes of a token of the keys, values and updates that `Decoder.commit` needs."""
     c, sizes = shard.config, shard.config.delta_rule
-    kept = c.arrays_per_layer * len(c.attention_layers) * shard.kv_heads * c.head_dim * shard.item
+    kept = c.arrays_per_layer * shard.item * sum(math.prod(shard.heads_by_layer[i]) for i in c.kv_layers)
     if sizes is None:
         return kept
     vectors = sizes.key_heads * sizes.key_size + sizes.value_heads * (sizes.value_size + 1)

@@ -105,7 +105,7 @@ class Programs(NamedTuple):
           tokens: of a round, of each sequence.
         """
         params, _, memory, _ = self.arguments(lookahead)
-        matrices = [params.embedding, params.output]
+        matrices: list[Any] = [params.embedding, params.output, params.per_layer]
         for layer in params.layers:
             matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(matrices) if x.ndim > 1)
@@ -117,7 +117,7 @@ class Programs(NamedTuple):
             tables=frozenset(size for size in tables if size > FEW),
             experts_read=self.experts_read(tokens),
         )
-        entries = self.decoder.config.entries_by_layer(self.capacity)
+        entries = list(filter(None, self.decoder.config.entries_by_layer(self.capacity)))
         chunk = plain.CHUNK_ON_CPU if self.device.platform == "cpu" else plain.CHUNK
         trips = round(statistics.mean(-(-number // chunk) for number in entries))  # no loop says whose it is
         rates = self.rates or estimate.rates(self.device.platform, self.device.device_kind)

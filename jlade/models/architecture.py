@@ -1,6 +1,7 @@
 """The architecture of a model: a description that the forward pass reads, and the shapes of the arrays it implies."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jlade.models import rotary
 from jlade.models.attention import Variation
 from jlade.models.base import num_entries
 
-NORMS = ("rms", "rms_plus_one", "layer")
+NORMS = ("rms", "rms_plus_one", "rms_late", "layer")
 # Of each head, with weights for each (Command R+), of all heads together (OLMo 2), after the rotation (HunYuan), of
 # rotated heads without weights (Llama 4)
 QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
@@ -20,6 +21,13 @@ QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
 SCORED = ("sigmoids", "probabilities")
 ROUTINGS = ("softmax", "sparsemixer", "sigmoid", *SCORED)
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
+
+
+class Heads(NamedTuple):
+    """Heads for keys and values."""
+
+    number: int  # KH
+    size: int  # D
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +104,23 @@ class LlamaConfig:
     stop_strings: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # that end a text; they cost no time
     model_type: str | None = None  # of transformers; None for LLaMA, Mistral, Qwen2 and Qwen3: see `family`
 
-    norm: str = "rms"  # one of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma)
+    # Where layers differ, those of the layers without a window, whose queries have their size too (Gemma 4)
+    global_heads: Heads | None = None
+    values_from_keys: bool = False  # in layers without a window, the product that makes the keys is that of the values
+    # The last layers, which read keys and values of the last one before them that also has a window, or none (Gemma 4)
+    shared_kv_layers: int = 0
+    wide_mlp: bool = False  # whether MLPs of these layers have twice the inner size
+    per_layer_size: int = 0  # of embeddings for each layer, 0 for none; see `jlade.models.per_layer` (Gemma 4)
+    per_layer_vocab_size: int = 0
+
+    # One of `NORMS`; the weights of "rms_plus_one" are added to 1 (Gemma), and "rms_late" rounds after them (Gemma 4)
+    norm: str = "rms"
     norm_bias: bool = False  # of the norms of hidden states (StarCoder2)
     pre_norms: bool = True  # of the inputs of attention and MLP
     post_norms: bool = False  # of their outputs (OLMo 2), or of both (Gemma 2)
     qk_norm_kind: str = "head"  # with `qk_norm`, one of `QK_NORMS`
+    value_norm: bool = False  # of each head's values, without weights (Gemma 4)
+    layer_scale: bool = False  # whether a number scales the hidden states after each layer (Gemma 4)
     activation: str = "silu"  # one of `ACTIVATIONS`
     gated_mlp: bool = True  # whether the activation of one product multiplies another (all but StarCoder2 and Phi-2)
     num_experts: int = 0  # of each layer, 0 for none (Mixtral)
@@ -116,6 +136,8 @@ class LlamaConfig:
     expert_scale: float = 1.0  # of the weights of a token's experts (DeepSeek V3)
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
+    # Whether MLP and experts both read the hidden states, with norms of their own, and so does the router (Gemma 4)
+    separate_experts: bool = False
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
     output_bias: bool = False  # of the logits (Phi-2, Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
@@ -182,9 +204,39 @@ class LlamaConfig:
         """The layers with attention."""
         return tuple(i for i in range(self.num_layers) if i not in self.recurrent_layers)
 
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers with keys and values of their own."""
+        return tuple(i for i in self.attention_layers if i < self.num_layers - self.shared_kv_layers)
+
+    @property
+    def kv_sources(self) -> tuple[int, ...]:
+        """For each layer the one whose keys and values it reads, which may be itself."""
+        own, windows = self.num_layers - self.shared_kv_layers, self.windows_by_layer
+        last = {window is None: i for i, window in enumerate(windows[:own])}
+        return (*range(own), *(last[window is None] for window in windows[own:]))
+
+    def heads_of(self, layer: int) -> Heads:
+        """Returns the heads for keys and values of a layer."""
+        if self.global_heads is None or self.windows_by_layer[layer] is not None:
+            return Heads(self.num_kv_heads, self.head_dim)
+        return self.global_heads
+
+    @property
+    def heads_by_layer(self) -> tuple[Heads, ...]:
+        """The heads for keys and values of each layer."""
+        return tuple(map(self.heads_of, range(self.num_layers)))
+
+    @property
+    def rotated_by_layer(self) -> tuple[tuple[rotary.Rotary, int] | None, ...]:
+        """The rotation of each layer and the elements of a head that it turns, None for no rotation."""
+        pairs = zip(self.rotary_by_layer, self.heads_by_layer, strict=True)
+        return tuple(None if kind is None else (kind, self.rotary_dim or heads.size) for kind, heads in pairs)
+
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
-        """Returns the cache entries of each layer with attention for a text of up to `capacity` tokens."""
-        return tuple(num_entries(self.windows_by_layer[i], capacity) for i in self.attention_layers)
+        """Returns the cache entries of each layer, 0 for recurrent ones, for a text of up to `capacity` tokens."""
+        entries = (num_entries(window, capacity) for window in self.windows_by_layer)
+        return tuple(0 if i in self.recurrent_layers else number for i, number in enumerate(entries))
 
     @property
     def arrays_per_layer(self) -> int:
@@ -209,13 +261,15 @@ class LlamaConfig:
 
     def mlp_size(self, layer: int) -> int:
         """Returns the inner size of the MLP that all tokens pass in a layer, 0 for none."""
-        return self.dense_size if layer in self.dense_layers else self.intermediate_size
+        is_wide = self.wide_mlp and layer >= self.num_layers - self.shared_kv_layers
+        return self.dense_size if layer in self.dense_layers else self.intermediate_size * (2 if is_wide else 1)
 
     @property
     def mlp_widths(self) -> str:
         """The inner sizes of the MLPs, for people."""
         experts = f"{self.num_experts} experts of {self.expert_size:,}" if self.num_experts else ""
-        sizes = [f"{size:,}" for size in (self.dense_size, self.intermediate_size) if size]
+        wide = 2 * self.intermediate_size if self.wide_mlp else 0
+        sizes = [f"{size:,}" for size in (self.dense_size, self.intermediate_size, wide) if size]
         return " and ".join(filter(None, [*sizes, experts]))
 
     def share_of_experts(self, tokens: float) -> float:
@@ -223,17 +277,20 @@ class LlamaConfig:
         return 1 - (1 - self.experts_per_token / self.num_experts) ** tokens if self.num_experts else 1.0
 
     @property
-    def attention_variations(self) -> tuple[Variation, ...]:
-        """The different variations of attention of the layers."""
-        has_cap = self.attention_cap is not None
-        return tuple({Variation(window is not None, has_cap, self.sinks): None for window in self.windows_by_layer})
+    def attention_variations(self) -> dict[Heads, tuple[Variation, ...]]:
+        """The different variations of attention of the layers with the same heads."""
+        has_cap, found = self.attention_cap is not None, dict[Heads, dict[Variation, None]]()
+        for heads, window in zip(self.heads_by_layer, self.windows_by_layer, strict=True):
+            found.setdefault(heads, {})[Variation(window is not None, has_cap, self.sinks)] = None
+        return {heads: tuple(variations) for heads, variations in found.items()}
 
 
 def is_matrix(field: str) -> bool:
     """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in int8: not routers."""
     of_attention = ("query", "key", "value", "output_gate", "attention_output", "query_down", "key_down")
     recurrent = tuple(f"recurrent_{name}" for name in ("query", "key", "value", "gate", "output"))
-    return field in (*of_attention, *recurrent, "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    of_mlp = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    return field in (*of_attention, *recurrent, *of_mlp, "input_gate", "input_projection")
 
 
 def dtype_of(field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
@@ -245,7 +302,8 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     """Returns the shape of each array of a layer, and its division on a mesh, by the field of `LlamaLayer`."""
     c = config
     hidden, inner = (c.hidden_size,), c.mlp_size(layer)
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    heads = c.heads_of(layer)
+    queries, keys = c.num_heads * heads.size, heads.number * heads.size
     mixed, query_inputs, latent = queries, c.hidden_size, c.latent
     if latent is not None:
         queries, mixed = c.num_heads * latent.query_size, c.num_heads * latent.value_size
@@ -253,18 +311,24 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
     whole, outputs, inputs, kv = P(), P(MODEL), P(None, MODEL), P(HEADS)  # matrices are [out, in]
     qk_norms: dict[str, tuple[tuple[tuple[int, ...], P], ...]] = {
         "whole": (((queries,), outputs), ((keys,), kv)),
-        "each": (((c.num_heads, c.head_dim), outputs), ((c.num_kv_heads, c.head_dim), kv)),
+        "each": (((c.num_heads, heads.size), outputs), ((heads.number, heads.size), kv)),
     }
-    query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((c.head_dim,), whole),) * 2)
+    query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((heads.size,), whole),) * 2)
     has_mlp_norm = c.pre_norms and not c.parallel
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
+    has_key = layer in c.kv_layers and c.latent is None
+    has_value = has_key and (not c.values_from_keys or c.windows_by_layer[layer] is not None)
     has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
-    attends = layer not in c.recurrent_layers
+    attends, has_own_norms, own_inputs = (
+        layer in c.attention_layers,
+        has_experts and c.separate_experts,
+        c.per_layer_size,
+    )
     arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
         "attention_norm": (c.pre_norms, hidden, whole),
         "query": (attends, (queries, query_inputs), outputs),
-        "key": (attends and latent is None, (keys, c.hidden_size), kv),
-        "value": (attends and latent is None, (keys, c.hidden_size), kv),
+        "key": (has_key, (keys, c.hidden_size), kv),
+        "value": (has_value, (keys, c.hidden_size), kv),
         "output_gate": (attends and c.output_gate, (queries, c.hidden_size), outputs),
         "attention_output": (attends, (c.hidden_size, mixed), inputs),
         "mlp_norm": (has_mlp_norm, hidden, whole),
@@ -272,18 +336,19 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "up": (has_mlp, (inner, c.hidden_size), outputs),
         "down": (has_mlp, (c.hidden_size, inner), inputs),
         "query_bias": (attends and c.qkv_bias, (queries,), outputs),
-        "key_bias": (attends and c.qkv_bias, (keys,), kv),
-        "value_bias": (attends and c.qkv_bias, (keys,), kv),
+        "key_bias": (c.qkv_bias and has_key, (keys,), kv),
+        "value_bias": (c.qkv_bias and has_value, (keys,), kv),
         "attention_output_bias": (attends and c.attention_output_bias, hidden, whole),
         "gate_bias": (has_mlp and c.mlp_bias and c.gated_mlp, (inner,), outputs),
         "up_bias": (has_mlp and c.mlp_bias, (inner,), outputs),
         "down_bias": (has_mlp and c.mlp_bias, hidden, whole),
         "query_norm": (attends and has_qk_norm, *query_norm),
-        "key_norm": (attends and has_qk_norm, *key_norm),
+        "key_norm": (has_qk_norm and has_key, *key_norm),
         "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden, whole),
         "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden, whole),
         "attention_post_norm": (c.post_norms, hidden, whole),
         "mlp_post_norm": (c.post_norms, hidden, whole),
+        "layer_scale": (c.layer_scale, (1,), whole),
         "sinks": (c.sinks, (c.num_heads,), outputs),
         "router": (has_experts, (number, c.hidden_size), whole),
         "router_bias": (has_experts and c.router_bias, (number,), whole),
@@ -292,6 +357,14 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "expert_gate": (has_experts, (number, c.hidden_size, own), outputs),
         "expert_up": (has_experts, (number, c.hidden_size, own), outputs),
         "expert_down": (has_experts, (number, own, c.hidden_size), outputs),
+        "shared_post_norm": (has_own_norms, hidden, whole),
+        "experts_norm": (has_own_norms, hidden, whole),
+        "experts_post_norm": (has_own_norms, hidden, whole),
+        "router_scale": (has_own_norms, hidden, whole),
+        "experts_scales": (has_own_norms, (number,), whole),
+        "input_gate": (own_inputs > 0, (own_inputs, c.hidden_size), whole),
+        "input_projection": (own_inputs > 0, (c.hidden_size, own_inputs), whole),
+        "input_norm": (own_inputs > 0, hidden, whole),
         "expert_gate_bias": (has_experts and c.mlp_bias, (number, own), outputs),
         "expert_up_bias": (has_experts and c.mlp_bias, (number, own), outputs),
         "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size), outputs),

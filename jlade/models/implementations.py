@@ -1,5 +1,6 @@
 """The implementations of attention and of experts that a model has on a device."""
 
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jax.sharding import Mesh
 from jlade import mesh as mesh_lib
 from jlade.mesh import HEADS, MODEL
 from jlade.models import attention, experts
-from jlade.models.architecture import LlamaConfig
+from jlade.models.architecture import Heads, LlamaConfig
 
 
 class Implementations(NamedTuple):
@@ -23,6 +24,7 @@ def resolve(
     config: LlamaConfig,
     chosen: Implementations,
     params: Any,
+    cache_dtype: Callable[[], jax.typing.DTypeLike],
     mesh: Mesh | None,
 ) -> Implementations:
     """Returns the implementations for the device that holds `params`, or for those of a mesh.
@@ -31,6 +33,7 @@ def resolve(
       config: of the model.
       chosen: by the user. For a model without experts theirs is returned as it is.
       params, mesh: see `jlade.models.llama.Llama.on`.
+      cache_dtype: returns the dtype of queries, keys and values. It is called for kernels alone.
 
     Raises:
       ValueError: one names a kernel that cannot run there.
@@ -46,8 +49,12 @@ def resolve(
     ):
         of_attention, of_experts = ("plain" if name == "auto" else name for name in chosen)
     if of_attention != "plain":
-        heads, variations = _heads(config, mesh), config.attention_variations
-        of_attention = attention.resolve(of_attention, device, params.norm.dtype, *heads, may_run, variations)
+        dtype = cache_dtype()
+        found = {
+            attention.resolve(of_attention, device, dtype, *_heads(config, heads, mesh), may_run, variations)
+            for heads, variations in config.attention_variations.items()
+        }
+        of_attention = _common(found)
     if not config.num_experts:
         return Implementations(of_attention, chosen.experts)
     if of_experts != "plain":
@@ -60,16 +67,24 @@ def resolve_unattached(
 ) -> Implementations:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     of_attention, of_experts = chosen
-    of_attention = attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, mesh))
+    found = {
+        attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, heads, mesh))
+        for heads in config.attention_variations
+    }
+    of_attention = _common(found)
     if config.num_experts:
         of_experts = experts.resolve_unattached(of_experts, device, _experts(config, params, mesh))
     return Implementations(of_attention, of_experts)
 
 
-def _heads(config: LlamaConfig, mesh: Mesh | None) -> tuple[int, int, int]:
+def _common(found: Collection[str]) -> str:
+    """Returns the implementation that layers of all kinds have, "plain" if they differ."""
+    return next(iter(found)) if len(found) == 1 else "plain"
+
+
+def _heads(config: LlamaConfig, heads: Heads, mesh: Mesh | None) -> tuple[int, int, int]:
     """Returns the heads and KV heads on a device, and the size of a head."""
-    heads, kv_heads = mesh_lib.size(mesh, *MODEL), mesh_lib.size(mesh, HEADS)
-    return config.num_heads // heads, config.num_kv_heads // kv_heads, config.head_dim
+    return config.num_heads // mesh_lib.size(mesh, *MODEL), heads.number // mesh_lib.size(mesh, HEADS), heads.size
 
 
 def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.ExpertShape:

@@ -66,8 +66,8 @@ def normalize(
     """Returns `x` [..., E] after a norm with `weight` [E], computed in float32; `x` itself without a weight.
 
     Args:
-      kind: "rms" divides by the root mean square; "rms_plus_one" too, and adds 1 to the weight; "layer" subtracts the
-        mean and divides by the standard deviation.
+      kind: "rms" divides by the root mean square; "rms_plus_one" too, and adds 1 to the weight; "rms_late" too, and
+        rounds after the weight alone; "layer" subtracts the mean and divides by the standard deviation.
       bias: [E], added at the end.
       axes: of a mesh, that divide E.
     """

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self, cast
 
 import flax.struct
@@ -13,14 +14,15 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import attention, base, experts, implementations, latent, padding, recurrent, rotary
+from jlade.models import attention, base, experts, implementations, latent, padding, per_layer, recurrent, rotary
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
-from jlade.models.base import KVCache
+from jlade.models.base import BlockKV, KVCache
 from jlade.models.experts import Experts, mix, route
 from jlade.models.implementations import Implementations
 from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
+from jlade.models.per_layer import PerLayer
 from jlade.models.quantization import is_int8, quantize_matrix
 
 
@@ -34,8 +36,8 @@ class LlamaLayer:
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
     # None for recurrent layers
     query: Any = None  # [H * D, E]
-    key: jax.Array | None = None  # [KH * D, E]; keys and values are None for layers with a latent too
-    value: jax.Array | None = None  # [KH * D, E]
+    key: jax.Array | None = None  # [KH * D, E], None too with a latent, or where an earlier layer's keys are read
+    value: jax.Array | None = None  # [KH * D, E], None too where `key` makes the values
     output_gate: jax.Array | None = None  # [H * D, E], None for models without
     attention_output: Any = None  # [E, H * D]
     mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
@@ -56,6 +58,7 @@ class LlamaLayer:
     mlp_norm_bias: jax.Array | None = None  # [E]
     attention_post_norm: jax.Array | None = None  # [E]
     mlp_post_norm: jax.Array | None = None  # [E]
+    layer_scale: jax.Array | None = None  # [1]
     sinks: jax.Array | None = None  # [H]
     router: jax.Array | None = None  # [N, E] for N experts
     router_bias: jax.Array | None = None  # [N]
@@ -64,6 +67,14 @@ class LlamaLayer:
     expert_gate: jax.Array | None = None  # [N, E, F']: experts are [in, out], as grouped products read them
     expert_up: jax.Array | None = None  # [N, E, F']
     expert_down: jax.Array | None = None  # [N, F', E]
+    shared_post_norm: jax.Array | None = None  # [E], of the MLP beside experts
+    experts_norm: jax.Array | None = None  # [E], of the experts' input
+    experts_post_norm: jax.Array | None = None  # [E], of their output
+    router_scale: jax.Array | None = None  # [E], of the router's input
+    experts_scales: jax.Array | None = None  # [N], of their weights
+    input_gate: jax.Array | None = None  # [P, E], for models with embeddings of P numbers for each layer
+    input_projection: jax.Array | None = None  # [E, P]
+    input_norm: jax.Array | None = None  # [E]
     expert_gate_bias: jax.Array | None = None  # [N, F']
     expert_up_bias: jax.Array | None = None  # [N, F']
     expert_down_bias: jax.Array | None = None  # [N, E]
@@ -122,6 +133,7 @@ class LlamaParams:
     config: LlamaConfig = flax.struct.field(pytree_node=False)
     norm_bias: jax.Array | None = None  # [E], None for models without
     output_bias: jax.Array | None = None  # [V]
+    per_layer: PerLayer | None = None
     tokenizer: ClassVar[Any] = None
 
     @property
@@ -188,7 +200,11 @@ class Llama:
         self = dataclasses.replace(self, pads=mesh_lib.device_of(params, mesh).platform == "cpu")
 
         chosen = Implementations(self.attention, self.experts)
-        found = implementations.resolve(self.config, chosen, params, mesh)
+
+        def cache_dtype() -> Any:
+            return base.cache_shapes(self, params, 1, 1).keys[0].dtype
+
+        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh)
         return dataclasses.replace(self, attention=found.attention, experts=found.experts)
 
     @property
@@ -209,12 +225,16 @@ class Llama:
 
     def init_cache(self, params: LlamaParams, batch_size: int, capacity: int) -> KVCache:
         c = self.config
-        heads, key = c.num_kv_heads, params.layers[c.attention_layers[0]].key
-        if key is not None:  # those on this device
-            heads = (key.weight if is_int8(key) else key).shape[0] // c.head_dim
+
+        def shape(layer: int, num_entries: int) -> tuple[int, ...]:
+            (number, size), key = c.heads_of(layer), params.layers[layer].key
+            if key is not None:  # those on this device
+                number = (key.weight if is_int8(key) else key).shape[0] // size
+            return batch_size, number, num_entries, size
 
         def zeros() -> tuple[jax.Array, ...]:
-            shapes = ((batch_size, heads, size, c.head_dim) for size in c.entries_by_layer(capacity))
+            entries = c.entries_by_layer(capacity)
+            shapes = (shape(layer, entries[layer]) for layer in c.kv_layers)
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
         def state(layer: LlamaLayer) -> recurrent.State:
@@ -234,39 +254,49 @@ class Llama:
         positions: jax.Array,
         cache: KVCache,
         block_mask: jax.Array | np.ndarray,
-    ) -> tuple[jax.Array, list[tuple[jax.Array, ...]]]:
+    ) -> tuple[jax.Array, BlockKV]:
         c, block_size = self.config, tokens.shape[1]
         if self.pads:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
         # Gemma's multiplier is rounded to the dtype of the model.
-        hidden = scale(self._embed(params, tokens), float(np.asarray(c.embedding_scale, params.norm.dtype)))
-        rotated = c.rotary_dim or c.head_dim
-        rotations = for_each_kind(c.rotary_by_layer, lambda kind: kind.rotation(positions, rotated))
+        embed = functools.partial(self._embed, tokens=tokens, dtype=params.norm.dtype)
+        hidden = scale(embed(params.embedding, c.vocab_size), float(np.asarray(c.embedding_scale, params.norm.dtype)))
+        rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
         tree = None if c.delta_rule is None else recurrent.ancestry(block_mask, c.delta_rule.taps)
-        keys_and_values, states, kept_of_layers = iter(cache.layers), iter(cache.states), []
-        for i, (layer, window, rotation, scales) in enumerate(
-            zip(params.layers, c.windows_by_layer, rotations, query_scales, strict=True)
+        own_inputs: Sequence[jax.Array | None] = [None] * c.num_layers
+        if params.per_layer is not None:
+            rows = embed(params.per_layer.embedding, c.per_layer_vocab_size)
+            own_inputs = list(jnp.moveaxis(per_layer.inputs(params.per_layer, rows, hidden, c), 2, 0))
+        cached = dict(zip(c.kv_layers, cache.layers, strict=True))
+        states = dict(zip(c.recurrent_layers, cache.states, strict=True))
+        kept_of_layers, padded = [], dict[int, tuple[jax.Array, ...]]()
+        for i, (layer, source, window, rotation, scales, own) in enumerate(
+            zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
-            if i in c.recurrent_layers:
+            if i in states:
                 hidden, kept = _recurrent_layer(
-                    layer, hidden, next(states), tree, config=c, experts=self.experts, axes=self.axes
+                    layer, hidden, states[i], tree, config=c, experts=self.experts, axes=self.axes
                 )
             else:
-                prefix = *next(keys_and_values), cache.length
-                hidden, kept = run(layer, hidden, rotation, scales, prefix, block_mask, positions, window=window)
-            kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
+                prefix, earlier = (*cached[source], cache.length), padded.get(source)
+                hidden, kept = run(
+                    layer, hidden, rotation, scales, prefix, block_mask, positions, earlier, own, window=window
+                )
+            if source == i:
+                padded[i] = kept
+                kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
         return hidden[:, :block_size], kept_of_layers
 
-    def _embed(self, params: LlamaParams, tokens: jax.Array) -> jax.Array:
-        """Returns the embeddings [B, T, E] of tokens [B, T]."""
-        rows = jax.tree.leaves(params.embedding)[0].shape[0]
-        if rows == self.vocab_size:
-            return params.embedding[tokens].astype(params.norm.dtype)
+    def _embed(self, table: Any, vocab_size: int, *, tokens: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """Returns the rows [B, T, E] of a table [V, E], or of this device's part of it, for tokens [B, T]."""
+        rows = jax.tree.leaves(table)[0].shape[0]
+        if rows == vocab_size:
+            return cast(jax.Array, table[tokens].astype(dtype))
         local = tokens - rows * jax.lax.axis_index(self.axes)
         is_here = (local >= 0) & (local < rows)
-        embedded = params.embedding[jnp.clip(local, 0, rows - 1)].astype(params.norm.dtype)
+        embedded = table[jnp.clip(local, 0, rows - 1)].astype(dtype)
         return jax.lax.psum(jnp.where(is_here[..., None], embedded, 0), self.axes)
 
     def logits(self, params: LlamaParams, hidden: jax.Array) -> jax.Array:
@@ -276,14 +306,12 @@ class Llama:
         logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
-    def commit(
-        self, cache: KVCache, block_kv: list[tuple[jax.Array, ...]], indices: jax.Array, num_accepted: jax.Array
-    ) -> KVCache:
+    def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
         c = self.config
-        windows = [c.windows_by_layer[i] for i in c.attention_layers]
-        of_attention = [block_kv[i] for i in c.attention_layers]
-        committed = base.commit(cache, of_attention, indices, num_accepted, windows)
-        states = zip(cache.states, (recurrent.Kept(*block_kv[i]) for i in c.recurrent_layers), strict=True)
+        kept = dict(zip(sorted((*c.kv_layers, *c.recurrent_layers)), block_kv, strict=True))
+        windows = [c.windows_by_layer[i] for i in c.kv_layers]
+        committed = base.commit(cache, [kept[i] for i in c.kv_layers], indices, num_accepted, windows)
+        states = zip(cache.states, (recurrent.Kept(*kept[i]) for i in c.recurrent_layers), strict=True)
         return dataclasses.replace(
             committed, states=tuple(recurrent.commit(*pair, indices, num_accepted) for pair in states)
         )
@@ -298,6 +326,8 @@ def _layer(
     prefix: tuple[jax.Array, ...],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
+    earlier: tuple[jax.Array, ...] | None,
+    own: jax.Array | None,
     *,
     config: LlamaConfig,
     attention: str,
@@ -305,9 +335,10 @@ def _layer(
     axes: tuple[str, ...],
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns the hidden states [B, T, E] after a layer, and its keys and values [B, T, KH, D], or keys alone.
+    """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
-    Under `jax.jit`, layers of one shape are traced and lowered once.
+    Those are `earlier`, of an earlier layer, for a layer without its own. `own` [B, T, P] are its own inputs. Under
+    `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
@@ -315,9 +346,10 @@ def _layer(
     *cached, length = prefix
     projections = layer.projections
     if projections is None:
-        queries, *kept = _project(layer, normed, rotation, query_scales, c, axes)
+        queries, *projected = _project(layer, normed, rotation, query_scales, cached[0].shape[-1], c, axes)
     else:
-        queries, *kept = latent.project(projections, normed, rotation, query_scales, c)
+        queries, *projected = latent.project(projections, normed, rotation, query_scales, c)
+    kept = earlier or tuple(projected)
     # Keys alone are the values too.
     operands = Operands(queries, kept[0], kept[-1], cached[0], cached[-1], length, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.score_scale, c.attention_cap)
@@ -327,7 +359,7 @@ def _layer(
     if layer.output_gate is not None:
         mixed *= jax.nn.sigmoid(linear(normed, layer.output_gate))
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
-    return _add(layer, hidden, normed, mixed, c, experts, axes), tuple(kept)
+    return _add(layer, hidden, normed, mixed, own, c, experts, axes), kept
 
 
 @functools.partial(jax.jit, static_argnames=("config", "experts", "axes"))
@@ -346,7 +378,7 @@ def _recurrent_layer(
     assert c.delta_rule is not None
     normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
     mixed, kept = recurrent.mix(layer, normed, state, tree, c.delta_rule, c.norm_eps, axes)
-    return _add(layer, hidden, normed, mixed, c, experts, axes), kept
+    return _add(layer, hidden, normed, mixed, None, c, experts, axes), kept
 
 
 def _add(
@@ -354,18 +386,22 @@ def _add(
     hidden: jax.Array,
     normed: jax.Array,
     mixed: jax.Array,
+    own: jax.Array | None,
     config: LlamaConfig,
     experts: str,
     axes: tuple[str, ...],
 ) -> jax.Array:
-    """Returns the hidden states [B, T, E] with what attention, or a recurrent mixer, and then the MLP add to them."""
+    """Returns the hidden states [B, T, E] with all that a layer adds: its mixer, its MLP and its own inputs."""
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    added = norm(_feed_forward(layer, normed, c, axes, experts), layer.mlp_post_norm)
-    return hidden + scale(added, c.residual_scale)
+    added = norm(_feed_forward(layer, hidden, normed, c, axes, experts), layer.mlp_post_norm)
+    hidden += scale(added, c.residual_scale)
+    if own is not None:
+        hidden = per_layer.add(hidden, own, layer, c)
+    return hidden if layer.layer_scale is None else hidden * jnp.broadcast_to(layer.layer_scale, hidden.shape)
 
 
 def _project(
@@ -373,10 +409,14 @@ def _project(
     normed: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
     query_scales: jax.Array | None,
+    head_dim: int,
     config: LlamaConfig,
     axes: tuple[str, ...],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales."""
+) -> list[jax.Array]:
+    """Returns queries [B, T, H, D], keys and values [B, T, KH, D] of [B, T, E], with norms, rotations and scales.
+
+    A layer that reads the keys and values of another has queries alone.
+    """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
 
@@ -384,33 +424,44 @@ def _project(
         return (layer.query_norm, layer.key_norm) if c.qk_norm_kind in kinds else (None, None)
 
     def project(weight: Any, bias: jax.Array | None, whole_norm: jax.Array | None = None) -> jax.Array:
-        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), c.head_dim)
+        return split_heads(norm(linear(normed, weight, bias), whole_norm, axes=axes), head_dim)
 
     of_queries, of_keys = norms("whole")
-    queries = project(layer.query, layer.query_bias, of_queries)
-    keys = project(layer.key, layer.key_bias, of_keys)
-    values = project(layer.value, layer.value_bias)
-    of_queries, of_keys = norms("head", "each")
-    queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+    turned = [project(layer.query, layer.query_bias, of_queries)]  # queries, and keys where the layer has its own
+    values = []
+    if layer.key is not None:
+        turned.append(project(layer.key, layer.key_bias, of_keys))
+        values = [turned[1] if layer.value is None else project(layer.value, layer.value_bias)]
+    turned = list(map(norm, turned, norms("head", "each")))
     if rotation is not None:
-        queries, keys = (rotary.rotate(x, rotation, c.interleaved_rotary) for x in (queries, keys))
-    of_queries, of_keys = norms("rotated")
+        turned = [rotary.rotate(x, rotation, c.interleaved_rotary) for x in turned]
+    weights = norms("rotated")
     if c.qk_norm and c.qk_norm_kind == "weightless" and rotation is not None:
-        of_queries = of_keys = jnp.ones(c.head_dim, normed.dtype)
-    queries, keys = norm(queries, of_queries), norm(keys, of_keys)
+        weights = (jnp.ones(head_dim, normed.dtype),) * 2
+    queries, *keys = map(norm, turned, weights)
+    if c.value_norm:
+        values = [norm(x, jnp.ones(head_dim, normed.dtype)) for x in values]
     if query_scales is not None:
         queries = (queries.astype(jnp.float32) * query_scales).astype(queries.dtype)
-    return queries, keys, values
+    return [queries, *keys, *values]
 
 
 def _feed_forward(
-    layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...], experts: str
+    layer: LlamaLayer,
+    hidden: jax.Array,
+    normed: jax.Array,
+    config: LlamaConfig,
+    axes: tuple[str, ...],
+    experts: str,
 ) -> jax.Array:
     """Returns the MLP of [B, T, E], the experts of each token, or the sum of both."""
     if layer.experts is None:
         return _mlp(layer, normed, config, axes)
     assert layer.router is not None
     c = config
+    if c.separate_experts:
+        shared = normalize(_mlp(layer, normed, c, axes), layer.shared_post_norm, c.norm, c.norm_eps)
+        return shared + _separate_experts(layer, hidden, c, axes, experts)
     chosen, weights = route(normed, layer.router, layer.router_bias, layer.selection_bias, c)
     inputs = normed
     if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
@@ -422,6 +473,23 @@ def _feed_forward(
     if layer.shared_router is not None:
         shared *= jax.nn.sigmoid(linear(normed, layer.shared_router))
     return mixed + shared
+
+
+def _separate_experts(
+    layer: LlamaLayer, hidden: jax.Array, config: LlamaConfig, axes: tuple[str, ...], experts: str
+) -> jax.Array:
+    """Returns the experts of each token of [B, T, E], with the norms and scales of `LlamaConfig.separate_experts`."""
+    assert layer.experts is not None
+    assert layer.router is not None
+    assert layer.router_scale is not None
+    assert layer.experts_scales is not None
+    c = config
+    norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
+    scaled = norm(hidden, jnp.ones_like(layer.router_scale)) * jnp.broadcast_to(layer.router_scale, hidden.shape)
+    chosen, weights = route(scale(scaled, c.hidden_size**-0.5), layer.router, None, None, c)
+    weights *= layer.experts_scales[chosen].astype(weights.dtype)
+    mixed = mix(norm(hidden, layer.experts_norm), chosen, weights, layer.experts, c.activation, axes, experts)
+    return norm(mixed, layer.experts_post_norm)
 
 
 def _mlp(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[str, ...]) -> jax.Array:
@@ -460,6 +528,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return zeros
         if field.endswith("norm") and not field.startswith(("query", "key")):
             return jnp.ones(shape, dtype) if field == "recurrent_norm" else neutral
+        if "scale" in field:
+            return jnp.ones(shape, dtype)
         if is_matrix(field) and len(shape) == 3:
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
         return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0].astype(dtype_of(field, dtype))
@@ -471,14 +541,19 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     output = None if c.tie_embeddings else matrix(c.vocab_size, c.hidden_size)
     embedding = matrix(c.vocab_size, c.hidden_size)
     output_bias = matrix(c.vocab_size, 1)[:, 0] if c.output_bias else None
-    return LlamaParams(embedding, layers, neutral, output, config, zeros if c.norm_bias else None, output_bias)
+    norm_bias, of_layers = zeros if c.norm_bias else None, None
+    if c.per_layer_size:
+        total = c.num_layers * c.per_layer_size
+        tables = matrix(c.per_layer_vocab_size, total), matrix(total, c.hidden_size)
+        of_layers = PerLayer(*tables, jnp.ones(c.per_layer_size, dtype))
+    return LlamaParams(embedding, layers, neutral, output, config, norm_bias, output_bias, of_layers)
 
 
 def quantize(params: LlamaParams) -> LlamaParams:
     """Returns the parameters with their matrices in int8; int8 matrices stay as they are.
 
-    Norms, biases and an untied embedding keep their dtype. A floating-point matrix is freed when nothing else refers
-    to it: `jlade.load(..., int8=True)` never holds all of them.
+    Norms, biases, embeddings for each layer and an untied embedding keep their dtype. A floating-point matrix is freed
+    when nothing else refers to it: `jlade.load(..., int8=True)` never holds all of them.
     """
 
     def in_int8(matrix: Any) -> Any:

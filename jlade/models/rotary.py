@@ -57,7 +57,20 @@ class LongRopeScaling:
     attention_factor: float
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclasses.dataclass(frozen=True)
+class ProportionalScaling:
+    """Rotates the fastest of a head's pairs alone, with the frequencies that they have among all (Gemma 4).
+
+    Attributes:
+      fraction: of the pairs.
+      factor: slows them.
+    """
+
+    fraction: float
+    factor: float = 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +158,9 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = N
             kept = 1 - (index - low) / (high - low if high != low else 0.001)
         case LongRopeScaling():
             return frequencies / np.asarray(scaling.factors, np.float32)
+        case ProportionalScaling():
+            is_turned = np.arange(head_dim // 2) < int(scaling.fraction * head_dim // 2)
+            return np.where(is_turned, frequencies / np.float32(scaling.factor), np.float32(0))
     kept = np.clip(kept, 0.0, 1.0)
     factor = 1.0 if scaling is None else scaling.factor
     scaled: np.ndarray = (1 - kept) * frequencies / factor + kept * frequencies

@@ -28,7 +28,7 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
     if not can_divide(config, shards):
         accepted = [n for n in range(1, config.num_heads + 1) if can_divide(config, n)]
         raise ValueError(
-            f"mesh has model={shards}, but the model has {config.num_heads} heads, {config.num_kv_heads} KV heads and "
+            f"mesh has model={shards}, but the model has {config.num_heads} heads, {_kv_heads(config)} KV heads and "
             f"{_others(config)}, which divide among {', '.join(map(str, accepted))} devices: choose one of these, and "
             "use the other devices for data or lookahead"
         )
@@ -36,11 +36,20 @@ def mesh_for(config: LlamaConfig, mesh: Mesh) -> Mesh:
 
 
 def can_divide(config: LlamaConfig, shards: int) -> bool:
-    """Whether heads, MLP columns and experts divide among the shards, and each has heads of whole groups or of one."""
-    groups = config.num_kv_heads % shards == 0 or shards % config.num_kv_heads == 0
+    """Whether heads, MLP columns and experts divide among the shards, and each has heads of whole groups or of one.
+
+    Where layers have different KV heads, those of each must divide: no mesh has different copies of them.
+    """
+    numbers = {heads.number for heads in config.heads_by_layer}
+    groups = all(number % shards == 0 or (len(numbers) == 1 and shards % number == 0) for number in numbers)
     divided = [config.num_heads, config.intermediate_size, config.dense_size, config.num_experts]
     divided += [] if config.delta_rule is None else [config.delta_rule.key_heads]
     return groups and not any(number % shards for number in divided)
+
+
+def _kv_heads(config: LlamaConfig) -> str:
+    """Returns the numbers of KV heads for a message."""
+    return " or ".join(map(str, dict.fromkeys(heads.number for heads in config.heads_by_layer)))
 
 
 def _others(config: LlamaConfig) -> str:
@@ -66,6 +75,10 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         arrays = layer_arrays(params.config, number).items()
         return LlamaLayer(**{field: _spec(getattr(layer, field), spec) for field, (_, spec) in arrays})
 
+    of_layers: Any = params.per_layer
+    if of_layers is not None:
+        is_divided = params.config.per_layer_vocab_size % mesh_lib.size(mesh, *MODEL) == 0
+        of_layers = of_layers.replace(embedding=P(MODEL) if is_divided else P(), projection=P(), norm=P())
     tree: Any = LlamaParams
     specs: LlamaParams = tree(
         embedding=_spec(params.embedding, vocabulary),
@@ -75,6 +88,7 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         config=params.config,
         norm_bias=_spec(params.norm_bias, P()),
         output_bias=_spec(params.output_bias, vocabulary),
+        per_layer=of_layers,
     )
     return specs
 

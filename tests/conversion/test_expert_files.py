@@ -12,7 +12,7 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
-from jlade.models.architecture import DeltaRule, Latent
+from jlade.models.architecture import DeltaRule, Heads, Latent
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from tests.tiny import slow_but
 
@@ -113,6 +113,14 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
         "qwen3_next": recurrent,
         "qwen3_5_moe_text": recurrent,
+        "gemma4_text": {
+            "intermediate_size": 64,
+            "norm": "rms_late",
+            "activation": "gelu_tanh",
+            "separate_experts": True,
+        }
+        | {"global_heads": Heads(2, 12), "attention_scale": 1.0, "embedding_scale": 32**0.5}
+        | dict.fromkeys(("post_norms", "qk_norm", "value_norm", "layer_scale", "values_from_keys"), True),
         "llama4_text": {"intermediate_size": 64, "experts_per_token": 1, "routing": "sigmoid"}
         | {"qk_norm": True, "qk_norm_kind": "weightless", "interleaved_rotary": True},
     }

@@ -15,7 +15,7 @@ from jlade.conversion import load_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import SLIDING
-from jlade.models.architecture import Latent
+from jlade.models.architecture import Heads, Latent
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
@@ -60,6 +60,19 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("gemma", {"hidden_act": "silu"}, "hidden_act is 'silu'; supported is 'gelu_pytorch_tanh' or 'gelu'"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; supported is False"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, got 0"),
+        ("gemma4_text", {"per_layer_config": {"2": {}}}, "per_layer_config must have objects with num_key_value_heads"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 6}}}, "per_layer_config must be equal for all layers"),
+        ("gemma4_text", {"global_head_dim": 7}, "global_head_dim must be even, got 7"),
+        ("gemma4_text", {"num_kv_shared_layers": 1}, "num_kv_shared_layers must leave layers of each kind in layer_ty"),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers must leave layers of each kind in layer_ty"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'; supported is N"),
+        ("gemma4_text", {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling is .*; supported is None"),
+        ("gemma4_text", {"enable_moe_block": True}, "num_experts must be a positive integer, got None"),
+        (
+            "gemma4_text",
+            {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
+            r"num_attention_heads \(4\) must be a multiple of num_global_key_value_heads \(3\)",
+        ),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported is None"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
         ("phi", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_new' or 'gelu_pytorch_tanh'"),
@@ -197,6 +210,21 @@ def test_gemma_3_27b_leaves_out_what_transformers_fills_in(tmp_path):
     assert config.layer_rotary[4:6] == (Rotary(1e4), Rotary(1e6, LinearScaling(8.0)))
 
 
+def test_gemma_4_has_two_forms_of_heads_by_layer(tmp_path):
+    """As transformers 5.24 writes them, and as earlier ones do."""
+    newer = {"attention_k_eq_v": True, "per_layer_config": {"01": {"head_dim": 10, "num_key_value_heads": 1}}}
+    older = {"attention_k_eq_v": True, "global_head_dim": 10, "num_global_key_value_heads": 1}
+    read = [read_config(write(tmp_path, "gemma4_text", **form), strict=True) for form in (newer, older)]
+    assert read[0] == read[1]
+    assert read[0].global_heads == Heads(1, 10)
+    assert read_config(write(tmp_path, "gemma4_text", **older | {"attention_k_eq_v": False})).global_heads == Heads(
+        2, 10
+    )
+    config = read_config(write(tmp_path, "gemma4_text", **newer | {"attention_k_eq_v": False}))
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
+    assert read_config(tmp_path, strict=True) == config
+
+
 def test_phi_4(tmp_path):
     """As in microsoft/phi-4."""
     changes = {"num_attention_heads": 40, "hidden_size": 5120, "num_key_value_heads": 10, "rope_theta": 250000}
@@ -284,6 +312,8 @@ def test_qwen_3_vl_rotates_text_by_one_position(tmp_path):
 
 WITH_VISION = {
     "Gemma3": ("gemma3_text", "siglip_vision_model"),
+    "Gemma4": ("gemma4_text", "gemma4_vision"),
+    "Gemma4Unified": ("gemma4_unified_text", "gemma4_unified_vision"),
     "Llama4": ("llama4_text", "llama4_vision_model"),
     "Mistral3": ("mistral", "pixtral"),
     "Mistral3, newer": ("ministral3", "pixtral"),
@@ -301,10 +331,15 @@ def with_vision(request, tmp_path_factory):
     torch = pytest.importorskip("torch", reason="the test extra installs torch on Python 3.11 only")
     transformers = pytest.importorskip("transformers")
     kind, _, _ = request.param.partition(",")
-    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if kind == "Gemma3" else None}
+    is_gemma = kind.startswith("Gemma")
+    text = SIZES | {"head_dim": 8, "initializer_range": 0.3, "sliding_window": 7 if is_gemma else None}
     text |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None, "max_position_embeddings": 128}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
+    if kind.startswith("Gemma4"):
+        text |= {"global_head_dim": 12, "pad_token_id": 0}
+        text |= {"hidden_size_per_layer_input": 6} if kind == "Gemma4" else {}
+        vision |= {"num_key_value_heads": 2, "head_dim": 8, "mm_embed_dim": 16, "output_proj_dims": 32}
     if kind == "Llama4":
         vision |= dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 16)
     if kind.startswith("Qwen"):
@@ -314,9 +349,9 @@ def with_vision(request, tmp_path_factory):
         text |= RECURRENT_EXPERTS if kind.endswith("Moe") else RECURRENT
     text_type, vision_type = WITH_VISION[request.param]
     parts = {
-        "text_config": text | {"model_type": text_type, "tie_word_embeddings": kind == "Gemma3"},
+        "text_config": text | {"model_type": text_type, "tie_word_embeddings": is_gemma},
         "vision_config": vision | {"model_type": vision_type},
-        "tie_word_embeddings": kind == "Gemma3",
+        "tie_word_embeddings": is_gemma,
         "image_token_index": 3,
         **({"mm_tokens_per_image": 4} if kind == "Gemma3" else {}),
     }

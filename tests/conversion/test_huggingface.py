@@ -204,8 +204,8 @@ def test_defaults_of_old_configs(tmp_path):
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number, got -1"),
         ({"rope_theta": "big"}, "rope_theta must be a positive number, got 'big'"),
         (
-            {"rope_scaling": {"type": "proportional"}},
-            "rope_type is 'proportional'; supported are default, linear, dynamic, llama3, yarn, longrope",
+            {"rope_scaling": {"type": "axial"}},
+            "rope_type is 'axial'; supported are default, linear, dynamic, llama3, yarn, longrope, proportional",
         ),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number, got None"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1.0, got 0.5"),

@@ -17,6 +17,8 @@ from tests.tiny import slow_but
 
 TOKENS = np.random.default_rng(0).integers(0, 50, (1, 24), dtype=np.int32)
 LISTED = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA_4 = LISTED | {"head_dim": 12, "global_head_dim": 20, "hidden_size_per_layer_input": 6}
+GEMMA_4 |= {"vocab_size_per_layer_input": 52}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 BASES = {
     "llama": ("Llama", {}),
@@ -26,6 +28,7 @@ BASES = {
     "qwen3": ("Qwen3", {"head_dim": 12}),
     "gemma2": ("Gemma2", LISTED | {"head_dim": 12, "query_pre_attn_scalar": 10}),
     "gemma3": ("Gemma3Text", LISTED | {"head_dim": 12, "query_pre_attn_scalar": 10}),
+    "gemma4": ("Gemma4Text", GEMMA_4),
     "phi3": ("Phi3", {"sliding_window": 7}),
     "mixtral": ("Mixtral", EXPERTS),
     "olmo2": ("Olmo2", {}),
@@ -257,6 +260,28 @@ CASES = {
     "gemma3: one rotation for all layers": (
         keys(rope_parameters={"rope_type": "default", "rope_theta": 5.0}),
         Refused("config.json: rope_parameters must be an object for each type"),
+    ),
+    "gemma4: the older form of heads": (keys(per_layer_config=REMOVED, global_head_dim=20), EQUAL),
+    "gemma4: KV heads without attention_k_eq_v": (
+        keys(per_layer_config=REMOVED, global_head_dim=20, num_global_key_value_heads=4),
+        EQUAL,
+    ),
+    "gemma4: heads of size 512 by default": (keys(per_layer_config=REMOVED), Refused("config.json implies")),
+    "gemma4: a window in the last layer": (keys(layer_types=["sliding_attention"] * 2), EQUAL),
+    "gemma4: no layer_types": (
+        keys(layer_types=REMOVED),
+        EQUAL,
+    ),
+    "gemma4: no rope_parameters": (keys(rope_parameters=REMOVED), EQUAL),
+    "gemma4: attention in both directions among the tokens of an image": (
+        keys(use_bidirectional_attention="vision"),
+        EQUAL,
+    ),
+    "gemma4: no cap": (keys(final_logit_softcapping=None), EQUAL),
+    "gemma4: experts that are not used": (keys(num_experts=4, top_k_experts=2, moe_intermediate_size=24), EQUAL),
+    "gemma4: fewer tokens with embeddings for each layer": (
+        keys(vocab_size_per_layer_input=40),
+        Refused("config.json: vocab_size_per_layer_input must be at least vocab_size, 50, got 40"),
     ),
     "phi3: longrope": (
         keys(rope_parameters=REMOVED, rope_scaling=LONG | {"type": "longrope"}, original_max_position_embeddings=64),

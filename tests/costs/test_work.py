@@ -16,7 +16,7 @@ from jlade.costs import work as work_lib
 from jlade.costs.work import Layout
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import division
-from jlade.models.architecture import Latent
+from jlade.models.architecture import Heads, Latent
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
 from tests.costs import meshed
@@ -34,6 +34,16 @@ CONFIG = LlamaConfig(
 )
 SETTING = LookaheadConfig.paper(6, 4, 6)
 TREE = LookaheadConfig(tree_size=40, window_size=4, ngram_size=3, guess_set_size=2)
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "sliding_windows": (3 * plain.CHUNK_ON_CPU, None) * 2,  # as many chunks in each layer, whose heads differ
+    "global_heads": Heads(2, 32),
+    "values_from_keys": True,
+    "shared_kv_layers": 2,
+    "wide_mlp": True,
+    "per_layer_size": 16,
+    "per_layer_vocab_size": 512,
+}
 BATCH, CAPACITY = 2, 3 * plain.CHUNK_ON_CPU
 
 
@@ -50,6 +60,7 @@ LATENT |= {"rotary_dim": 16}
         slow((1, 2, 4), SETTING, {"vocab_size": 511}),  # whole on each device
         slow((2, 1, 4), PLAIN, {}),
         slow((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
+        slow((2, 2, 2), SETTING, {"num_layers": 4} | GEMMA_4),
         slow((1, 8, 1), TREE, {}),
         slow((1, 2, 4), SETTING, LATENT),
         slow((2, 2, 2), TREE, {}),

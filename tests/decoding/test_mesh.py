@@ -12,6 +12,7 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.drafts.sources import TABLE
 from jlade.mesh import MODEL
 from jlade.models import attention, sharding
+from jlade.models.architecture import Heads
 from jlade.models.llama import Llama, quantize
 from jlade.models.rotary import QueryScaling, Rotary
 from tests.compilations import recorded
@@ -81,6 +82,10 @@ VARIATIONS = {
     "like OLMo 2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_kind": "whole"},
     "like Gemma 2": {"norm": "rms_plus_one", "post_norms": True, "activation": "gelu_tanh", "embedding_scale": 3.0}
     | {"attention_cap": 3.0, "logit_cap": 5.0, "attention_scale": 0.3, "sliding_windows": (5, None)},
+    "like Gemma 4": {"num_layers": 4, "sliding_windows": (5, None) * 2, "global_heads": Heads(2, 10)}
+    | {"values_from_keys": True, "value_norm": True, "shared_kv_layers": 2, "wide_mlp": True, "layer_scale": True}
+    | {"per_layer_size": 6, "per_layer_vocab_size": 16, "num_experts": 8, "expert_size": 6, "experts_per_token": 2}
+    | {"separate_experts": True, "post_norms": True, "qk_norm": True},
     "like Phi-MoE": {"num_experts": 8, "expert_size": 6, "experts_per_token": 2, "routing": "sparsemixer"}
     | {"norm": "layer", "norm_bias": True, "output_bias": True},
     "like Llama 4": {"num_experts": 8, "expert_size": 6, "experts_per_token": 1, "routing": "sigmoid"}

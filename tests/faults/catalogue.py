@@ -417,6 +417,34 @@ FAULTS = (
         ("tests/models/test_commit.py::test_both_forms_agree_on_rings",),
     ),
     Fault(
+        "a layer without keys reads those of the last layer, whatever its window",
+        "jlade/models/architecture.py",
+        "last = {window is None: i for i, window in enumerate(windows[:own])}",
+        "last = {is_full: own - 1 for is_full in (False, True)}",
+        ("tests/models/test_gemma4.py::test_a_layer_without_keys_reads_the_last_one_of_its_kind",),
+    ),
+    Fault(
+        "the cache has the heads of the layers with a window in every layer",
+        "jlade/models/llama.py",
+        "key, size = cast(Any, params.layers[layer].key), c.heads_of(layer).size",
+        "key, size = cast(Any, params.layers[layer].key), c.head_dim",
+        ("tests/models/test_gemma4.py::test_the_cache_has_the_heads_of_the_layers_with_keys_of_their_own",),
+    ),
+    Fault(
+        "values that keys make have the norm and the rotation of the keys",
+        "jlade/models/llama.py",
+        "        values = [norm(x, jnp.ones(head_dim, normed.dtype)) for x in values]",
+        "        values = keys if layer.value is None else [norm(x, jnp.ones(head_dim, normed.dtype)) for x in values]",
+        ("tests/models/test_gemma4.py::test_values_that_keys_make_have_no_weights_and_no_rotation",),
+    ),
+    Fault(
+        "a kernel is tried for the heads of some layers alone",
+        "jlade/models/implementations.py",
+        'return next(iter(found)) if len(found) == 1 else "plain"',
+        "return min(found)",
+        ("tests/models/test_gemma4.py::test_a_kernel_must_take_the_heads_of_every_layer",),
+    ),
+    Fault(
         "the weights of a token's experts are not those that add up to one",
         "jlade/models/experts/routing.py",
         "if c.normalized_experts:\n        return",
@@ -944,8 +972,8 @@ FAULTS = (
     Fault(
         "a plan counts the keys of a cache and not its values",
         "jlade/costs/work.py",
-        "return shard.config.arrays_per_layer * entries * shard.kv_heads",
-        "return entries * shard.kv_heads",
+        "return shard.config.arrays_per_layer * shard.item * elements",
+        "return shard.item * elements",
         ("tests/costs/test_plan.py::test_a_step_on_one_device_by_hand",),
     ),
     Fault(

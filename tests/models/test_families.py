@@ -43,6 +43,7 @@ CASES = {
             "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, attention_factor=1.3, truncate=False
         ),
     ),
+    "llama, proportional": ("Llama", {"head_dim": 12} | rope("proportional", factor=2.0, partial_rotary_factor=0.5)),
 }
 
 
@@ -54,6 +55,9 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+
+
+SCALES = "layer_scalar", "router.scale", "per_expert_scale"
 
 
 def class_of(model_type):
@@ -79,7 +83,7 @@ def checkpoint(family, changes, directory):
     model.generation_config.eos_token_id = None
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or name.endswith("bias"):  # transformers initialises them to ones and zeros
+            if "norm" in name or name.endswith(("bias", *SCALES)):  # transformers initialises them to ones and zeros
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     return model, load_hf(directory, "float32")

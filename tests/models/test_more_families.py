@@ -37,6 +37,21 @@ RECURRENT_EXPERTS = RECURRENT | {
 # Of latent attention with small sizes, and of its experts.
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+GEMMA_4 = {
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "sliding_window": 7,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA_4 |= {
+    "num_hidden_layers": 4,
+    "layer_types": [*SLIDING, *SLIDING],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+}
 CASES = {
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
@@ -53,6 +68,27 @@ CASES = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             }
         },
+    ),
+    "gemma4_text": (
+        "Gemma4Text",
+        GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "final_logit_softcapping": 5.0},
+    ),
+    "gemma4_text, experts": (
+        "Gemma4Text",
+        GEMMA_4
+        | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 2},
+    ),
+    "gemma4_text, embeddings of layers": (
+        "Gemma4Text",
+        GEMMA_4
+        | {"hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 52}
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma4_unified_text": (
+        "Gemma4UnifiedText",
+        {key: value for key, value in GEMMA_4.items() if key != "hidden_size_per_layer_input"}
+        | {"num_kv_shared_layers": 2, "attention_k_eq_v": True},
     ),
     "phi": ("Phi", {}),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
@@ -223,15 +259,15 @@ CASES = {
 }
 
 
-DECODED = ("gemma2", slow("gpt_oss"), "qwen3_5_text", slow("deepseek_v3"))
-QUANTIZED = ("gemma", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text", "qwen2_moe", "gpt_oss")
-QUANTIZED += ("deepseek_v3",)
+GEMMA_4_FORMS = ("gemma4_text", "gemma4_text, experts", "gemma4_text, embeddings of layers")
+DECODED = ("gemma2", "qwen3_5_text", *map(slow, (*GEMMA_4_FORMS, "gpt_oss", "deepseek_v3")))
+QUANTIZED = ("gemma", "gemma4_text", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text")
+QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3")
+QUICK = ("gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3")
 
 
 # Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
-@pytest.fixture(
-    params=slow_but(CASES, "gemma2", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3", "qwen3_next")
-)
+@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next"))
 def case(request):
     return request.param
 
