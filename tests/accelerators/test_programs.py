@@ -106,6 +106,7 @@ def test_steps_copy_no_latents(name):
     for step in (found.step, found.plain_step):
         assert step.host_loops == 0
         assert not [copy for copy in step.copies if ",576]" in copy]
+        assert step.vector_products == ()
 
 
 def state_bytes(config, setting):
