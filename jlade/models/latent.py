@@ -65,4 +65,15 @@ def values(projections: Projections, mixed: jax.Array) -> jax.Array:
 
 
 def _by_head(equation: str, x: jax.Array, matrices: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, x, matrices, preferred_element_type=jnp.float32).astype(x.dtype)
+    """Returns the products of each head with its matrix, on TPUs as in `layers.multiply_row_twice`."""
+
+    def multiply(x: jax.Array, matrices: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, x, matrices, preferred_element_type=jnp.float32)
+
+    def multiply_twice(x: jax.Array, matrices: jax.Array) -> jax.Array:
+        return multiply(jnp.repeat(x, 2, axis=1), matrices)[:, :1]
+
+    if x.shape[:2] != (1, 1):
+        return multiply(x, matrices).astype(x.dtype)
+    product = jax.lax.platform_dependent(x, matrices, tpu=multiply_twice, default=multiply)
+    return product.astype(x.dtype)

@@ -22,6 +22,7 @@ from jlade.inspection.compiled import Sizes
 from jlade.inspection.hlo import Module
 from jlade.inspection.launches import PRODUCTS, launches
 from jlade.inspection.programs import Programs
+from jlade.models.architecture import Latent
 from jlade.models.llama import Llama, LlamaConfig
 from jlade.vocabulary import VocabularyShard
 from tests.accelerators.needs import device
@@ -41,6 +42,14 @@ LLAMA = LlamaConfig(
 QWEN = dataclasses.replace(
     LLAMA, vocab_size=151936, intermediate_size=12288, num_kv_heads=8, qk_norm=True, max_positions=40960
 )  # Qwen3 8B
+LATENT = dataclasses.replace(
+    LLAMA,
+    num_kv_heads=1,
+    head_dim=576,
+    latent=Latent(1536, rank=512, rotated=64, unrotated=128, value_size=128),
+    rotary_dim=64,
+    interleaved_rotary=True,
+)  # attention as in DeepSeek V3
 SHAPES = {"llama": LLAMA, "qwen": QWEN}
 KERNEL = "auto"
 
@@ -86,6 +95,18 @@ def test_programs(name, shape, attention, setting):
         return
     share = found.step.time.arithmetic / found.plain_step.time.arithmetic  # of two layers and all that is outside them
     assert 1 < share < (1.35 if setting.tree_size else 1.3)
+
+
+@pytest.mark.parametrize("name", [device("v5e"), device("h100")])
+def test_steps_copy_no_latents(name):
+    """The keys are the values: XLA for TPUs would otherwise copy them to the layout of one of the two products."""
+    found = jlade.inspect(param_shapes(LATENT, jnp.bfloat16), name, lookahead=DEFAULT)
+    assert found.failure is None
+    assert found.attention == "plain"
+    for step in (found.step, found.plain_step):
+        assert step.host_loops == 0
+        assert not [copy for copy in step.copies if ",576]" in copy]
+        assert step.vector_products == ()
 
 
 def state_bytes(config, setting):

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from jlade.models import layers
 from jlade.models.attention.operands import Operands
@@ -26,6 +27,7 @@ def attend(operands: Operands, window: int | None, scale: float | None = None, c
     on_cpu = functools.partial(loop, chunk=CHUNK_ON_CPU)
     unrolled = functools.partial(attend_in_chunks, unrolled=True, **variations)
     on_tpu = functools.partial(attend_row_twice, **variations) if is_row else loop
+    on_tpu = functools.partial(on_tpu, in_rows=operands.cached_keys is operands.cached_values)
     mixed: jax.Array = jax.lax.platform_dependent(operands, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=on_cpu)
     return mixed
 
@@ -46,12 +48,15 @@ def attend_in_chunks(
     scale: float | None = None,
     cap: float | None = None,
     chunk: int = CHUNK,
+    in_rows: bool = False,
 ) -> jax.Array:
     """Returns `attend` by an online softmax (arXiv 1805.02867) over the block, then over chunks of the prefix.
 
     Args:
       unrolled: whether to read the whole cache in few large chunks, without a loop.
       chunk: entries of a chunk; of a large one, a multiple.
+      in_rows: whether to fix the layout of chunks. XLA for TPUs otherwise reads keys that are the values, with a size
+        that is no multiple of 128, with the entries last: it copies the whole cache to that layout in every step.
     """
     queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions, sinks = operands
     batch_size, block_size, heads, head_dim = queries.shape
@@ -96,6 +101,9 @@ def attend_in_chunks(
         chunk_keys, chunk_values = (
             jax.lax.dynamic_slice_in_dim(x, start, chunk, 2) for x in (cached_keys, cached_values)
         )
+        if in_rows:
+            in_order = Layout((0, 1, 2, 3))
+            chunk_keys, chunk_values = (with_layout_constraint(x, in_order) for x in (chunk_keys, chunk_values))
         products = scores(queries, chunk_keys, mask)
         higher = jnp.maximum(highest, jnp.max(products, axis=-1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(products - higher)
