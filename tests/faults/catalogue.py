@@ -426,8 +426,8 @@ FAULTS = (
     Fault(
         "the cache has the heads of the layers with a window in every layer",
         "jlade/models/llama.py",
-        "key, size = cast(Any, params.layers[layer].key), c.heads_of(layer).size",
-        "key, size = cast(Any, params.layers[layer].key), c.head_dim",
+        "(number, size), key = c.heads_of(layer), params.layers[layer].key",
+        "(number, size), key = (c.num_kv_heads, c.head_dim), params.layers[layer].key",
         ("tests/models/test_gemma4.py::test_the_cache_has_the_heads_of_the_layers_with_keys_of_their_own",),
     ),
     Fault(
@@ -517,9 +517,44 @@ FAULTS = (
     Fault(
         "a mesh divides the output of attention along the wrong axis",
         "jlade/models/architecture.py",
-        '"attention_output": (True, (c.hidden_size, mixed), inputs)',
-        '"attention_output": (True, (c.hidden_size, mixed), outputs)',
+        '"attention_output": (attends, (c.hidden_size, mixed), inputs)',
+        '"attention_output": (attends, (c.hidden_size, mixed), outputs)',
         ("tests/test_mesh.py::test_places_of_parameters",),
+    ),
+    Fault(
+        "a token of a tree has the state after the text alone",
+        "jlade/models/recurrent.py",
+        "        updates = solve(jnp.where(is_ancestor[:, None, None], among, 0), updates)",
+        "        updates = solve(jnp.zeros_like(among), updates)",
+        ("tests/models/test_recurrent.py::test_every_token_of_a_random_tree",),
+    ),
+    Fault(
+        "a convolution takes the tokens before a token in the block, not its ancestors",
+        "jlade/models/recurrent.py",
+        "found = jnp.argmax(sees & (distance == back), axis=-1).astype(jnp.int32) + taps - 1",
+        "found = jnp.broadcast_to(jnp.arange(depth.shape[-1], dtype=jnp.int32)[None] - back, depth.shape) + taps - 1",
+        ("tests/models/test_recurrent.py::test_the_taps_of_a_token_are_its_own_last_tokens",),
+    ),
+    Fault(
+        "a commit fades the state of the text by the last token alone",
+        "jlade/models/recurrent.py",
+        "total = jnp.where(num_accepted[:, None] > 0, take(decays, last)[:, 0], 0)",
+        "total = jnp.where(num_accepted[:, None] > 0, take(decays, last - last)[:, 0], 0)",
+        ("tests/models/test_recurrent.py::test_every_token_of_a_random_tree",),
+    ),
+    Fault(
+        "a rejected token that is not finite reaches the state",
+        "jlade/models/recurrent.py",
+        "keys, updates = (jnp.where(is_kept[..., None, None], x, 0) for x in (keys, updates))",
+        "keys, updates = keys * 1, updates * 1",
+        ("tests/models/test_recurrent.py::test_a_rejected_token_that_is_not_finite_does_not_reach_the_state",),
+    ),
+    Fault(
+        "rows of heads are joined one array after the other",
+        "jlade/conversion/interleaved.py",
+        "grouped = [array.reshape(groups, -1, *array.shape[1:]) for array in arrays]",
+        "grouped = [array.reshape(1, -1, *array.shape[1:]) for array in arrays]",
+        ("tests/models/test_more_families.py::test_logits_are_those_of_transformers_and_every_format_keeps_them",),
     ),
     # Decoding.
     Fault(
