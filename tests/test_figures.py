@@ -242,6 +242,13 @@ def accelerators() -> Iterator[str]:
                 for batch, capacity in ((4, 4096), (8, 4096), (1, 512), (1, 16384))
             ]
             yield row(f"{device}, {shape}", *others)
+    names = {"qwen3.6-35b-a3b": "Qwen3.6 35B-A3B", "qwen3-next-80b-a3b": "Qwen3-Next 80B-A3B"}
+    names["qwen3-30b-a3b"] = "Qwen3 30B-A3B, attention alone"
+    times = {(each["device"], each["shape"], each["block"]): each["ms"] for each in read("estimate_recurrent")["rows"]}
+    for device, shape in dict.fromkeys(key[:2] for key in times):
+        yield row(
+            f"{device}, {names[shape]}", *(three_digits(times[device, shape, block]) for block in (1, 8, 32, 120))
+        )
     for each in read("experts_h100")["results"][0]["rows"]:
         times = [f"{each[of]:.1f} ms" for of in ("estimate_ms", "bytes_ms")]
         yield row(str(each["tokens"]), f"{each['experts']:.0f}", str(each["kernels"]), *times)
@@ -353,7 +360,7 @@ def shown_ms(each: dict[str, Any]) -> str:
 
 def three_digits(number: float) -> str:
     """Returns three digits, also where they end in 0."""
-    return f"{number:#.3g}"
+    return f"{number:#.3g}".rstrip(".")
 
 
 def scaling_page() -> Iterator[str]:
