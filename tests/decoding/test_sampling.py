@@ -23,7 +23,7 @@ from jlade.vocabulary import VocabularyShard
 from tests import plain_llama, reference
 from tests.decoding.test_decoding import first_window, sources_of
 from tests.texts import assert_same_texts
-from tests.tiny import PAPER, slow, tiny_llama
+from tests.tiny import PAPER, RECURRENT, slow, tiny_llama
 
 VOCAB = 13
 ALONE = [
@@ -369,10 +369,14 @@ def small_model():
 
 @pytest.fixture(scope="module")
 def expected_counts(small_model):
-    """Samples expected of each of the 4 ** 5 texts after the prompt [1, 2]."""
+    return counts_of(small_model)
+
+
+def counts_of(params):
+    """Returns the samples expected of each of the 4 ** 5 texts after the prompt [1, 2]."""
     probabilities = np.ones((SMALL_VOCAB,) * LENGTH)
     for text in itertools.product(range(SMALL_VOCAB), repeat=LENGTH):
-        logits = plain_llama.logits(small_model, [1, 2, *text])
+        logits = plain_llama.logits(params, [1, 2, *text])
         for position, token in enumerate(text):
             row = plain_processed(logits[1 + position], SMALL, [1, 2], text[:position])
             probabilities[text] *= np.exp(row[token]) / np.exp(row).sum()
@@ -475,6 +479,13 @@ def test_texts_of_a_tree_follow_the_models_distribution(verification, drafted, s
         tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification=verification, sources=drafted
     )
     assert p_value(small_model, expected_counts, lookahead) > RIGHT
+
+
+@pytest.mark.slow
+def test_texts_of_a_recurrent_model_follow_its_distribution():
+    params = tiny_llama(0, vocab_size=SMALL_VOCAB, max_positions=16, **RECURRENT)
+    lookahead = LookaheadConfig(tree_size=5, window_size=1, ngram_size=3, guess_set_size=4, verification="rejection")
+    assert p_value(params, counts_of(params), lookahead) > RIGHT
 
 
 @pytest.mark.slow
