@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jlade.costs.estimate import Rates, Time, time
-from jlade.inspection.hlo import Module
+from jlade.inspection.hlo import Instruction, Module
 from jlade.inspection.launches import PRODUCTS, STARTS, VIEWS, Launch, launches
 
 # A fusion of these alone computes nothing: it copies.
@@ -117,17 +117,32 @@ def _is_copy(launch: Launch, sizes: Sizes) -> bool:
 
 
 def _is_carried(launch: Launch, name: str) -> bool:
-    """Whether a value is an array that the loop carries, or one that was updated, moved or converted."""
+    """Whether a value is an array that the loop carries, or one that was updated, moved or converted.
+
+    A product is neither, though it may have the size of an operand.
+    """
     computation, left, seen = launch.module.computations[launch.computation], [name], set()
     while left:
         value = computation[left.pop()]
         if value.opcode in ("parameter", "while", "conditional", "call"):
             return True
         seen.add(value.name)
+        if _is_product(launch.module, value):
+            continue
         moves = value.opcode in VIEWS or value.opcode in STARTS
         same = (each for each in value.operands if moves or computation[each].size == value.size)
         left += [each for each in same if each not in seen]
     return False
+
+
+def _is_product(module: Module, value: Instruction) -> bool:
+    """Whether an instruction, or the last one of a fusion, is a product."""
+    while value.opcode == "fusion":
+        inner = module.computations[value.called[0]]
+        value = next(each for each in inner.values() if each.is_root)
+        while value.opcode in (*VIEWS, "reshape", "transpose", "convert") and value.operands:
+            value = inner[value.operands[0]]
+    return value.opcode in PRODUCTS
 
 
 def _is_vector_product(launch: Launch, sizes: Sizes) -> bool:
