@@ -157,6 +157,17 @@ MIXTURES: dict[str, Family] = {
         only={"use_qk_norm": (True,)},
         experts=EXPERTS,
         joined_experts=JOINED_EXPERTS,
+        expert_layout="either",
+        of_parts={"qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"},
+        part_defaults={
+            "num_key_value_heads": 16,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 128000,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+        },
+        part_only={"norm_topk_prob": True, "sliding_window": None},
     ),
     "olmoe": Family(
         "OlmoeForCausalLM",

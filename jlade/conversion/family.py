@@ -50,13 +50,15 @@ class Family:
       joined_experts: the same in files that transformers writes with `save_original_format=False`, if they differ.
       renamed: other names within a layer in such files, with those of `tensors`.
       expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
-        (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS).
+        (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS),
+        "either" where joined tensors in files are "columns" if their shape says so, else "rows" (Qwen3-VL).
       elsewhere: keys that change the output, with the one value besides null and {} that does not: families that do not
         read them refuse all others.
       without_effect: keys that change no output, of any family.
       other_names: of the `model_type`, in checkpoints with code of their own that is the family's.
       of_parts: classes of the models with other parts whose text part is of this family, by their `model_type`.
       part_defaults: of the keys of such a part, where they are not those of the family.
+      part_only: keys that such a part does not read, with the one value besides null that it implies.
     """
 
     architecture: str
@@ -77,6 +79,7 @@ class Family:
     other_names: tuple[str, ...] = ()
     of_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     part_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    part_only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def reads(self) -> dict[str, Any]:

@@ -291,8 +291,12 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
         if strict:
             raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
         warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
-    model_type = text.get("model_type", name)
-    content = dict(FAMILIES[name].part_defaults) | {key: text[key] for key in text if key != "architectures"} | shared
+    family, model_type = FAMILIES[name], text.get("model_type", name)
+    for key, value in family.part_only.items():
+        if text.get(key) not in (None, value):
+            raise ValueError(f"{file}: text_config has {key} {text[key]!r}; supported is {value!r}")
+    content = dict(family.part_defaults) | {key: text[key] for key in text if key != "architectures"} | shared
+    content |= family.part_only
     content |= {key: of_text(text[key]) for key in SETTINGS if isinstance(text.get(key), dict)}
     return content | {"model_type": name if model_type == f"{raw['model_type']}_text" else model_type}
 

@@ -52,6 +52,7 @@ CLASSES = {
     "qwen3_moe": "Qwen2Tokenizer",
     "qwen3_next": "Qwen2Tokenizer",
     "qwen3_vl": "Qwen2Tokenizer",
+    "qwen3_vl_moe": "Qwen2Tokenizer",
     "stablelm": "",
     "starcoder2": "GPT2Tokenizer",
 }

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -320,6 +321,7 @@ WITH_VISION = {
     "Qwen2VL": ("qwen2_vl_text", "qwen2_vl_vision"),
     "Qwen2_5_VL": ("qwen2_5_vl_text", "qwen2_5_vl_vision"),
     "Qwen3VL": ("qwen3_vl_text", "qwen3_vl_vision"),
+    "Qwen3VLMoe": ("qwen3_vl_moe_text", "qwen3_vl_moe_vision"),
     "Qwen3_5": ("qwen3_5_text", "qwen3_5_vision"),
     "Qwen3_5Moe": ("qwen3_5_moe_text", "qwen3_5_moe_vision"),
 }
@@ -347,6 +349,8 @@ def with_vision(request, tmp_path_factory):
         vision |= {"out_hidden_size": 32}
     if kind.startswith("Qwen3_5"):
         text |= RECURRENT_EXPERTS if kind.endswith("Moe") else RECURRENT
+    if kind == "Qwen3VLMoe":
+        text |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     text_type, vision_type = WITH_VISION[request.param]
     parts = {
         "text_config": text | {"model_type": text_type, "tie_word_embeddings": is_gemma},
@@ -383,6 +387,39 @@ def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
         again, _ = jlade.load(tmp_path / kind, dtype="float32")
         assert dataclasses.replace(again.config, eos_ids=()) == dataclasses.replace(params.config, eos_ids=())
         np.testing.assert_array_equal(again.layers[1].down, params.layers[1].down)
+
+
+@pytest.mark.filterwarnings("ignore:.*only the text part")
+@pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
+@pytest.mark.parametrize("with_vision", ["Qwen3VLMoe"], indirect=True)
+def test_experts_of_qwen_3_vl_are_read_in_both_directions(with_vision, tmp_path):
+    """As published, and as transformers 5 writes them: each tensor's shape says which."""
+    model, directory = with_vision
+    expected = load_hf(directory, "float32")
+    model.save_pretrained(tmp_path / "memory", save_original_format=False)
+    shutil.copytree(directory, tmp_path / "published")
+    for name in ("memory", "published"):
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        key = next(key for key in tensors if key.endswith("layers.0.mlp.experts.gate_up_proj"))
+        assert tensors[key].shape == (8, 48, 32)
+        if name == "published":
+            columns = {key: array.swapaxes(1, 2).copy() for key, array in tensors.items() if ".experts." in key}
+            save_file(tensors | columns, tmp_path / name / "model.safetensors", {"format": "pt"})
+        params = load_hf(tmp_path / name, "float32")
+        assert params.config == expected.config
+        assert params.config.family == "qwen3_moe"
+        for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    theirs = type(model).from_pretrained(tmp_path / "published")
+    for got, wanted in zip(theirs.parameters(), model.parameters(), strict=True):
+        assert got.equal(wanted)
+
+
+@pytest.mark.parametrize(("key", "value"), [("norm_topk_prob", False), ("sliding_window", 7)])
+def test_a_part_without_a_key_takes_one_value_of_it(key, value, tmp_path):
+    text = SIZES | {"model_type": "qwen3_vl_moe_text", key: value}
+    with pytest.raises(ValueError, match=f"config.json: text_config has {key} {value}; supported is "):
+        read_config(write(tmp_path, "qwen3_vl_moe", text_config=text))
 
 
 @pytest.mark.filterwarnings("default:.*tensors that predict further tokens")
