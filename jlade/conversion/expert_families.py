@@ -265,6 +265,38 @@ MIXTURES: dict[str, Family] = {
         joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
     ),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "moe_num_experts": 64,
+            "moe_k": 6,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 1536,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 1,
+            "moe_norm_min": 1e-12,
+        },
+        keys={
+            "num_experts": "moe_num_experts",
+            "experts_per_token": "moe_k",
+            "expert_size": "moe_intermediate_size",
+            "least_divisor": "moe_norm_min",
+        },
+        fixed=_EXPERTS_ALONE
+        | {"routing": "probabilities", "selection_bias": True, "float32_router": True, "interleaved_rotary": True},
+        only={"use_bias": (False,), "use_rmsnorm": (True,), "moe_gate": ("topk",), "moe_use_aux_free": (True,)},
+        tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.moe_statics.e_score_correction_bias"},
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
+        renamed={"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
+        without_effect=("moe_capacity",),
+    ),
     "minimax_m2": Family(
         "MiniMaxM2ForCausalLM",
         _LOCAL_EXPERTS

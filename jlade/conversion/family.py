@@ -21,7 +21,7 @@ SHARED = {
 }
 
 # Keys that some versions of transformers write in the place of those that it documents for a family.
-ALIASES = {"num_local_experts": "num_experts"}
+ALIASES = {"num_local_experts": "num_experts", "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 # Fields whose values are not those of their keys: see `hf_config`.
 INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
 OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}

@@ -18,7 +18,8 @@ from jlade.models.llama import LlamaConfig
 # Of the model without its output matrix
 INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.", "embed_tokens_per_layer.", "per_layer_")
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
-CONVOLUTION = "conv1d.weight"  # end of names
+# Ends of names of tensors with an axis of one element that their arrays lack: [channels, 1, taps] and [1, N]
+MORE_AXES = {"conv1d.weight": 1, "moe_statics.e_score_correction_bias": 0}
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
@@ -28,18 +29,21 @@ class FileTensor(NamedTuple):
     Attributes:
       parts: shapes of the model's tensors whose rows it has, by name.
       groups: in each of which some rows of each part follow those of the one before; see `interleaved`.
-      has_channels: whether it is that of a convolution, [channels, 1, taps] for parts [channels, taps].
+      more_axis: an axis of one element in the file that the parts lack; see `MORE_AXES`.
     """
 
     parts: dict[str, Shape]
     groups: int = 1
-    has_channels: bool = False
+    more_axis: int | None = None
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
         (_, *inner), rows = next(iter(self.parts.values())), sum(shape[0] for shape in self.parts.values())
-        return (rows, 1, *inner) if self.has_channels else (rows, *inner)
+        shape = [rows, *inner]
+        if self.more_axis is not None:
+            shape.insert(self.more_axis, 1)
+        return tuple(shape)
 
     def divide(self, tensor: StoredTensor) -> list[StoredTensor]:
         """Returns the parts of a tensor of this shape."""
@@ -48,7 +52,7 @@ class FileTensor(NamedTuple):
     def join(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
         """Returns the tensor, given arrays by the names of its parts."""
         if len(self.parts) == 1:
-            return arrays[next(iter(self.parts))]
+            return arrays[next(iter(self.parts))].reshape(self.shape)
         return interleaved.join([arrays[name] for name in self.parts], self.groups).reshape(self.shape)
 
 
@@ -67,7 +71,8 @@ def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
         file_within = whole.get(within, within)
         groups = family.row_groups[file_within](config) if file_within in family.row_groups else 1
         file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
-        file = FileTensor({}, groups, file_within.endswith(CONVOLUTION))
+        axis = next((axis for end, axis in MORE_AXES.items() if file_within.endswith(end)), None)
+        file = FileTensor({}, groups, axis)
         files.setdefault(file_name, file).parts[name] = shape
     return files
 

@@ -17,6 +17,7 @@ CLASSES = {
     "cohere": "CohereTokenizer",
     "cohere2": "CohereTokenizer",
     "ernie4_5": "",
+    "ernie4_5_moe": "",
     "gemma": "GemmaTokenizer",
     "gemma2": "GemmaTokenizer",
     "gemma3": "GemmaTokenizer",

@@ -134,6 +134,8 @@ class LlamaConfig:
     groups_per_token: int = 1
     group_leaders: int = 2  # best experts of a group whose scores together are the group's (1 in DeepSeek V2)
     expert_scale: float = 1.0  # of the weights of a token's experts (DeepSeek V3)
+    least_divisor: float = 0.0  # of these weights where they are normalized (ERNIE 4.5)
+    float32_router: bool = False  # whether routers are in float32 in a model of any dtype (ERNIE 4.5)
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
     # Whether MLP and experts both read the hidden states, with norms of their own, and so does the router (Gemma 4)
@@ -293,9 +295,10 @@ def is_matrix(field: str) -> bool:
     return field in (*of_attention, *recurrent, *of_mlp, "input_gate", "input_projection")
 
 
-def dtype_of(field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+def dtype_of(config: LlamaConfig, field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     """Returns the dtype of a field of `jlade.models.llama.LlamaLayer` in a model of a dtype."""
-    return jnp.float32 if field == "selection_bias" else dtype  # whose rounding would choose other experts
+    is_exact = field == "selection_bias" or (field == "router" and config.float32_router)
+    return jnp.float32 if is_exact else dtype  # whose rounding would choose other experts
 
 
 def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, ...], P]]:

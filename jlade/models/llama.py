@@ -532,7 +532,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return jnp.ones(shape, dtype)
         if is_matrix(field) and len(shape) == 3:
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
-        return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0].astype(dtype_of(field, dtype))
+        values = matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0]
+        return values.astype(dtype_of(c, field, dtype))
 
     layers = tuple(
         LlamaLayer(**{field: array(field, shape) for field, (shape, _) in layer_arrays(c, i).items()})

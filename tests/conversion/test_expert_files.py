@@ -110,6 +110,9 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "deepseek_v3": LATENT | {"routing": "sigmoids", "selection_bias": True, "intermediate_size": 64},
         "glm4_moe_lite": LATENT | {"routing": "sigmoids", "selection_bias": True, "norm_eps": 1e-5},
         "mistral4": LATENT | {"routing": "probabilities", "expert_scale": 1.5},
+        "ernie4_5_moe": {"routing": "probabilities", "selection_bias": True, "float32_router": True, "norm_eps": 1e-5}
+        | {"least_divisor": 1e-12, "rope_theta": 5e5}
+        | {"interleaved_rotary": True, "intermediate_size": 64, "dense_layers": (0,), "dense_size": 32},
         "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
         "qwen3_next": recurrent,
         "qwen3_5_moe_text": recurrent,

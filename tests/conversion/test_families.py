@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jlade
+from jlade import conversion
 from jlade.cli import main
-from jlade.conversion import load_hf
+from jlade.conversion import load_hf, save_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import SLIDING
@@ -105,6 +106,9 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("deepseek_v3", {"head_dim": 192}, "head_dim must be 64, as the other sizes imply, got 192"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias is True; supported is False"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias is True; supported is False"),
+        ("ernie4_5_moe", {"moe_layer_start_index": -1}, "moe_layer_start_index must be a positive integer, got -1"),
+        ("ernie4_5_moe", {"moe_k": 65}, "num_experts_per_tok must be up to the number of experts, 64, got 65"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, got 'noaux"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True; supported is False"),
         ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor must give the 64 el"),
@@ -279,6 +283,43 @@ def test_ministral_3_scales_its_queries(tmp_path):
     assert config.query_scalings == (QueryScaling(0.1, 16384),) * 2
     assert (config.rope_theta, config.rope_scaling.factor, config.rope_scaling.attention_factor) == (1e6, 16.0, 1.0)
     assert config.max_positions == 262144
+
+
+def test_ernie_4_5_has_experts_in_some_layers(tmp_path):
+    """As in baidu/ERNIE-4.5-21B-A3B-PT, and with other layers."""
+    own = {"moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_k": 6, "moe_intermediate_size": 1536}
+    own |= {"moe_layer_start_index": 1, "moe_layer_interval": 1, "moe_capacity": [64, 64, 64], "moe_gate": "topk"}
+    own |= {"num_hidden_layers": 6, "moe_use_aux_free": True, "use_rmsnorm": True, "use_bias": False}
+    config = read_config(write(tmp_path, "ernie4_5_moe", **own), strict=True)
+    assert (config.dense_layers, config.dense_size, config.intermediate_size) == ((0,), 48, 3072)
+    assert (config.num_experts, config.experts_per_token, config.least_divisor) == (64, 6, 1e-12)
+    by_other_names = {"num_experts" if key == "moe_num_experts" else key: own[key] for key in own}
+    assert read_config(write(tmp_path, "ernie4_5_moe", **by_other_names), strict=True) == config
+    for changes, dense in (
+        ({"moe_layer_interval": 2}, (0, 2, 4)),
+        ({"moe_layer_interval": 3, "moe_layer_end_index": 4}, (0, 1, 3, 4, 5)),
+        ({"moe_layer_start_index": 6}, (0, 1, 2, 3, 4, 5)),
+    ):
+        found = read_config(write(tmp_path, "ernie4_5_moe", **own | changes), strict=True)
+        assert found.dense_layers == dense
+        (tmp_path / "config.json").write_text(json.dumps(to_hf(found, "float32")))
+        assert read_config(tmp_path, strict=True) == found
+
+
+def test_routers_of_ernie_4_5_stay_in_float32(tmp_path):
+    """As in transformers, for which rounded ones would choose other experts."""
+    shape = {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24}
+    _, params = checkpoint("Ernie4_5_Moe", shape, tmp_path / "published")
+    rounded = load_hf(tmp_path / "published", "bfloat16")
+    assert {x.dtype.name for x in (rounded.layers[1].router, rounded.layers[1].selection_bias)} == {"float32"}
+    assert rounded.layers[1].up.dtype == "bfloat16"
+    np.testing.assert_array_equal(rounded.layers[1].router, params.layers[1].router)
+    for save, load, name in ((save_hf, load_hf, "hf"), (conversion.save, conversion.load, "own")):
+        save(rounded, tmp_path / name)
+        again = load(tmp_path / name, "auto")
+        for got, stored in zip(jax.tree.leaves(again), jax.tree.leaves(rounded), strict=True):
+            assert got.dtype == stored.dtype
+            np.testing.assert_array_equal(got, stored)
 
 
 def test_llama_4_ends_with_its_first_chunk(tmp_path):

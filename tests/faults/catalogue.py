@@ -870,6 +870,20 @@ FAULTS = (
         ("tests/conversion/test_expert_files.py::test_mxfp4_is_read_as_by_transformers",),
     ),
     Fault(
+        "weights of experts are divided by a sum below the least divisor",
+        "jlade/models/experts/routing.py",
+        "jnp.maximum(total, c.least_divisor) if c.least_divisor else total",
+        "total",
+        ("tests/models/test_more_families.py::test_logits_are_those_of_transformers_and_every_format_keeps_them",),
+    ),
+    Fault(
+        "routers that need float32 are read in the dtype of the model",
+        "jlade/models/architecture.py",
+        '(field == "router" and config.float32_router)',
+        "False",
+        ("tests/conversion/test_families.py::test_routers_of_ernie_4_5_stay_in_float32",),
+    ),
+    Fault(
         "published experts of Qwen3-VL are taken for square ones",
         "jlade/conversion/hf_experts.py",
         "has_rows = tensor is None or rows == columns or tensor.shape != (number, *columns)",

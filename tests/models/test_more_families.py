@@ -135,6 +135,15 @@ CASES = {
     "cohere2": ("Cohere2", {"sliding_window": 7, "layer_types": SLIDING, "logit_scale": 0.5}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 12}),
     "ernie4_5, biases": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 3, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_norm_min": 0.8},
+    ),
+    "ernie4_5_moe, some layers": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 6, "moe_layer_interval": 2, "moe_layer_start_index": 2, "moe_layer_end_index": 3}
+        | {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 0},
+    ),
     "helium": ("Helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "exaone4": ("Exaone4", {"sliding_window": 7, "layer_types": SLIDING}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 12} | rope("dynamic", alpha=100.0, factor=1.0)),
