@@ -22,8 +22,10 @@ SHARED = {
 
 # Keys that some versions of transformers write in the place of those that it documents for a family.
 ALIASES = {"num_local_experts": "num_experts", "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
+ALIASES |= {"global_attn_every_n_layers": "sliding_window_pattern"}
 # Fields whose values are not those of their keys: see `hf_config`.
 INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
+ROOT_OF_WIDTH = {"mup_enabled"}  # true for the root of hidden_size, false for 1
 OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}
 
 
@@ -38,9 +40,10 @@ class Family:
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
       only: keys, and the values of them that the family takes; the first is written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
-        layers with a window alone, "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's,
-        "phi" for one with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3),
-        "sections" for one whose sections do nothing in text (Qwen3.5).
+        layers with a window alone, "local" for these where `sliding_window` may not be null (AFMoE), "alpha" for one
+        with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one with Phi-3's names of kinds,
+        "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose sections do nothing in text
+        (Qwen3.5).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of

@@ -12,7 +12,7 @@ import jax
 from jlade.conversion import families, generation_settings
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
-from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
+from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, ROOT_OF_WIDTH, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
 from jlade.conversion.hf_kv_heads import read_global_heads, read_shared_layers, write_heads
 from jlade.conversion.hf_latent import read_latent, write_latent
@@ -238,7 +238,8 @@ def _read(values: Values, key: str, field: str, family: Family) -> Any:
     if field in COUNTS:
         return values.size(key)
     if isinstance(family.reads[key], bool):
-        return values.boolean(key)
+        is_set = values.boolean(key)
+        return (values.size("hidden_size") ** 0.5 if is_set else 1.0) if key in ROOT_OF_WIDTH else is_set
     if key in OPTIONAL and values.get(key) is None:
         return None
     number = values.number(key)
@@ -255,7 +256,7 @@ def _written(key: str, field: str, config: LlamaConfig) -> Any:
     if key in INVERSE | INVERSE_ROOT:
         value = float(f"{1 / value if key in INVERSE else value**-2:.12g}")  # without the error of the inverse
         return int(value) if value.is_integer() else value
-    return value
+    return value != 1 if key in ROOT_OF_WIDTH else value
 
 
 def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:

@@ -135,7 +135,7 @@ class LlamaConfig:
     group_leaders: int = 2  # best experts of a group whose scores together are the group's (1 in DeepSeek V2)
     expert_scale: float = 1.0  # of the weights of a token's experts (DeepSeek V3)
     least_divisor: float = 0.0  # of these weights where they are normalized (ERNIE 4.5)
-    float32_router: bool = False  # whether routers are in float32 in a model of any dtype (ERNIE 4.5)
+    float32_router: bool = False  # whether routers are in float32 in a model of any dtype (ERNIE 4.5, Hy3)
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
     # Whether MLP and experts both read the hidden states, with norms of their own, and so does the router (Gemma 4)

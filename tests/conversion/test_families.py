@@ -16,7 +16,7 @@ from jlade.cli import main
 from jlade.conversion import load_hf, save_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
-from jlade.conversion.hf_rotary import SLIDING
+from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.models.architecture import Heads, Latent
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
@@ -106,6 +106,9 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("deepseek_v3", {"head_dim": 192}, "head_dim must be 64, as the other sizes imply, got 192"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias is True; supported is False"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
+        ("afmoe", {"sliding_window": None}, "sliding_window must be a positive integer, got None"),
+        ("afmoe", {"score_func": "softmax"}, "score_func is 'softmax'; supported is 'sigmoid'"),
+        ("hy_v3", {"mlp_bias": True}, "mlp_bias is True; supported is False"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias is True; supported is False"),
         ("ernie4_5_moe", {"moe_layer_start_index": -1}, "moe_layer_start_index must be a positive integer, got -1"),
         ("ernie4_5_moe", {"moe_k": 65}, "num_experts_per_tok must be up to the number of experts, 64, got 65"),
@@ -304,6 +307,21 @@ def test_ernie_4_5_has_experts_in_some_layers(tmp_path):
         assert found.dense_layers == dense
         (tmp_path / "config.json").write_text(json.dumps(to_hf(found, "float32")))
         assert read_config(tmp_path, strict=True) == found
+
+
+def test_afmoe_has_windows_in_three_of_four_layers(tmp_path):
+    """As in arcee-ai/Trinity-Mini, and without a window in any layer."""
+    own = {"num_hidden_layers": 5, "global_attn_every_n_layers": 4, "sliding_window": 2048, "mup_enabled": True}
+    own |= {"num_dense_layers": 2, "route_norm": True, "route_scale": 2.826, "score_func": "sigmoid", "n_group": 1}
+    config = read_config(write(tmp_path, "afmoe", **own), strict=True)
+    assert config.sliding_windows == (2048, 2048, 2048, None, 2048)
+    assert config.layer_rotary == (Rotary(1e4), Rotary(1e4), Rotary(1e4), None, Rotary(1e4))
+    assert (config.embedding_scale, config.dense_layers, config.expert_scale) == (32**0.5, (0, 1), 2.826)
+    without = own | {"layer_types": [FULL] * 5, "mup_enabled": False}
+    config = read_config(write(tmp_path, "afmoe", **without), strict=True)
+    assert (config.sliding_windows, config.layer_rotary, config.embedding_scale) == ((), (None,) * 5, 1.0)
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
+    assert read_config(tmp_path, strict=True) == config
 
 
 def test_routers_of_ernie_4_5_stay_in_float32(tmp_path):

@@ -135,6 +135,16 @@ CASES = {
     "cohere2": ("Cohere2", {"sliding_window": 7, "layer_types": SLIDING, "logit_scale": 0.5}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 12}),
     "ernie4_5, biases": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "hy_v3": (
+        "HYV3",
+        {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2, "head_dim": 12},
+    ),
+    "afmoe": (
+        "Afmoe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "route_scale": 1.7, "head_dim": 12}
+        | {"num_hidden_layers": 3, "layer_types": [*SLIDING, SLIDING[0]], "sliding_window": 7, "mup_enabled": True},
+    ),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",
         {"num_hidden_layers": 3, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_norm_min": 0.8},
