@@ -36,6 +36,7 @@ class Family:
     Attributes:
       architecture: the class.
       defaults: of the keys that it reads, where they are not those of LLaMA.
+      aliases: keys that the family has in the place of those that it reads here. Both are read and written.
       keys: the key of a field of `LlamaConfig` that is read as it is.
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
       only: keys, and the values of them that the family takes; the first is written.
@@ -52,6 +53,8 @@ class Family:
         expert's number is the tensor [out, in] of that expert, and others are [N, out, in].
       joined_experts: the same in files that transformers writes with `save_original_format=False`, if they differ.
       renamed: other names within a layer in such files, with those of `tensors`.
+      prefixes: beginnings of names in files, by those of jlade's names, where they are not `model.` and `lm_head.`.
+      unread: ends of names of tensors in files that the model does not have, such as masks.
       expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
         (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS),
         "either" where joined tensors in files are "columns" if their shape says so, else "rows" (Qwen3-VL).
@@ -66,6 +69,7 @@ class Family:
 
     architecture: str
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
@@ -76,6 +80,8 @@ class Family:
     experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     expert_layout: str = "rows"
     elsewhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     without_effect: tuple[str, ...] = ()

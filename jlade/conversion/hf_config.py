@@ -98,10 +98,25 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
     name = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *sorted([*OTHER_NAMES, *WITH_TEXT])])}")
-    reads = FAMILIES[name].reads
-    raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
+    raw = _with_own_keys(file, raw, FAMILIES[name])
     check_keys(file, raw, FAMILIES[name], strict)
     return parse(file, raw, name)
+
+
+def _with_own_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Returns the content with the keys that are read in the place of their other names."""
+    reads, aliases = {*SIZES, *family.reads}, ALIASES | dict(family.aliases)
+    found: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for key, value in raw.items():
+        own = aliases[key] if key not in reads and aliases.get(key) in reads else key
+        if None not in (value, found.get(own)) and value != found[own]:
+            raise ValueError(
+                f"{file}: {names[own]} is {found[own]!r} and {key} is {value!r}: remove one of them, or make them equal"
+            )
+        if found.get(own) is None:
+            found[own], names[own] = value, key
+    return found
 
 
 def write_configs(config: LlamaConfig, dtype: str, directory: pathlib.Path) -> None:
@@ -139,6 +154,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
     result |= write_recurrent(config, family) | write_latent(config, family, result.get("rope_scaling"))
+    result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result

@@ -56,6 +56,13 @@ class FileTensor(NamedTuple):
         return interleaved.join([arrays[name] for name in self.parts], self.groups).reshape(self.shape)
 
 
+def name_in_files(name: str, config: LlamaConfig) -> str:
+    """Returns the name in files of a tensor with a name of the model's, or the beginning of names for one."""
+    prefixes = FAMILIES[config.family].prefixes
+    own = next((own for own in prefixes if name.startswith(own)), "")
+    return prefixes.get(own, "") + name.removeprefix(own)
+
+
 def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
     """Returns the tensors of files in Hugging Face's format, without those of experts."""
     family, fields_of = FAMILIES[config.family], fields_of_names(config)
@@ -73,7 +80,7 @@ def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
         file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
         axis = next((axis for end, axis in MORE_AXES.items() if file_within.endswith(end)), None)
         file = FileTensor({}, groups, axis)
-        files.setdefault(file_name, file).parts[name] = shape
+        files.setdefault(name_in_files(file_name, config), file).parts[name] = shape
     return files
 
 
@@ -94,6 +101,8 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
 def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[str, StoredTensor]:
     """Returns the tensors by the names that jlade writes, of those that transformers reads."""
     others = FAMILIES[config.family].renamed
+    if FAMILIES[config.family].prefixes:
+        return dict(tensors)
 
     def own_name(name: str) -> str:
         inner = name.removeprefix("model.")  # transformers adds and removes it
@@ -111,7 +120,7 @@ def untied(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> LlamaCon
 
     transformers compares the two as well.
     """
-    names = (EMBEDDING, OUTPUT)
+    names = [name_in_files(name, config) for name in (EMBEDDING, OUTPUT)]
     if config.tie_embeddings and all(name in tensors for name in names):
         return dataclasses.replace(config, tie_embeddings=are_equal(*(tensors[name] for name in names)))
     return config
@@ -131,8 +140,9 @@ def model_tensors(
       UserWarning: names tensors of layers that the model does not have, which `strict` refuses.
     """
     tensors = hf_fp8.scaled(own_names(text_part(tensors), config))
-    if config.tie_embeddings and EMBEDDING not in tensors and OUTPUT in tensors:
-        tensors[EMBEDDING] = tensors.pop(OUTPUT)
+    embedding, output = (name_in_files(name, config) for name in (EMBEDDING, OUTPUT))
+    if config.tie_embeddings and embedding not in tensors and output in tensors:
+        tensors[embedding] = tensors.pop(output)
     config = untied(config, tensors)
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
@@ -217,8 +227,9 @@ def _cause(missing: Collection[str], unexpected: Collection[str]) -> str:
 
 def _is_beyond(name: str, config: LlamaConfig) -> bool:
     """Whether a tensor is of a layer that the model does not have."""
-    number = name.removeprefix("model.layers.").partition(".")[0]
-    return name.startswith("model.layers.") and number.isdecimal() and int(number) >= config.num_layers
+    layers = name_in_files("model.layers.", config)
+    number = name.removeprefix(layers).partition(".")[0]
+    return name.startswith(layers) and number.isdecimal() and int(number) >= config.num_layers
 
 
 def _is_redundant(name: str, config: LlamaConfig) -> bool:
@@ -226,4 +237,6 @@ def _is_redundant(name: str, config: LlamaConfig) -> bool:
     number, _, within = name.removeprefix("model.layers.").partition(".")
     if number.isdecimal() and config.num_layers - config.shared_kv_layers <= int(number) < config.num_layers:
         return within.startswith(("self_attn.k_", "self_attn.v_"))
-    return name.endswith("rotary_emb.inv_freq") or (name == OUTPUT and config.tie_embeddings)
+    if name.endswith(("rotary_emb.inv_freq", *FAMILIES[config.family].unread)):
+        return True
+    return name == name_in_files(OUTPUT, config) and config.tie_embeddings

@@ -26,6 +26,7 @@ CLASSES = {
     "glm4": "",
     "glm4_moe": "",
     "glm4_moe_lite": "",
+    "gpt_neox": "GPTNeoXTokenizer",
     "granite": "",
     "granitemoe": "",
     "granitemoehybrid": "",

@@ -143,6 +143,7 @@ class LlamaConfig:
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
     output_bias: bool = False  # of the logits (Phi-2, Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
+    parallel_norm: bool = False  # whether the MLP has a norm of its own then (GPT-NeoX)
 
     recurrent_layers: tuple[int, ...] = ()  # those that have a state in the place of keys and values (Qwen3-Next)
     delta_rule: DeltaRule | None = None  # of these
@@ -317,7 +318,7 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "each": (((c.num_heads, heads.size), outputs), ((heads.number, heads.size), kv)),
     }
     query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((heads.size,), whole),) * 2)
-    has_mlp_norm = c.pre_norms and not c.parallel
+    has_mlp_norm = c.pre_norms and (c.parallel_norm or not c.parallel)
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_key = layer in c.kv_layers and c.latent is None
     has_value = has_key and (not c.values_from_keys or c.windows_by_layer[layer] is not None)

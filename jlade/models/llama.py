@@ -394,6 +394,8 @@ def _add(
     """Returns the hidden states [B, T, E] with all that a layer adds: its mixer, its MLP and its own inputs."""
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
+    if c.parallel and layer.mlp_norm is not None:
+        normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)

@@ -18,7 +18,7 @@ from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.models.architecture import Heads, Latent
-from jlade.models.llama import LlamaConfig
+from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
 from tests.models.test_llama import run_blocks
@@ -78,6 +78,12 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported is None"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
         ("phi", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_new' or 'gelu_pytorch_tanh'"),
+        ("gpt_neox", {"hidden_act": "gelu_fast"}, "hidden_act is 'gelu_fast'; supported is 'gelu'"),
+        (
+            "gpt_neox",
+            {"rotary_pct": 0.5, "partial_rotary_factor": 0.25},
+            "rotary_pct is 0.5 and partial_rotary_factor i",
+        ),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of positive numbers, got None"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor must have 4 numbers, got 1"),
         ("phimoe", {"router_jitter_noise": 0.02}, "router_jitter_noise is 0.02; supported is 0.01"),
@@ -338,6 +344,43 @@ def test_routers_of_ernie_4_5_stay_in_float32(tmp_path):
         for got, stored in zip(jax.tree.leaves(again), jax.tree.leaves(rounded), strict=True):
             assert got.dtype == stored.dtype
             np.testing.assert_array_equal(got, stored)
+
+
+def test_pythia(tmp_path):
+    """As in EleutherAI/pythia-1b-deduped, whose files have masks besides."""
+    own = {
+        "num_attention_heads": 4,
+        "hidden_size": 32,
+        "rotary_emb_base": 5000,
+        "rotary_pct": 0.5,
+        "hidden_act": "gelu",
+    }
+    own |= {"layer_norm_eps": 1e-5, "use_parallel_residual": True, "num_key_value_heads": None}
+    config = read_config(write(tmp_path, "gpt_neox", **own), strict=True)
+    assert (config.num_kv_heads, config.rope_theta, config.rotary_dim, config.parallel) == (4, 5e3, 4, True)
+    written = to_hf(config, "float32")
+    assert (written["rotary_emb_base"], written["rotary_pct"]) == (5000.0, 0.5)
+    save_hf(init_params(jax.random.key(0), config), tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    assert tensors["gpt_neox.layers.1.attention.query_key_value.bias"].shape == (96,)
+    masks = {"gpt_neox.layers.1.attention.bias": np.ones((1, 1, 8, 8), bool)}
+    masks |= {"gpt_neox.layers.1.attention.masked_bias": np.array(-1e9)}
+    save_file(tensors | masks, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    load_hf(tmp_path / "model", strict=True)
+    del tensors["embed_out.weight"]
+    more = {"gpt_neox.layers.2.mlp.dense_h_to_4h.bias": np.ones(4)}
+    save_file(tensors | more, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"1 tensors are missing: embed_out\.weight"):
+        load_hf(tmp_path / "model")
+    save_file(
+        tensors | more | {"embed_out.weight": tensors["gpt_neox.embed_in.weight"]},
+        tmp_path / "model" / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.warns(
+        UserWarning, match="ignored 1 tensors of more layers than num_hidden_layers, 2: gpt_neox.layers.2"
+    ):
+        load_hf(tmp_path / "model")
 
 
 def test_llama_4_ends_with_its_first_chunk(tmp_path):

@@ -91,6 +91,12 @@ CASES = {
         | {"num_kv_shared_layers": 2, "attention_k_eq_v": True},
     ),
     "phi": ("Phi", {}),
+    "gpt_neox": ("GPTNeoX", {"num_key_value_heads": 4, "hidden_size": 64}),
+    "gpt_neox, sequential": (
+        "GPTNeoX",
+        {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
+        | rope("linear", factor=4.0, partial_rotary_factor=0.5),
+    ),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
     "phi3, longrope": (
         "Phi3",
