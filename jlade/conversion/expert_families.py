@@ -345,7 +345,7 @@ MIXTURES: dict[str, Family] = {
             "moe_num_shared_experts": 2,
             "moe_intermediate_size": 1536,
             "moe_layer_start_index": 1,
-            "moe_layer_end_index": -1,
+            "moe_layer_end_index": None,  # -1, for which transformers puts the last layer
             "moe_layer_interval": 1,
             "moe_norm_min": 1e-12,
         },

@@ -309,6 +309,7 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
             raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
         warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
     family, model_type = FAMILIES[name], text.get("model_type", name)
+    text = _with_own_keys(file, text, family)
     for key, value in family.part_only.items():
         if text.get(key) not in (None, value):
             raise ValueError(f"{file}: text_config has {key} {text[key]!r}; supported is {value!r}")

@@ -101,7 +101,7 @@ def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collectio
         return set(layers[step - 1 :: step]) - set(_listed(values, QWEN_DENSE, layers, []))
     if ERNIE_FIRST in reads:
         step, last = values.size(ERNIE_STEP), num_layers - 1
-        last = last if values.get(ERNIE_LAST) == -1 else _count(values, ERNIE_LAST)
+        last = last if values.get(ERNIE_LAST, -1) == -1 else _count(values, ERNIE_LAST)
         return [i for i in layers[_count(values, ERNIE_FIRST) : last + 1] if (i + 1) % step == 0]
     kinds = values.get(MLP_TYPES) if MLP_TYPES in reads else None
     if kinds is None:
