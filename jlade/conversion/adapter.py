@@ -14,7 +14,7 @@ import numpy as np
 from jlade.conversion import adapter_config, hf_experts
 from jlade.conversion.adapter_config import AdapterConfig
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, text_part
+from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, name_in_files, text_part
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few
 from jlade.conversion.weight_files import CHUNK, FLOATS, StoredTensor, Tensor, broken_rows, read_header
@@ -144,7 +144,8 @@ def merge(
             f"adapter must be a directory with {adapter_config.NAME} and {WEIGHTS}, got {os.fspath(adapter)!r}; "
             "`hf download OWNER/NAME --local-dir DIR` makes one of an adapter of the Hub"
         )
-    changes = _Changes(adapter_config.read(directory, strict), _stored(directory), directory / WEIGHTS)
+    matrices = [name_in_files(name, config) for name in (EMBEDDING, OUTPUT)]
+    changes = _Changes(adapter_config.read(directory, strict), _stored(directory), directory / WEIGHTS, matrices)
     adapted = dict(tensors)
     if config.tie_embeddings and changes.untie():
         config = dataclasses.replace(config, tie_embeddings=False)
@@ -177,8 +178,11 @@ def _with_expert(tensor: Tensor, expert: int, change: Change) -> ExpertTensor:
 class _Changes:
     """The tensors of an adapter that are yet to be taken as changes of the model's, by their names in the file."""
 
-    def __init__(self, config: AdapterConfig, tensors: Mapping[str, StoredTensor], file: pathlib.Path):
+    def __init__(
+        self, config: AdapterConfig, tensors: Mapping[str, StoredTensor], file: pathlib.Path, matrices: Sequence[str]
+    ):
         self.config, self.file, self.left = config, file, dict(text_part(tensors))
+        self.embedding, self.output = matrices
         self.has_other_parts = any("language_model." in name for name in tensors)
         self.missing: list[str] = []
 
@@ -188,7 +192,7 @@ class _Changes:
         Raises:
           ValueError: names a tensor that would change both.
         """
-        modules = [name.removesuffix(".weight") for name in (EMBEDDING, OUTPUT)]
+        modules = [name.removesuffix(".weight") for name in (self.embedding, self.output)]
         if any(map(self.config.saves, modules)) and not self.config.keeps_ties:
             return True
         if low_rank := [name for name in self.left if name.startswith(tuple(f"{name}.lora_" for name in modules))]:
@@ -196,7 +200,7 @@ class _Changes:
                 f"{self.file}: {first_few(low_rank)} would change the embedding and lm_head at once, which the model "
                 "ties: merge into a copy with tie_word_embeddings=False that has both"
             )
-        self.left.pop(OUTPUT, None)  # of a tied model that was saved with its embedding
+        self.left.pop(self.output, None)  # of a tied model that was saved with its embedding
         return False
 
     def take(self, name: str, shape: Shape, is_required: bool = True) -> Change | None:
@@ -218,14 +222,14 @@ class _Changes:
         product = None
         if kind == "weight" and len(shape) == 2 and self.config.targets(full):
             (rows, columns), rank = shape, self.config.rank(full)
-            if name == EMBEDDING:
+            if name == self.embedding:
                 shapes = {f"{module}.lora_embedding_A": (rank, rows), f"{module}.lora_embedding_B": (columns, rank)}
             else:
                 shapes = {f"{module}.lora_A.weight": (rank, columns), f"{module}.lora_B.weight": (rows, rank)}
             found = {name: self._pop(name, shape) for name, shape in shapes.items()}
             a, b = found.values()
             if a is not None and b is not None:
-                product = Product(a, b, self.config.scale(full), name == EMBEDDING)
+                product = Product(a, b, self.config.scale(full), name == self.embedding)
             elif a is not b or (is_required and not self.config.is_all_linear):
                 self.missing += [name for name, tensor in found.items() if tensor is None]
         return Change(saved, product) if saved or product else None

@@ -89,7 +89,7 @@ class AdapterConfig:
         if any(self._match("modules_to_save", rf"(.*\.)?{name}(\..*)?$", module) for name in self.saved):
             return False
         if self.is_all_linear:
-            return not module.endswith(("embed_tokens", "lm_head"))
+            return not module.endswith(("embed_tokens", "lm_head", "embed_in", "embed_out"))
         if isinstance(targeted, str) or module in targeted:
             return self._is_named("target_modules", targeted, module)
         return self._is_named("target_modules", targeted, module) and self._is_of_layers(module)

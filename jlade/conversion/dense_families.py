@@ -242,6 +242,43 @@ DENSE: dict[str, Family] = {
             "norm": "final_layernorm.weight",
         },
     ),
+    "gpt_neox": Family(
+        "GPTNeoXForCausalLM",
+        {
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "use_parallel_residual": True,
+            "attention_bias": True,
+        },
+        aliases={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+        keys=ATTENTION_BIAS | {"norm_eps": "layer_norm_eps", "parallel": "use_parallel_residual"},
+        fixed={"activation": "gelu", "norm": "layer", "norm_bias": True, "parallel_norm": True}
+        | {"mlp_bias": True, "gated_mlp": False},
+        only={"hidden_act": ("gelu",)},
+        tensors={
+            "query": "attention.q_proj.weight",
+            "key": "attention.k_proj.weight",
+            "value": "attention.v_proj.weight",
+            "attention_output": "attention.dense.weight",
+            "up": "mlp.dense_h_to_4h.weight",
+            "down": "mlp.dense_4h_to_h.weight",
+        },
+        fused={
+            "attention.query_key_value.weight": ("query", "key", "value"),
+            "attention.query_key_value.bias": ("query_bias", "key_bias", "value_bias"),
+        },
+        row_groups=dict.fromkeys(
+            ("attention.query_key_value.weight", "attention.query_key_value.bias"), lambda config: config.num_kv_heads
+        ),
+        prefixes={
+            "model.embed_tokens.": "gpt_neox.embed_in.",
+            "model.layers.": "gpt_neox.layers.",
+            "model.norm.": "gpt_neox.final_layer_norm.",
+            "lm_head.": "embed_out.",
+        },
+        unread=("attention.bias", "attention.masked_bias"),
+        without_effect=("classifier_dropout",),
+    ),
     "phi3": Family(
         "Phi3ForCausalLM",
         {

@@ -3,6 +3,7 @@
 from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS, LISTED, QWEN
 from jlade.conversion.family import Family
 
+_MLP = ("gate", "up", "down")
 EXPERTS = {
     "mlp.experts.{}.gate_proj.weight": ("expert_gate",),
     "mlp.experts.{}.up_proj.weight": ("expert_up",),
@@ -34,6 +35,7 @@ QWEN_EXPERTS = {
     "expert_size": "moe_intermediate_size",
     "normalized_experts": "norm_topk_prob",
 }
+_EXPERT_COUNTS = {field: key for field, key in QWEN_EXPERTS.items() if field != "normalized_experts"}
 QWEN_SHARED_EXPERT = {field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}
 
 # DeepSeek V3's mixture; see `hf_mixtures`.
@@ -157,6 +159,17 @@ MIXTURES: dict[str, Family] = {
         only={"use_qk_norm": (True,)},
         experts=EXPERTS,
         joined_experts=JOINED_EXPERTS,
+        expert_layout="either",
+        of_parts={"qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"},
+        part_defaults={
+            "num_key_value_heads": 16,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 128000,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+        },
+        part_only={"norm_topk_prob": True, "sliding_window": None},
     ),
     "olmoe": Family(
         "OlmoeForCausalLM",
@@ -254,6 +267,103 @@ MIXTURES: dict[str, Family] = {
         joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
     ),
+    "hy_v3": Family(
+        "HYV3ForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 11158840.0,
+            "max_position_embeddings": 131072,
+            "attention_bias": False,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1536,
+            "router_scaling_factor": 2.826,
+            "first_k_dense_replace": 1,
+            "mlp_layer_types": None,
+        },
+        keys=_EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "router_scaling_factor"},
+        fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "float32_router": True},
+        only={"mlp_bias": (False,), "qk_norm": (True,), "route_norm": (True,)},
+        tensors={field: f"mlp.shared_mlp.{field}_proj.weight" for field in _MLP}
+        | {"router": "mlp.router.gate.weight", "selection_bias": "mlp.expert_bias"},
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
+        renamed={
+            "mlp.gate.weight": "mlp.router.gate.weight",
+            "mlp.e_score_correction_bias": "mlp.expert_bias",
+        }
+        | {f"mlp.shared_experts.{name}_proj.weight": f"mlp.shared_mlp.{name}_proj.weight" for name in _MLP},
+        without_effect=("enable_moe_fp32_combine",),
+    ),
+    "afmoe": Family(
+        "AfmoeForCausalLM",
+        LISTED
+        | {
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 16384,
+            "sliding_window": 1024,
+            "sliding_window_pattern": 4,
+            "attention_bias": False,
+            "mup_enabled": False,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "num_shared_experts": 2,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 1408,
+            "route_scale": 1.0,
+        },
+        keys=_EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "route_scale", "embedding_scale": "mup_enabled"},
+        fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "post_norms": True, "output_gate": True},
+        only={"route_norm": (True,), "score_func": ("sigmoid",)}
+        | dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1,)),
+        rotary="local",
+        tensors=_SHARED_EXPERTS
+        | {
+            "router": "mlp.router.gate.weight",
+            "selection_bias": "mlp.expert_bias",
+            "mlp_norm": "pre_mlp_layernorm.weight",
+            "mlp_post_norm": "post_mlp_layernorm.weight",
+        },
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
+        without_effect=("load_balance_coeff", "use_grouped_mm"),
+    ),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "moe_num_experts": 64,
+            "moe_k": 6,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 1536,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": None,  # -1, for which transformers puts the last layer
+            "moe_layer_interval": 1,
+            "moe_norm_min": 1e-12,
+        },
+        keys={
+            "num_experts": "moe_num_experts",
+            "experts_per_token": "moe_k",
+            "expert_size": "moe_intermediate_size",
+            "least_divisor": "moe_norm_min",
+        },
+        fixed=_EXPERTS_ALONE
+        | {"routing": "probabilities", "selection_bias": True, "float32_router": True, "interleaved_rotary": True},
+        only={"use_bias": (False,), "use_rmsnorm": (True,), "moe_gate": ("topk",), "moe_use_aux_free": (True,)},
+        tensors=_SHARED_EXPERTS | {"selection_bias": "mlp.moe_statics.e_score_correction_bias"},
+        experts=EXPERTS,
+        joined_experts=JOINED_EXPERTS,
+        renamed={"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
+        without_effect=("moe_capacity",),
+    ),
     "minimax_m2": Family(
         "MiniMaxM2ForCausalLM",
         _LOCAL_EXPERTS
@@ -302,7 +412,7 @@ MIXTURES: dict[str, Family] = {
             "topk_group": None,
             "topk_method": "greedy",
         },
-        keys={field: key for field, key in _DEEPSEEK_KEYS.items() if field != "normalized_experts"},
+        keys=_EXPERT_COUNTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"},
         fixed=_EXPERTS_ALONE
         | {"routing": "probabilities", "group_leaders": 1, "normalized_experts": False, "interleaved_rotary": True},
         only=_LATENT_ONLY | {"mlp_bias": (False,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)},

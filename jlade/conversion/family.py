@@ -21,9 +21,11 @@ SHARED = {
 }
 
 # Keys that some versions of transformers write in the place of those that it documents for a family.
-ALIASES = {"num_local_experts": "num_experts"}
+ALIASES = {"num_local_experts": "num_experts", "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
+ALIASES |= {"global_attn_every_n_layers": "sliding_window_pattern"}
 # Fields whose values are not those of their keys: see `hf_config`.
 INVERSE, INVERSE_ROOT = {"logits_scaling"}, {"query_pre_attn_scalar"}
+ROOT_OF_WIDTH = {"mup_enabled"}  # true for the root of hidden_size, false for 1
 OPTIONAL = {"attn_logit_softcapping", "final_logit_softcapping"}
 
 
@@ -34,13 +36,15 @@ class Family:
     Attributes:
       architecture: the class.
       defaults: of the keys that it reads, where they are not those of LLaMA.
+      aliases: keys that the family has in the place of those that it reads here. Both are read and written.
       keys: the key of a field of `LlamaConfig` that is read as it is.
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
       only: keys, and the values of them that the family takes; the first is written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
-        layers with a window alone, "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's,
-        "phi" for one with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3),
-        "sections" for one whose sections do nothing in text (Qwen3.5).
+        layers with a window alone, "local" for these where `sliding_window` may not be null (AFMoE), "alpha" for one
+        with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one with Phi-3's names of kinds,
+        "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose sections do nothing in text
+        (Qwen3.5).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of
@@ -49,18 +53,23 @@ class Family:
         expert's number is the tensor [out, in] of that expert, and others are [N, out, in].
       joined_experts: the same in files that transformers writes with `save_original_format=False`, if they differ.
       renamed: other names within a layer in such files, with those of `tensors`.
+      prefixes: beginnings of names in files, by those of jlade's names, where they are not `model.` and `lm_head.`.
+      unread: ends of names of tensors in files that the model does not have, such as masks.
       expert_layout: "rows" where the tensors of experts are [out, in], as above, "columns" where they are [N, in, out]
-        (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS).
+        (Llama 4), "interleaved" where these have the columns of gate and product in turn, or are in MXFP4 (GPT-OSS),
+        "either" where joined tensors in files are "columns" if their shape says so, else "rows" (Qwen3-VL).
       elsewhere: keys that change the output, with the one value besides null and {} that does not: families that do not
         read them refuse all others.
       without_effect: keys that change no output, of any family.
       other_names: of the `model_type`, in checkpoints with code of their own that is the family's.
       of_parts: classes of the models with other parts whose text part is of this family, by their `model_type`.
       part_defaults: of the keys of such a part, where they are not those of the family.
+      part_only: keys that such a part does not read, with the one value besides null that it implies.
     """
 
     architecture: str
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
@@ -71,12 +80,15 @@ class Family:
     experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     joined_experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     expert_layout: str = "rows"
     elsewhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
     other_names: tuple[str, ...] = ()
     of_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     part_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    part_only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def reads(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import jax
 from jlade.conversion import families, generation_settings
 from jlade.conversion.adapter_config import refuse_as_model
 from jlade.conversion.families import FAMILIES, OTHER_NAMES, WITH_TEXT
-from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, SIZES, Family
+from jlade.conversion.family import ALIASES, INVERSE, INVERSE_ROOT, OPTIONAL, ROOT_OF_WIDTH, SIZES, Family
 from jlade.conversion.hf_keys import check_keys
 from jlade.conversion.hf_kv_heads import read_global_heads, read_shared_layers, write_heads
 from jlade.conversion.hf_latent import read_latent, write_latent
@@ -98,10 +98,25 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], strict: bool = False) -> L
     name = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"{file}: {families.unknown(name, [*FAMILIES, *sorted([*OTHER_NAMES, *WITH_TEXT])])}")
-    reads = FAMILIES[name].reads
-    raw = {ALIASES[key] if key not in reads and ALIASES.get(key) in reads else key: raw[key] for key in raw}
+    raw = _with_own_keys(file, raw, FAMILIES[name])
     check_keys(file, raw, FAMILIES[name], strict)
     return parse(file, raw, name)
+
+
+def _with_own_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Returns the content with the keys that are read in the place of their other names."""
+    reads, aliases = {*SIZES, *family.reads}, ALIASES | dict(family.aliases)
+    found: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for key, value in raw.items():
+        own = aliases[key] if key not in reads and aliases.get(key) in reads else key
+        if None not in (value, found.get(own)) and value != found[own]:
+            raise ValueError(
+                f"{file}: {names[own]} is {found[own]!r} and {key} is {value!r}: remove one of them, or make them equal"
+            )
+        if found.get(own) is None:
+            found[own], names[own] = value, key
+    return found
 
 
 def write_configs(config: LlamaConfig, dtype: str, directory: pathlib.Path) -> None:
@@ -139,6 +154,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
     result |= write_recurrent(config, family) | write_latent(config, family, result.get("rope_scaling"))
+    result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result
@@ -238,7 +254,8 @@ def _read(values: Values, key: str, field: str, family: Family) -> Any:
     if field in COUNTS:
         return values.size(key)
     if isinstance(family.reads[key], bool):
-        return values.boolean(key)
+        is_set = values.boolean(key)
+        return (values.size("hidden_size") ** 0.5 if is_set else 1.0) if key in ROOT_OF_WIDTH else is_set
     if key in OPTIONAL and values.get(key) is None:
         return None
     number = values.number(key)
@@ -255,7 +272,7 @@ def _written(key: str, field: str, config: LlamaConfig) -> Any:
     if key in INVERSE | INVERSE_ROOT:
         value = float(f"{1 / value if key in INVERSE else value**-2:.12g}")  # without the error of the inverse
         return int(value) if value.is_integer() else value
-    return value
+    return value != 1 if key in ROOT_OF_WIDTH else value
 
 
 def _are_equal(config: LlamaConfig, other: LlamaConfig) -> bool:
@@ -291,8 +308,13 @@ def _text_part(file: pathlib.Path, raw: Mapping[str, Any], strict: bool) -> dict
         if strict:
             raise ValueError(f"{file}: strict=True refuses models of more than text: {left_out}")
         warnings.warn(f"{file}: only the text part of the model is read; left out are {left_out}", stacklevel=2)
-    model_type = text.get("model_type", name)
-    content = dict(FAMILIES[name].part_defaults) | {key: text[key] for key in text if key != "architectures"} | shared
+    family, model_type = FAMILIES[name], text.get("model_type", name)
+    text = _with_own_keys(file, text, family)
+    for key, value in family.part_only.items():
+        if text.get(key) not in (None, value):
+            raise ValueError(f"{file}: text_config has {key} {text[key]!r}; supported is {value!r}")
+    content = dict(family.part_defaults) | {key: text[key] for key in text if key != "architectures"} | shared
+    content |= family.part_only
     content |= {key: of_text(text[key]) for key in SETTINGS if isinstance(text.get(key), dict)}
     return content | {"model_type": name if model_type == f"{raw['model_type']}_text" else model_type}
 

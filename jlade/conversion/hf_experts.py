@@ -2,7 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import jax
@@ -35,11 +36,13 @@ class File(NamedTuple):
       names: of the arrays it holds, of gate and product if there are two.
       shape: of the tensor.
       expert: of which it holds a part, None for all.
+      has_rows: whether its matrices are [out, in].
     """
 
     names: tuple[str, ...]
     shape: Shape
     expert: int | None
+    has_rows: bool
 
 
 class Mxfp4(NamedTuple):
@@ -139,9 +142,10 @@ class ExpertTensor:
         return arrays, broken
 
 
-def files(config: LlamaConfig, stored: Container[str] = ()) -> dict[str, File]:
+def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxyType({})) -> dict[str, File]:
     """Returns the tensors of files that hold experts, by name, in the family's own format or in that of `stored`."""
     family = FAMILIES[config.family]
+    layout = family.expert_layout
     found: dict[str, File] = {}
     for i in filter(config.has_experts, range(config.num_layers)):
         prefix, tensors = f"model.layers.{i}.", layer_tensors(config, i)
@@ -150,12 +154,17 @@ def files(config: LlamaConfig, stored: Container[str] = ()) -> dict[str, File]:
             held = [tensors[field] for field in fields]
             number, *inputs, outputs = held[0][1]
             outputs *= len(held)
-            matrix = (outputs, *inputs) if family.expert_layout == "rows" else (*inputs, outputs)
+            rows, columns = (outputs, *inputs), (*inputs, outputs)
+            has_rows = layout == "rows"
+            if layout == "either":  # a square matrix has rows, as for transformers
+                tensor = stored.get(prefix + file_name)
+                has_rows = tensor is None or rows == columns or tensor.shape != (number, *columns)
+            matrix = rows if has_rows else columns
             names = tuple(prefix + name for name, _ in held)
             if "{}" in file_name:
-                found |= {prefix + file_name.format(n): File(names, matrix, n) for n in range(number)}
+                found |= {prefix + file_name.format(n): File(names, matrix, n, has_rows) for n in range(number)}
             else:
-                found[prefix + file_name] = File(names, (number, *matrix), None)
+                found[prefix + file_name] = File(names, (number, *matrix), None, has_rows)
     return found
 
 
@@ -195,7 +204,7 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
             if len(file.names) > 1:
                 half = slice(k * shape[-1], (k + 1) * shape[-1])
                 outputs = slice(k, None, 2) if layout == "interleaved" else half
-            tensors[name] = ExpertTensor(experts[file.names[0]], outputs, is_packed or layout == "rows", shape)
+            tensors[name] = ExpertTensor(experts[file.names[0]], outputs, is_packed or file.has_rows, shape)
     return tensors
 
 

@@ -12,6 +12,7 @@ from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
 Windows = tuple[int | None, ...]
 Rotations = tuple[Rotary | None, ...]
 QueryScalings = tuple[QueryScaling | None, ...]
+OF_WINDOWS = ("windows", "local")  # kinds of `Family.rotary`
 
 
 def read_layers(
@@ -38,7 +39,9 @@ def read_layers(
         of_windows = Values(values.file, dict(values.values) | {"rope_theta": theta})
         local = read_rotary(of_windows, head_dim, family.rotary, SLIDING).kind
         layers = tuple(local if window else rotary for window in windows or (None,) * num_layers)
-    if family.rotary == "windows" and values.get("sliding_window") is not None:
+    if family.rotary == "local":
+        values.size("sliding_window")
+    if family.rotary in OF_WINDOWS and values.get("sliding_window") is not None:
         layers = tuple(rotary if window else None for window in windows or (None,) * num_layers)
     scalings: QueryScalings = () if read.query_scaling is None else (read.query_scaling,) * num_layers
     if values.get("attn_temperature_tuning"):  # Llama 4, in layers without a rotation
@@ -76,7 +79,7 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     if "sliding_window" in reads:
         # Where windows say which layers are rotated, null would say that all are.
         needs_window = window is None and hf_kv_heads.SIZE in reads
-        is_listed = window is None and family.rotary == "windows" and None in config.layer_rotary
+        is_listed = window is None and family.rotary in OF_WINDOWS and None in config.layer_rotary
         result["sliding_window"] = config.max_positions if is_listed or needs_window else window
     if "layer_types" in reads and "sliding_window" in reads:
         result["layer_types"] = [FULL if size is None else SLIDING for size in windows]

@@ -7,8 +7,11 @@ from jlade.conversion.family import Family
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
 
-SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")  # names of a key
-FIRST_DENSE, MLP_TYPES = "first_k_dense_replace", "mlp_layer_types"
+# Names of a key
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers")
+GROUPS, CHOSEN_GROUPS, MLP_TYPES = "n_group", "topk_group", "mlp_layer_types"
+ERNIE_FIRST, ERNIE_LAST, ERNIE_STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
 IS_MIXTURE = "enable_moe_block"
 DENSE, SPARSE = "dense", "sparse"
 SPARSE_LAYERS, LLAMA_STEP, LLAMA_DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"
@@ -26,7 +29,7 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     dense = tuple(i for i in range(num_layers) if i not in sparse)
     size = values.size(LLAMA_DENSE_SIZE if SPARSE_LAYERS in family.reads else "intermediate_size") if dense else 0
     of_layers = {"dense_layers": dense, "dense_size": size}
-    shared = _shared_key(family)
+    shared = _one_of(SHARED_EXPERTS, family)
     if shared is None:
         return of_layers
     number, (groups, chosen) = values.size(family.keys["num_experts"]), _read_groups(values, family)
@@ -35,9 +38,10 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
         raise ValueError(
             f"{values.file}: n_group must divide {number} experts into groups of {leaders} or more, got {groups}"
         )
-    if not values.size("num_experts_per_tok") <= chosen * (number // groups) <= number:
+    per_token = family.keys["experts_per_token"]
+    if GROUPS in family.reads and not values.size(per_token) <= chosen * (number // groups) <= number:
         raise ValueError(
-            f"{values.file}: topk_group must be up to n_group, {groups}, with as many experts as num_experts_per_tok, "
+            f"{values.file}: topk_group must be up to n_group, {groups}, with as many experts as {per_token}, "
             f"got {chosen}"
         )
     shared_size = _count(values, shared) * values.size("moe_intermediate_size")
@@ -56,29 +60,34 @@ def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
         found |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
     if IS_MIXTURE in reads:
         found[IS_MIXTURE] = config.num_experts > 0
-    if FIRST_DENSE in reads:
-        found[FIRST_DENSE] = len(config.dense_layers)
+    if first_dense := _one_of(FIRST_DENSE, family):
+        found[first_dense] = len(config.dense_layers)
+    if ERNIE_FIRST in reads:
+        first, last = (sparse[0], sparse[-1]) if sparse else (config.num_layers, -1)
+        found |= {ERNIE_FIRST: first, ERNIE_LAST: last, ERNIE_STEP: sparse[1] - first if len(sparse) > 1 else 1}
     if MLP_TYPES in reads:
         found[MLP_TYPES] = [SPARSE if i in sparse else DENSE for i in range(config.num_layers)]
-    if shared := _shared_key(family):
+    if shared := _one_of(SHARED_EXPERTS, family):
         found[shared] = config.intermediate_size // config.expert_size
-        found |= {"n_group": config.expert_groups, "topk_group": config.groups_per_token}
         found.setdefault("intermediate_size", config.expert_size)
+    if GROUPS in reads:
+        found |= {GROUPS: config.expert_groups, CHOSEN_GROUPS: config.groups_per_token}
     if METHOD in reads:
         found[METHOD] = LIMITED if config.expert_groups > 1 else GREEDY
     return found
 
 
-def _shared_key(family: Family) -> str | None:
-    return next((key for key in SHARED_EXPERTS if key in family.reads), None)
+def _one_of(names: tuple[str, ...], family: Family) -> str | None:
+    """Returns the name of a key that the family reads, None if it reads none."""
+    return next((key for key in names if key in family.reads), None)
 
 
 def _read_groups(values: Values, family: Family) -> tuple[int, int]:
     """Returns the number of groups of experts, and of those from which a token chooses."""
-    method = values.get(METHOD) if METHOD in family.reads else LIMITED
+    method = values.get(METHOD) if METHOD in family.reads else LIMITED if GROUPS in family.reads else GREEDY
     if method not in (GREEDY, LIMITED):
         raise ValueError(f"{values.file}: {METHOD} must be {GREEDY} or {LIMITED}, got {method!r}")
-    return (1, 1) if method == GREEDY else (values.size("n_group"), values.size("topk_group"))
+    return (1, 1) if method == GREEDY else (values.size(GROUPS), values.size(CHOSEN_GROUPS))
 
 
 def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collection[int]:
@@ -90,9 +99,14 @@ def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collectio
     if QWEN_STEP in reads:
         step = values.size(QWEN_STEP)
         return set(layers[step - 1 :: step]) - set(_listed(values, QWEN_DENSE, layers, []))
+    if ERNIE_FIRST in reads:
+        step, last = values.size(ERNIE_STEP), num_layers - 1
+        last = last if values.get(ERNIE_LAST, -1) == -1 else _count(values, ERNIE_LAST)
+        return [i for i in layers[_count(values, ERNIE_FIRST) : last + 1] if (i + 1) % step == 0]
     kinds = values.get(MLP_TYPES) if MLP_TYPES in reads else None
     if kinds is None:
-        return layers[_count(values, FIRST_DENSE) :] if FIRST_DENSE in reads else layers
+        first_dense = _one_of(FIRST_DENSE, family)
+        return layers[_count(values, first_dense) :] if first_dense else layers
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (DENSE, SPARSE) for kind in kinds):
         raise ValueError(
             f"{values.file}: {MLP_TYPES} must name dense or sparse for each of {num_layers} layers, got {kinds!r}"

@@ -18,7 +18,8 @@ from jlade.models.llama import LlamaConfig
 # Of the model without its output matrix
 INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.", "embed_tokens_per_layer.", "per_layer_")
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
-CONVOLUTION = "conv1d.weight"  # end of names
+# Ends of names of tensors with an axis of one element that their arrays lack: [channels, 1, taps] and [1, N]
+MORE_AXES = {"conv1d.weight": 1, "moe_statics.e_score_correction_bias": 0}
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
@@ -28,18 +29,21 @@ class FileTensor(NamedTuple):
     Attributes:
       parts: shapes of the model's tensors whose rows it has, by name.
       groups: in each of which some rows of each part follow those of the one before; see `interleaved`.
-      has_channels: whether it is that of a convolution, [channels, 1, taps] for parts [channels, taps].
+      more_axis: an axis of one element in the file that the parts lack; see `MORE_AXES`.
     """
 
     parts: dict[str, Shape]
     groups: int = 1
-    has_channels: bool = False
+    more_axis: int | None = None
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
         (_, *inner), rows = next(iter(self.parts.values())), sum(shape[0] for shape in self.parts.values())
-        return (rows, 1, *inner) if self.has_channels else (rows, *inner)
+        shape = [rows, *inner]
+        if self.more_axis is not None:
+            shape.insert(self.more_axis, 1)
+        return tuple(shape)
 
     def divide(self, tensor: StoredTensor) -> list[StoredTensor]:
         """Returns the parts of a tensor of this shape."""
@@ -48,8 +52,15 @@ class FileTensor(NamedTuple):
     def join(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
         """Returns the tensor, given arrays by the names of its parts."""
         if len(self.parts) == 1:
-            return arrays[next(iter(self.parts))]
+            return arrays[next(iter(self.parts))].reshape(self.shape)
         return interleaved.join([arrays[name] for name in self.parts], self.groups).reshape(self.shape)
+
+
+def name_in_files(name: str, config: LlamaConfig) -> str:
+    """Returns the name in files of a tensor with a name of the model's, or the beginning of names for one."""
+    prefixes = FAMILIES[config.family].prefixes
+    own = next((own for own in prefixes if name.startswith(own)), "")
+    return prefixes.get(own, "") + name.removeprefix(own)
 
 
 def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
@@ -67,8 +78,9 @@ def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
         file_within = whole.get(within, within)
         groups = family.row_groups[file_within](config) if file_within in family.row_groups else 1
         file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
-        file = FileTensor({}, groups, file_within.endswith(CONVOLUTION))
-        files.setdefault(file_name, file).parts[name] = shape
+        axis = next((axis for end, axis in MORE_AXES.items() if file_within.endswith(end)), None)
+        file = FileTensor({}, groups, axis)
+        files.setdefault(name_in_files(file_name, config), file).parts[name] = shape
     return files
 
 
@@ -89,6 +101,8 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
 def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[str, StoredTensor]:
     """Returns the tensors by the names that jlade writes, of those that transformers reads."""
     others = FAMILIES[config.family].renamed
+    if FAMILIES[config.family].prefixes:
+        return dict(tensors)
 
     def own_name(name: str) -> str:
         inner = name.removeprefix("model.")  # transformers adds and removes it
@@ -106,7 +120,7 @@ def untied(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> LlamaCon
 
     transformers compares the two as well.
     """
-    names = (EMBEDDING, OUTPUT)
+    names = [name_in_files(name, config) for name in (EMBEDDING, OUTPUT)]
     if config.tie_embeddings and all(name in tensors for name in names):
         return dataclasses.replace(config, tie_embeddings=are_equal(*(tensors[name] for name in names)))
     return config
@@ -126,8 +140,9 @@ def model_tensors(
       UserWarning: names tensors of layers that the model does not have, which `strict` refuses.
     """
     tensors = hf_fp8.scaled(own_names(text_part(tensors), config))
-    if config.tie_embeddings and EMBEDDING not in tensors and OUTPUT in tensors:
-        tensors[EMBEDDING] = tensors.pop(OUTPUT)
+    embedding, output = (name_in_files(name, config) for name in (EMBEDDING, OUTPUT))
+    if config.tie_embeddings and embedding not in tensors and output in tensors:
+        tensors[embedding] = tensors.pop(output)
     config = untied(config, tensors)
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
@@ -212,8 +227,9 @@ def _cause(missing: Collection[str], unexpected: Collection[str]) -> str:
 
 def _is_beyond(name: str, config: LlamaConfig) -> bool:
     """Whether a tensor is of a layer that the model does not have."""
-    number = name.removeprefix("model.layers.").partition(".")[0]
-    return name.startswith("model.layers.") and number.isdecimal() and int(number) >= config.num_layers
+    layers = name_in_files("model.layers.", config)
+    number = name.removeprefix(layers).partition(".")[0]
+    return name.startswith(layers) and number.isdecimal() and int(number) >= config.num_layers
 
 
 def _is_redundant(name: str, config: LlamaConfig) -> bool:
@@ -221,4 +237,6 @@ def _is_redundant(name: str, config: LlamaConfig) -> bool:
     number, _, within = name.removeprefix("model.layers.").partition(".")
     if number.isdecimal() and config.num_layers - config.shared_kv_layers <= int(number) < config.num_layers:
         return within.startswith(("self_attn.k_", "self_attn.v_"))
-    return name.endswith("rotary_emb.inv_freq") or (name == OUTPUT and config.tie_embeddings)
+    if name.endswith(("rotary_emb.inv_freq", *FAMILIES[config.family].unread)):
+        return True
+    return name == name_in_files(OUTPUT, config) and config.tie_embeddings

@@ -81,7 +81,7 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape
     if config.latent is not None and config.latent.query_rank is not None:
         names["query"] = QUERY_UP
     if layer in config.dense_layers:  # the names of the family are those of an MLP beside experts
-        names |= {field: re.sub(r"shared_experts?\.", "", names[field]) for field in ("gate", "up", "down")}
+        names |= {field: re.sub(r"shared_(experts?|mlp)\.", "", names[field]) for field in ("gate", "up", "down")}
 
     def name(field: str) -> str:
         return names[field] if field in names else names[field.removesuffix("_bias")].removesuffix("weight") + "bias"
@@ -156,7 +156,7 @@ def param_shapes(config: LlamaConfig, dtype: jax.typing.DTypeLike, int8: bool = 
 
     def shape_of(name: str, shape: Shape) -> jax.ShapeDtypeStruct:
         field = fields.get(name.split(".", 3)[-1])
-        return jax.ShapeDtypeStruct(shape, dtype if field is None else dtype_of(field, dtype))
+        return jax.ShapeDtypeStruct(shape, dtype if field is None else dtype_of(config, field, dtype))
 
     params = build_params(config, shape_of)
     return jax.eval_shape(quantize, params) if int8 else params

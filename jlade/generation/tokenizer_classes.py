@@ -17,6 +17,7 @@ CLASSES = {
     "cohere": "CohereTokenizer",
     "cohere2": "CohereTokenizer",
     "ernie4_5": "",
+    "ernie4_5_moe": "",
     "gemma": "GemmaTokenizer",
     "gemma2": "GemmaTokenizer",
     "gemma3": "GemmaTokenizer",
@@ -25,6 +26,7 @@ CLASSES = {
     "glm4": "",
     "glm4_moe": "",
     "glm4_moe_lite": "",
+    "gpt_neox": "GPTNeoXTokenizer",
     "granite": "",
     "granitemoe": "",
     "granitemoehybrid": "",
@@ -52,6 +54,7 @@ CLASSES = {
     "qwen3_moe": "Qwen2Tokenizer",
     "qwen3_next": "Qwen2Tokenizer",
     "qwen3_vl": "Qwen2Tokenizer",
+    "qwen3_vl_moe": "Qwen2Tokenizer",
     "stablelm": "",
     "starcoder2": "GPT2Tokenizer",
 }

@@ -134,6 +134,8 @@ class LlamaConfig:
     groups_per_token: int = 1
     group_leaders: int = 2  # best experts of a group whose scores together are the group's (1 in DeepSeek V2)
     expert_scale: float = 1.0  # of the weights of a token's experts (DeepSeek V3)
+    least_divisor: float = 0.0  # of these weights where they are normalized (ERNIE 4.5)
+    float32_router: bool = False  # whether routers are in float32 in a model of any dtype (ERNIE 4.5, Hy3)
     dense_layers: tuple[int, ...] = ()  # those that have no experts, where others have (DeepSeek V3)
     dense_size: int = 0  # inner size of their MLP
     # Whether MLP and experts both read the hidden states, with norms of their own, and so does the router (Gemma 4)
@@ -141,6 +143,7 @@ class LlamaConfig:
     shared_router: bool = False  # whether a router weighs the MLP that all tokens pass (Qwen2-MoE)
     output_bias: bool = False  # of the logits (Phi-2, Phi-MoE)
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
+    parallel_norm: bool = False  # whether the MLP has a norm of its own then (GPT-NeoX)
 
     recurrent_layers: tuple[int, ...] = ()  # those that have a state in the place of keys and values (Qwen3-Next)
     delta_rule: DeltaRule | None = None  # of these
@@ -293,9 +296,10 @@ def is_matrix(field: str) -> bool:
     return field in (*of_attention, *recurrent, *of_mlp, "input_gate", "input_projection")
 
 
-def dtype_of(field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+def dtype_of(config: LlamaConfig, field: str, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     """Returns the dtype of a field of `jlade.models.llama.LlamaLayer` in a model of a dtype."""
-    return jnp.float32 if field == "selection_bias" else dtype  # whose rounding would choose other experts
+    is_exact = field == "selection_bias" or (field == "router" and config.float32_router)
+    return jnp.float32 if is_exact else dtype  # whose rounding would choose other experts
 
 
 def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, ...], P]]:
@@ -314,7 +318,7 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "each": (((c.num_heads, heads.size), outputs), ((heads.number, heads.size), kv)),
     }
     query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((heads.size,), whole),) * 2)
-    has_mlp_norm = c.pre_norms and not c.parallel
+    has_mlp_norm = c.pre_norms and (c.parallel_norm or not c.parallel)
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_key = layer in c.kv_layers and c.latent is None
     has_value = has_key and (not c.values_from_keys or c.windows_by_layer[layer] is not None)

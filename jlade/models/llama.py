@@ -394,6 +394,8 @@ def _add(
     """Returns the hidden states [B, T, E] with all that a layer adds: its mixer, its MLP and its own inputs."""
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
+    if c.parallel and layer.mlp_norm is not None:
+        normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
@@ -532,7 +534,8 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
             return jnp.ones(shape, dtype)
         if is_matrix(field) and len(shape) == 3:
             return jnp.stack([matrix(shape[2], shape[1]).T for _ in range(shape[0])])
-        return matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0].astype(dtype_of(field, dtype))
+        values = matrix(*shape) if len(shape) == 2 else matrix(shape[0], 1)[:, 0]
+        return values.astype(dtype_of(c, field, dtype))
 
     layers = tuple(
         LlamaLayer(**{field: array(field, shape) for field, (shape, _) in layer_arrays(c, i).items()})

@@ -14,6 +14,7 @@ from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
 from jlade.models.architecture import DeltaRule, Heads, Latent
 from jlade.models.llama import LlamaConfig, init_params, quantize
+from jlade.models.rotary import Rotary
 from tests.tiny import slow_but
 
 MIXTURE = {"num_experts": 4, "expert_size": 64, "experts_per_token": 2}
@@ -110,6 +111,14 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "deepseek_v3": LATENT | {"routing": "sigmoids", "selection_bias": True, "intermediate_size": 64},
         "glm4_moe_lite": LATENT | {"routing": "sigmoids", "selection_bias": True, "norm_eps": 1e-5},
         "mistral4": LATENT | {"routing": "probabilities", "expert_scale": 1.5},
+        "hy_v3": {"routing": "sigmoids", "selection_bias": True, "float32_router": True, "norm_eps": 1e-5}
+        | {"qk_norm": True, "intermediate_size": 64, "dense_layers": (0,), "dense_size": 32},
+        "afmoe": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "norm_eps": 1e-5}
+        | {"post_norms": True, "output_gate": True, "intermediate_size": 64, "sliding_windows": (7, None)}
+        | {"layer_rotary": (Rotary(1e4), None)},
+        "ernie4_5_moe": {"routing": "probabilities", "selection_bias": True, "float32_router": True, "norm_eps": 1e-5}
+        | {"least_divisor": 1e-12, "rope_theta": 5e5}
+        | {"interleaved_rotary": True, "intermediate_size": 64, "dense_layers": (0,), "dense_size": 32},
         "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
         "qwen3_next": recurrent,
         "qwen3_5_moe_text": recurrent,

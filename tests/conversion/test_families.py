@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jlade
+from jlade import conversion
 from jlade.cli import main
-from jlade.conversion import load_hf
+from jlade.conversion import load_hf, save_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
-from jlade.conversion.hf_rotary import SLIDING
+from jlade.conversion.hf_rotary import FULL, SLIDING
 from jlade.models.architecture import Heads, Latent
-from jlade.models.llama import LlamaConfig
+from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
 from tests.models.test_llama import run_blocks
@@ -76,6 +78,12 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported is None"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
         ("phi", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_new' or 'gelu_pytorch_tanh'"),
+        ("gpt_neox", {"hidden_act": "gelu_fast"}, "hidden_act is 'gelu_fast'; supported is 'gelu'"),
+        (
+            "gpt_neox",
+            {"rotary_pct": 0.5, "partial_rotary_factor": 0.25},
+            "rotary_pct is 0.5 and partial_rotary_factor i",
+        ),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of positive numbers, got None"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "short_factor must have 4 numbers, got 1"),
         ("phimoe", {"router_jitter_noise": 0.02}, "router_jitter_noise is 0.02; supported is 0.01"),
@@ -104,6 +112,12 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("deepseek_v3", {"head_dim": 192}, "head_dim must be 64, as the other sizes imply, got 192"),
         ("deepseek_v3", {"attention_bias": True}, "attention_bias is True; supported is False"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; supported is 'noaux_tc'"),
+        ("afmoe", {"sliding_window": None}, "sliding_window must be a positive integer, got None"),
+        ("afmoe", {"score_func": "softmax"}, "score_func is 'softmax'; supported is 'sigmoid'"),
+        ("hy_v3", {"mlp_bias": True}, "mlp_bias is True; supported is False"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias is True; supported is False"),
+        ("ernie4_5_moe", {"moe_layer_start_index": -1}, "moe_layer_start_index must be a positive integer, got -1"),
+        ("ernie4_5_moe", {"moe_k": 65}, "num_experts_per_tok must be up to the number of experts, 64, got 65"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, got 'noaux"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True; supported is False"),
         ("mistral4", {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor must give the 64 el"),
@@ -280,6 +294,95 @@ def test_ministral_3_scales_its_queries(tmp_path):
     assert config.max_positions == 262144
 
 
+def test_ernie_4_5_has_experts_in_some_layers(tmp_path):
+    """As in baidu/ERNIE-4.5-21B-A3B-PT, and with other layers."""
+    own = {"moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_k": 6, "moe_intermediate_size": 1536}
+    own |= {"moe_layer_start_index": 1, "moe_layer_interval": 1, "moe_capacity": [64, 64, 64], "moe_gate": "topk"}
+    own |= {"num_hidden_layers": 6, "moe_use_aux_free": True, "use_rmsnorm": True, "use_bias": False}
+    config = read_config(write(tmp_path, "ernie4_5_moe", **own), strict=True)
+    assert (config.dense_layers, config.dense_size, config.intermediate_size) == ((0,), 48, 3072)
+    assert (config.num_experts, config.experts_per_token, config.least_divisor) == (64, 6, 1e-12)
+    by_other_names = {"num_experts" if key == "moe_num_experts" else key: own[key] for key in own}
+    assert read_config(write(tmp_path, "ernie4_5_moe", **by_other_names), strict=True) == config
+    for changes, dense in (
+        ({"moe_layer_interval": 2}, (0, 2, 4)),
+        ({"moe_layer_interval": 3, "moe_layer_end_index": 4}, (0, 1, 3, 4, 5)),
+        ({"moe_layer_start_index": 6}, (0, 1, 2, 3, 4, 5)),
+    ):
+        found = read_config(write(tmp_path, "ernie4_5_moe", **own | changes), strict=True)
+        assert found.dense_layers == dense
+        (tmp_path / "config.json").write_text(json.dumps(to_hf(found, "float32")))
+        assert read_config(tmp_path, strict=True) == found
+
+
+def test_afmoe_has_windows_in_three_of_four_layers(tmp_path):
+    """As in arcee-ai/Trinity-Mini, and without a window in any layer."""
+    own = {"num_hidden_layers": 5, "global_attn_every_n_layers": 4, "sliding_window": 2048, "mup_enabled": True}
+    own |= {"num_dense_layers": 2, "route_norm": True, "route_scale": 2.826, "score_func": "sigmoid", "n_group": 1}
+    config = read_config(write(tmp_path, "afmoe", **own), strict=True)
+    assert config.sliding_windows == (2048, 2048, 2048, None, 2048)
+    assert config.layer_rotary == (Rotary(1e4), Rotary(1e4), Rotary(1e4), None, Rotary(1e4))
+    assert (config.embedding_scale, config.dense_layers, config.expert_scale) == (32**0.5, (0, 1), 2.826)
+    without = own | {"layer_types": [FULL] * 5, "mup_enabled": False}
+    config = read_config(write(tmp_path, "afmoe", **without), strict=True)
+    assert (config.sliding_windows, config.layer_rotary, config.embedding_scale) == ((), (None,) * 5, 1.0)
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config, "float32")))
+    assert read_config(tmp_path, strict=True) == config
+
+
+def test_routers_of_ernie_4_5_stay_in_float32(tmp_path):
+    """As in transformers, for which rounded ones would choose other experts."""
+    shape = {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24}
+    _, params = checkpoint("Ernie4_5_Moe", shape, tmp_path / "published")
+    rounded = load_hf(tmp_path / "published", "bfloat16")
+    assert {x.dtype.name for x in (rounded.layers[1].router, rounded.layers[1].selection_bias)} == {"float32"}
+    assert rounded.layers[1].up.dtype == "bfloat16"
+    np.testing.assert_array_equal(rounded.layers[1].router, params.layers[1].router)
+    for save, load, name in ((save_hf, load_hf, "hf"), (conversion.save, conversion.load, "own")):
+        save(rounded, tmp_path / name)
+        again = load(tmp_path / name, "auto")
+        for got, stored in zip(jax.tree.leaves(again), jax.tree.leaves(rounded), strict=True):
+            assert got.dtype == stored.dtype
+            np.testing.assert_array_equal(got, stored)
+
+
+def test_pythia(tmp_path):
+    """As in EleutherAI/pythia-1b-deduped, whose files have masks besides."""
+    own = {
+        "num_attention_heads": 4,
+        "hidden_size": 32,
+        "rotary_emb_base": 5000,
+        "rotary_pct": 0.5,
+        "hidden_act": "gelu",
+    }
+    own |= {"layer_norm_eps": 1e-5, "use_parallel_residual": True, "num_key_value_heads": None}
+    config = read_config(write(tmp_path, "gpt_neox", **own), strict=True)
+    assert (config.num_kv_heads, config.rope_theta, config.rotary_dim, config.parallel) == (4, 5e3, 4, True)
+    written = to_hf(config, "float32")
+    assert (written["rotary_emb_base"], written["rotary_pct"]) == (5000.0, 0.5)
+    save_hf(init_params(jax.random.key(0), config), tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    assert tensors["gpt_neox.layers.1.attention.query_key_value.bias"].shape == (96,)
+    masks = {"gpt_neox.layers.1.attention.bias": np.ones((1, 1, 8, 8), bool)}
+    masks |= {"gpt_neox.layers.1.attention.masked_bias": np.array(-1e9)}
+    save_file(tensors | masks, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    load_hf(tmp_path / "model", strict=True)
+    del tensors["embed_out.weight"]
+    more = {"gpt_neox.layers.2.mlp.dense_h_to_4h.bias": np.ones(4)}
+    save_file(tensors | more, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"1 tensors are missing: embed_out\.weight"):
+        load_hf(tmp_path / "model")
+    save_file(
+        tensors | more | {"embed_out.weight": tensors["gpt_neox.embed_in.weight"]},
+        tmp_path / "model" / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.warns(
+        UserWarning, match="ignored 1 tensors of more layers than num_hidden_layers, 2: gpt_neox.layers.2"
+    ):
+        load_hf(tmp_path / "model")
+
+
 def test_llama_4_ends_with_its_first_chunk(tmp_path):
     """As in meta-llama/Llama-4-Scout-17B-16E-Instruct."""
     rotary = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192}
@@ -320,6 +423,7 @@ WITH_VISION = {
     "Qwen2VL": ("qwen2_vl_text", "qwen2_vl_vision"),
     "Qwen2_5_VL": ("qwen2_5_vl_text", "qwen2_5_vl_vision"),
     "Qwen3VL": ("qwen3_vl_text", "qwen3_vl_vision"),
+    "Qwen3VLMoe": ("qwen3_vl_moe_text", "qwen3_vl_moe_vision"),
     "Qwen3_5": ("qwen3_5_text", "qwen3_5_vision"),
     "Qwen3_5Moe": ("qwen3_5_moe_text", "qwen3_5_moe_vision"),
 }
@@ -347,6 +451,8 @@ def with_vision(request, tmp_path_factory):
         vision |= {"out_hidden_size": 32}
     if kind.startswith("Qwen3_5"):
         text |= RECURRENT_EXPERTS if kind.endswith("Moe") else RECURRENT
+    if kind == "Qwen3VLMoe":
+        text |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     text_type, vision_type = WITH_VISION[request.param]
     parts = {
         "text_config": text | {"model_type": text_type, "tie_word_embeddings": is_gemma},
@@ -383,6 +489,39 @@ def test_the_text_part_of_a_model_with_vision(with_vision, tmp_path, capsys):
         again, _ = jlade.load(tmp_path / kind, dtype="float32")
         assert dataclasses.replace(again.config, eos_ids=()) == dataclasses.replace(params.config, eos_ids=())
         np.testing.assert_array_equal(again.layers[1].down, params.layers[1].down)
+
+
+@pytest.mark.filterwarnings("ignore:.*only the text part")
+@pytest.mark.filterwarnings("ignore:.*has no eos_token_id")
+@pytest.mark.parametrize("with_vision", ["Qwen3VLMoe"], indirect=True)
+def test_experts_of_qwen_3_vl_are_read_in_both_directions(with_vision, tmp_path):
+    """As published, and as transformers 5 writes them: each tensor's shape says which."""
+    model, directory = with_vision
+    expected = load_hf(directory, "float32")
+    model.save_pretrained(tmp_path / "memory", save_original_format=False)
+    shutil.copytree(directory, tmp_path / "published")
+    for name in ("memory", "published"):
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        key = next(key for key in tensors if key.endswith("layers.0.mlp.experts.gate_up_proj"))
+        assert tensors[key].shape == (8, 48, 32)
+        if name == "published":
+            columns = {key: array.swapaxes(1, 2).copy() for key, array in tensors.items() if ".experts." in key}
+            save_file(tensors | columns, tmp_path / name / "model.safetensors", {"format": "pt"})
+        params = load_hf(tmp_path / name, "float32")
+        assert params.config == expected.config
+        assert params.config.family == "qwen3_moe"
+        for got, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    theirs = type(model).from_pretrained(tmp_path / "published")
+    for got, wanted in zip(theirs.parameters(), model.parameters(), strict=True):
+        assert got.equal(wanted)
+
+
+@pytest.mark.parametrize(("key", "value"), [("norm_topk_prob", False), ("sliding_window", 7)])
+def test_a_part_without_a_key_takes_one_value_of_it(key, value, tmp_path):
+    text = SIZES | {"model_type": "qwen3_vl_moe_text", key: value}
+    with pytest.raises(ValueError, match=f"config.json: text_config has {key} {value}; supported is "):
+        read_config(write(tmp_path, "qwen3_vl_moe", text_config=text))
 
 
 @pytest.mark.filterwarnings("default:.*tensors that predict further tokens")

@@ -37,6 +37,7 @@ BASES = {
     "ministral3": ("Ministral3", {"head_dim": 12} | rope("yarn", factor=4.0, llama_4_scaling_beta=0.7)),
     "stablelm": ("StableLm", {}),
     **{name: FAMILY_CASES[name] for name in ("deepseek_v2", "deepseek_v3", "mistral4")},
+    **{name: FAMILY_CASES[name] for name in ("gpt_neox", "ernie4_5_moe", "afmoe", "hy_v3")},
     "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
 }
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -333,6 +334,18 @@ CASES = {
     "mistral4: no original length": (rotary(original_max_position_embeddings=REMOVED), EQUAL),
     "mistral4: another scaling of queries": (rotary(llama_4_scaling_beta=0.2, mscale_all_dim=REMOVED), EQUAL),
     "mistral4: unscaled weights of experts": (keys(norm_topk_prob=False, routed_scaling_factor=1.0), EQUAL),
+    "gpt_neox: keys of transformers 4": (keys(rope_parameters=REMOVED, rotary_pct=0.5, rotary_emb_base=500), EQUAL),
+    "gpt_neox: no rotary settings": (keys(rope_parameters=REMOVED), EQUAL),
+    "gpt_neox: attention before the MLP": (keys(use_parallel_residual=False), EQUAL),
+    "ernie4_5_moe: another least divisor": (keys(moe_norm_min=0.3), EQUAL),
+    "ernie4_5_moe: keys by other names": (keys(moe_k=REMOVED, num_experts_per_tok=2), EQUAL),
+    "ernie4_5_moe: no experts beside the others": (keys(moe_num_shared_experts=0), Refused("not of this model")),
+    "ernie4_5_moe: experts in another layer": (keys(moe_layer_start_index=2), Refused("missing")),
+    "afmoe: embeddings without a scale": (keys(mup_enabled=False), EQUAL),
+    "afmoe: layers by the interval": (keys(layer_types=REMOVED, global_attn_every_n_layers=2), EQUAL),
+    "afmoe: another scale of experts": (keys(route_scale=0.5), EQUAL),
+    "hy_v3: another scale of experts": (keys(router_scaling_factor=0.5), EQUAL),
+    "hy_v3: sums of experts in the dtype of the model": (keys(enable_moe_fp32_combine=False), EQUAL),
     "gpt_oss: swiglu_limit": (keys(swiglu_limit=1.0), Refused("config.json: swiglu_limit is 1.0")),
 }
 

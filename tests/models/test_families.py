@@ -57,7 +57,7 @@ SIZES = {
 }
 
 
-SCALES = "layer_scalar", "router.scale", "per_expert_scale"
+SCALES = "router.gate.weight", "layer_scalar", "router.scale", "per_expert_scale"
 
 
 def class_of(model_type):

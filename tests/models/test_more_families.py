@@ -91,6 +91,12 @@ CASES = {
         | {"num_kv_shared_layers": 2, "attention_k_eq_v": True},
     ),
     "phi": ("Phi", {}),
+    "gpt_neox": ("GPTNeoX", {"num_key_value_heads": 4, "hidden_size": 64}),
+    "gpt_neox, sequential": (
+        "GPTNeoX",
+        {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
+        | rope("linear", factor=4.0, partial_rotary_factor=0.5),
+    ),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
     "phi3, longrope": (
         "Phi3",
@@ -135,6 +141,25 @@ CASES = {
     "cohere2": ("Cohere2", {"sliding_window": 7, "layer_types": SLIDING, "logit_scale": 0.5}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 12}),
     "ernie4_5, biases": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "hy_v3": (
+        "HYV3",
+        {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2, "head_dim": 12},
+    ),
+    "afmoe": (
+        "Afmoe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "route_scale": 1.7, "head_dim": 12}
+        | {"num_hidden_layers": 3, "layer_types": [*SLIDING, SLIDING[0]], "sliding_window": 7, "mup_enabled": True},
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 3, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_norm_min": 0.8},
+    ),
+    "ernie4_5_moe, some layers": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 6, "moe_layer_interval": 2, "moe_layer_start_index": 2, "moe_layer_end_index": 3}
+        | {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 0},
+    ),
     "helium": ("Helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "exaone4": ("Exaone4", {"sliding_window": 7, "layer_types": SLIDING}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 12} | rope("dynamic", alpha=100.0, factor=1.0)),
