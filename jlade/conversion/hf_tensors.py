@@ -16,9 +16,17 @@ from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equa
 from jlade.models.llama import LlamaConfig
 
 # Of the model without its output matrix
-INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.", "embed_tokens_per_layer.", "per_layer_")
+INNER = (
+    "embed_tokens.",
+    "layers.",
+    "norm.",
+    "final_layernorm.",
+    "embedding_norm.",
+    "embed_tokens_per_layer.",
+    "per_layer_",
+)
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
-CONVOLUTION = "conv1d.weight"  # end of names
+CONVOLUTIONS = ("conv1d.weight", "conv.conv.weight")  # ends of names
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
@@ -48,7 +56,7 @@ class FileTensor(NamedTuple):
     def join(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
         """Returns the tensor, given arrays by the names of its parts."""
         if len(self.parts) == 1:
-            return arrays[next(iter(self.parts))]
+            return arrays[next(iter(self.parts))].reshape(self.shape)
         return interleaved.join([arrays[name] for name in self.parts], self.groups).reshape(self.shape)
 
 
@@ -67,9 +75,16 @@ def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
         file_within = whole.get(within, within)
         groups = family.row_groups[file_within](config) if file_within in family.row_groups else 1
         file_name = f"{prefix}layers.{number}.{file_within}" if within in whole else name
-        file = FileTensor({}, groups, file_within.endswith(CONVOLUTION))
+        file = FileTensor({}, groups, file_within.endswith(CONVOLUTIONS))
         files.setdefault(file_name, file).parts[name] = shape
-    return files
+
+    places = {field: i for fields in family.fused.values() for i, field in enumerate(fields)}
+
+    def place(part: tuple[str, Shape]) -> int:
+        """Returns the place of an array among those of its tensor."""
+        return places.get(fields_of.get(part[0].split(".", 3)[-1], ""), 0)
+
+    return {name: file._replace(parts=dict(sorted(file.parts.items(), key=place))) for name, file in files.items()}
 
 
 def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:

@@ -12,7 +12,7 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
-from jlade.models.architecture import DeltaRule, Heads, Latent
+from jlade.models.architecture import DELTA, STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from tests.tiny import slow_but
 
@@ -90,7 +90,12 @@ def test_converted_mxfp4_is_no_longer_quantized(kind, gpt_oss, tmp_path):
 )
 def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     """From several files, in floating point and in int8."""
-    recurrent = {"recurrent_layers": (0,), "delta_rule": DeltaRule(4, 8, 8, 6, 4), "output_gate": True, "qk_norm": True}
+    recurrent = {
+        "recurrent_layers": (0,),
+        "recurrence": Recurrence(DELTA, 4, 8, 8, 6, 4),
+        "output_gate": True,
+        "qk_norm": True,
+    }
     recurrent |= {"intermediate_size": 16, "shared_router": True, "rotary_dim": 2, "norm": "rms_plus_one"}
     changes = {
         "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
@@ -111,6 +116,8 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         "glm4_moe_lite": LATENT | {"routing": "sigmoids", "selection_bias": True, "norm_eps": 1e-5},
         "mistral4": LATENT | {"routing": "probabilities", "expert_scale": 1.5},
         "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
+        "granitemoehybrid": {"intermediate_size": 16, "recurrent_layers": (0,)}
+        | {"recurrence": Recurrence(STATE_SPACE, 4, 8, 8, 8, 4, filter_bias=True)},
         "qwen3_next": recurrent,
         "qwen3_5_moe_text": recurrent,
         "gemma4_text": {

@@ -20,7 +20,7 @@ from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
 from tests.models.test_llama import run_blocks
-from tests.models.test_more_families import RECURRENT, RECURRENT_EXPERTS
+from tests.models.test_more_families import MAMBA, RECURRENT, RECURRENT_EXPERTS
 from tests.tiny import slow_but
 
 
@@ -95,8 +95,37 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer, got"),
         ("starcoder2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_pytorch_tanh'"),
         ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, got 0"),
-        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, r"layer_types is \['mamba', 'attention'\]; supp"),
-        ("granitemoehybrid", {"num_local_experts": 62}, "num_local_experts is 62; supported is 0"),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba", "conv"]},
+            "must name attention or full_attention or mamba or li",
+        ),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba"] * 2},
+            "layer_types must name full_attention for one of 2 layers",
+        ),
+        (
+            "granitemoehybrid",
+            {"time_step_limit": [0.001, 0.1]},
+            r"time_step_limit is \[0.001, 0.1\]; supported is None",
+        ),
+        ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias is True; supported is False"),
+        ("granitemoehybrid", MAMBA | {"mamba_d_head": 3}, r"\(8 times 3\) must be mamba_expand times hidden_size"),
+        (
+            "granitemoehybrid",
+            MAMBA | {"mamba_n_groups": 3},
+            r"mamba_n_heads \(8\) must be a multiple of mamba_n_groups",
+        ),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "mamba"]},
+            "layer_types must name full_attention or conv for each of 2 layers",
+        ),
+        ("lfm2", {"full_attn_idxs": [2]}, r"full_attn_idxs must list some of 2 layers, got \[2\]"),
+        ("lfm2", {"full_attn_idxs": []}, "layer_types must name full_attention for one of 2 layers"),
+        ("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 1}, "conv_L_cache must be 2 or more, got 1"),
+        ("lfm2", {"conv_bias": True}, "conv_bias is True; supported is False"),
         ("gemma3", {}, "text_config must be an object, got None"),
         ("mistral3", {"text_config": {"model_type": "mistral5"}}, "model_type is 'mistral5'; supported are llama"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads must be 4, as the other sizes imply, got 2"),
