@@ -109,7 +109,7 @@ def _read_delta(values: Values) -> Recurrence:
 
 def _read_state_space(values: Values) -> Recurrence:
     width, heads = values.size(WIDTH) * values.size("hidden_size"), values.size(MAMBA_HEADS)
-    size = width // heads if values.get(HEAD_SIZE) == AUTO else values.size(HEAD_SIZE)
+    size = width // heads if values.get(HEAD_SIZE, AUTO) == AUTO else values.size(HEAD_SIZE)
     if heads * size != width:
         raise ValueError(
             f"{values.file}: {MAMBA_HEADS} times {HEAD_SIZE} ({heads} times {size}) must be {WIDTH} times hidden_size "

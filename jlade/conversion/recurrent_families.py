@@ -100,7 +100,7 @@ RECURRENT: dict[str, Family] = {
             "mamba_n_groups": 1,
             "mamba_n_heads": 128,
             "mamba_d_state": 256,
-            "mamba_d_head": "auto",
+            "mamba_d_head": None,
             "mamba_d_conv": 4,
             "mamba_expand": 2,
             "mamba_conv_bias": True,
