@@ -8,7 +8,8 @@ from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
 
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")  # names of a key
-FIRST_DENSE, MLP_TYPES = "first_k_dense_replace", "mlp_layer_types"
+FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers")  # names of a key
+MLP_TYPES = "mlp_layer_types"
 IS_MIXTURE = "enable_moe_block"
 DENSE, SPARSE = "dense", "sparse"
 SPARSE_LAYERS, LLAMA_STEP, LLAMA_DENSE_SIZE = "moe_layers", "interleave_moe_layer_step", "intermediate_size_mlp"
@@ -26,7 +27,7 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     dense = tuple(i for i in range(num_layers) if i not in sparse)
     size = values.size(LLAMA_DENSE_SIZE if SPARSE_LAYERS in family.reads else "intermediate_size") if dense else 0
     of_layers = {"dense_layers": dense, "dense_size": size}
-    shared = _shared_key(family)
+    shared = _key(family, SHARED_EXPERTS)
     if shared is None:
         return of_layers
     number, (groups, chosen) = values.size(family.keys["num_experts"]), _read_groups(values, family)
@@ -56,11 +57,11 @@ def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
         found |= {QWEN_STEP: 1, QWEN_DENSE: list(config.dense_layers)}
     if IS_MIXTURE in reads:
         found[IS_MIXTURE] = config.num_experts > 0
-    if FIRST_DENSE in reads:
-        found[FIRST_DENSE] = len(config.dense_layers)
+    if first_dense := _key(family, FIRST_DENSE):
+        found[first_dense] = len(config.dense_layers)
     if MLP_TYPES in reads:
         found[MLP_TYPES] = [SPARSE if i in sparse else DENSE for i in range(config.num_layers)]
-    if shared := _shared_key(family):
+    if shared := _key(family, SHARED_EXPERTS):
         found[shared] = config.intermediate_size // config.expert_size
         found |= {"n_group": config.expert_groups, "topk_group": config.groups_per_token}
         found.setdefault("intermediate_size", config.expert_size)
@@ -69,8 +70,9 @@ def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:
     return found
 
 
-def _shared_key(family: Family) -> str | None:
-    return next((key for key in SHARED_EXPERTS if key in family.reads), None)
+def _key(family: Family, names: Sequence[str]) -> str | None:
+    """Returns the name of a key that a family reads, None for a family without the key."""
+    return next((key for key in names if key in family.reads), None)
 
 
 def _read_groups(values: Values, family: Family) -> tuple[int, int]:
@@ -92,7 +94,8 @@ def _sparse_layers(values: Values, family: Family, num_layers: int) -> Collectio
         return set(layers[step - 1 :: step]) - set(_listed(values, QWEN_DENSE, layers, []))
     kinds = values.get(MLP_TYPES) if MLP_TYPES in reads else None
     if kinds is None:
-        return layers[_count(values, FIRST_DENSE) :] if FIRST_DENSE in reads else layers
+        first_dense = _key(family, FIRST_DENSE)
+        return layers if first_dense is None else layers[_count(values, first_dense) :]
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (DENSE, SPARSE) for kind in kinds):
         raise ValueError(
             f"{values.file}: {MLP_TYPES} must name dense or sparse for each of {num_layers} layers, got {kinds!r}"

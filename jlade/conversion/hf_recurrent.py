@@ -64,7 +64,7 @@ def write_recurrent(config: LlamaConfig, family: Family) -> dict[str, Any]:
 
 def mlp_size(values: Values) -> int:
     """Returns the inner size of the MLPs of LFM2, which is two thirds of that in its configuration."""
-    size = values.size("intermediate_size")
+    size = values.size("block_ff_dim", values.get("intermediate_size"))
     if not values.boolean(ADJUSTS):
         return size
     multiple = values.size("block_multiple_of")

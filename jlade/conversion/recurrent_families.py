@@ -61,6 +61,7 @@ _LFM2 = {
     "rope_theta": 1e6,
     "max_position_embeddings": 128000,
     "tie_word_embeddings": True,
+    "tie_embedding": None,  # in the place of the other one
     "layer_types": None,
     "conv_L_cache": 3,
 }
@@ -80,7 +81,14 @@ _LFM2_TENSORS = {
 _LFM2_FUSED: dict[str, tuple[str, ...]] = {
     "conv.in_proj.weight": ("recurrent_key", "recurrent_query", "recurrent_value"),
 }
-_LFM2_FIXED = {"qk_norm": True}
+_LFM2_FIXED = {
+    "qk_norm": True,
+    "tie_embeddings": lambda values: values.boolean("tie_embedding", values.boolean("tie_word_embeddings")),
+}
+_LFM2_EXPERTS: dict[str, tuple[str, ...]] = {
+    f"feed_forward.experts.{{}}.{name}.weight": (f"expert_{field}",)
+    for name, field in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+}
 
 
 def _if_mixture(key: str) -> Callable[[Values], int]:
@@ -135,6 +143,7 @@ RECURRENT: dict[str, Family] = {
         _LFM2
         | {
             "full_attn_idxs": None,
+            "block_ff_dim": None,  # in the place of intermediate_size
             "block_auto_adjust_ff_dim": True,
             "block_multiple_of": 256,
             "block_ffn_dim_multiplier": 1.0,
@@ -144,6 +153,45 @@ RECURRENT: dict[str, Family] = {
         only={"conv_bias": (False,)},
         tensors=_LFM2_TENSORS,
         fused=_LFM2_FUSED,
+        without_effect=(  # of published files
+            "block_dim",
+            "block_mlp_init_scale",
+            "block_norm_eps",
+            "block_out_init_scale",
+            "block_use_swiglu",
+            "block_use_xavier_init",
+            "conv_dim",
+            "conv_dim_out",
+            "conv_use_xavier_init",
+            "num_heads",
+            "use_pos_enc",
+        ),
+    ),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM",
+        _LFM2
+        | {
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+        },
+        keys=QWEN_EXPERTS
+        | {"norm_eps": "norm_eps", "expert_scale": "routed_scaling_factor", "selection_bias": "use_expert_bias"},
+        fixed=_LFM2_FIXED | {"intermediate_size": 0, "routing": "sigmoids", "expert_epsilon": 1e-6},
+        only={"conv_bias": (False,)},
+        tensors=_LFM2_TENSORS
+        | {"router": "feed_forward.gate.weight", "selection_bias": "feed_forward.expert_bias"}
+        | {f"expert_{name}": f"feed_forward.experts.{name}.weight" for name in ("gate", "up", "down")},
+        fused=_LFM2_FUSED,
+        experts=_LFM2_EXPERTS,
+        joined_experts={
+            "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "feed_forward.experts.down_proj": ("expert_down",),
+        },
     ),
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",

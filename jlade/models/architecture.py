@@ -149,6 +149,7 @@ class LlamaConfig:
     expert_size: int = 0  # inner size of an expert
     experts_per_token: int = 0
     normalized_experts: bool = True  # whether the weights of a token's experts add up to one
+    expert_epsilon: float = 1e-20  # added to the sum of scores by which they are normalized (1e-6 in LFM2)
     router_bias: bool = False  # GPT-OSS
     routing: str = "softmax"  # one of `ROUTINGS` (Phi-MoE, Llama 4)
     selection_bias: bool = False  # of the scores by which experts are chosen, not of their weights (DeepSeek V3)

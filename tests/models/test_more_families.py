@@ -274,6 +274,11 @@ CASES = {
         "Lfm2",
         {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "conv_L_cache": 4, "tie_word_embeddings": False},
     ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "routed_scaling_factor": 1.7}
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    ),
     "qwen3_next": ("Qwen3Next", RECURRENT_EXPERTS),
     "qwen3_5_text": ("Qwen3_5Text", RECURRENT),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", RECURRENT_EXPERTS | {"linear_conv_kernel_dim": 3}),
