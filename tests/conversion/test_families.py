@@ -15,7 +15,7 @@ from jlade.conversion import load_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import SLIDING
-from jlade.models.architecture import Heads, Latent
+from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
@@ -479,3 +479,24 @@ def test_files_of_qwen_2_5_vl(with_vision, tmp_path):
     assert dataclasses.replace(found.config, eos_ids=()) == dataclasses.replace(expected.config, eos_ids=())
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_published_keys_of_granite_4_h(tmp_path):
+    """As in ibm-granite/granite-4.0-h-tiny."""
+    changes = {"position_embedding_type": "nope", "mamba_d_head": 8, "mamba_n_groups": 1, "num_local_experts": 62}
+    changes |= {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chunk_size": 256}
+    config = read_config(write(tmp_path, "granitemoehybrid", **changes), strict=True)
+    assert (config.num_experts, config.expert_size, config.intermediate_size) == (62, 48, 1024)
+    assert config.recurrence == Recurrence(STATE_SPACE, 1, 8, 256, 8, 4, filter_bias=True)
+    assert set(config.rotary_by_layer) == {None}
+
+
+def test_published_keys_of_lfm2(tmp_path):
+    """As in LiquidAI/LFM2-1.2B: two sizes have names that transformers takes in the place of its own."""
+    changes = {"block_ff_dim": 96, "tie_embedding": False, "block_multiple_of": 8, "block_dim": 32, "conv_dim": 32}
+    changes |= {"full_attn_idxs": [1], "num_heads": 4, "use_pos_enc": True, "block_use_swiglu": True}
+    config = read_config(write(tmp_path, "lfm2", **changes), strict=True)
+    theirs = pytest.importorskip("transformers").Lfm2Config(**SIZES, **changes)
+    assert theirs.intermediate_size == 96
+    assert not theirs.tie_word_embeddings
+    assert (config.intermediate_size, config.tie_embeddings, config.recurrent_layers) == (64, False, (0,))
