@@ -293,7 +293,7 @@ QUICK = ("gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "p
 
 
 # Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
-@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next"))
+@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next", "granitemoehybrid, experts", "lfm2"))
 def case(request):
     return request.param
 
