@@ -1,12 +1,13 @@
 """A LLaMA forward pass in NumPy and float64, for one whole sequence: no cache, no blocks, no batch.
 
-Recurrent layers follow the gated delta rule token by token.
+Recurrent layers follow their rule token by token.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from jlade.models.architecture import CONVOLUTION, DELTA
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 
 
@@ -19,7 +20,8 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
     for number, layer in enumerate(params.layers):
         normed = _norm(hidden, layer.attention_norm, config.norm_eps)
         if number in config.recurrent_layers:
-            hidden = _feed_forward(hidden + _delta_rule(layer, normed, config), layer, config.norm_eps)
+            rule = {DELTA: _delta_rule, CONVOLUTION: _convolution}.get(config.recurrence.rule, _state_space)
+            hidden = _feed_forward(hidden + rule(layer, normed, config), layer, config.norm_eps)
             continue
         queries = (normed @ _f64(layer.query).T).reshape(length, config.num_heads, head_dim)
         keys = (normed @ _f64(layer.key).T).reshape(length, config.num_kv_heads, head_dim)
@@ -46,22 +48,10 @@ def _feed_forward(hidden: np.ndarray, layer: LlamaLayer, eps: float) -> np.ndarr
 
 def _delta_rule(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
     """Returns the mixture [L, E] of a recurrent layer, token by token."""
-    sizes, length = config.delta_rule, len(normed)
-
-    def heads(weight, filters, size: int) -> np.ndarray:
-        """Returns [L, heads, size] of a product, after a convolution over the last tokens."""
-        product, taps = normed @ _f64(weight).T, _f64(filters).shape[1]
-        padded = np.concatenate([np.zeros((taps - 1, product.shape[1])), product])
-        mixed = sum(padded[i : i + length] * _f64(filters)[:, i] for i in range(taps))
-        return _silu(mixed).reshape(length, -1, size)
-
-    queries = heads(layer.recurrent_query, layer.query_filter, sizes.key_size)
-    keys = heads(layer.recurrent_key, layer.key_filter, sizes.key_size)
-    values = heads(layer.recurrent_value, layer.value_filter, sizes.value_size)
+    sizes, length = config.recurrence, len(normed)
+    queries, keys, values, _, shrink = _of_tokens(layer, normed, config)
     queries, keys = (x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + 1e-6) for x in (queries, keys))
     beta = _sigmoid(normed @ _f64(layer.beta).T)
-    step = np.logaddexp(0, normed @ _f64(layer.decay).T + _f64(layer.decay_bias))
-    shrink = np.exp(-np.exp(_f64(layer.decay_rate)) * step)
     mixed = np.zeros_like(values)
     for head in range(sizes.value_heads):
         group, memory = head * sizes.key_heads // sizes.value_heads, np.zeros((sizes.key_size, sizes.value_size))
@@ -74,6 +64,47 @@ def _delta_rule(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> n
     return (_norm(mixed, layer.recurrent_norm, config.norm_eps).reshape(length, -1) * gate) @ _f64(
         layer.recurrent_output
     ).T
+
+
+def _state_space(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
+    """Returns `_delta_rule` for Mamba-2."""
+    sizes, length = config.recurrence, len(normed)
+    queries, keys, values, step, shrink = _of_tokens(layer, normed, config)
+    mixed = np.zeros_like(values)
+    for head in range(sizes.value_heads):
+        group, memory = head * sizes.key_heads // sizes.value_heads, np.zeros((sizes.key_size, sizes.value_size))
+        for t in range(length):
+            memory = shrink[t, head] * memory + step[t, head] * np.outer(keys[t, group], values[t, head])
+            mixed[t, head] = queries[t, group] @ memory + _f64(layer.skip)[head] * values[t, head]
+    gated = mixed.reshape(length, -1) * _silu(normed @ _f64(layer.recurrent_gate).T)
+    by_group = _norm(gated.reshape(length, sizes.key_heads, -1), 1.0, config.norm_eps).reshape(length, -1)
+    return by_group * _f64(layer.recurrent_norm) @ _f64(layer.recurrent_output).T
+
+
+def _convolution(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
+    """Returns `_delta_rule` for a convolution alone."""
+    names = "recurrent_query", "recurrent_key", "recurrent_value"
+    queries, keys, values = (normed @ _f64(getattr(layer, name)).T for name in names)
+    return queries * _convolve(keys * values, layer.value_filter, None) @ _f64(layer.recurrent_output).T
+
+
+def _of_tokens(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> tuple[np.ndarray, ...]:
+    """Returns queries, keys and values [L, heads, size], and times and factors of the state [L, heads]."""
+    sizes, heads = config.recurrence, []
+    for name, size in (("query", sizes.key_size), ("key", sizes.key_size), ("value", sizes.value_size)):
+        product = normed @ _f64(getattr(layer, f"recurrent_{name}")).T
+        filters, bias = (getattr(layer, f"{name}_{end}") for end in ("filter", "filter_bias"))
+        heads.append(_silu(_convolve(product, filters, bias)).reshape(len(normed), -1, size))
+    step = np.logaddexp(0, normed @ _f64(layer.decay).T + _f64(layer.decay_bias))
+    return *heads, step, np.exp(-np.exp(_f64(layer.decay_rate)) * step)
+
+
+def _convolve(x: np.ndarray, filters, bias) -> np.ndarray:
+    """Returns a convolution [L, C] over the last tokens."""
+    taps = _f64(filters).shape[1]
+    padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), x])
+    mixed = sum(padded[i : i + len(x)] * _f64(filters)[:, i] for i in range(taps))
+    return mixed if bias is None else mixed + _f64(bias)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -12,13 +12,16 @@ from tokenizers import Tokenizer, decoders, models
 import jlade
 from jlade.cli.options import DEMO
 from jlade.conversion import save_hf
-from jlade.models.architecture import DeltaRule
+from jlade.models.architecture import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, init_params
 
 # The block of all tests that are not about blocks, so that they share programs.
 PAPER = jlade.LookaheadConfig.paper(4, 4, 3)
 # Changes of `tiny_llama` for a model like Qwen3-Next, whose first layer is recurrent.
-RECURRENT = {"recurrent_layers": (0,), "delta_rule": DeltaRule(2, 4, 8, 6, 4), "output_gate": True}
+RECURRENT = {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 2, 4, 8, 6, 4), "output_gate": True}
+# And like Granite 4 H, and like LFM2.
+STATE_SPACES = {"recurrent_layers": (0,), "recurrence": Recurrence(STATE_SPACE, 2, 4, 8, 6, 4, filter_bias=True)}
+CONVOLUTIONS = {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 16, 16, 1, 1, 3)}
 
 
 @functools.cache

@@ -222,6 +222,9 @@ def _heads(config: dict[str, Any]) -> str:
         heads += f"; without a window {config['num_heads']} of {size}, {number} for keys and values"
     if shared := config["shared_kv_layers"]:
         heads += f"; the last {shared} layers read keys and values of earlier ones"
+    if recurrence := config["recurrence"]:
+        number, values = len(config["recurrent_layers"]), recurrence["value_heads"]
+        heads += f"; {number} recurrent layers, {recurrence['rule'].replace('_', ' ')} with {values:,} heads for values"
     return heads
 
 

@@ -322,33 +322,6 @@ DENSE: dict[str, Family] = {
             "logits_scaling": 1.0,
         },
     ),
-    "granitemoehybrid": Family(
-        "GraniteMoeHybridForCausalLM",
-        GRANITE
-        | {
-            "num_experts_per_tok": 2,  # of no experts
-            "shared_intermediate_size": 1024,
-            "position_embedding_type": None,
-        },
-        keys=GRANITE_KEYS | {"intermediate_size": "shared_intermediate_size"},
-        only={"num_local_experts": (0,)},
-        tensors={"down": "shared_mlp.output_linear.weight"},
-        fused={"shared_mlp.input_linear.weight": ("gate", "up")},
-        without_effect=(  # on layers with attention
-            "init_method",
-            "mamba_chunk_size",
-            "mamba_conv_bias",
-            "mamba_d_conv",
-            "mamba_d_head",
-            "mamba_d_state",
-            "mamba_expand",
-            "mamba_n_groups",
-            "mamba_n_heads",
-            "mamba_proj_bias",
-            "normalization_function",
-            "time_step_limit",
-        ),
-    ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
         LISTED

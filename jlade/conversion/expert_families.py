@@ -9,10 +9,15 @@ EXPERTS = {
     "mlp.experts.{}.up_proj.weight": ("expert_up",),
     "mlp.experts.{}.down_proj.weight": ("expert_down",),
 }
-_GRANITE_EXPERTS = {
+GRANITE_EXPERTS = {
     "block_sparse_moe.input_linear.weight": ("expert_gate", "expert_up"),
     "block_sparse_moe.output_linear.weight": ("expert_down",),
 }
+GRANITE_JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
+    "block_sparse_moe.experts.gate_up_proj": ("expert_gate", "expert_up"),
+    "block_sparse_moe.experts.down_proj": ("expert_down",),
+}
+GRANITE_ROUTER = "block_sparse_moe.router.layer.weight"
 _NUMBERED_EXPERTS: dict[str, tuple[str, ...]] = {
     "block_sparse_moe.experts.{}.w1.weight": ("expert_gate",),
     "block_sparse_moe.experts.{}.w3.weight": ("expert_up",),
@@ -23,8 +28,8 @@ JOINED_EXPERTS: dict[str, tuple[str, ...]] = {
     "mlp.experts.down_proj": ("expert_down",),
 }
 _EXPERTS_ALONE = {"intermediate_size": 0}
-_LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
-_LOCAL_KEYS = {
+LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+LOCAL_KEYS = {
     "expert_size": "intermediate_size",
     "num_experts": "num_local_experts",
     "experts_per_token": "num_experts_per_tok",
@@ -63,20 +68,17 @@ _LATENT_WITHOUT_EFFECT = ("aux_loss_alpha", "ep_size", "qk_head_dim", "seq_aux")
 MIXTURES: dict[str, Family] = {
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
-        GRANITE | _LOCAL_EXPERTS,
-        keys=GRANITE_KEYS | _LOCAL_KEYS,
+        GRANITE | LOCAL_EXPERTS,
+        keys=GRANITE_KEYS | LOCAL_KEYS,
         fixed=_EXPERTS_ALONE,
-        tensors={"router": "block_sparse_moe.router.layer.weight"},
-        experts=_GRANITE_EXPERTS,
-        joined_experts={
-            "block_sparse_moe.experts.gate_up_proj": ("expert_gate", "expert_up"),
-            "block_sparse_moe.experts.down_proj": ("expert_down",),
-        },
-        renamed={"block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight"},
+        tensors={"router": GRANITE_ROUTER},
+        experts=GRANITE_EXPERTS,
+        joined_experts=GRANITE_JOINED_EXPERTS,
+        renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
     ),
     "mixtral": Family(
         "MixtralForCausalLM",
-        _LOCAL_EXPERTS
+        LOCAL_EXPERTS
         | {
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
@@ -84,18 +86,18 @@ MIXTURES: dict[str, Family] = {
             "max_position_embeddings": 131072,
             "sliding_window": None,
         },
-        keys=_LOCAL_KEYS,
+        keys=LOCAL_KEYS,
         fixed=_EXPERTS_ALONE,
         tensors={"router": "block_sparse_moe.gate.weight"},
         experts=_NUMBERED_EXPERTS,
         joined_experts=JOINED_EXPERTS,
         renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
-        elsewhere=dict.fromkeys(_LOCAL_EXPERTS),
+        elsewhere=dict.fromkeys(LOCAL_EXPERTS),
         without_effect=("router_jitter_noise",),
     ),
     "phimoe": Family(
         "PhimoeForCausalLM",
-        _LOCAL_EXPERTS
+        LOCAL_EXPERTS
         | {
             "num_local_experts": 16,
             "num_key_value_heads": 8,
@@ -106,7 +108,7 @@ MIXTURES: dict[str, Family] = {
             "attention_bias": False,
             "lm_head_bias": False,
         },
-        keys=_LOCAL_KEYS | ATTENTION_BIAS | {"output_bias": "lm_head_bias"},
+        keys=LOCAL_KEYS | ATTENTION_BIAS | {"output_bias": "lm_head_bias"},
         fixed=_EXPERTS_ALONE | {"norm": "layer", "norm_bias": True, "routing": "sparsemixer"},
         only={"num_experts_per_tok": (2,), "router_jitter_noise": (0.01,)},
         rotary="mscale",
@@ -366,7 +368,7 @@ MIXTURES: dict[str, Family] = {
     ),
     "minimax_m2": Family(
         "MiniMaxM2ForCausalLM",
-        _LOCAL_EXPERTS
+        LOCAL_EXPERTS
         | {
             "num_local_experts": 256,
             "num_experts_per_tok": 8,
@@ -377,7 +379,7 @@ MIXTURES: dict[str, Family] = {
             "partial_rotary_factor": 1.0,
             "rotary_dim": None,  # the same, in elements
         },
-        keys=_LOCAL_KEYS,
+        keys=LOCAL_KEYS,
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "qk_norm_kind": "whole"},
         tensors={
             "router": "block_sparse_moe.gate.weight",
@@ -532,7 +534,7 @@ MIXTURES: dict[str, Family] = {
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
         },
-        keys=_LOCAL_KEYS | ATTENTION_BIAS,
+        keys=LOCAL_KEYS | ATTENTION_BIAS,
         fixed=_EXPERTS_ALONE | {"sinks": True, "router_bias": True, "mlp_bias": True, "activation": "clipped_silu"},
         only={"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
         tensors={"router": "mlp.router.weight"},
@@ -547,7 +549,7 @@ MIXTURES: dict[str, Family] = {
     ),
     "llama4_text": Family(
         "Llama4ForCausalLM",
-        _LOCAL_EXPERTS
+        LOCAL_EXPERTS
         | {
             "num_local_experts": 16,
             "num_experts_per_tok": 1,
@@ -569,7 +571,7 @@ MIXTURES: dict[str, Family] = {
             "interleave_moe_layer_step": 1,
             "intermediate_size_mlp": 16384,
         },
-        keys=_LOCAL_KEYS | ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
+        keys=LOCAL_KEYS | ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
         fixed={"qk_norm_kind": "weightless", "interleaved_rotary": True, "routing": "sigmoid"},
         only={"num_experts_per_tok": (1,)},
         tensors={field: f"feed_forward.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}

@@ -4,7 +4,7 @@ from typing import Any
 
 from jlade.conversion import hf_kv_heads
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import ATTENTION, FULL, ORIGINAL, SLIDING, Read, read_rotary, write_scaling
+from jlade.conversion.hf_rotary import FULL, ORIGINAL, SLIDING, Read, read_rotary, write_scaling
 from jlade.conversion.json_files import Values
 from jlade.models.llama import LlamaConfig
 from jlade.models.rotary import LongRopeScaling, QueryScaling, Rotary
@@ -85,8 +85,6 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
         result["layer_types"] = [FULL if size is None else SLIDING for size in windows]
     if "position_embedding_type" in reads:
         result["position_embedding_type"] = "rope" if any(config.rotary_by_layer) else None
-        # The heads are of recurrent layers: transformers checks that they divide the width even if there are none.
-        result |= {"layer_types": [ATTENTION] * config.num_layers, "mamba_n_heads": 1}
     if "no_rope_layers" in reads:
         result["no_rope_layers"] = [int(kind is not None) for kind in config.rotary_by_layer]
     if family.rotary == "type":

@@ -3,11 +3,14 @@
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.hf_rotary import FULL
+from jlade.conversion.hf_rotary import ATTENTION, FULL
 from jlade.conversion.json_files import Values
-from jlade.models.architecture import DeltaRule, LlamaConfig
+from jlade.models.architecture import CONVOLUTION, DELTA, STATE_SPACE, LlamaConfig, Recurrence
 
-LINEAR, INTERVAL = "linear_attention", "full_attention_interval"
+LINEAR, MAMBA, CONV = "linear_attention", "mamba", "conv"  # types of layers
+INTERVAL, MAMBA_HEADS, TAPS = "full_attention_interval", "mamba_n_heads", "conv_L_cache"  # each of one rule's families
+HEAD_SIZE, WIDTH, AUTO = "mamba_d_head", "mamba_expand", "auto"
+ADJUSTS = "block_auto_adjust_ff_dim"
 SIZES = {
     "key_heads": "linear_num_key_heads",
     "value_heads": "linear_num_value_heads",
@@ -15,41 +18,119 @@ SIZES = {
     "value_size": "linear_value_head_dim",
     "taps": "linear_conv_kernel_dim",
 }
+MAMBA_SIZES = {
+    "key_heads": "mamba_n_groups",
+    "value_heads": MAMBA_HEADS,
+    "key_size": "mamba_d_state",
+    "value_size": HEAD_SIZE,
+    "taps": "mamba_d_conv",
+}
 
 
 def read_recurrent(values: Values, family: Family, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of `LlamaConfig` for the keys of `SIZES`. A family that does not read them has none.
+    """Returns the fields of `LlamaConfig` for recurrent layers. A family without their keys has none.
 
     Raises:
       ValueError: names the file, the key and the accepted values.
     """
-    if INTERVAL not in family.reads:
-        return {}
-    kinds = values.get("layer_types")
-    if kinds is None:
-        interval = values.size(INTERVAL)
-        kinds = [FULL if (i + 1) % interval == 0 else LINEAR for i in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (FULL, LINEAR) for kind in kinds):
-        raise ValueError(
-            f"{values.file}: layer_types must name {FULL} or {LINEAR} for each of {num_layers} layers, got {kinds!r}"
-        )
-    if FULL not in kinds:
-        raise ValueError(f"{values.file}: layer_types must name {FULL} for one of {num_layers} layers, got {kinds!r}")
-    sizes = DeltaRule(**{field: values.size(key) for field, key in SIZES.items()})
-    if sizes.value_heads % sizes.key_heads:
-        raise ValueError(
-            f"{values.file}: {SIZES['value_heads']} ({sizes.value_heads}) must be a multiple of {SIZES['key_heads']} "
-            f"({sizes.key_heads})"
-        )
-    if sizes.taps < 2:
-        raise ValueError(f"{values.file}: {SIZES['taps']} must be 2 or more, got {sizes.taps}")
-    layers = tuple(i for i in range(num_layers) if kinds[i] == LINEAR)
-    return {"recurrent_layers": layers, "delta_rule": sizes}
+    if INTERVAL in family.reads:
+        return {"recurrent_layers": _read_layers(values, (LINEAR,), num_layers), "recurrence": _read_delta(values)}
+    if MAMBA_HEADS in family.reads:
+        layers = _read_layers(values, (MAMBA, LINEAR), num_layers)
+        return {"recurrent_layers": layers, "recurrence": _read_state_space(values) if layers else None}
+    if TAPS in family.reads:
+        layers = _read_layers(values, (CONV,), num_layers)
+        return {"recurrent_layers": layers, "recurrence": _read_convolution(values) if layers else None}
+    return {}
 
 
 def write_recurrent(config: LlamaConfig, family: Family) -> dict[str, Any]:
     """Returns the keys that `read_recurrent` reads."""
-    if INTERVAL not in family.reads or config.delta_rule is None:
-        return {}
-    kinds = [LINEAR if i in config.recurrent_layers else FULL for i in range(config.num_layers)]
-    return {"layer_types": kinds} | {key: getattr(config.delta_rule, field) for field, key in SIZES.items()}
+    sizes, reads = config.recurrence, family.reads
+    if INTERVAL in reads and sizes is not None:
+        return _types(config, LINEAR, FULL) | {key: getattr(sizes, field) for field, key in SIZES.items()}
+    if MAMBA_HEADS in reads:
+        types = _types(config, MAMBA, ATTENTION)
+        if sizes is None:  # transformers checks that the heads divide the width even if there are none
+            return types | {MAMBA_HEADS: 1}
+        found = types | {key: getattr(sizes, field) for field, key in MAMBA_SIZES.items()}
+        # `read_recurrent` refuses widths that are no multiple of the model's.
+        return found | {WIDTH: sizes.values // config.hidden_size, "mamba_conv_bias": sizes.filter_bias}
+    if TAPS in reads:
+        found = {ADJUSTS: False} if ADJUSTS in reads else {}
+        return found | _types(config, CONV, FULL) | {TAPS: 3 if sizes is None else sizes.taps}
+    return {}
+
+
+def mlp_size(values: Values) -> int:
+    """Returns the inner size of the MLPs of LFM2, which is two thirds of that in its configuration."""
+    size = values.size("block_ff_dim", values.get("intermediate_size"))
+    if not values.boolean(ADJUSTS):
+        return size
+    multiple = values.size("block_multiple_of")
+    scaled = int(values.number("block_ffn_dim_multiplier") * int(2 * size / 3))
+    return -(-scaled // multiple) * multiple
+
+
+def _types(config: LlamaConfig, recurrent: str, attention: str) -> dict[str, list[str]]:
+    kinds = [recurrent if i in config.recurrent_layers else attention for i in range(config.num_layers)]
+    return {"layer_types": kinds}
+
+
+def _read_layers(values: Values, names: tuple[str, ...], num_layers: int) -> tuple[int, ...]:
+    """Returns the layers whose type has one of these names. The others have attention."""
+    kinds = values.get("layer_types")
+    if kinds is None:
+        kinds = _default_types(values, names[0], num_layers)
+    accepted = (FULL, *names) if names != (MAMBA, LINEAR) else (ATTENTION, FULL, *names)
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in accepted for kind in kinds):
+        said = " or ".join(accepted)
+        raise ValueError(f"{values.file}: layer_types must name {said} for each of {num_layers} layers, got {kinds!r}")
+    if all(kind in names for kind in kinds):
+        raise ValueError(f"{values.file}: layer_types must name {FULL} for one of {num_layers} layers, got {kinds!r}")
+    return tuple(i for i in range(num_layers) if kinds[i] in names)
+
+
+def _default_types(values: Values, recurrent: str, num_layers: int) -> list[str]:
+    """Returns the types of layers in configurations that do not list them."""
+    if INTERVAL in values.values:
+        interval = values.size(INTERVAL)
+        return [FULL if (i + 1) % interval == 0 else recurrent for i in range(num_layers)]
+    attention = values.get("full_attn_idxs", list(range(num_layers)) if TAPS in values.values else [])
+    if not isinstance(attention, list) or any(i not in range(num_layers) for i in attention):
+        raise ValueError(f"{values.file}: full_attn_idxs must list some of {num_layers} layers, got {attention!r}")
+    return [FULL if i in attention else recurrent for i in range(num_layers)]
+
+
+def _read_delta(values: Values) -> Recurrence:
+    sizes: dict[str, Any] = {field: values.size(key) for field, key in SIZES.items()}
+    return _checked(values, Recurrence(DELTA, **sizes), SIZES)
+
+
+def _read_state_space(values: Values) -> Recurrence:
+    width, heads = values.size(WIDTH) * values.size("hidden_size"), values.size(MAMBA_HEADS)
+    size = width // heads if values.get(HEAD_SIZE, AUTO) == AUTO else values.size(HEAD_SIZE)
+    if heads * size != width:
+        raise ValueError(
+            f"{values.file}: {MAMBA_HEADS} times {HEAD_SIZE} ({heads} times {size}) must be {WIDTH} times hidden_size "
+            f"({width})"
+        )
+    sizes: dict[str, Any] = {field: values.size(key) for field, key in MAMBA_SIZES.items() if field != "value_size"}
+    recurrence = Recurrence(STATE_SPACE, value_size=size, **sizes, filter_bias=values.boolean("mamba_conv_bias"))
+    return _checked(values, recurrence, MAMBA_SIZES)
+
+
+def _read_convolution(values: Values) -> Recurrence:
+    width = values.size("hidden_size")
+    return _checked(values, Recurrence(CONVOLUTION, width, width, 1, 1, values.size(TAPS)), {"taps": TAPS})
+
+
+def _checked(values: Values, sizes: Recurrence, keys: dict[str, str]) -> Recurrence:
+    if sizes.value_heads % sizes.key_heads:
+        raise ValueError(
+            f"{values.file}: {keys['value_heads']} ({sizes.value_heads}) must be a multiple of {keys['key_heads']} "
+            f"({sizes.key_heads})"
+        )
+    if sizes.taps < 2:
+        raise ValueError(f"{values.file}: {keys['taps']} must be 2 or more, got {sizes.taps}")
+    return sizes

@@ -16,10 +16,18 @@ from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equa
 from jlade.models.llama import LlamaConfig
 
 # Of the model without its output matrix
-INNER = ("embed_tokens.", "layers.", "norm.", "final_layernorm.", "embed_tokens_per_layer.", "per_layer_")
+INNER = (
+    "embed_tokens.",
+    "layers.",
+    "norm.",
+    "final_layernorm.",
+    "embedding_norm.",
+    "embed_tokens_per_layer.",
+    "per_layer_",
+)
 PREDICTORS = "mtp."  # begins the names of layers that predict further tokens (Qwen3-Next)
 # Ends of names of tensors with an axis of one element that their arrays lack: [channels, 1, taps] and [1, N]
-MORE_AXES = {"conv1d.weight": 1, "moe_statics.e_score_correction_bias": 0}
+MORE_AXES = {"conv1d.weight": 1, "conv.conv.weight": 1, "moe_statics.e_score_correction_bias": 0}
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".scales")  # ends of names
 
 
@@ -81,7 +89,14 @@ def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
         axis = next((axis for end, axis in MORE_AXES.items() if file_within.endswith(end)), None)
         file = FileTensor({}, groups, axis)
         files.setdefault(name_in_files(file_name, config), file).parts[name] = shape
-    return files
+
+    places = {field: i for fields in family.fused.values() for i, field in enumerate(fields)}
+
+    def place(part: tuple[str, Shape]) -> int:
+        """Returns the place of an array among those of its tensor."""
+        return places.get(fields_of.get(part[0].split(".", 3)[-1], ""), 0)
+
+    return {name: file._replace(parts=dict(sorted(file.parts.items(), key=place))) for name, file in files.items()}
 
 
 def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:

@@ -1,7 +1,23 @@
 """The families with recurrent layers: what is in their config.json and in their files."""
 
-from jlade.conversion.expert_families import EXPERTS, JOINED_EXPERTS, QWEN_EXPERTS, QWEN_SHARED_EXPERT
+import math
+from collections.abc import Callable
+
+from jlade.conversion.dense_families import GRANITE, GRANITE_KEYS
+from jlade.conversion.expert_families import (
+    EXPERTS,
+    GRANITE_EXPERTS,
+    GRANITE_JOINED_EXPERTS,
+    GRANITE_ROUTER,
+    JOINED_EXPERTS,
+    LOCAL_EXPERTS,
+    LOCAL_KEYS,
+    QWEN_EXPERTS,
+    QWEN_SHARED_EXPERT,
+)
 from jlade.conversion.family import Family
+from jlade.conversion.hf_recurrent import mlp_size
+from jlade.conversion.json_files import Values
 
 _QWEN = {
     "head_dim": 256,
@@ -28,8 +44,155 @@ _FUSED_INPUTS: dict[str, tuple[str, ...]] = {
 _PREDICTORS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # of layers that predict further tokens
 _MIXTURE_KEYS = QWEN_EXPERTS | {"intermediate_size": "shared_expert_intermediate_size"}
 _MIXTURE = {"num_key_value_heads": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_MAMBA = {f"recurrent_{name}": f"mamba.{name}_proj.weight" for name in ("query", "key", "value", "gate")} | {
+    "decay": "mamba.decay_proj.weight",
+    "query_filter": "mamba.query_conv.weight",
+    "key_filter": "mamba.key_conv.weight",
+    "value_filter": "mamba.value_conv.weight",
+    "recurrent_output": "mamba.out_proj.weight",
+    "recurrent_norm": "mamba.norm.weight",
+    "decay_rate": "mamba.A_log",
+    "decay_bias": "mamba.dt_bias",
+    "skip": "mamba.D",
+}
+_LFM2 = {
+    "num_key_value_heads": 8,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 128000,
+    "tie_word_embeddings": True,
+    "tie_embedding": None,  # in the place of the other one
+    "layer_types": None,
+    "conv_L_cache": 3,
+}
+_LFM2_TENSORS = {
+    "attention_norm": "operator_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "query_norm": "self_attn.q_layernorm.weight",
+    "key_norm": "self_attn.k_layernorm.weight",
+    "attention_output": "self_attn.out_proj.weight",
+    "gate": "feed_forward.w1.weight",
+    "up": "feed_forward.w3.weight",
+    "down": "feed_forward.w2.weight",
+    "value_filter": "conv.conv.weight",
+    "recurrent_output": "conv.out_proj.weight",
+    "norm": "embedding_norm.weight",
+}
+_LFM2_FUSED: dict[str, tuple[str, ...]] = {
+    "conv.in_proj.weight": ("recurrent_key", "recurrent_query", "recurrent_value"),
+}
+_LFM2_FIXED = {
+    "qk_norm": True,
+    "tie_embeddings": lambda values: values.boolean("tie_embedding", values.boolean("tie_word_embeddings")),
+}
+_LFM2_EXPERTS: dict[str, tuple[str, ...]] = {
+    f"feed_forward.experts.{{}}.{name}.weight": (f"expert_{field}",)
+    for name, field in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+}
+
+
+def _if_mixture(key: str) -> Callable[[Values], int]:
+    """Returns the function that reads a number of a mixture of experts, 0 for Granite 4 without."""
+    return lambda values: 0 if values.get("num_local_experts", 0) == 0 else values.size(key)
+
 
 RECURRENT: dict[str, Family] = {
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        GRANITE
+        | LOCAL_EXPERTS
+        | {
+            "shared_intermediate_size": 1024,
+            "position_embedding_type": None,
+            "layer_types": None,
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 128,
+            "mamba_d_state": 256,
+            "mamba_d_head": None,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+        },
+        keys=GRANITE_KEYS | LOCAL_KEYS | {"intermediate_size": "shared_intermediate_size"},
+        fixed={field: _if_mixture(key) for field, key in LOCAL_KEYS.items()},
+        only={
+            "mamba_proj_bias": (False,),
+            # transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
+            "time_step_limit": (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
+        },
+        tensors=_MAMBA | {"router": GRANITE_ROUTER, "down": "shared_mlp.output_linear.weight"},
+        fused={
+            "shared_mlp.input_linear.weight": ("gate", "up"),
+            "mamba.in_proj.weight": (
+                "recurrent_gate",
+                "recurrent_value",
+                "recurrent_key",
+                "recurrent_query",
+                "decay",
+            ),
+            "mamba.conv1d.weight": ("value_filter", "key_filter", "query_filter"),
+            "mamba.conv1d.bias": ("value_filter_bias", "key_filter_bias", "query_filter_bias"),
+        },
+        experts=GRANITE_EXPERTS,
+        joined_experts=GRANITE_JOINED_EXPERTS,
+        renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
+        without_effect=("init_method", "mamba_chunk_size", "normalization_function"),
+    ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        _LFM2
+        | {
+            "full_attn_idxs": None,
+            "block_ff_dim": None,  # in the place of intermediate_size
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+        },
+        keys={"norm_eps": "norm_eps", "intermediate_size": "intermediate_size"},
+        fixed=_LFM2_FIXED | {"intermediate_size": mlp_size},
+        only={"conv_bias": (False,)},
+        tensors=_LFM2_TENSORS,
+        fused=_LFM2_FUSED,
+        without_effect=(  # of published files
+            "block_dim",
+            "block_mlp_init_scale",
+            "block_norm_eps",
+            "block_out_init_scale",
+            "block_use_swiglu",
+            "block_use_xavier_init",
+            "conv_dim",
+            "conv_dim_out",
+            "conv_use_xavier_init",
+            "num_heads",
+            "use_pos_enc",
+        ),
+    ),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM",
+        _LFM2
+        | {
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+        },
+        keys=QWEN_EXPERTS
+        | {"norm_eps": "norm_eps", "expert_scale": "routed_scaling_factor", "selection_bias": "use_expert_bias"},
+        fixed=_LFM2_FIXED | {"intermediate_size": 0, "routing": "sigmoids", "expert_epsilon": 1e-6},
+        only={"conv_bias": (False,)},
+        tensors=_LFM2_TENSORS
+        | {"router": "feed_forward.gate.weight", "selection_bias": "feed_forward.expert_bias"}
+        | {f"expert_{name}": f"feed_forward.experts.{name}.weight" for name in ("gate", "up", "down")},
+        fused=_LFM2_FUSED,
+        experts=_LFM2_EXPERTS,
+        joined_experts={
+            "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
+            "feed_forward.experts.down_proj": ("expert_down",),
+        },
+    ),
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",
         _QWEN
@@ -58,7 +221,7 @@ RECURRENT: dict[str, Family] = {
         row_groups=_HEADS
         | dict.fromkeys(
             ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"),
-            lambda config: config.delta_rule.key_heads,
+            lambda config: config.recurrence.key_heads,
         ),
         experts=EXPERTS,
         joined_experts=JOINED_EXPERTS,

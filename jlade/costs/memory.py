@@ -55,8 +55,8 @@ def of_step(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: 
     if c.num_experts:  # the tokens of each expert, in and out
         inner += 2 * c.experts_per_token * (c.hidden_size + c.expert_size)
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
-    if c.delta_rule is not None:  # products of each two tokens of a chunk
-        chunk += round(4 * 4 * CHUNK**2 * c.delta_rule.value_heads * shard.recurrent_share)
+    if c.recurrence is not None and c.recurrence.has_memory:  # products of each two tokens of a chunk
+        chunk += round(4 * 4 * CHUNK**2 * c.recurrence.value_heads * shard.recurrent_share)
     pool = 0
     if "pool" in setting.reach:
         pool += math.prod(ngram_pool.shape(c.vocab_size, setting.ngram_size, setting.guess_set_size))

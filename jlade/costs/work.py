@@ -13,7 +13,7 @@ from jlade.drafts.source import RANKS
 from jlade.lookahead.division import share_size
 from jlade.mesh import AXES, COPIES, num_bytes
 from jlade.models import sharding
-from jlade.models.architecture import Heads
+from jlade.models.architecture import DELTA, Heads
 from jlade.models.llama import LlamaConfig, LlamaParams
 from jlade.models.quantization import is_int8
 
@@ -198,22 +198,23 @@ def _entry_bytes(shard: Shard, capacity: int, layers: Iterable[int]) -> int:
 
 def _state_bytes(shard: Shard) -> int:
     """Returns the bytes of the states of a sequence's recurrent layers."""
-    sizes, share = shard.config.delta_rule, shard.recurrent_share
+    sizes, share = shard.config.recurrence, shard.recurrent_share
     if sizes is None:
         return 0
-    memory, inputs = 4 * sizes.value_heads * sizes.key_size * sizes.value_size, (sizes.taps - 1) * sizes.channels
+    memory = 4 * sizes.values * sizes.key_size if sizes.has_memory else 0
+    inputs = (sizes.taps - 1) * sizes.channels
     return round(share * len(shard.config.recurrent_layers) * (memory + inputs * shard.item))
 
 
 def _recurrent_flops(shard: Shard, tokens: int) -> int:
     """Returns the arithmetic of a sequence's recurrent layers, beside products with matrices, in that of bfloat16."""
-    sizes, share = shard.config.delta_rule, shard.recurrent_share
-    if sizes is None:
+    sizes, share = shard.config.recurrence, shard.recurrent_share
+    if sizes is None or not sizes.has_memory:
         return 0
-    with_state = 4 * tokens * sizes.key_size * sizes.value_size
-    among = tokens**2 * (4 * sizes.key_size * sizes.key_heads // sizes.value_heads + 4 * sizes.value_size)
-    layers = len(shard.config.recurrent_layers)
-    return round(FLOAT32 * share * layers * sizes.value_heads * (with_state + among))
+    with_state = tokens * sizes.key_size * sizes.value_size
+    among = tokens**2 * (sizes.key_size * sizes.key_heads // sizes.value_heads + sizes.value_size)
+    layers, products = len(shard.config.recurrent_layers), 2 if sizes.rule == DELTA else 1  # of queries, and of keys
+    return round(2 * products * FLOAT32 * share * layers * sizes.value_heads * (with_state + among))
 
 
 def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequences: int) -> tuple[Collective, ...]:
@@ -249,11 +250,11 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
 
 def _kept_bytes(shard: Shard) -> int:
     """Returns the bytes of a token of the keys, values and updates that `Decoder.commit` needs."""
-    c, sizes = shard.config, shard.config.delta_rule
+    c, sizes = shard.config, shard.config.recurrence
     kept = c.arrays_per_layer * shard.item * sum(math.prod(shard.heads_by_layer[i]) for i in c.kv_layers)
     if sizes is None:
         return kept
-    vectors = sizes.key_heads * sizes.key_size + sizes.value_heads * (sizes.value_size + 1)
+    vectors = sizes.keys + sizes.values + sizes.value_heads if sizes.has_memory else 0
     of_layer = shard.recurrent_share * (sizes.channels * shard.item + 4 * vectors)
     return kept + round(len(c.recurrent_layers) * of_layer)
 

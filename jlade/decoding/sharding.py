@@ -26,7 +26,9 @@ def cache_specs(decoder: Decoder) -> Cache:
     """Returns the specs of a cache; that of a model that is not jlade's is divided along `data` alone."""
     if not isinstance(decoder, Llama):
         return BATCH
-    state = State(memory=P(DATA, MODEL), inputs=P(DATA, None, MODEL))  # type: ignore[arg-type]
+    recurrence = decoder.config.recurrence
+    memory: Any = P(DATA, MODEL) if recurrence is not None and recurrence.has_memory else None
+    state = State(memory=memory, inputs=P(DATA, None, MODEL))  # type: ignore[arg-type]
     states = (state,) * len(decoder.config.recurrent_layers)
     return _specs(KVCache, keys=P(DATA, HEADS), values=P(DATA, HEADS), states=states)
 

@@ -110,10 +110,10 @@ class Programs(NamedTuple):
             matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
         weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(matrices) if x.ndim > 1)
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
-        layers = [*memory.cache.keys, *(state.memory for state in memory.cache.states)]
+        memories = (state.memory for state in memory.cache.states if state.memory is not None)
         sizes = Sizes(
             weights=frozenset(weights),
-            cache_layers=frozenset(map(mesh_lib.local_size, layers)),
+            cache_layers=frozenset(map(mesh_lib.local_size, [*memory.cache.keys, *memories])),
             tables=frozenset(size for size in tables if size > FEW),
             experts_read=self.experts_read(tokens),
         )

@@ -20,6 +20,8 @@ QK_NORMS = ("head", "each", "whole", "rotated", "weightless")
 # Those of `SCORED` are sigmoids (DeepSeek V3) or probabilities (DeepSeek V2), by which experts are chosen too
 SCORED = ("sigmoids", "probabilities")
 ROUTINGS = ("softmax", "sparsemixer", "sigmoid", *SCORED)
+# Rules of recurrent layers: the gated delta rule (Qwen3-Next), Mamba-2 (Granite 4), and a convolution alone (LFM2)
+RULES = DELTA, STATE_SPACE, CONVOLUTION = "delta", "state_space", "convolution"
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
 
 
@@ -31,19 +33,39 @@ class Heads(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DeltaRule:
-    """Sizes of recurrent layers: see `jlade.models.recurrent`."""
+class Recurrence:
+    """Rule and sizes of recurrent layers: see `jlade.models.recurrent`.
 
+    Queries, keys and values of a convolution alone are of the model's width, and each element is a head.
+    """
+
+    rule: str  # one of `RULES`
     key_heads: int  # of queries and keys
     value_heads: int  # a multiple
     key_size: int
     value_size: int
     taps: int  # tokens that the convolution sees, its own included
+    filter_bias: bool = False  # of the convolution
+
+    @property
+    def keys(self) -> int:
+        """Elements of all keys of a token."""
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        """Elements of all values of a token."""
+        return self.value_heads * self.value_size
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a layer keeps more of the text than the convolution's last inputs."""
+        return self.rule != CONVOLUTION
 
     @property
     def channels(self) -> int:
         """C, the inputs of the convolution."""
-        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+        return 2 * self.keys + self.values if self.has_memory else self.values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +149,7 @@ class LlamaConfig:
     expert_size: int = 0  # inner size of an expert
     experts_per_token: int = 0
     normalized_experts: bool = True  # whether the weights of a token's experts add up to one
+    expert_epsilon: float = 1e-20  # added to the sum of scores by which they are normalized (1e-6 in LFM2)
     router_bias: bool = False  # GPT-OSS
     routing: str = "softmax"  # one of `ROUTINGS` (Phi-MoE, Llama 4)
     selection_bias: bool = False  # of the scores by which experts are chosen, not of their weights (DeepSeek V3)
@@ -146,7 +169,7 @@ class LlamaConfig:
     parallel_norm: bool = False  # whether the MLP has a norm of its own then (GPT-NeoX)
 
     recurrent_layers: tuple[int, ...] = ()  # those that have a state in the place of keys and values (Qwen3-Next)
-    delta_rule: DeltaRule | None = None  # of these
+    recurrence: Recurrence | None = None  # of these
     output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
@@ -389,13 +412,31 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
 
 def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
     """Returns `layer_arrays` of the mixer of a recurrent layer."""
-    hidden, sizes = config.hidden_size, config.delta_rule
+    hidden, sizes = config.hidden_size, config.recurrence
     assert sizes is not None
-    keys, values = sizes.key_heads * sizes.key_size, sizes.value_heads * sizes.value_size
-    channels = {"query": keys, "key": keys, "value": values}
-    arrays: dict[str, tuple[tuple[int, ...], P]] = {"recurrent_output": ((hidden, values), P(None, MODEL))}
-    arrays |= {f"recurrent_{name}": ((size, hidden), P(MODEL)) for name, size in (channels | {"gate": values}).items()}
-    arrays |= {name: ((sizes.value_heads, hidden), P(MODEL)) for name in ("beta", "decay")}
-    arrays |= {f"{name}_filter": ((size, sizes.taps), P(MODEL)) for name, size in channels.items()}
-    arrays |= {name: ((sizes.value_heads,), P(MODEL)) for name in ("decay_rate", "decay_bias")}
-    return arrays | {"recurrent_norm": ((sizes.value_size,), P())}
+    keys, values, heads = sizes.keys, sizes.values, sizes.value_heads
+    is_delta, is_space, has_bias = sizes.rule == DELTA, sizes.rule == STATE_SPACE, sizes.filter_bias
+    arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
+        "recurrent_output": (True, (hidden, values), P(None, MODEL)),
+        "recurrent_query": (True, (keys, hidden), P(MODEL)),
+        "recurrent_key": (True, (keys, hidden), P(MODEL)),
+        "recurrent_value": (True, (values, hidden), P(MODEL)),
+        "recurrent_gate": (sizes.has_memory, (values, hidden), P(MODEL)),
+        "beta": (is_delta, (heads, hidden), P(MODEL)),
+        "decay": (sizes.has_memory, (heads, hidden), P(MODEL)),
+        "query_filter": (sizes.has_memory, (keys, sizes.taps), P(MODEL)),
+        "key_filter": (sizes.has_memory, (keys, sizes.taps), P(MODEL)),
+        "value_filter": (True, (values, sizes.taps), P(MODEL)),
+        "decay_rate": (sizes.has_memory, (heads,), P(MODEL)),
+        "decay_bias": (sizes.has_memory, (heads,), P(MODEL)),
+        "query_filter_bias": (has_bias and sizes.has_memory, (keys,), P(MODEL)),
+        "key_filter_bias": (has_bias and sizes.has_memory, (keys,), P(MODEL)),
+        "value_filter_bias": (has_bias, (values,), P(MODEL)),
+        "skip": (is_space, (heads,), P(MODEL)),
+        "recurrent_norm": (
+            sizes.has_memory,
+            (values,) if is_space else (sizes.value_size,),
+            P(MODEL) if is_space else P(),
+        ),
+    }
+    return {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}

@@ -91,7 +91,11 @@ class LlamaLayer:
     value_filter: jax.Array | None = None  # [HV * dv, taps]
     decay_rate: jax.Array | None = None  # [HV], its logarithm
     decay_bias: jax.Array | None = None  # [HV]
-    recurrent_norm: jax.Array | None = None  # [dv]
+    query_filter_bias: jax.Array | None = None  # [HK * dk]
+    key_filter_bias: jax.Array | None = None  # [HK * dk]
+    value_filter_bias: jax.Array | None = None  # [HV * dv]
+    skip: jax.Array | None = None  # [HV], of the values, to the output
+    recurrent_norm: jax.Array | None = None  # [dv], of each head, or [HV * dv]
     # Of a latent of Q elements for queries and one of R for keys and values: see `jlade.models.latent`
     query_down: jax.Array | None = None  # [Q, E]; `query` is then [H * D, Q]
     query_down_norm: jax.Array | None = None  # [Q]
@@ -238,10 +242,10 @@ class Llama:
             return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
 
         def state(layer: LlamaLayer) -> recurrent.State:
-            assert c.delta_rule is not None
-            assert layer.decay_rate is not None
-            shards = c.delta_rule.value_heads // len(layer.decay_rate)
-            return recurrent.init_state(c.delta_rule, batch_size, shards, params.norm.dtype)
+            assert c.recurrence is not None
+            assert layer.value_filter is not None
+            shards = c.recurrence.values // len(layer.value_filter)
+            return recurrent.init_state(c.recurrence, batch_size, shards, params.norm.dtype)
 
         keys, values = zeros(), zeros() if c.latent is None else ()
         states = tuple(state(params.layers[i]) for i in c.recurrent_layers)
@@ -264,7 +268,7 @@ class Llama:
         rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
-        tree = None if c.delta_rule is None else recurrent.ancestry(block_mask, c.delta_rule.taps)
+        tree = None if c.recurrence is None else recurrent.ancestry(block_mask, c.recurrence.taps)
         own_inputs: Sequence[jax.Array | None] = [None] * c.num_layers
         if params.per_layer is not None:
             rows = embed(params.per_layer.embedding, c.per_layer_vocab_size)
@@ -286,7 +290,7 @@ class Llama:
                 )
             if source == i:
                 padded[i] = kept
-                kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
+                kept_of_layers.append(tuple(array[:, :block_size] for array in kept if array is not None))
         return hidden[:, :block_size], kept_of_layers
 
     def _embed(self, table: Any, vocab_size: int, *, tokens: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -375,9 +379,9 @@ def _recurrent_layer(
 ) -> tuple[jax.Array, recurrent.Kept]:
     """Returns the hidden states [B, T, E] after a recurrent layer, and what it keeps of the block."""
     c = config
-    assert c.delta_rule is not None
+    assert c.recurrence is not None
     normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
-    mixed, kept = recurrent.mix(layer, normed, state, tree, c.delta_rule, c.norm_eps, axes)
+    mixed, kept = recurrent.mix(layer, normed, state, tree, c.recurrence, c.norm_eps, axes)
     return _add(layer, hidden, normed, mixed, None, c, experts, axes), kept
 
 

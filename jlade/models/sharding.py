@@ -43,7 +43,7 @@ def can_divide(config: LlamaConfig, shards: int) -> bool:
     numbers = {heads.number for heads in config.heads_by_layer}
     groups = all(number % shards == 0 or (len(numbers) == 1 and shards % number == 0) for number in numbers)
     divided = [config.num_heads, config.intermediate_size, config.dense_size, config.num_experts]
-    divided += [] if config.delta_rule is None else [config.delta_rule.key_heads]
+    divided += [] if config.recurrence is None else [config.recurrence.key_heads]
     return groups and not any(number % shards for number in divided)
 
 
@@ -58,7 +58,7 @@ def _others(config: LlamaConfig) -> str:
         (config.dense_size, "MLP columns"),
         (config.intermediate_size, "MLP columns"),
         (config.num_experts, "experts"),
-        (0 if config.delta_rule is None else config.delta_rule.key_heads, "recurrent heads"),
+        (0 if config.recurrence is None else config.recurrence.key_heads, "recurrent heads"),
     )
     return " and ".join(f"{number} {name}" for number, name in numbers if number)
 

@@ -12,7 +12,7 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, orbax, save_hf, weight_files
 from jlade.conversion.families import FAMILIES
-from jlade.models.architecture import DeltaRule, Heads, Latent
+from jlade.models.architecture import CONVOLUTION, DELTA, STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params, quantize
 from jlade.models.rotary import Rotary
 from tests.tiny import slow_but
@@ -91,7 +91,12 @@ def test_converted_mxfp4_is_no_longer_quantized(kind, gpt_oss, tmp_path):
 )
 def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     """From several files, in floating point and in int8."""
-    recurrent = {"recurrent_layers": (0,), "delta_rule": DeltaRule(4, 8, 8, 6, 4), "output_gate": True, "qk_norm": True}
+    recurrent = {
+        "recurrent_layers": (0,),
+        "recurrence": Recurrence(DELTA, 4, 8, 8, 6, 4),
+        "output_gate": True,
+        "qk_norm": True,
+    }
     recurrent |= {"intermediate_size": 16, "shared_router": True, "rotary_dim": 2, "norm": "rms_plus_one"}
     changes = {
         "qwen2_moe": {"intermediate_size": 16, "shared_router": True, "qkv_bias": True},
@@ -120,6 +125,17 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         | {"least_divisor": 1e-12, "rope_theta": 5e5}
         | {"interleaved_rotary": True, "intermediate_size": 64, "dense_layers": (0,), "dense_size": 32},
         "minimax_m2": {"routing": "sigmoids", "selection_bias": True, "qk_norm": True, "qk_norm_kind": "whole"},
+        "granitemoehybrid": {"intermediate_size": 16, "recurrent_layers": (0,)}
+        | {"recurrence": Recurrence(STATE_SPACE, 4, 8, 8, 8, 4, filter_bias=True)},
+        "lfm2_moe": {
+            "routing": "sigmoids",
+            "selection_bias": True,
+            "qk_norm": True,
+            "norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        }
+        | {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 32, 32, 1, 1, 3), "expert_epsilon": 1e-6}
+        | {"dense_layers": (0,), "dense_size": 32},
         "qwen3_next": recurrent,
         "qwen3_5_moe_text": recurrent,
         "gemma4_text": {

@@ -17,12 +17,12 @@ from jlade.conversion import load_hf, save_hf
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.hf_config import read_config, to_hf
 from jlade.conversion.hf_rotary import FULL, SLIDING
-from jlade.models.architecture import Heads, Latent
+from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
 from tests.models.test_llama import run_blocks
-from tests.models.test_more_families import RECURRENT, RECURRENT_EXPERTS
+from tests.models.test_more_families import MAMBA, RECURRENT, RECURRENT_EXPERTS
 from tests.tiny import slow_but
 
 
@@ -30,6 +30,9 @@ def write(directory, model_type, **changes):
     content = SIZES | {"model_type": model_type}
     if "kv_lora_rank" in FAMILIES.get(model_type, FAMILIES["llama"]).reads:
         content |= {"num_key_value_heads": 4, "num_experts_per_tok": 2}
+    if model_type == "granitemoehybrid":  # without these it would have no attention
+        kinds = ["mamba"] * (changes.get("num_hidden_layers", 2) - 1) + ["attention"]
+        content |= {"layer_types": kinds, "mamba_n_heads": 8}
     (directory / "config.json").write_text(json.dumps(content | changes))
     return directory
 
@@ -103,8 +106,37 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer, got"),
         ("starcoder2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_pytorch_tanh'"),
         ("granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, got 0"),
-        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, r"layer_types is \['mamba', 'attention'\]; supp"),
-        ("granitemoehybrid", {"num_local_experts": 62}, "num_local_experts is 62; supported is 0"),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba", "conv"]},
+            "layer_types must name attention or full_attention or mamba or",
+        ),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba"] * 2},
+            "layer_types must name full_attention for one of 2 layers",
+        ),
+        (
+            "granitemoehybrid",
+            {"time_step_limit": [0.001, 0.1]},
+            r"time_step_limit is \[0.001, 0.1\]; supported is None",
+        ),
+        ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias is True; supported is False"),
+        ("granitemoehybrid", MAMBA | {"mamba_d_head": 3}, r"mamba_n_heads times mamba_d_head \(8 times 3\) must be"),
+        (
+            "granitemoehybrid",
+            MAMBA | {"mamba_n_groups": 3},
+            r"mamba_n_heads \(8\) must be a multiple of mamba_n_groups",
+        ),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "mamba"]},
+            "layer_types must name full_attention or conv for each of 2 layers",
+        ),
+        ("lfm2", {"full_attn_idxs": [2]}, r"full_attn_idxs must list some of 2 layers, got \[2\]"),
+        ("lfm2", {"full_attn_idxs": []}, "layer_types must name full_attention for one of 2 layers"),
+        ("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 1}, "conv_L_cache must be 2 or more, got 1"),
+        ("lfm2", {"conv_bias": True}, "conv_bias is True; supported is False"),
         ("gemma3", {}, "text_config must be an object, got None"),
         ("mistral3", {"text_config": {"model_type": "mistral5"}}, "model_type is 'mistral5'; supported are llama"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads must be 4, as the other sizes imply, got 2"),
@@ -586,3 +618,24 @@ def test_files_of_qwen_2_5_vl(with_vision, tmp_path):
     assert dataclasses.replace(found.config, eos_ids=()) == dataclasses.replace(expected.config, eos_ids=())
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_published_keys_of_granite_4_h(tmp_path):
+    """As in ibm-granite/granite-4.0-h-tiny."""
+    changes = {"position_embedding_type": "nope", "mamba_d_head": 8, "mamba_n_groups": 1, "num_local_experts": 62}
+    changes |= {"init_method": "mup", "normalization_function": "rmsnorm", "mamba_chunk_size": 256}
+    config = read_config(write(tmp_path, "granitemoehybrid", **changes), strict=True)
+    assert (config.num_experts, config.expert_size, config.intermediate_size) == (62, 48, 1024)
+    assert config.recurrence == Recurrence(STATE_SPACE, 1, 8, 256, 8, 4, filter_bias=True)
+    assert set(config.rotary_by_layer) == {None}
+
+
+def test_published_keys_of_lfm2(tmp_path):
+    """As in LiquidAI/LFM2-1.2B: two sizes have names that transformers takes in the place of its own."""
+    changes = {"block_ff_dim": 96, "tie_embedding": False, "block_multiple_of": 8, "block_dim": 32, "conv_dim": 32}
+    changes |= {"full_attn_idxs": [1], "num_heads": 4, "use_pos_enc": True, "block_use_swiglu": True}
+    config = read_config(write(tmp_path, "lfm2", **changes), strict=True)
+    theirs = pytest.importorskip("transformers").Lfm2Config(**SIZES, **changes)
+    assert theirs.intermediate_size == 96
+    assert not theirs.tie_word_embeddings
+    assert (config.intermediate_size, config.tie_embeddings, config.recurrent_layers) == (64, False, (0,))

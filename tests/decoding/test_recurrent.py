@@ -12,26 +12,28 @@ from jlade.config import PLAIN
 from jlade.decoding import loop
 from tests import plain_llama
 from tests.decoding.test_programs import copies_in_loops
-from tests.tiny import PAPER, RECURRENT, slow, tiny_llama
+from tests.tiny import CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
 
 SHAPE = RECURRENT | {"num_layers": 3}
+KINDS = {"delta": SHAPE, "state_space": STATE_SPACES, "convolution": CONVOLUTIONS | {"num_layers": 3}}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [5], [1, 2, 3, 1, 2, 3, 1, 2]]
 TREE = LookaheadConfig.tree(15)
+OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution"])
 MESHES = [(1, 1, 2), slow((1, 2, 1)), slow((2, 2, 2))]
 
 
 @functools.cache
-def continued(prompt, number=24):
-    """Returns the greedy text of a model in NumPy that follows the delta rule token by token."""
+def continued(prompt, number=24, kind="delta"):
+    """Returns the greedy text of a model in NumPy that follows its rule token by token."""
     text = list(prompt)
     for _ in range(number):
-        text.append(int(np.argmax(plain_llama.logits(tiny_llama(2, **SHAPE), text)[-1])))
+        text.append(int(np.argmax(plain_llama.logits(tiny_llama(2, **KINDS[kind]), text)[-1])))
     return text[len(prompt) :]
 
 
-def generate(prompts=PROMPTS, **options):
+def generate(prompts=PROMPTS, kind="delta", **options):
     options = {"max_new_tokens": 24, "lookahead": PAPER, "eos_ids": ()} | options
-    return jlade.generate(tiny_llama(2, **SHAPE), prompts, **options)
+    return jlade.generate(tiny_llama(2, **KINDS[kind]), prompts, **options)
 
 
 @pytest.mark.parametrize("lookahead", [PAPER, TREE, slow(LookaheadConfig()), slow(LookaheadConfig.jacobi(5)), PLAIN])
@@ -39,6 +41,21 @@ def test_texts_are_those_of_the_rule_token_by_token(lookahead):
     out = generate(lookahead=lookahead)
     assert out.tokens.tolist() == [continued(tuple(prompt)) for prompt in PROMPTS]
     assert (out.steps.sum() < out.tokens.size) == (lookahead is not PLAIN)
+
+
+@OTHERS
+@pytest.mark.parametrize("lookahead", [PAPER, slow(TREE), slow(PLAIN)])
+def test_texts_are_those_of_other_rules_token_by_token(lookahead, kind):
+    out = generate(kind=kind, lookahead=lookahead)
+    assert out.tokens.tolist() == [continued(tuple(prompt), kind=kind) for prompt in PROMPTS]
+
+
+@pytest.mark.slow
+@OTHERS
+def test_turns_of_other_rules(kind):
+    first = generate(PROMPTS[0], kind, keep_state=True, max_new_tokens=9)
+    text = [*PROMPTS[0], *first.tokens[0].tolist(), 5, 3]
+    assert generate(text, kind, state=first.state).tokens[0].tolist() == continued(tuple(text), kind=kind)
 
 
 @pytest.mark.slow
@@ -73,6 +90,13 @@ def test_a_mesh_divides_the_heads_or_the_block(sizes):
     prompts = PROMPTS[::2]
     out = generate(prompts, mesh=jlade.make_mesh(*sizes))
     assert out.tokens.tolist() == [continued(tuple(prompt)) for prompt in prompts]
+
+
+@OTHERS
+@pytest.mark.parametrize("sizes", [(1, 2, 2), slow((1, 1, 2)), slow((1, 2, 1))])
+def test_a_mesh_divides_the_heads_of_other_rules(sizes, kind):
+    out = generate(PROMPTS[::2], kind, mesh=jlade.make_mesh(*sizes))
+    assert out.tokens.tolist() == [continued(tuple(prompt), kind=kind) for prompt in PROMPTS[::2]]
 
 
 def test_a_mesh_that_does_not_divide_the_heads_is_refused():

@@ -473,6 +473,20 @@ FAULTS = (
         ("tests/models/test_experts.py::test_routers_by_probabilities_are_those_of_transformers",),
     ),
     Fault(
+        "the values of Mamba-2 do not count with the time of their tokens",
+        "jlade/models/recurrent.py",
+        "step[..., None] * values",
+        "values",
+        ("tests/decoding/test_recurrent.py::test_texts_are_those_of_other_rules_token_by_token",),
+    ),
+    Fault(
+        "arrays in one tensor of a file have the order of the layer's",
+        "jlade/conversion/hf_tensors.py",
+        'return places.get(fields_of.get(part[0].split(".", 3)[-1], ""), 0)',
+        "return 0",
+        ("tests/models/test_more_families.py::test_logits_are_those_of_transformers_and_every_format_keeps_them",),
+    ),
+    Fault(
         "the norms of latents have the epsilon of the hidden states",
         "jlade/models/latent.py",
         'latent = normalize(latent, p.key_down_norm, "rms", NORM_EPS)',
@@ -523,9 +537,9 @@ FAULTS = (
     ),
     Fault(
         "a token of a tree has the state after the text alone",
-        "jlade/models/recurrent.py",
-        "        updates = solve(jnp.where(is_ancestor[:, None, None], among, 0), updates)",
-        "        updates = solve(jnp.zeros_like(among), updates)",
+        "jlade/models/delta_rule.py",
+        "solve(jnp.where(is_ancestor[:, None, None], between, 0), updates)",
+        "solve(jnp.zeros_like(between), updates)",
         ("tests/models/test_recurrent.py::test_every_token_of_a_random_tree",),
     ),
     Fault(

@@ -34,6 +34,14 @@ RECURRENT_EXPERTS = RECURRENT | {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 20,
 }
+MAMBA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_chunk_size": 8,
+    "shared_intermediate_size": 40,
+}
 # Of latent attention with small sizes, and of its experts.
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -126,6 +134,14 @@ CASES = {
     "granitemoehybrid, without positions": (
         "GraniteMoeHybrid",
         {"num_local_experts": 0, "layer_types": ["attention"] * 2, "mamba_n_heads": 2, "residual_multiplier": 0.4},
+    ),
+    "granitemoehybrid, recurrent": (
+        "GraniteMoeHybrid",
+        MAMBA | {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_conv_bias": False},
+    ),
+    "granitemoehybrid, experts": (
+        "GraniteMoeHybrid",
+        MAMBA | {"num_local_experts": 4, "residual_multiplier": 0.4, "logits_scaling": 7.0},
     ),
     "smollm3": (
         "SmolLM3",
@@ -278,6 +294,16 @@ CASES = {
         | rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
     ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 4}),
+    "lfm2, sizes as they are": (
+        "Lfm2",
+        {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "conv_L_cache": 4, "tie_word_embeddings": False},
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "routed_scaling_factor": 1.7}
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    ),
     "qwen3_next": ("Qwen3Next", RECURRENT_EXPERTS),
     "qwen3_5_text": ("Qwen3_5Text", RECURRENT),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", RECURRENT_EXPERTS | {"linear_conv_kernel_dim": 3}),
@@ -292,7 +318,7 @@ QUICK = ("gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "p
 
 
 # Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
-@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next"))
+@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next", "granitemoehybrid, experts", "lfm2"))
 def case(request):
     return request.param
 

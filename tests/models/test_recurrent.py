@@ -7,11 +7,12 @@ import pytest
 
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import block as blocks
+from jlade.models import delta_rule as rules
 from jlade.models import recurrent
 from jlade.models.recurrent import Kept, State
 
 GROUPS, HEADS, KEY_SIZE, VALUE_SIZE, TAPS = 2, 4, 8, 6, 4
-delta_rule = jax.jit(recurrent.delta_rule)
+delta_rule = jax.jit(rules.delta_rule)
 
 
 def random_mask(rng, size):
@@ -34,12 +35,14 @@ def arrays(rng, batch_size, size, slowest=0.0):
 
 
 def one_by_one(queries, keys, values, beta, decay, memory, path):
-    """Returns output and state of one sequence after the tokens of a path."""
+    """Returns output and state of one sequence after the tokens of a path, with `beta` None for Mamba-2."""
     memory = np.moveaxis(memory.reshape(GROUPS, KEY_SIZE, -1, VALUE_SIZE), 2, 1).reshape(HEADS, KEY_SIZE, -1).copy()
     output, groups = None, np.arange(HEADS) * GROUPS // HEADS
     for t in path:
         memory *= np.exp(decay[t])[:, None, None]
-        update = beta[t][:, None] * (values[t] - np.einsum("hd,hdv->hv", keys[t, groups], memory))
+        update = values[t]
+        if beta is not None:
+            update = beta[t][:, None] * (update - np.einsum("hd,hdv->hv", keys[t, groups], memory))
         memory += np.einsum("hd,hv->hdv", keys[t, groups], update)
         output = np.einsum("hd,hdv->hv", queries[t, groups], memory)
     by_group = np.moveaxis(memory.reshape(GROUPS, -1, KEY_SIZE, VALUE_SIZE), 1, 2)
@@ -47,16 +50,18 @@ def one_by_one(queries, keys, values, beta, decay, memory, path):
 
 
 def float32(values):
-    return [jnp.asarray(x, jnp.float32) for x in values]
+    return [None if x is None else jnp.asarray(x, jnp.float32) for x in values]
 
 
+@pytest.mark.parametrize("corrects", [True, False], ids=["delta", "state_space"])
 @pytest.mark.parametrize("size", [1, 2, 31, 40, 70])
-def test_every_token_of_a_random_tree(size):
+def test_every_token_of_a_random_tree(size, corrects):
     rng = np.random.default_rng(size)
-    given, masks = arrays(rng, 2, size), np.stack([random_mask(rng, size) for _ in range(2)])
+    given, masks = list(arrays(rng, 2, size)), np.stack([random_mask(rng, size) for _ in range(2)])
+    given[3] = given[3] if corrects else None
     outputs, updates, decays = delta_rule(*float32(given), masks)
     for i in range(2):
-        own = [x[i] for x in given]
+        own = [None if x is None else x[i] for x in given]
         for token in range(size):
             path = np.flatnonzero(masks[i, token])
             expected, memory = one_by_one(*own, path)
@@ -117,6 +122,15 @@ def test_the_taps_of_a_token_are_its_own_last_tokens(batched):
         for token in range(12):
             text = [*range(TAPS - 1), *(TAPS - 1 + np.flatnonzero(sees[token]))]
             assert taps[token].tolist() == text[-TAPS:]
+
+
+def test_a_state_without_memory_is_the_last_inputs():
+    rng = np.random.default_rng(0)
+    before, inputs = (jnp.asarray(rng.normal(size=(2, size, 5)), jnp.float32) for size in (TAPS - 1, 6))
+    indices, number = np.array([[0, 2, 5], [1, 1, 1]]), np.array([3, 0])
+    after = recurrent.commit(State(None, before), Kept(inputs), indices, number)
+    assert after.memory is None
+    np.testing.assert_array_equal(after.inputs, np.stack([inputs[0, [0, 2, 5]], before[1]]))
 
 
 def test_a_rejected_token_that_is_not_finite_does_not_reach_the_state():

@@ -55,7 +55,7 @@ def _scored(scores: jax.Array, selection_bias: jax.Array | None, config: LlamaCo
     _, chosen = jax.lax.top_k(choice, c.experts_per_token)
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if c.normalized_experts:
-        total = jnp.sum(weights, axis=-1, keepdims=True) + 1e-20
+        total = jnp.sum(weights, axis=-1, keepdims=True) + c.expert_epsilon
         weights /= jnp.maximum(total, c.least_divisor) if c.least_divisor else total
     return chosen, weights * c.expert_scale
 
