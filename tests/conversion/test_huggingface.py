@@ -171,7 +171,7 @@ def test_defaults_of_old_configs(tmp_path):
         ),
         (
             {"model_type": "bloom"},
-            r".*, qwen3_vl\. Another causal model runs with a decoder of your own, see docs/own_model",
+            r".*, qwen3_vl_moe\. Another causal model runs with a decoder of your own, see docs/own_model",
         ),
         ({"architectures": ["LlamaModel"]}, r"architectures is \['LlamaModel'\]; supported is LlamaForCausalLM"),
         ({"sliding_window": 4}, "sliding_window is 4; supported is None"),
