@@ -92,22 +92,29 @@ def test_a_layer_without_keys_reads_the_last_one_of_its_kind():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("int8", [False, True])
-def test_turns_and_meshes_and_engines_give_one_text(params, int8):
-    params = quantize(params) if int8 else params
-    generate = functools.partial(jlade.generate, params, max_new_tokens=12, eos_ids=())
-    expected = generate(PROMPTS)
+def test_turns_a_mesh_and_an_engine_give_one_text(params):
+    generate = functools.partial(jlade.generate, params, max_new_tokens=12, eos_ids=(), lookahead=PAPER)
+    expected = generate(PROMPTS, lookahead=None)
     assert len(set(np.ravel(expected.tokens).tolist())) > 4
-    first = generate(PROMPTS, max_new_tokens=6, lookahead=PAPER, keep_state=True)
+    first = generate(PROMPTS, max_new_tokens=6, keep_state=True)
     np.testing.assert_array_equal(first.tokens, expected.tokens[:, :6])
     longer = [prompt + row[:7].tolist() for prompt, row in zip(PROMPTS, expected.tokens, strict=True)]
-    second = generate(longer, max_new_tokens=5, lookahead=PAPER, state=first.state)
+    second = generate(longer, max_new_tokens=5, state=first.state)
     np.testing.assert_array_equal(second.tokens, expected.tokens[:, 7:])
-    divided = generate(PROMPTS, lookahead=PAPER, mesh=jlade.make_mesh(lookahead=2, model=2))
+    divided = generate(PROMPTS, mesh=jlade.make_mesh(lookahead=2, model=2))
     np.testing.assert_array_equal(divided.tokens, expected.tokens)
-    with jlade.Engine(params, max_sequences=2, lookahead=PAPER) as engine:
+    with jlade.Engine(params, max_sequences=2, lookahead=PAPER, capacity=64) as engine:
         jobs = [engine.submit(prompt, max_new_tokens=12, eos_ids=()) for prompt in PROMPTS]
         assert [job.result().tokens[0].tolist() for job in jobs] == expected.tokens.tolist()
+
+
+@pytest.mark.slow
+def test_int8_weights_decode_with_lookahead_as_plainly(params):
+    plain, found = (
+        jlade.generate(quantize(params), PROMPTS, max_new_tokens=12, eos_ids=(), lookahead=setting)
+        for setting in (None, PAPER)
+    )
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
 
 
 def test_no_mesh_has_copies_of_the_kv_heads_of_some_layers_alone(params):
