@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL, Specs
-from jlade.models.architecture import layer_arrays
+from jlade.models.architecture import Recurrence, layer_arrays
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
 
@@ -58,9 +58,16 @@ def _others(config: LlamaConfig) -> str:
         (config.dense_size, "MLP columns"),
         (config.intermediate_size, "MLP columns"),
         (config.num_experts, "experts"),
-        (0 if config.recurrence is None else config.recurrence.key_heads, "recurrent heads"),
+        _recurrent_heads(config.recurrence),
     )
     return " and ".join(f"{number} {name}" for number, name in numbers if number)
+
+
+def _recurrent_heads(recurrence: Recurrence | None) -> tuple[int, str]:
+    """Returns the number of heads of recurrent layers that divide among devices, and their name."""
+    if recurrence is None:
+        return 0, ""
+    return recurrence.key_heads, "recurrent heads" if recurrence.has_memory else "channels of convolutions"
 
 
 def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
