@@ -94,66 +94,35 @@ def mix(
     keys_end = mixed.shape[-1] * 2 * sizes.keys // sizes.channels
     queries, keys = jnp.split(_heads(mixed[..., :keys_end], sizes.key_size), 2, axis=2)
     values = _heads(mixed[..., keys_end:], sizes.value_size)
-    apply = _apply_delta if sizes.rule == DELTA else _apply_state_space
-    gated, kept_of_rule = apply(layer, normed, queries, keys, values, state.memory, tree.sees, sizes, eps)
-    return sum_linear(gated, layer.recurrent_output, None, axes), Kept(inputs, *kept_of_rule)
+    rate, least = (x.astype(jnp.float32)[None, None] for x in (layer.decay_rate, layer.decay_bias))
+    # The time that passes with each token, by which a state shrinks and a value of Mamba-2 grows
+    step = jax.nn.softplus(linear(normed, layer.decay).astype(jnp.float32) + least)
+    decay = -jnp.exp(rate) * step
+    if sizes.rule == DELTA:
+        queries, keys = unit(queries) * sizes.key_size**-0.5, unit(keys)
+        beta = jax.nn.sigmoid(linear(normed, layer.beta)).astype(jnp.float32)
+        output, *updates = delta_rule(queries, keys, values, beta, decay, state.memory, tree.sees)
+        gated = _norm_then_gate(layer, normed, output, eps)
+    else:
+        output, *updates = delta_rule(queries, keys, step[..., None] * values, None, decay, state.memory, tree.sees)
+        output += layer.skip.astype(jnp.float32)[None, None, :, None] * values
+        gated = _gate_then_norm(layer, normed, output, keys.shape[2], eps)
+    return sum_linear(gated, layer.recurrent_output, None, axes), Kept(inputs, keys, *updates)
 
 
-def _apply_delta(
-    layer: Any,
-    normed: jax.Array,
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    memory: jax.Array,
-    sees: jax.Array,
-    sizes: Recurrence,
-    eps: float,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns the output [B, T, HV * dv] of the gated delta rule, and keys, updates and decays."""
-    beta = jax.nn.sigmoid(linear(normed, layer.beta)).astype(jnp.float32)
-    decay = _rate(layer) * _step(layer, normed)
-    keys = unit(keys)
-    output, updates, decays = delta_rule(unit(queries) * sizes.key_size**-0.5, keys, values, beta, decay, memory, sees)
-    normed_output = normalize(output.astype(normed.dtype), layer.recurrent_norm, "rms", eps)
-    gate = jax.nn.silu(_heads(linear(normed, layer.recurrent_gate), sizes.value_size))
-    gated = (normed_output.astype(jnp.float32) * gate).astype(normed.dtype).reshape(*normed.shape[:2], -1)
-    return gated, (keys, updates, decays)
+def _norm_then_gate(layer: Any, normed: jax.Array, output: jax.Array, eps: float) -> jax.Array:
+    """Returns the norm of each head of `output` [B, T, HV, dv], times a gate, as [B, T, HV * dv] (Qwen3-Next)."""
+    gate = jax.nn.silu(_heads(linear(normed, layer.recurrent_gate), output.shape[-1]))
+    scaled = normalize(output.astype(normed.dtype), layer.recurrent_norm, "rms", eps).astype(jnp.float32)
+    return (scaled * gate).astype(normed.dtype).reshape(*normed.shape[:2], -1)
 
 
-def _apply_state_space(
-    layer: Any,
-    normed: jax.Array,
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    memory: jax.Array,
-    sees: jax.Array,
-    sizes: Recurrence,
-    eps: float,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns `_apply_delta` for Mamba-2, whose gate comes before the norm, of all heads with the same key."""
-    step = _step(layer, normed)
-    output, updates, decays = delta_rule(
-        queries, keys, step[..., None] * values, None, _rate(layer) * step, memory, sees
-    )
-    output += layer.skip.astype(jnp.float32)[None, None, :, None] * values
+def _gate_then_norm(layer: Any, normed: jax.Array, output: jax.Array, groups: int, eps: float) -> jax.Array:
+    """Returns the norm of `output` times a gate, of all heads with the same one of `groups` keys (Mamba-2)."""
     gate = jax.nn.silu(linear(normed, layer.recurrent_gate).astype(jnp.float32))
-    gated = (output.reshape(gate.shape) * gate).reshape(*normed.shape[:2], keys.shape[2], -1)
+    gated = (output.reshape(gate.shape) * gate).reshape(*normed.shape[:2], groups, -1)
     weight = layer.recurrent_norm.astype(jnp.float32).reshape(gated.shape[2:])
-    normed_output = normalize(gated, weight[None, None], "rms", eps)
-    return normed_output.reshape(gate.shape).astype(normed.dtype), (keys, updates, decays)
-
-
-def _step(layer: Any, normed: jax.Array) -> jax.Array:
-    """Returns the time [B, T, HV] that passes with each token, by which a state shrinks and a value grows."""
-    bias = layer.decay_bias.astype(jnp.float32)[None, None]
-    return jax.nn.softplus(linear(normed, layer.decay).astype(jnp.float32) + bias)
-
-
-def _rate(layer: Any) -> jax.Array:
-    """Returns the negative rate [1, 1, HV] at which the state of each head shrinks."""
-    return -jnp.exp(layer.decay_rate.astype(jnp.float32)[None, None])
+    return normalize(gated, weight[None, None], "rms", eps).reshape(gate.shape).astype(normed.dtype)
 
 
 def _gated_convolution(
