@@ -40,15 +40,15 @@ QWEN_EXPERTS = {
     "expert_size": "moe_intermediate_size",
     "normalized_experts": "norm_topk_prob",
 }
-_EXPERT_COUNTS = {field: key for field, key in QWEN_EXPERTS.items() if field != "normalized_experts"}
-QWEN_SHARED_EXPERT = {field: f"mlp.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}
+EXPERT_COUNTS = {field: key for field, key in QWEN_EXPERTS.items() if field != "normalized_experts"}
+QWEN_SHARED_EXPERT = {field: f"mlp.shared_expert.{field}_proj.weight" for field in _MLP}
 
 # DeepSeek V3's mixture; see `hf_mixtures`.
 _GROUPS = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
 _DEEPSEEK = _GROUPS | {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
 _DEEPSEEK_KEYS = QWEN_EXPERTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"}
 _DEEPSEEK_FIXED = _EXPERTS_ALONE | {"routing": "sigmoids", "selection_bias": True}
-_SHARED_EXPERTS = {field: f"mlp.shared_experts.{field}_proj.weight" for field in ("gate", "up", "down")}
+_SHARED_EXPERTS = {field: f"mlp.shared_experts.{field}_proj.weight" for field in _MLP}
 
 # Multi-head latent attention; see `hf_latent`. Published files have more keys than transformers reads.
 _LATENT = {
@@ -286,7 +286,7 @@ MIXTURES: dict[str, Family] = {
             "first_k_dense_replace": 1,
             "mlp_layer_types": None,
         },
-        keys=_EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "router_scaling_factor"},
+        keys=EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "router_scaling_factor"},
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "float32_router": True},
         only={"mlp_bias": (False,), "qk_norm": (True,), "route_norm": (True,)},
         tensors={field: f"mlp.shared_mlp.{field}_proj.weight" for field in _MLP}
@@ -318,7 +318,7 @@ MIXTURES: dict[str, Family] = {
             "moe_intermediate_size": 1408,
             "route_scale": 1.0,
         },
-        keys=_EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "route_scale", "embedding_scale": "mup_enabled"},
+        keys=EXPERT_COUNTS | ATTENTION_BIAS | {"expert_scale": "route_scale", "embedding_scale": "mup_enabled"},
         fixed=_DEEPSEEK_FIXED | {"qk_norm": True, "post_norms": True, "output_gate": True},
         only={"route_norm": (True,), "score_func": ("sigmoid",)}
         | dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1,)),
@@ -414,7 +414,7 @@ MIXTURES: dict[str, Family] = {
             "topk_group": None,
             "topk_method": "greedy",
         },
-        keys=_EXPERT_COUNTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"},
+        keys=EXPERT_COUNTS | {"num_experts": "n_routed_experts", "expert_scale": "routed_scaling_factor"},
         fixed=_EXPERTS_ALONE
         | {"routing": "probabilities", "group_leaders": 1, "normalized_experts": False, "interleaved_rotary": True},
         only=_LATENT_ONLY | {"mlp_bias": (False,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)},
@@ -574,7 +574,7 @@ MIXTURES: dict[str, Family] = {
         keys=LOCAL_KEYS | ATTENTION_BIAS | {"qk_norm": "use_qk_norm"},
         fixed={"qk_norm_kind": "weightless", "interleaved_rotary": True, "routing": "sigmoid"},
         only={"num_experts_per_tok": (1,)},
-        tensors={field: f"feed_forward.shared_expert.{field}_proj.weight" for field in ("gate", "up", "down")}
+        tensors={field: f"feed_forward.shared_expert.{field}_proj.weight" for field in _MLP}
         | {"router": "feed_forward.router.weight"},
         experts={
             "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),

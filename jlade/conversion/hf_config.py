@@ -188,7 +188,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         raise ValueError(
             f"{file}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    kinds = [SLIDING if window else FULL for window in read_windows(values, num_layers) or [None] * num_layers]
+    windows = read_windows(values, num_layers)
+    kinds = [SLIDING if window else FULL for window in windows or [None] * num_layers]
     latent, global_heads = read_latent(values, family), None
     if latent is None:
         head_dim = values.size("head_dim", values.size("hidden_size") // num_heads)
@@ -201,7 +202,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     else:
         num_kv_heads, full_dim, rotary = 1, latent.sizes.cached_size, latent.rotary
         head_dim = full_dim
-    windows, layer_rotary, query_scalings = read_layers(values, family, rotary, num_layers, head_dim)
+    layer_rotary, query_scalings = read_layers(values, family, rotary, windows, num_layers, head_dim)
     keys_of_fields = {"intermediate_size": "intermediate_size"} | _KEYS | dict(family.keys)
     read = {field: key for field, key in keys_of_fields.items() if field not in family.fixed}
     fields = {field: _read(values, key, field, family) for field, key in read.items()}

@@ -16,9 +16,9 @@ OF_WINDOWS = ("windows", "local")  # kinds of `Family.rotary`
 
 
 def read_layers(
-    values: Values, family: Family, read: Read, num_layers: int, head_dim: int
-) -> tuple[Windows, Rotations, QueryScalings]:
-    """Returns the fields `sliding_windows`, `layer_rotary` and `query_scalings` of `LlamaConfig`.
+    values: Values, family: Family, read: Read, windows: Windows, num_layers: int, head_dim: int
+) -> tuple[Rotations, QueryScalings]:
+    """Returns the fields `layer_rotary` and `query_scalings` of `LlamaConfig`.
 
     Args:
       values: the configuration.
@@ -31,7 +31,6 @@ def read_layers(
       ValueError: names the file, the key and the supported values.
     """
     rotary, turned = read.kind, _read_turned(values, num_layers)
-    windows = read_windows(values, num_layers)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
         # transformers 5 takes the rope_theta of OLMo 3 for the layers without a window alone.
@@ -47,7 +46,7 @@ def read_layers(
     if values.get("attn_temperature_tuning"):  # Llama 4, in layers without a rotation
         scaling = QueryScaling(values.number("attn_scale"), values.size("floor_scale"), offset=1)
         scalings = tuple(None if kind else scaling for kind in layers)
-    return windows, layers if set(layers) != {rotary} else (), scalings if any(scalings) else ()
+    return layers if set(layers) != {rotary} else (), scalings if any(scalings) else ()
 
 
 def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:

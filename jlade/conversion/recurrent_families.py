@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from jlade.conversion.dense_families import GRANITE, GRANITE_KEYS
 from jlade.conversion.expert_families import (
+    EXPERT_COUNTS,
     EXPERTS,
     GRANITE_EXPERTS,
     GRANITE_JOINED_EXPERTS,
@@ -42,7 +43,7 @@ _FUSED_INPUTS: dict[str, tuple[str, ...]] = {
     "linear_attn.in_proj_qkv.weight": ("recurrent_query", "recurrent_key", "recurrent_value"),
 }
 _PREDICTORS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # of layers that predict further tokens
-_MIXTURE_KEYS = QWEN_EXPERTS | {"intermediate_size": "shared_expert_intermediate_size"}
+_SHARED_SIZE = {"intermediate_size": "shared_expert_intermediate_size"}
 _MIXTURE = {"num_key_value_heads": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 _MAMBA = {f"recurrent_{name}": f"mamba.{name}_proj.weight" for name in ("query", "key", "value", "gate")} | {
     "decay": "mamba.decay_proj.weight",
@@ -204,7 +205,7 @@ RECURRENT: dict[str, Family] = {
             "decoder_sparse_step": 1,
             "mlp_only_layers": None,
         },
-        keys=_MIXTURE_KEYS,
+        keys=QWEN_EXPERTS | _SHARED_SIZE,
         fixed=_FIXED | {"shared_router": True},
         only=_ONLY,
         tensors=QWEN_SHARED_EXPERT,
@@ -240,7 +241,7 @@ RECURRENT: dict[str, Family] = {
     "qwen3_5_moe_text": Family(
         "Qwen3_5MoeForCausalLM",
         _QWEN | _MIXTURE | {"num_experts": 256, "num_experts_per_tok": 8},
-        keys={field: key for field, key in _MIXTURE_KEYS.items() if field != "normalized_experts"},
+        keys=EXPERT_COUNTS | _SHARED_SIZE,
         fixed=_FIXED | {"shared_router": True},
         only=_ONLY,
         rotary="sections",

@@ -41,7 +41,6 @@ class Shard(NamedTuple):
       arrays: shapes of the parameters there.
       kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices. See
         `heads_by_layer` where layers differ.
-      recurrent_share: of the heads of recurrent layers.
       vocab_size: V', all tokens where they do not divide among the devices.
       elements: of the layers' matrices, in total.
       expert_elements, expert_bytes: those of experts among them.
@@ -52,7 +51,6 @@ class Shard(NamedTuple):
     arrays: LlamaParams
     heads: int
     kv_heads: int
-    recurrent_share: float
     vocab_size: int
     elements: int
     expert_elements: int
@@ -65,6 +63,11 @@ class Shard(NamedTuple):
     def item(self) -> int:
         """Bytes of a number of the model's dtype."""
         return self.arrays.norm.dtype.itemsize
+
+    @property
+    def recurrent_share(self) -> float:
+        """The share of the heads of recurrent layers that is on this device, as of all heads."""
+        return self.heads / self.config.num_heads
 
     @property
     def heads_by_layer(self) -> tuple[Heads, ...]:
@@ -141,7 +144,6 @@ def shard(params: LlamaParams, model: int) -> Shard:
         arrays=arrays,
         heads=params.config.num_heads // model,
         kv_heads=params.config.num_kv_heads // heads,
-        recurrent_share=1 / model,
         vocab_size=_matrix(output).shape[0],
         elements=sum(x.size for x in matrices if len(x.shape) > 1),
         expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
