@@ -32,6 +32,7 @@ from jlade.generation import memory, stop_strings
 from jlade.generation.corpus import Corpus
 from jlade.generation.tokenizer_files import check_vocabulary, load_tokenizer
 from jlade.mesh import default_device
+from jlade.models import quantization
 from jlade.models.llama import LlamaParams
 
 CORPUS = "tokens", "order", "keys", "latest", "known", "after"  # the files of a corpus
@@ -45,6 +46,7 @@ def load(
     sharding: Sharding | None = None,
     mesh: Mesh | None = None,
     revision: str | None = None,
+    bits: int | None = None,
     int8: bool = False,
     strict: bool = False,
     adapter: str | os.PathLike[str] | None = None,
@@ -62,8 +64,9 @@ def load(
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`. `jlade.generate` then
         runs on them. Each device, and the host, reads and holds only its part.
       revision: branch, tag or commit of a Hub id.
-      int8: whether to hold the matrices in int8, which halves memory and reads per step relative to bfloat16. `dtype`
-        then applies to the other arrays and to the computation. See `jlade.models.quantization`.
+      bits: 8 or 4 for matrices of so many bits: a step then reads a half or a quarter of the bytes of bfloat16. `dtype`
+        applies to the other arrays and to the computation. See `jlade.conversion.load_hf`.
+      int8: True is `bits=8`.
       strict: whether to refuse what otherwise gives a warning: keys of config.json that jlade does not know, ignored
         settings of generation, tokens that the model lacks, and NaN or infinite values. Keys that are known to change
         the model's output in a way that is not supported are always refused.
@@ -78,12 +81,16 @@ def load(
       UserWarning: names the unknown keys of config.json, the settings of generation that are ignored, and added tokens
         of the tokenizer beyond the model's vocabulary; names the tensors with NaN or infinite values, and their rows.
     """
+    quantization.check_bits(bits)
+    if int8 and bits not in (None, 8):
+        raise ValueError(f"int8=True is bits=8, got bits={bits!r} too: give one")
+    bits = 8 if int8 else bits
     directory = location.find(path, revision, weights=True)
     read = conversion.load if checkpoint.is_checkpoint(directory) else conversion.load_hf
     device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else default_device()
     tokenizer = load_tokenizer(directory, strict)
     with memory.explained(device, functools.partial(_explain, directory)):
-        params = read(directory, dtype, sharding, int8=int8, strict=strict, mesh=mesh, adapter=adapter)
+        params = read(directory, dtype, sharding, bits=bits, strict=strict, mesh=mesh, adapter=adapter)
     if tokenizer is not None:
         params = dataclasses.replace(params, config=stop_strings.end_tokens(params.config, tokenizer))
         check_vocabulary(tokenizer, params.config.vocab_size, directory, strict)
@@ -94,7 +101,7 @@ def load(
 def _explain(path: pathlib.Path, free: int) -> str:
     """Returns the size of a checkpoint, and a remedy if memory lacks; see `memory.explained`."""
     size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
-    return f"{path} has {decimal(size)}; a dtype of fewer bytes, int8=True or a mesh of devices take less memory"
+    return f"{path} has {decimal(size)}; a dtype of fewer bytes, bits=8 or 4, or a mesh of devices take less memory"
 
 
 def load_sampling(path: str | os.PathLike[str], *, revision: str | None = None) -> SamplingConfig:

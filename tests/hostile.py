@@ -518,7 +518,7 @@ def _read_gguf(directory: pathlib.Path) -> None:
 
 
 def _write_own(directory: pathlib.Path) -> None:
-    conversion.save(conversion.load_hf(write_checkpoint(directory), "float32", int8=True), directory / "own")
+    conversion.save(conversion.load_hf(write_checkpoint(directory), "float32", bits=8), directory / "own")
 
 
 def _write_pool(directory: pathlib.Path) -> None:

@@ -215,7 +215,7 @@ def _run(
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "dtype": dtype,
         "mesh": options.mesh,
-        "int8": options.int8,
+        "bits": options.bits,
         "transformers_device": answers.torch_device() if any(cell.method.setting is None for cell in cells) else None,
         "data": [dataset.name for dataset in sets],
         "max_new_tokens": options.max_new_tokens,

@@ -10,7 +10,7 @@ import jax
 import rich.progress
 from rich.filesize import decimal
 
-from jlade import conversion
+from jlade import conversion, mesh
 from jlade.cli import interrupts, progress
 from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
@@ -19,6 +19,7 @@ from jlade.conversion.hf_config import auto_dtype
 from jlade.conversion.metadata import copy_metadata
 from jlade.conversion.tensors import check_dtype
 from jlade.files import written_whole
+from jlade.models import quantization
 from jlade.models.llama import LlamaParams
 
 
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
         "configuration, tokenizer and chat templates. The new directory appears whole or not at all.",
         epilog="Conversion runs on the CPU: the model must fit the host's memory, not the accelerator's.",
         examples=[
-            "jlade convert path/to/model int8-model --int8",
+            "jlade convert path/to/model smaller --bits 8",
             "jlade convert owner/name merged --adapter path/to/adapter --to hf",
         ],
     )
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of the new weights (default: auto, as in config.json, else that of the files; float32 for a GGUF "
         "file)",
     )
-    result.add_argument("--int8", action="store_true", help="store the matrices in int8 (not with --to hf)")
+    options_lib.add_bits(result)
     result.add_argument(
         "--to",
         choices=("jlade", "hf", "orbax"),
@@ -75,23 +76,25 @@ def run(options: argparse.Namespace) -> None:
     headers = read_headers(source, options.strict, options.adapter)
     cpu = jax.devices("cpu")[0]
     dtype = check_dtype(auto_dtype(options.dtype, source), headers.dtype, source, cpu)
-    int8 = options.int8 or headers.is_int8
-    if int8 and options.to == "hf":
-        raise ValueError(f"--to hf writes floating point alone, and {'--int8' if options.int8 else source} is int8")
-    num_bytes = headers.bytes_in_memory(dtype, int8)
+    shapes = headers.shapes(dtype, options.bits)
+    kinds = quantization.kinds(shapes)
+    if kinds and options.to == "hf":
+        asked = f"--bits {options.bits}" if options.bits else str(source)
+        raise ValueError(f"--to hf writes floating point alone, and {asked} has matrices in {' and '.join(kinds)}")
+    num_bytes = mesh.num_bytes(shapes)
     _check_space(target, num_bytes)
 
     load = conversion.load if headers.format == "jlade" else conversion.load_hf
     place = jax.sharding.SingleDeviceSharding(cpu)
     with _bars() as bar:
         advance = bar("reading", sum(headers.bytes_by_dtype.values()))
-        params = load(source, dtype, place, advance, options.int8, options.strict, adapter=options.adapter)
+        params = load(source, dtype, place, advance, options.bits, options.strict, adapter=options.adapter)
         try:
             _write(params, source, target, options.to, bar("writing", num_bytes))
         except ValueError as error:
             raise ValueError(f"{target} was not written: {error}") from error
-    kinds = f"int8 and {dtype}" if int8 else dtype
-    print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {kinds}")
+    stored = " and ".join([*kinds, str(dtype)])
+    print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {stored}")
 
 
 def _check_space(target: pathlib.Path, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from jlade.config import LookaheadConfig, check_int
 from jlade.conversion import checkpoint, gguf_weights, huggingface, location
 from jlade.conversion.hf_config import auto_dtype, read_config
 from jlade.conversion.json_files import read_json
-from jlade.conversion.tensors import array_shapes, check_dtype, expected_tensors, param_shapes
+from jlade.conversion.tensors import SCALE, check_dtype, expected_tensors
+from jlade.conversion.weight_files import Tensor
 from jlade.costs import choice
 from jlade.costs import memory as memory_lib
 from jlade.generation import tokenizer_files
@@ -33,7 +35,7 @@ from jlade.lookahead import names
 from jlade.lookahead.names import label
 from jlade.mesh import default_device
 from jlade.models.base import cache_shapes
-from jlade.models.llama import LlamaConfig
+from jlade.models.llama import LlamaConfig, LlamaParams
 
 FORMATS = {"huggingface": "in Hugging Face's format", "jlade": "in jlade's format", "gguf": "a GGUF file"}
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
@@ -86,8 +88,8 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--length must be at most {config.max_positions}, the model's maximum, got {length}")
     device = default_device()
     dtype = check_dtype(auto_dtype(options.dtype, directory), headers.dtype, directory, device)
-    weights_bytes = headers.bytes_in_memory(dtype)
-    shapes = param_shapes(config, dtype, headers.is_int8)
+    shapes = headers.shapes(dtype)
+    weights_bytes = mesh.num_bytes(shapes)
     cache_bytes = mesh.num_bytes(cache_shapes(shapes.decoder, shapes, batch_size, length))
     lookahead = choice.choose(shapes, shapes.decoder, batch_size)
     rows = Programs(shapes, shapes.decoder, device, batch_size, length)
@@ -140,7 +142,7 @@ class Headers:
     Attributes:
       format: "huggingface", "gguf", or "jlade" for jlade's own.
       dtype: of the first values in floating point.
-      is_int8: whether the matrices are stored in int8.
+      tensors: of the model, by name; none where weights of the Hub have not been fetched.
       bytes_by_dtype: bytes of the model's tensors by their stored type, in the spelling of the format for GGUF.
       num_files, file_bytes: number of weight files and their total size on disk. These three are empty or 0 where
         weights of the Hub have not been fetched.
@@ -150,7 +152,7 @@ class Headers:
     family: str
     format: str
     dtype: str
-    is_int8: bool
+    tensors: Mapping[str, Tensor]
     bytes_by_dtype: dict[str, int]
     num_files: int
     file_bytes: int
@@ -159,10 +161,9 @@ class Headers:
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
 
-    def bytes_in_memory(self, dtype: np.dtype, int8: bool = False) -> int:
-        """Returns the bytes of the parameters in `dtype`, with matrices in int8 if `int8` or if stored so."""
-        arrays = array_shapes(self.config, dtype, int8 or self.is_int8)
-        return sum(array.size * array.dtype.itemsize for array in arrays.values())
+    def shapes(self, dtype: np.dtype, bits: int | None = None) -> LlamaParams:
+        """Returns the shapes of the parameters that are loaded with a dtype and bits."""
+        return huggingface.loaded_shapes(self.tensors, self.config, dtype, bits)
 
 
 def _headers(model: str | None, directory: pathlib.Path) -> Headers:
@@ -174,7 +175,7 @@ def _headers(model: str | None, directory: pathlib.Path) -> Headers:
         return read_headers(directory)
     config, dtype = read_config(directory), auto_dtype("auto", directory)
     family = read_json(directory / "config.json")["model_type"]
-    return Headers(config, family, "huggingface", "float32" if dtype == "auto" else str(dtype), False, {}, 0, 0)
+    return Headers(config, family, "huggingface", "float32" if dtype == "auto" else str(dtype), {}, {}, 0, 0)
 
 
 def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | None = None) -> Headers:
@@ -186,15 +187,15 @@ def read_headers(directory: pathlib.Path, strict: bool = False, adapter: str | N
     config, found = checkpoint.headers_of(directory, strict, adapter)
     kind = "gguf" if directory in gguf_weights.unfolded else "huggingface"
     kind = "jlade" if checkpoint.is_checkpoint(directory) else kind
-    dtype, is_int8 = huggingface.first_dtype(found), huggingface.holds_int8(found)
-    tensors = [found[name] for name in array_shapes(config, np.dtype("float32"), is_int8)]
+    names = [name + end for name in expected_tensors(config) for end in ("", SCALE)]
+    tensors = [found[name] for name in names if name in found]
     sizes: collections.Counter[str] = collections.Counter()
     for tensor in tensors:
         sizes[tensor.dtype if kind == "gguf" else tensor.value_dtype] += tensor.num_bytes
     paths = {path for tensor in tensors for path in (tensor.file, *tensor.file.rglob("*"))}  # Orbax has a directory
     files = [path.stat().st_size for path in paths if path.is_file()]
     family = read_json(directory / "config.json")["model_type"]
-    return Headers(config, family, kind, dtype, is_int8, dict(sizes), len(files), sum(files))
+    return Headers(config, family, kind, huggingface.first_dtype(found), found, dict(sizes), len(files), sum(files))
 
 
 def _config_facts(config: LlamaConfig) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
 from jlade.mesh import default_device
 from jlade.models.llama import LlamaParams
+from jlade.models.quantization import BITS
 
 DEMO = pathlib.Path(jlade.__file__).parent / "demo"
 
@@ -66,6 +67,17 @@ class _Model(argparse.Action):
         options.model = value
 
 
+def add_bits(parser: argparse._ActionsContainer) -> None:
+    """Adds --bits, and --int8 for eight of them."""
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=BITS,
+        help="hold the matrices in so many bits: a half or a quarter of the memory of bfloat16; the text may differ",
+    )
+    parser.add_argument("--int8", action="store_const", const=8, dest="bits", help="the same as --bits 8")
+
+
 def add_model_name(parser: argparse.ArgumentParser, as_word: bool = False, default: str = "the demo model") -> None:
     """Adds `--model` and `--revision`, and MODEL as a word to commands that take no prompt."""
     if as_word:
@@ -98,9 +110,7 @@ def add_model(parser: argparse.ArgumentParser, has_batches: bool = False, **argu
         choices=("float32", "bfloat16", "float16"),
         help="type of the weights and of the computation (default: float32 on CPUs, bfloat16 elsewhere)",
     )
-    parser.add_argument(
-        "--int8", action="store_true", help="hold the weights in int8, half the memory of bfloat16; the text may differ"
-    )
+    add_bits(parser)
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -343,7 +353,7 @@ def load(options: argparse.Namespace) -> tuple[LlamaParams, Tokenizer]:
         dtype,
         mesh=mesh,
         revision=options.revision,
-        int8=options.int8,
+        bits=options.bits,
         strict=options.strict,
         adapter=options.adapter,
     )

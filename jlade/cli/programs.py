@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attention", choices=attention.IMPLEMENTATIONS, help="implementation of attention (default: auto)"
     )
     group.add_argument("--experts", choices=experts.IMPLEMENTATIONS, help="implementation of experts (default: auto)")
-    group.add_argument("--int8", action="store_true", help="matrices in int8")
+    options_lib.add_bits(group)
     group.add_argument("--mesh", metavar="SIZES", help="several devices, like data=2,lookahead=4; see `jlade plan`")
     group.add_argument(
         "--engine",
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Raises a ValueError that names an option without effect, as there is no `--device`."""
-    for name in ("lookahead", "attention", "experts", "int8", "mesh", "engine"):
+    for name in ("lookahead", "attention", "experts", "bits", "mesh", "engine"):
         if options.device is None and getattr(options, name):
             raise ValueError(f"--{name} has no effect without --device: leave it out, or name a device")
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
         directory,
         options.device,
         dtype=None if options.dtype == "auto" else options.dtype,
-        int8=options.int8,
+        bits=options.bits,
         lookahead=lookahead,
         batch_size=options.batch_size,
         capacity=CAPACITY if options.length is None else options.length,
@@ -101,7 +101,7 @@ def _table(found: Inspection) -> Table:
     rows = {
         "device": f"{found.device_kind}, {decimal(memory.limit)}" + (f"; each of {sizes}" if sizes else ""),
         "programs": f"{found.batch_size} x {found.capacity:,} tokens, "
-        f"{'int8 and ' if found.int8 else ''}{found.dtype}, attention {found.attention}, "
+        f"{f'{found.bits} bits and ' if found.bits else ''}{found.dtype}, attention {found.attention}, "
         f"{f'experts {found.experts}, ' if found.experts else ''}compiled in {found.compile_seconds:.0f} s",
     }
     if found.failure is not None:

@@ -8,14 +8,13 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from jlade.conversion import huggingface, orbax
+from jlade.conversion import huggingface, orbax, packed
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import check_kind, check_names
-from jlade.conversion.tensors import SCALE, Sharding, array_shapes, named_arrays
+from jlade.conversion.tensors import ARRAYS, SCALE, Sharding, bits_of, expected_tensors, named_arrays, scale_shape
 from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, Tensor, stored_tensors, write_tensors
 from jlade.files import written_whole
 from jlade.models.llama import LlamaConfig, LlamaParams
@@ -42,7 +41,7 @@ def save(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[
     """Writes a checkpoint. The directory appears whole or not at all.
 
     Args:
-      params: the parameters, of any sharding and dtype, int8 included.
+      params: the parameters, of any sharding and dtype, in few bits too.
       path: a new directory.
       progress: called with the bytes of each array when its file is written.
 
@@ -60,7 +59,7 @@ def load(
     dtype: jax.typing.DTypeLike | None = None,
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
-    int8: bool = False,
+    bits: int | None = None,
     strict: bool = False,
     mesh: Mesh | None = None,
     adapter: str | os.PathLike[str] | None = None,
@@ -71,7 +70,7 @@ def load(
     arguments are those of `load_hf`, except that:
 
     * A function `sharding` is also called for the scales of int8 matrices, whose names end with "_scale".
-    * A checkpoint in int8 stays in int8 without `int8`.
+    * Matrices in few bits stay so without `bits`.
     * An adapter is refused.
 
     Raises:
@@ -82,7 +81,7 @@ def load(
         raise ValueError(f"path must be a directory written by jlade.conversion.save, got {os.fspath(path)!r}")
     config, tensors = headers_of(directory, strict, adapter)
     dtype = auto_dtype(dtype, directory)
-    return huggingface.read_params(tensors, config, directory, dtype, sharding, progress, int8, strict, mesh)
+    return huggingface.read_params(tensors, config, directory, dtype, sharding, progress, bits, strict, mesh)
 
 
 def headers_of(
@@ -103,13 +102,23 @@ def headers_of(
     config = read_config(directory, strict)
     is_orbax = (directory / orbax.METADATA).exists()
     stored = orbax.stored_tensors(directory) if is_orbax else stored_tensors(directory, strict, OWN_FILE)
-    arrays = array_shapes(config, np.dtype("float32"), huggingface.holds_int8(stored))
-    check_names(directory, arrays.keys() - stored.keys(), stored.keys() - arrays.keys())
-    found: dict[str, Tensor] = {}
-    for name, array in arrays.items():
-        accepted = ("I8",) if array.dtype == np.int8 else ("F32",) if name.endswith(SCALE) else FLOATS
-        tensor = stored[name]
-        check_kind(name, tensor, array.shape, accepted)
-        is_of_experts = len(array.shape) == 3
-        found[name] = ExpertTensor(tensor.rows(), slice(None), False, array.shape) if is_of_experts else tensor
+    expected, found, known = expected_tensors(config), dict[str, Tensor](), set[str]()
+    lacking = set[str]()
+    for name, shape in expected.items():
+        ends = ARRAYS if bits_of(name, config, 8) is not None else {"weight": ""}
+        arrays = {field: stored[name + end] for field, end in ends.items() if name + end in stored}
+        known |= {name + ends[field] for field in arrays}
+        weight, scale = arrays.get("weight"), arrays.get("scale")
+        if weight is None or (scale is None and len(ends) > 1 and weight.dtype in ("I8", "U8")):
+            lacking.add(name if weight is None else name + SCALE)
+        elif scale is not None and len(scale.shape) == len(shape):
+            found[name] = packed.own_matrix(name, shape, arrays)
+        else:
+            check_kind(name, weight, shape, FLOATS if scale is None else ("I8",))
+            of_experts = len(shape) == 3
+            found[name] = ExpertTensor(weight.rows(), slice(None), False, shape) if of_experts else weight
+            if scale is not None:
+                check_kind(name + SCALE, scale, scale_shape(shape), ("F32",))
+                found[name + SCALE] = scale
+    check_names(directory, lacking, stored.keys() - known)
     return config, found

@@ -32,7 +32,7 @@ def load_gguf(
     dtype: jax.typing.DTypeLike | None = None,
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
-    int8: bool = False,
+    bits: int | None = None,
     strict: bool = False,
     mesh: Mesh | None = None,
     adapter: str | os.PathLike[str] | None = None,
@@ -47,7 +47,7 @@ def load_gguf(
     Raises:
       ValueError, warns: as `load_hf` does; the package gguf is not installed.
     """
-    return load_hf(unfold(path), dtype, sharding, progress, int8, strict, mesh, adapter)
+    return load_hf(unfold(path), dtype, sharding, progress, bits, strict, mesh, adapter)
 
 
 def unfold(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -1,36 +1,41 @@
 """Hugging Face directories, read and written without torch."""
 
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jlade.conversion import adapter as adapters
-from jlade.conversion import adapter_config, gguf_weights, hf_experts
+from jlade.conversion import adapter_config, gguf_weights, hf_experts, packed
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
 from jlade.conversion.parts import Part, Shape, place, quantize
 from jlade.conversion.tensors import (
     SCALE,
     Sharding,
-    array_shapes,
+    bits_of,
     build_params,
     check_dtype,
     check_finite,
     device_of,
-    is_quantized,
+    dtype_of_name,
+    expected_tensors,
     named_arrays,
     place_of,
+    scale_shape,
     sharding_for,
 )
-from jlade.conversion.weight_files import SINGLE_FILE, Tensor, check_unchanged, stored_tensors, write_tensors
+from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, Tensor, check_unchanged, stored_tensors, write_tensors
 from jlade.files import written_whole
+from jlade.models import llama, quantization
 from jlade.models.llama import LlamaConfig, LlamaParams
-from jlade.models.quantization import Int8Matrix, is_int8
+from jlade.models.quantization import Int8Matrix, Matrix
 
 
 def load_hf(
@@ -38,7 +43,7 @@ def load_hf(
     dtype: jax.typing.DTypeLike | None = None,
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
-    int8: bool = False,
+    bits: int | None = None,
     strict: bool = False,
     mesh: Mesh | None = None,
     adapter: str | os.PathLike[str] | None = None,
@@ -56,8 +61,8 @@ def load_hf(
       sharding: the sharding of all tensors, or a function from a tensor's name in the checkpoint and its shape to a
         sharding. The default is the default device.
       progress: called after each tensor with its bytes in the file.
-      int8: whether to quantize the matrices (`jlade.models.llama.quantize`), each when it is on its device, so only one
-        is held in floating point.
+      bits: 8 or 4 for matrices of so many bits (`jlade.models.llama.quantize`), each rounded when it is on its device,
+        so only one is held in floating point. Matrices that the files hold in so many bits, or fewer, stay as they are.
       strict: whether to refuse what otherwise gives a warning. Keys that are known to change the model's output in a
         way that is not supported are always refused.
       mesh: devices to divide the model among, made by `jlade.make_mesh`, instead of `sharding`: the parameters are
@@ -79,7 +84,7 @@ def load_hf(
         raise ValueError(f"path must be a directory with a Hugging Face checkpoint, got {os.fspath(path)!r}")
     config, tensors = headers_of(directory, strict, adapter)
     dtype = auto_dtype(dtype, directory)
-    return read_params(tensors, config, directory, dtype, sharding, progress, int8, strict, mesh)
+    return read_params(tensors, config, directory, dtype, sharding, progress, bits, strict, mesh)
 
 
 def read_params(
@@ -89,7 +94,7 @@ def read_params(
     dtype: jax.typing.DTypeLike | None = None,
     sharding: Sharding | None = None,
     progress: Callable[[int], None] | None = None,
-    int8: bool = False,
+    bits: int | None = None,
     strict: bool = False,
     mesh: Mesh | None = None,
 ) -> LlamaParams:
@@ -98,37 +103,68 @@ def read_params(
     Args:
       tensors, config: of the model; matrices in int8 come with their scales.
       source: of the tensors, for messages.
-      dtype, sharding, progress, int8, strict, mesh: see `load_hf`, which also lists errors and warnings.
+      dtype, sharding, progress, bits, strict, mesh: see `load_hf`, which also lists errors and warnings.
     """
+    quantization.check_bits(bits)
     sharding = sharding_for(config, sharding, mesh)
     target = check_dtype(dtype, first_dtype(tensors), source, device_of(sharding, config))
-    arrays = array_shapes(config, target, holds_int8(tensors))
     broken: dict[str, set[int]] = {}
 
-    def read(name: str) -> Any:
-        shape, dtype = arrays[name].shape, arrays[name].dtype
-
+    def read(name: str, shape: Shape, dtype: np.dtype) -> jax.Array:
         def read_parts(parts: Sequence[Part]) -> list[np.ndarray]:
             values, rows = tensors[name].read(name, dtype, parts)
             if rows:
                 broken[name] = rows
             return values
 
-        array = place(shape, dtype, place_of(sharding, name, shape), read_parts)
-        placed = quantize(array) if int8 and dtype != np.int8 and is_quantized(name, config) else array
-        jax.block_until_ready(placed)  # so that the host holds one tensor at a time
+        return place(shape, dtype, place_of(sharding, name, shape), read_parts)
+
+    def read_matrix(name: str, shape: Shape) -> Matrix:
+        tensor, new_bits = tensors[name], bits_of(name, config, bits)
+        matrix: Matrix
+        if name + SCALE in tensors:
+            scales = read(name + SCALE, scale_shape(shape), np.dtype(np.float32))
+            matrix = Int8Matrix(read(name, shape, np.dtype(np.int8)), scales)
+        elif packed.keeps(tensor, new_bits):
+            stored = tensor.matrix(name)
+            if outputs := packed.broken_outputs(stored):
+                broken[name] = outputs
+            matrix = packed.place(stored, place_of(sharding, name, shape))
+        else:
+            array = read(name, shape, np.dtype(dtype_of_name(name, config, target)))
+            matrix = array if new_bits is None else quantize(array, new_bits)
+        jax.block_until_ready(matrix)  # so that the host holds one tensor at a time
         if progress is not None:
-            progress(tensors[name].num_bytes)
-        return placed
+            progress(sum(tensors[each].num_bytes for each in (name, name + SCALE) if each in tensors))
+        return matrix
 
-    def read_with_scale(name: str, shape: Shape) -> jax.Array | Int8Matrix:
-        return Int8Matrix(read(name), read(name + SCALE)) if name + SCALE in arrays else read(name)
-
-    params = build_params(config, read_with_scale)
+    params = build_params(config, read_matrix)
     check_unchanged(tensors.values())
-    shapes = {name: array.shape for name, array in arrays.items()}
+    shapes = expected_tensors(config)
+    shapes |= {name + SCALE: scale_shape(shape) for name, shape in shapes.items() if name + SCALE in tensors}
     check_finite(tensors[next(iter(broken))].file if broken else source, broken, shapes, strict)
     return params
+
+
+def loaded_shapes(
+    tensors: Mapping[str, Tensor], config: LlamaConfig, dtype: np.dtype, bits: int | None = None
+) -> LlamaParams:
+    """Returns the parameters that `read_params` returns, with a `jax.ShapeDtypeStruct` in the place of each array.
+
+    Tensors that are not there are taken to be in floating point.
+    """
+
+    def shape_of(name: str, shape: Shape) -> Any:
+        if name + SCALE in tensors:
+            scale = jax.ShapeDtypeStruct(scale_shape(shape), jnp.float32)
+            return Int8Matrix(jax.ShapeDtypeStruct(shape, jnp.int8), scale)  # type: ignore[arg-type]
+        tensor = tensors.get(name)
+        if packed.keeps(tensor, bits_of(name, config, bits)):
+            return tensor.shapes
+        return jax.ShapeDtypeStruct(shape, dtype_of_name(name, config, dtype))
+
+    params = build_params(config, shape_of)
+    return params if bits is None else jax.eval_shape(functools.partial(llama.quantize, bits=bits), params)
 
 
 def headers_of(
@@ -154,14 +190,9 @@ def headers_of(
 
 
 def first_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """Returns the dtype of the first tensor of the first file but int8 and scales, as transformers takes it."""
-    floating = [(tensor.file, name) for name, tensor in tensors.items() if name + SCALE not in tensors]
+    """Returns the dtype of the first tensor in floating point of the first file, as transformers takes it."""
+    floating = [(tensor.file, name) for name, tensor in tensors.items() if tensor.value_dtype in FLOATS.values()]
     return tensors[min(each for each in floating if not each[1].endswith(SCALE))[1]].value_dtype
-
-
-def holds_int8(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the matrices are in int8, with scales."""
-    return any(tensor.value_dtype == "int8" for tensor in tensors.values())
 
 
 def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> None:
@@ -173,12 +204,12 @@ def save_hf(params: LlamaParams, path: str | os.PathLike[str], progress: Callabl
       progress: called with the bytes of each tensor when its file is written.
 
     Raises:
-      ValueError: if `path` exists, or transformers has no such model, or the parameters are in int8.
+      ValueError: if `path` exists, or transformers has no such model, or the parameters are in few bits.
     """
-    if any(map(is_int8, jax.tree.leaves(params, is_leaf=is_int8))):
+    if kinds := quantization.kinds(params):
         raise ValueError(
-            "params must be in floating point, got int8 matrices: save them with `jlade.conversion.save`, or load the "
-            "original checkpoint without int8"
+            f"params must be in floating point, got matrices in {' and '.join(kinds)}: save them with "
+            "`jlade.conversion.save`, or load the original checkpoint without bits"
         )
     with written_whole(path) as directory:
         directory.mkdir()

@@ -68,7 +68,7 @@ def load_held(
     *,
     owner: str = "model",
     dtype: jax.typing.DTypeLike | None = None,
-    int8: bool = False,
+    bits: int | None = None,
     mesh: Mesh | None = None,
 ) -> LlamaParams:
     """Returns copies of the tensors of a model in memory as parameters, moved to their devices one at a time.
@@ -78,7 +78,7 @@ def load_held(
       tensors: by their names in a checkpoint. They have `shape` and `dtype`, and can be sliced.
       to_numpy: returns a tensor in NumPy.
       owner: the name of the model, for messages.
-      dtype, int8, mesh: see `load_hf`.
+      dtype, bits, mesh: see `load_hf`.
 
     Raises:
       ValueError, warns: as `load_hf` does, with `owner`.config and `owner`.state_dict() in the place of files.
@@ -90,4 +90,4 @@ def load_held(
         kind = str(tensor.dtype).rpartition(".")[2]  # torch's names begin with "torch."
         held[name] = HeldTensor(source, (), 0, tuple(tensor.shape), NAMES.get(kind, kind), tensor, to_numpy)
     architecture, tensors_of_model = model_tensors(held, architecture, source)
-    return read_params(tensors_of_model, architecture, source, dtype, int8=int8, mesh=mesh)
+    return read_params(tensors_of_model, architecture, source, dtype, bits=bits, mesh=mesh)

@@ -1,13 +1,18 @@
 """The parts of a tensor that the devices of this process hold."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, Sharding
 
-from jlade.models.quantization import Int8Matrix, quantize_matrix
+from jlade import mesh as mesh_lib
+from jlade.mesh import MODEL
+from jlade.models import quantization
+from jlade.models import sharding as model_sharding
+from jlade.models.quantization import Quantized
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -58,12 +63,14 @@ def place(
     return jax.make_array_from_callback(shape, sharding, lambda index: arrays[Part.of(index, shape)], dtype=dtype)
 
 
-def quantize(matrix: jax.Array) -> Int8Matrix:
-    """Returns `matrix` [out, in] in int8, on the same devices: the scales are divided like the rows."""
+def quantize(matrix: jax.Array, bits: int) -> Quantized:
+    """Returns `matrix` [out, in], or experts [N, in, out], in `bits` bits on the same devices."""
     sharding = matrix.sharding
     if not isinstance(sharding, NamedSharding):
-        return quantize_matrix(matrix)
-    rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]), memory_kind=sharding.memory_kind)
-    tree: Any = Int8Matrix
-    quantized: Int8Matrix = jax.jit(quantize_matrix, out_shardings=tree(weight=sharding, scale=rows))(matrix)
+        return quantization.quantize(matrix, bits)
+    mesh: Any = sharding.mesh
+    run = functools.partial(quantization.quantize, bits=bits, shards=mesh_lib.size(mesh, *MODEL))
+    specs = model_sharding.matrix_spec(jax.eval_shape(run, matrix), sharding.spec, mesh)
+    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec, memory_kind=sharding.memory_kind), specs)
+    quantized: Quantized = jax.jit(run, out_shardings=places)(matrix)
     return quantized

@@ -17,9 +17,9 @@ from jlade.conversion.parts import Shape
 from jlade.mesh import default_device
 from jlade.models import sharding as model_sharding
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
-from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, quantize
+from jlade.models.llama import OUTPUT_BITS, LlamaConfig, LlamaLayer, LlamaParams, quantize
 from jlade.models.per_layer import PerLayer
-from jlade.models.quantization import is_int8
+from jlade.models.quantization import is_quantized
 
 EMBEDDING, OUTPUT, OUTPUT_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the name of its weight
@@ -66,7 +66,9 @@ LAYER = {  # names within a layer, by the field of `LlamaLayer`; a bias has the 
     "recurrent_norm": "linear_attn.norm.weight",
 }
 QUERY_UP = "self_attn.q_b_proj.weight"  # of queries that follow from a latent
-SCALE = "_scale"  # suffix of an int8 matrix's name, for its scale
+# Suffixes of a matrix's name, for the arrays of an `Int8Matrix` or `GroupedMatrix`, by their fields
+ARRAYS = {"weight": "", "scale": "_scale", "zero": "_zero", "offset": "_offset", "levels": "_levels"}
+SCALE = ARRAYS["scale"]
 
 Sharding = jax.sharding.Sharding | Callable[[str, Shape], jax.sharding.Sharding]
 
@@ -137,37 +139,47 @@ def expected_tensors(config: LlamaConfig) -> dict[str, Shape]:
 
 
 def named_arrays(params: LlamaParams) -> dict[str, jax.Array]:
-    """Returns the arrays of `params` by name. The scale of an int8 matrix follows it, with the suffix `SCALE`."""
+    """Returns the arrays of `params` by name. Those of a matrix in few bits follow one another; see `ARRAYS`."""
     names = jax.tree.leaves(build_params(params.config, lambda name, shape: name))
     arrays: dict[str, jax.Array] = {}
-    for name, leaf in zip(names, jax.tree.leaves(params, is_leaf=is_int8), strict=True):
-        arrays |= {name: leaf.weight, name + SCALE: leaf.scale} if is_int8(leaf) else {name: leaf}
+    for name, leaf in zip(names, jax.tree.leaves(params, is_leaf=is_quantized), strict=True):
+        if is_quantized(leaf):
+            fields = {suffix: getattr(leaf, field, None) for field, suffix in ARRAYS.items()}
+            arrays |= {name + suffix: array for suffix, array in fields.items() if array is not None}
+        else:
+            arrays[name] = leaf
     return arrays
 
 
-def array_shapes(config: LlamaConfig, dtype: np.dtype, int8: bool) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape and dtype of each array of a model, by its name in `named_arrays`."""
-    return cast(dict[str, jax.ShapeDtypeStruct], named_arrays(param_shapes(config, dtype, int8)))
+def param_shapes(
+    config: LlamaConfig, dtype: jax.typing.DTypeLike, bits: int | None = None, shards: int = 1
+) -> LlamaParams:
+    """Returns parameters with a `jax.ShapeDtypeStruct` in the place of each array.
+
+    Args:
+      bits, shards: see `jlade.models.llama.quantize`; None for floating point.
+    """
+    params = build_params(config, lambda name, shape: jax.ShapeDtypeStruct(shape, dtype_of_name(name, config, dtype)))
+    return params if bits is None else jax.eval_shape(functools.partial(quantize, bits=bits, shards=shards), params)
 
 
-def param_shapes(config: LlamaConfig, dtype: jax.typing.DTypeLike, int8: bool = False) -> LlamaParams:
-    """Returns parameters with a `jax.ShapeDtypeStruct` in the place of each array, with matrices in int8 if `int8`."""
-    fields = fields_of_names(config)
-
-    def shape_of(name: str, shape: Shape) -> jax.ShapeDtypeStruct:
-        field = fields.get(name.split(".", 3)[-1])
-        return jax.ShapeDtypeStruct(shape, dtype if field is None else dtype_of(config, field, dtype))
-
-    params = build_params(config, shape_of)
-    return jax.eval_shape(quantize, params) if int8 else params
-
-
-def is_quantized(name: str, config: LlamaConfig) -> bool:
-    """Whether `jlade.models.llama.quantize` puts a tensor in int8."""
-    if name == EMBEDDING:
-        return config.tie_embeddings
+def dtype_of_name(name: str, config: LlamaConfig, dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+    """Returns the dtype of a tensor in a model of a dtype."""
     field = fields_of_names(config).get(name.split(".", 3)[-1])
-    return name == OUTPUT or (field is not None and is_matrix(field))
+    return dtype if field is None else dtype_of(config, field, dtype)
+
+
+def scale_shape(shape: Shape) -> Shape:
+    """Returns the shape of the scale of an `Int8Matrix`."""
+    return (shape[0], *shape[2:])
+
+
+def bits_of(name: str, config: LlamaConfig, bits: int | None) -> int | None:
+    """Returns the bits that `jlade.models.llama.quantize` gives the elements of a tensor, None for floating point."""
+    if name == OUTPUT or (name == EMBEDDING and config.tie_embeddings):
+        return None if bits is None else OUTPUT_BITS
+    field = fields_of_names(config).get(name.split(".", 3)[-1])
+    return bits if field is not None and is_matrix(field) else None
 
 
 def sharding_for(config: LlamaConfig, sharding: Sharding | None, mesh: Mesh | None) -> Sharding | None:
@@ -181,7 +193,7 @@ def sharding_for(config: LlamaConfig, sharding: Sharding | None, mesh: Mesh | No
     if sharding is not None:
         raise ValueError(f"sharding must be None with a mesh, which places the parameters, got {sharding!r}: give one")
     divided = model_sharding.mesh_for(config, mesh)
-    specs = named_arrays(model_sharding.specs(param_shapes(config, np.float32, int8=True), divided))
+    specs = named_arrays(model_sharding.specs(param_shapes(config, np.float32, bits=8), divided))
     return lambda name, shape: jax.sharding.NamedSharding(divided, cast(Any, specs[name]))
 
 

@@ -15,7 +15,7 @@ from jlade.mesh import AXES, COPIES, num_bytes
 from jlade.models import sharding
 from jlade.models.architecture import DELTA, Heads
 from jlade.models.llama import LlamaConfig, LlamaParams
-from jlade.models.quantization import is_int8
+from jlade.models.quantization import dense_shape, is_quantized
 
 FLOAT32 = 8  # times the arithmetic of bfloat16: six passes on TPUs, and up to 16 times the time on GPUs
 LOGITS_PASSES = 3  # the product writes them; the highest, and its index, are found in two reductions
@@ -137,16 +137,16 @@ def shard(params: LlamaParams, model: int) -> Shard:
     arrays = jax.tree.map(local, params, specs)
     output = arrays.embedding if arrays.output is None else arrays.output
     read = arrays.layers if arrays.per_layer is None else (arrays.layers, arrays.per_layer.projection)
-    matrices = [_matrix(x) for x in jax.tree.leaves(read, is_leaf=is_int8)]
+    shapes = [dense_shape(x) for x in jax.tree.leaves(read, is_leaf=is_quantized)]
     experts = [layer.experts for layer in arrays.layers]
     return Shard(
         config=params.config,
         arrays=arrays,
         heads=params.config.num_heads // model,
         kv_heads=params.config.num_kv_heads // heads,
-        vocab_size=_matrix(output).shape[0],
-        elements=sum(x.size for x in matrices if len(x.shape) > 1),
-        expert_elements=sum(_matrix(x).size for x in jax.tree.leaves(experts, is_leaf=is_int8)),
+        vocab_size=dense_shape(output)[0],
+        elements=sum(math.prod(shape) for shape in shapes if len(shape) > 1),
+        expert_elements=sum(math.prod(dense_shape(x)) for x in jax.tree.leaves(experts, is_leaf=is_quantized)),
         expert_bytes=num_bytes(experts),
         layer_bytes=num_bytes(read),
         output_bytes=num_bytes(output),
@@ -259,7 +259,3 @@ def _kept_bytes(shard: Shard) -> int:
     vectors = sizes.keys + sizes.values + sizes.value_heads if sizes.has_memory else 0
     of_layer = shard.recurrent_share * (sizes.channels * shard.item + 4 * vectors)
     return kept + round(len(c.recurrent_layers) * of_layer)
-
-
-def _matrix(leaf: Any) -> Any:
-    return leaf.weight if is_int8(leaf) else leaf

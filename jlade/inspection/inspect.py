@@ -25,9 +25,8 @@ from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
-from jlade.models import implementations, sharding
+from jlade.models import implementations, quantization, sharding
 from jlade.models.llama import Llama, LlamaParams
-from jlade.models.quantization import is_int8
 
 
 class Memory(NamedTuple):
@@ -60,7 +59,7 @@ class Inspection:
       attention: its implementation.
       experts: their implementation; None for models without experts.
       lookahead: the setting.
-      dtype: of the computation; int8: whether the matrices are in int8.
+      dtype: of the computation; bits: the fewest of an element of a matrix, None for floating point.
       memory: in bytes.
       sequences: that fit into an engine with rows of this capacity; an upper bound unless `engine` was given.
       compile_seconds: of the three programs, with tracing and lowering.
@@ -79,7 +78,7 @@ class Inspection:
     batch_size: int
     capacity: int
     dtype: str
-    int8: bool
+    bits: int | None
     memory: Memory
     sequences: Sequences
     compile_seconds: float
@@ -106,7 +105,7 @@ class Inspection:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values; those of a program that the compiler refused are None."""
-        own = "device device_kind mesh attention experts batch_size capacity dtype int8 fits"
+        own = "device device_kind mesh attention experts batch_size capacity dtype bits fits"
         result = {name: getattr(self, name) for name in own.split()}
         result |= {
             "lookahead": names.sizes(self.lookahead),
@@ -144,7 +143,7 @@ def inspect(
     device: str,
     *,
     dtype: Any = None,
-    int8: bool = False,
+    bits: int | None = None,
     lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
     batch_size: int = 1,
     capacity: int = 1024,
@@ -164,7 +163,7 @@ def inspect(
         fetched, or parameters, of which the shapes suffice.
       device: "cpu" for this machine, or a name as in `jlade.plan`. A device that JAX uses here is measured too.
       dtype: of weights and computation; float32 on a CPU and bfloat16 elsewhere by default. Not for parameters.
-      int8: whether matrices are in int8. Not for parameters.
+      bits: 8 or 4 for matrices of so many bits. Not for parameters.
       lookahead: a setting, "auto" or None, as in `jlade.generate`.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
@@ -182,8 +181,8 @@ def inspect(
     check_int("batch_size", batch_size, 1)
     if isinstance(model, LlamaParams):
         directory, config = None, model.config
-        if dtype is not None or int8:
-            raise ValueError("dtype and int8 are for a directory; parameters have their own")
+        if dtype is not None or bits is not None:
+            raise ValueError("dtype and bits are for a directory; parameters have their own")
     else:
         directory = location.find(model, argument="model")
         config = read_config(directory)
@@ -200,7 +199,9 @@ def inspect(
     target = devices[0]
     divided = None if mesh is None else sharding.mesh_for(config, mesh_lib.make_mesh(**sizes, devices=devices))
     if directory is not None:
-        params = param_shapes(config, check_dtype(dtype, "float32", directory, target), int8)
+        params = param_shapes(
+            config, check_dtype(dtype, "float32", directory, target), bits, mesh_lib.size(divided, *MODEL)
+        )
     else:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
     if is_attached:
@@ -227,7 +228,7 @@ def inspect(
         batch_size=batch_size,
         capacity=capacity,
         dtype=params.norm.dtype.name,
-        int8=any(map(is_int8, jax.tree.leaves(params, is_leaf=is_int8))),
+        bits=quantization.fewest_bits(params),
         memory=Memory(limit, None, mesh_lib.num_bytes(programs.arguments(setting)), None, None, None),
         sequences=(sequences.compiled if engine else sequences.from_shapes)(programs, setting, limit),
         compile_seconds=0.0,

@@ -20,11 +20,11 @@ from jlade.decoding.stopping import Stopping
 from jlade.generation import corpus
 from jlade.inspection import compiled, targets
 from jlade.inspection.compiled import Loop, Sizes
+from jlade.models import quantization
 from jlade.models import sharding as model_sharding
 from jlade.models.architecture import is_matrix
 from jlade.models.attention import plain
 from jlade.models.llama import Llama, LlamaParams, init_params, quantize
-from jlade.models.quantization import is_int8
 
 STEPS, REPEAT = 8, 5  # steps timed at once, and how often
 FEW = 64  # numbers, such as the last row of recycled logits: an array of this size is no table
@@ -108,7 +108,9 @@ class Programs(NamedTuple):
         matrices: list[Any] = [params.embedding, params.output, params.per_layer]
         for layer in params.layers:
             matrices += [getattr(layer, name) for name in vars(layer) if is_matrix(name)]
-        weights = (mesh_lib.local_size(x) for x in jax.tree.leaves(matrices) if x.ndim > 1)
+        leaves = jax.tree.leaves(matrices, is_leaf=quantization.is_quantized)
+        arrays = (leaf.weight if quantization.is_quantized(leaf) else leaf for leaf in leaves)
+        weights = (mesh_lib.local_size(x) for x in arrays if x.ndim > 1)
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
         memories = (state.memory for state in memory.cache.states if state.memory is not None)
         sizes = Sizes(
@@ -138,8 +140,9 @@ class Programs(NamedTuple):
         """
         with jax.default_device(self.device):
             params = init_params(jax.random.key(0), self.decoder.config, self.params.norm.dtype)
-            if any(map(is_int8, jax.tree.leaves(self.params, is_leaf=is_int8))):
-                params = quantize(params)
+            bits = quantization.fewest_bits(self.params)
+            if bits is not None:
+                params = quantize(params, bits, mesh_lib.size(self.mesh, *mesh_lib.MODEL))
             params = sharding.put_params(params, self.mesh)
             return {setting: self._step_seconds(params, reading, decoding[setting], setting) for setting in decoding}
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jlade.models.architecture import LlamaConfig
 from jlade.models.layers import linear, normalize, split_heads
-from jlade.models.quantization import Int8Matrix
+from jlade.models.quantization import Matrix
 from jlade.models.rotary import rotate
 
 NORM_EPS = 1e-6  # of the norms of latents, whatever that of the hidden states
@@ -22,10 +22,10 @@ NORM_EPS = 1e-6  # of the norms of latents, whatever that of the hidden states
 class Projections(NamedTuple):
     """The matrices of a layer, with the norms of its latents: see `jlade.models.llama.LlamaLayer`."""
 
-    query_down: jax.Array | Int8Matrix | None
+    query_down: Matrix | None
     query_down_norm: jax.Array | None
-    query: jax.Array | Int8Matrix
-    key_down: jax.Array | Int8Matrix
+    query: Matrix
+    key_down: Matrix
     key_down_norm: jax.Array
     key_up: jax.Array
     value_up: jax.Array

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models.quantization import Int8Matrix, multiply
+from jlade.models import grouped
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.quantization import Int8Matrix, Matrix, multiply
 
 SMALL_BLOCK = 128  # tokens, of all sequences together
 
 
-def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None = None) -> jax.Array:
+def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.Array:
     """Returns [..., out], the product of `x` [..., in] and transposed `weight` [out, in], plus `bias` [out]."""
     if x.size == x.shape[-1]:
         product = jax.lax.platform_dependent(x, weight, tpu=multiply_row_twice, default=_multiply)
@@ -21,9 +23,7 @@ def linear(x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None 
     return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
 
 
-def sum_linear(
-    x: jax.Array, weight: jax.Array | Int8Matrix, bias: jax.Array | None, axes: tuple[str, ...]
-) -> jax.Array:
+def sum_linear(x: jax.Array, weight: Matrix, bias: jax.Array | None, axes: tuple[str, ...]) -> jax.Array:
     """Returns `linear` for `x` and `weight` that are divided along `in` among the devices of `axes`."""
     if not axes:
         return linear(x, weight, bias)
@@ -31,7 +31,7 @@ def sum_linear(
     return product if bias is None else product + jnp.broadcast_to(bias, product.shape)
 
 
-def multiply_row_twice(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
+def multiply_row_twice(x: jax.Array, weight: Matrix) -> jax.Array:
     """Returns `linear` of a single row of `x`, as a product with two.
 
     XLA for TPUs computes a product with one row on the vector unit: by its own estimate that takes 20 times as long as
@@ -41,12 +41,14 @@ def multiply_row_twice(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Arra
     return _multiply(twice, weight)[0].reshape(*x.shape[:-1], -1)
 
 
-def _multiply(x: jax.Array, weight: jax.Array | Int8Matrix) -> jax.Array:
+def _multiply(x: jax.Array, weight: Matrix) -> jax.Array:
     """Returns `linear` without a bias.
 
     Up to `SMALL_BLOCK` tokens are multiplied as weight times transposed x: on CPUs that reads the weights up to four
     times faster. Other compilers choose the order themselves.
     """
+    if isinstance(weight, GroupedMatrix):
+        return grouped.multiply(x, weight)
     if isinstance(weight, Int8Matrix):
         return jnp.moveaxis(multiply(weight, x), 0, -1)
     if x.size <= SMALL_BLOCK * x.shape[-1]:

@@ -14,7 +14,18 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import attention, base, experts, implementations, latent, padding, per_layer, recurrent, rotary
+from jlade.models import (
+    attention,
+    base,
+    experts,
+    implementations,
+    latent,
+    padding,
+    per_layer,
+    quantization,
+    recurrent,
+    rotary,
+)
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
@@ -23,14 +34,16 @@ from jlade.models.experts import Experts, mix, route
 from jlade.models.implementations import Implementations
 from jlade.models.layers import activate, cap, for_each_kind, gated, linear, normalize, scale, split_heads, sum_linear
 from jlade.models.per_layer import PerLayer
-from jlade.models.quantization import is_int8, quantize_matrix
+from jlade.models.quantization import dense_shape, is_quantized
+
+OUTPUT_BITS = 8  # of the output matrix of a model in few bits: four cost more than they save
 
 
 @flax.struct.dataclass(kw_only=True)
 class LlamaLayer:
     """Parameters of one layer.
 
-    Matrices are [out, in], as in the checkpoint: see `linear`. `quantize` makes each an `Int8Matrix`.
+    Matrices are [out, in], as in the checkpoint: see `linear`. `quantize` makes each one of few bits.
     """
 
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
@@ -148,11 +161,13 @@ class LlamaParams:
     def __repr__(self) -> str:
         """Names family, shape, number of parameters, dtypes and bytes, also of traced parameters or their shapes."""
         c, arrays = self.config, [leaf for leaf in jax.tree.leaves(self) if hasattr(leaf, "dtype")]
-        scales = [matrix.scale.size for matrix in jax.tree.leaves(self, is_leaf=is_int8) if is_int8(matrix)]
+        matrices = [
+            leaf for leaf in jax.tree.leaves(self, is_leaf=is_quantized) if hasattr(leaf, "dtype") or is_quantized(leaf)
+        ]
         return (
             f"LlamaParams({c.family}: {c.num_layers} layers of width {c.hidden_size:,} and {c.mlp_widths}, "
             f"{c.num_heads} heads of {c.head_dim}, vocabulary of {c.vocab_size}; "
-            f"{sum(array.size for array in arrays) - sum(scales):,} parameters, "
+            f"{sum(math.prod(dense_shape(matrix)) for matrix in matrices):,} parameters, "
             f"{' and '.join(sorted({array.dtype.name for array in arrays}))}, "
             f"{sum(array.size * array.dtype.itemsize for array in arrays):,} bytes)"
         )
@@ -233,7 +248,7 @@ class Llama:
         def shape(layer: int, num_entries: int) -> tuple[int, ...]:
             (number, size), key = c.heads_of(layer), params.layers[layer].key
             if key is not None:  # those on this device
-                number = (key.weight if is_int8(key) else key).shape[0] // size
+                number = dense_shape(key)[0] // size
             return batch_size, number, num_entries, size
 
         def zeros() -> tuple[jax.Array, ...]:
@@ -556,23 +571,28 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     return LlamaParams(embedding, layers, neutral, output, config, norm_bias, output_bias, of_layers)
 
 
-def quantize(params: LlamaParams) -> LlamaParams:
-    """Returns the parameters with their matrices in int8; int8 matrices stay as they are.
+def quantize(params: LlamaParams, bits: int = 8, shards: int = 1) -> LlamaParams:
+    """Returns the parameters with their matrices in 8 or 4 bits; those in few bits stay as they are.
 
-    Norms, biases, embeddings for each layer and an untied embedding keep their dtype. A floating-point matrix is freed
-    when nothing else refers to it: `jlade.load(..., int8=True)` never holds all of them.
+    Norms, biases, embeddings for each layer and an untied embedding keep their dtype, and an output matrix has 8 bits.
+    A floating-point matrix is freed when nothing else refers to it: `jlade.load(..., bits=4)` never holds all of them.
+
+    Args:
+      bits: 8 or 4.
+      shards: devices that a mesh divides the model among, whose parts of a matrix then have whole groups.
+
+    Raises:
+      ValueError: `bits` is neither.
     """
+    quantization.check_bits(bits)
 
-    def in_int8(matrix: Any) -> Any:
-        return matrix if matrix is None or is_int8(matrix) else quantize_matrix(matrix)
+    def rounded(matrix: Any, bits: int) -> Any:
+        return matrix if matrix is None or is_quantized(matrix) else quantization.quantize(matrix, bits, shards)
 
-    def layer_in_int8(layer: LlamaLayer) -> LlamaLayer:
+    def rounded_layer(layer: LlamaLayer) -> LlamaLayer:
         names = (field.name for field in dataclasses.fields(layer) if is_matrix(field.name))
-        return dataclasses.replace(layer, **{name: in_int8(getattr(layer, name)) for name in names})
+        return dataclasses.replace(layer, **{name: rounded(getattr(layer, name), bits) for name in names})
 
-    changed: dict[str, Any] = {"layers": tuple(map(layer_in_int8, params.layers))}
-    if params.output is None:
-        changed["embedding"] = in_int8(params.embedding)
-    else:
-        changed["output"] = in_int8(params.output)
-    return dataclasses.replace(params, **changed)
+    name = "embedding" if params.output is None else "output"
+    output = rounded(getattr(params, name), OUTPUT_BITS)
+    return dataclasses.replace(params, layers=tuple(map(rounded_layer, params.layers)), **{name: output})

@@ -1,4 +1,4 @@
-"""Weight-only int8 matrices: a step reads half the bytes of bfloat16 and computes in the same dtypes.
+"""Matrices in eight or four bits: a step reads a half or a quarter of bfloat16's bytes and computes in its dtypes.
 
 Not qwix: it applies the scale before the product. That rounds every weight once more in bfloat16, and on CPUs writes
 out the whole floating-point matrix in every step.
@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.models.grouped import GroupedMatrix, group_of, quantize_in_groups
+
+BITS = (4, 8)  # that matrices may be rounded to
 ROWS = 512  # rows of a matrix converted at once on CPUs; they fit the processor's cache
 
 
@@ -24,14 +27,66 @@ class Int8Matrix:
     weight: jax.Array  # [out, in] int8, -127 to 127
     scale: jax.Array  # [out] float32
 
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        """Its shape in floating point."""
+        return self.weight.shape
+
     def __getitem__(self, rows: jax.Array) -> jax.Array:
         """Returns the rows with indices `rows` [...], as float32 [..., in]."""
         return self.weight[rows].astype(jnp.float32) * self.scale[rows][..., None]
 
 
+Quantized = Int8Matrix | GroupedMatrix
+Matrix = jax.Array | Quantized
+
+
 def is_int8(leaf: object) -> TypeGuard[Int8Matrix]:
     """Returns whether `leaf` is an `Int8Matrix`."""
     return isinstance(leaf, Int8Matrix)
+
+
+def is_quantized(leaf: object) -> TypeGuard[Quantized]:
+    """Returns whether `leaf` is a matrix in eight or four bits."""
+    return isinstance(leaf, Quantized)
+
+
+def dense_shape(leaf: Matrix) -> tuple[int, ...]:
+    """Returns the shape of a matrix, or any other array, in floating point."""
+    return leaf.dense_shape if isinstance(leaf, Quantized) else leaf.shape
+
+
+def kinds(params: object) -> list[str]:
+    """Returns the kinds of matrices in few bits that are in a pytree, for people."""
+    leaves = [leaf for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)]
+    found = {"4 bits" if leaf.weight.dtype == jnp.uint8 else "int8" for leaf in leaves}
+    return sorted(found)
+
+
+def fewest_bits(params: object) -> int | None:
+    """Returns the fewest bits of an element of a matrix in a pytree, None if all are in floating point."""
+    found = kinds(params)
+    return None if not found else 4 if "4 bits" in found else 8
+
+
+def check_bits(bits: int | None) -> None:
+    """Raises a ValueError unless `bits` is one of `BITS` or None."""
+    if bits not in (None, *BITS):
+        raise ValueError(f"bits must be {', '.join(map(str, BITS))} or None, got {bits!r}")
+
+
+def quantize(matrix: jax.Array, bits: int, shards: int = 1) -> Quantized:
+    """Returns `matrix` [out, in], or experts [N, in, out], in `bits` bits.
+
+    Four bits take groups of at least eight inputs: other matrices are in eight.
+
+    Args:
+      shards: devices that may divide the inputs of a matrix, whose parts then have whole groups.
+    """
+    inputs_first = jnp.swapaxes(matrix, 0, 1) if matrix.ndim == 2 else matrix
+    num_inputs = inputs_first.shape[-2]
+    group = group_of(num_inputs // shards if num_inputs % shards == 0 else num_inputs)
+    return quantize_in_groups(inputs_first, group) if bits == 4 and group else quantize_matrix(matrix)
 
 
 @jax.jit

@@ -7,12 +7,14 @@ Each layer needs two sums over the devices of `MODEL`, after attention and after
 
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL, Specs
 from jlade.models.architecture import Recurrence, layer_arrays
+from jlade.models.grouped import is_grouped
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 from jlade.models.quantization import Int8Matrix, is_int8
 
@@ -80,7 +82,7 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
 
     def layer_specs(number: int, layer: LlamaLayer) -> LlamaLayer:
         arrays = layer_arrays(params.config, number).items()
-        return LlamaLayer(**{field: _spec(getattr(layer, field), spec) for field, (_, spec) in arrays})
+        return LlamaLayer(**{field: matrix_spec(getattr(layer, field), spec, mesh) for field, (_, spec) in arrays})
 
     of_layers: Any = params.per_layer
     if of_layers is not None:
@@ -88,23 +90,45 @@ def specs(params: LlamaParams, mesh: Mesh | None) -> LlamaParams:
         of_layers = of_layers.replace(embedding=P(MODEL) if is_divided else P(), projection=P(), norm=P())
     tree: Any = LlamaParams
     specs: LlamaParams = tree(
-        embedding=_spec(params.embedding, vocabulary),
+        embedding=matrix_spec(params.embedding, vocabulary, mesh),
         layers=tuple(layer_specs(i, layer) for i, layer in enumerate(params.layers)),
         norm=P(),
-        output=_spec(params.output, vocabulary),
+        output=None if params.output is None else matrix_spec(params.output, vocabulary, mesh),
         config=params.config,
-        norm_bias=_spec(params.norm_bias, P()),
-        output_bias=_spec(params.output_bias, vocabulary),
+        norm_bias=None if params.norm_bias is None else P(),
+        output_bias=None if params.output_bias is None else vocabulary,
         per_layer=of_layers,
     )
     return specs
 
 
-def _spec(leaf: Any, spec: P) -> Specs:
-    if leaf is None:
-        return None
-    matrix: Any = Int8Matrix
-    return matrix(weight=spec, scale=P(*spec[:1])) if is_int8(leaf) else spec
+def matrix_spec(leaf: Any, spec: P, mesh: Mesh | None) -> Specs:
+    """Returns the specs of the arrays of a matrix, given that of the matrix in floating point.
+
+    Raises:
+      ValueError: its groups do not divide among the devices.
+    """
+    if is_int8(leaf):
+        matrix: Any = Int8Matrix
+        return matrix(weight=spec, scale=P(*spec[:1]))
+    if not is_grouped(leaf):
+        return spec
+    shards, groups = shards_of_inputs(leaf, spec, mesh), leaf.scale.shape[-2]
+    if groups % shards:
+        raise ValueError(
+            f"mesh divides {leaf.shape[-2]} inputs of a matrix among {shards} devices, and not its {groups} groups of "
+            f"{leaf.group}: load the model in floating point with bits=4 and this mesh, or use fewer devices"
+        )
+    if len(leaf.shape) == 2:  # [in, out]
+        spec = P(*reversed((*spec, None, None)[:2]))
+    arrays: Any = jax.tree.map(lambda _: spec, leaf.replace(levels=None))  # type: ignore[attr-defined]
+    return arrays.replace(levels=None if leaf.levels is None else P())
+
+
+def shards_of_inputs(matrix: Any, spec: P, mesh: Mesh | None) -> int:
+    """Returns the number of devices that divide the inputs of a matrix [out, in]; experts are whole."""
+    entry = (*spec, None, None)[1] if len(matrix.shape) == 2 else None
+    return mesh_lib.size(mesh, *((entry,) if isinstance(entry, str) else entry or ()))
 
 
 def put(params: LlamaParams, mesh: Mesh) -> LlamaParams:

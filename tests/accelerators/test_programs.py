@@ -145,9 +145,9 @@ def test_steps_write_the_rings_of_windows_in_place(name):
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
 def test_int8_weights_stay_int8(name):
     """A step reads a byte for each weight: a conversion in memory would be found as a copy."""
-    params = param_shapes(LLAMA, jnp.bfloat16, int8=True)
+    params = param_shapes(LLAMA, jnp.bfloat16, bits=8)
     found = jlade.inspect(params, name, lookahead=LookaheadConfig.paper(15, 5, 15))
-    assert found.int8
+    assert found.bits == 8
     assert found.copies == []
     assert found.step.vector_products == found.plain_step.vector_products == ()
 

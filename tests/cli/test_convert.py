@@ -176,9 +176,9 @@ def test_a_terminal_shows_a_bar_of_the_bytes(run, monkeypatch, tmp_path):
 def test_weights_are_read_onto_the_cpu_tensor_by_tensor(run, monkeypatch, tmp_path):
     load, calls = jlade.conversion.load_hf, []
 
-    def load_hf(path, dtype, sharding, progress, int8, strict, adapter):
+    def load_hf(path, dtype, sharding, progress, bits, strict, adapter):
         assert sharding.device_set == {jax.devices("cpu")[0]}
-        return load(path, dtype, sharding, calls.append, int8, strict, adapter=adapter)
+        return load(path, dtype, sharding, calls.append, bits, strict, adapter=adapter)
 
     monkeypatch.setattr(jlade.conversion, "load_hf", load_hf)
     run(DEMO, tmp_path / "new", "--to", "hf")

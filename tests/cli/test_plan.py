@@ -35,7 +35,7 @@ def test_json_is_that_of_the_function(directory, capsys):
         "v5e",
         4,
         dtype="float16",
-        int8=True,
+        bits=8,
         lookahead=LookaheadConfig.paper(3, 4, 3),
         batch_size=2,
         capacity=64,

@@ -45,7 +45,7 @@ def test_facts_and_table(directory, capsys, monkeypatch):
     [
         (["--lookahead", "2,3,1"], "--lookahead has no effect without --device"),
         (["--attention", "plain"], "--attention has no effect without --device"),
-        (["--int8"], "--int8 has no effect without --device"),
+        (["--int8"], "--bits has no effect without --device"),
         (["--engine"], "--engine has no effect without --device"),
         (
             ["--device", "cpu", "--lookahead", "2,3"],

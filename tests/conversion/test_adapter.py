@@ -140,7 +140,7 @@ def test_devices_have_the_merged_weights_of_one(base, tmp_path):
     mesh = jlade.make_mesh(model=2)
     assert_equal(load_hf(directory, "bfloat16", adapter=tmp_path / "adapter", mesh=mesh), merged)
     for where in ({}, {"mesh": mesh}):
-        assert_equal(load_hf(directory, "bfloat16", adapter=tmp_path / "adapter", int8=True, **where), quantize(merged))
+        assert_equal(load_hf(directory, "bfloat16", adapter=tmp_path / "adapter", bits=8, **where), quantize(merged))
 
 
 def test_one_expert(tmp_path):

@@ -157,8 +157,8 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
     assert len(list((tmp_path / "int8").glob("*.safetensors"))) > 1
     orbax.save(params, tmp_path / "orbax")
     mesh = jlade.make_mesh(model=4)
-    found = [load_hf(tmp_path / "hf", "float32", mesh=mesh), load_hf(tmp_path / "hf", "float32", int8=True)]
-    found += [load_hf(tmp_path / "hf", "float32", int8=True, mesh=mesh), conversion.load(tmp_path / "int8", mesh=mesh)]
+    found = [load_hf(tmp_path / "hf", "float32", mesh=mesh), load_hf(tmp_path / "hf", "float32", bits=8)]
+    found += [load_hf(tmp_path / "hf", "float32", bits=8, mesh=mesh), conversion.load(tmp_path / "int8", mesh=mesh)]
     found.append(conversion.load(tmp_path / "orbax", mesh=mesh))
     for got, wanted in zip(found, [params, *[quantize(params)] * 3, params], strict=True):
         for array, expected in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):

@@ -141,10 +141,10 @@ def test_rotary_factors_are_the_scaling_that_llama_3_files_store(tmp_path):
 def test_parameters_on_a_mesh_are_those_of_one_device(kind, sizes, tmp_path):
     file, mesh = write(tmp_path / "model.gguf", kind=kind, **WIDE), jlade.make_mesh(*sizes)
     assert_placed(load_gguf(file, mesh=mesh), load_gguf(file), mesh)
-    expected = load_gguf(file, int8=True)
+    expected = load_gguf(file, bits=8)
     for got, wanted in zip(jax.tree.leaves(expected), jax.tree.leaves(quantize(load_gguf(file))), strict=True):
         np.testing.assert_array_equal(got, wanted)
-    assert_placed(load_gguf(file, int8=True, mesh=mesh), expected, mesh)
+    assert_placed(load_gguf(file, bits=8, mesh=mesh), expected, mesh)
 
 
 def test_columns_that_divide_a_block(tmp_path):

@@ -210,7 +210,7 @@ def test_checkpoints_in_the_format_of_orbax(tmp_path):
         orbax.save(params, directory)
         assert_equal(jlade.load(directory, "auto")[0], params)
         mesh = jlade.make_mesh(model=2)
-        divided, whole = (jlade.load(directory, "float32", mesh=each, int8=True)[0] for each in (mesh, None))
+        divided, whole = (jlade.load(directory, "float32", mesh=each, bits=8)[0] for each in (mesh, None))
         assert_equal(divided, whole)
         assert divided.layers[0].gate.weight.addressable_shards[0].data.shape == (5, 8)
     for file in (directory / "params").rglob("*"):
@@ -232,7 +232,7 @@ def test_a_sharding_divides_arrays_and_scales(kind, tmp_path):
         asked.add(name)
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
 
-    divided, whole = (load(tmp_path / "model", "float32", where, int8=True) for where in (place, None))
+    divided, whole = (load(tmp_path / "model", "float32", where, bits=8) for where in (place, None))
     assert_equal(divided, whole)
     for array in jax.tree.leaves(divided):
         assert array.addressable_shards[0].data.shape[0] == array.shape[0] // 2

@@ -76,7 +76,7 @@ def test_a_vocabulary_that_does_not_divide_and_tied_embeddings(changes, kind, tm
     assert_placed(loaded, params, mesh)
     assert loaded.embedding.is_fully_replicated == ("vocab_size" in changes)
     assert loaded.layers[0].key.sharding.mesh.shape[COPIES] == 4, "2 KV heads on 8 devices"
-    assert_placed(load(tmp_path / "model", int8=True, mesh=mesh), quantize(params), mesh)
+    assert_placed(load(tmp_path / "model", bits=8, mesh=mesh), quantize(params), mesh)
 
 
 @pytest.mark.slow
@@ -84,10 +84,10 @@ def test_a_vocabulary_that_does_not_divide_and_tied_embeddings(changes, kind, tm
 def test_int8_is_that_of_one_device(dtype, sizes, tmp_path):
     mesh = jlade.make_mesh(*sizes)
     save_hf(random_params(), tmp_path / "hf")
-    expected = load_hf(tmp_path / "hf", dtype, int8=True)
-    assert_placed(load_hf(tmp_path / "hf", dtype, int8=True, mesh=mesh), expected, mesh)
+    expected = load_hf(tmp_path / "hf", dtype, bits=8)
+    assert_placed(load_hf(tmp_path / "hf", dtype, bits=8, mesh=mesh), expected, mesh)
     conversion.save(load_hf(tmp_path / "hf", dtype), tmp_path / "floating")
-    assert_placed(conversion.load(tmp_path / "floating", dtype, int8=True, mesh=mesh), expected, mesh)
+    assert_placed(conversion.load(tmp_path / "floating", dtype, bits=8, mesh=mesh), expected, mesh)
     conversion.save(expected, tmp_path / "int8")
     assert_placed(conversion.load(tmp_path / "int8", dtype, mesh=mesh), expected, mesh)
 
@@ -245,14 +245,14 @@ def bytes_held(arrays=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "sizes", "int8"),
-    [("hf", (1, 1, 8), False), ("own", (1, 2, 4), False), ("own", (1, 1, 8), True)],
+    ("kind", "sizes", "bits"),
+    [("hf", (1, 1, 8), None), ("own", (1, 2, 4), None), ("own", (1, 1, 8), 8)],
     ids=str,
 )
-def test_no_device_and_no_host_holds_the_model(kind, sizes, int8, tmp_path):
+def test_no_device_and_no_host_holds_the_model(kind, sizes, bits, tmp_path):
     save, load = FORMATS[kind]
     save(random_params(jnp.float32, vocab_size=2048, hidden_size=256, intermediate_size=1024), tmp_path / "model")
-    options = {"dtype": "bfloat16", "int8": int8, "mesh": jlade.make_mesh(*sizes)}
+    options = {"dtype": "bfloat16", "bits": bits, "mesh": jlade.make_mesh(*sizes)}
     load(tmp_path / "model", **options)  # fills JAX's caches
     before, samples = bytes_held(), []
     tracemalloc.start()
@@ -264,7 +264,7 @@ def test_no_device_and_no_host_holds_the_model(kind, sizes, int8, tmp_path):
     share, total = bytes_held(arrays).max(), sum(array.nbytes for array in arrays)
     assert share < 1.3 * total / sizes[-1]
     largest = params.embedding.nbytes
-    floating = largest // sizes[-1] if int8 else 0  # of a matrix before it is quantized
+    floating = largest // sizes[-1] if bits else 0  # of a matrix before it is quantized
     assert np.max(samples - before) <= 1.1 * share + floating
     # On a CPU the devices' arrays are the host's.
     assert peak <= sizes[1] * total + 2 * largest

@@ -133,7 +133,7 @@ def test_nothing_fits():
     assert found.recommended is None
     assert [option.lookahead for option in found.options] == [PLAIN]  # it needs least
     assert json.loads(json.dumps(found.facts()))["recommended"] is None
-    assert jlade.plan(SEVEN, "v5e", 1, batch_size=8, capacity=512, int8=True).recommended
+    assert jlade.plan(SEVEN, "v5e", 1, batch_size=8, capacity=512, bits=8).recommended
 
 
 def test_more_devices_are_taken_for_a_gain_only():

@@ -93,7 +93,7 @@ def test_a_step_reads_weights_and_cache_once():
 
 
 def test_int8_weights_are_read_as_such():
-    whole, halves = (work_lib.shard(param_shapes(CONFIG, jnp.bfloat16, int8), 4) for int8 in (False, True))
+    whole, halves = (work_lib.shard(param_shapes(CONFIG, jnp.bfloat16, bits), 4) for bits in (None, 8))
     assert whole.elements == halves.elements
     assert 0.5 < halves.layer_bytes / whole.layer_bytes < 0.55  # norms and scales
     assert halves.item == 2

@@ -112,7 +112,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, monkeypatch, capsys):
         raise MemoryError
 
     monkeypatch.setattr(conversion, "load_hf", read)
-    message = r"cpu:0 is out of memory, with .* free: .* has \d+.*; a dtype of fewer bytes, int8=True"
+    message = r"cpu:0 is out of memory, with .* free: .* has \d+.*; a dtype of fewer bytes, bits=8"
     with pytest.raises(MemoryError, match=message):
         jlade.load(tmp_path / "model")
     with pytest.raises(SystemExit) as ended:

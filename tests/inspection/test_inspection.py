@@ -64,8 +64,8 @@ def test_a_directory_with_nothing_but_a_config(tmp_path, found):
 @pytest.mark.slow
 def test_default_setting_and_int8(tmp_path):
     save_hf(PARAMS, tmp_path / "whole")
-    found = jlade.inspect(tmp_path / "whole", "cpu", int8=True, capacity=64, dtype="bfloat16")
-    assert (found.lookahead, found.dtype, found.int8) == (SMALL_BLOCK, "bfloat16", True)
+    found = jlade.inspect(tmp_path / "whole", "cpu", bits=8, capacity=64, dtype="bfloat16")
+    assert (found.lookahead, found.dtype, found.bits) == (SMALL_BLOCK, "bfloat16", 8)
     matrices = sum(leaf.size for leaf in jax.tree.leaves(PARAMS) if leaf.ndim == 2)
     pairs = 40 * recycling.num_places(PARAMS.config.vocab_size)
     assert found.memory.arguments < 2 * matrices + pairs + 60_000
@@ -78,8 +78,8 @@ def test_default_setting_and_int8(tmp_path):
         ({"capacity": 65}, "capacity must be at most 64, the model's positions, got 65"),
         ({"capacity": 1}, "capacity must be at least 2, got 1"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"int8": True}, "dtype and int8 are for a directory"),
-        ({"dtype": "float32"}, "dtype and int8 are for a directory"),
+        ({"bits": 8}, "dtype and bits are for a directory"),
+        ({"dtype": "float32"}, "dtype and bits are for a directory"),
         ({"attention": "gpu"}, "attention 'gpu' needs an NVIDIA GPU"),
         ({"attention": "fast"}, "attention must be one of"),
     ],

@@ -143,12 +143,12 @@ def test_the_demo_model_agrees_with_itself(demo, golden):
 
 
 def test_loading_in_int8_equals_quantizing_after_loading(demo, tmp_path):
-    assert_equal(load_hf(DEMO, "float32", int8=True), llama.quantize(demo[0]))
+    assert_equal(load_hf(DEMO, "float32", bits=8), llama.quantize(demo[0]))
     untied = tiny_llama()
     conversion.save(untied, tmp_path / "own")
     save_hf(untied, tmp_path / "hf")
     for directory in ("own", "hf"):
-        assert_equal(jlade.load(tmp_path / directory, "float32", int8=True)[0], llama.quantize(untied))
+        assert_equal(jlade.load(tmp_path / directory, "float32", bits=8)[0], llama.quantize(untied))
 
 
 @pytest.mark.parametrize("changes", [BIASES, {"tie_embeddings": True, "qk_norm": True}], ids=["biases", "tied, norms"])
@@ -156,11 +156,11 @@ def test_int8_comes_back_from_jlades_own_checkpoint(changes, tmp_path):
     params = llama.quantize(jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny_llama(**changes)))
     conversion.save(params, tmp_path / "own")
     assert_equal(conversion.load(tmp_path / "own", "auto"), params)
-    assert conversion.load(tmp_path / "own", "float32", int8=True).norm.dtype == jnp.float32
+    assert conversion.load(tmp_path / "own", "float32", bits=8).norm.dtype == jnp.float32
 
 
 def test_int8_is_not_written_for_transformers(tmp_path):
-    with pytest.raises(ValueError, match=r"params must be in floating point, got int8 matrices"):
+    with pytest.raises(ValueError, match=r"params must be in floating point, got matrices in int8"):
         save_hf(llama.quantize(tiny_llama()), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
@@ -183,7 +183,7 @@ def test_the_command_converts_inspects_and_runs_int8(demo, tmp_path, capsys):
     settings = {"tokenizer": demo[1], "max_new_tokens": 30, "lookahead": None, "logprobs": True}
     expected = jlade.generate(llama.quantize(demo[0]), "def read_config(path):", **settings)
     np.testing.assert_array_equal(json.loads(capsys.readouterr().out)["logprobs"], expected.logprobs[0])
-    for arguments, what in ([str(DEMO), "--int8"], "--int8"), ([str(target)], str(target)):
+    for arguments, what in ([str(DEMO), "--int8"], "--bits 8"), ([str(target)], str(target)):
         with pytest.raises(SystemExit):
             main(["convert", *arguments, str(tmp_path / "new"), "--to", "hf"])
-        assert f"--to hf writes floating point alone, and {what} is int8" in capsys.readouterr().err
+        assert f"--to hf writes floating point alone, and {what} has matrices in int8" in capsys.readouterr().err

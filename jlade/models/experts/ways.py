@@ -12,17 +12,15 @@ import jax.numpy as jnp
 
 from jlade.models import layers
 from jlade.models.experts import products
-from jlade.models.quantization import Int8Matrix
-
-Weights = jax.Array | Int8Matrix
+from jlade.models.quantization import Matrix, dense_shape
 
 
 class Experts(NamedTuple):
     """The MLPs of N experts, [expert, in, out] as grouped products read them, with biases [expert, out]."""
 
-    gate: Weights  # [N, E, F]
-    up: Weights  # [N, E, F]
-    down: Weights  # [N, F, E]
+    gate: Matrix  # [N, E, F]
+    up: Matrix  # [N, E, F]
+    down: Matrix  # [N, F, E]
     gate_bias: jax.Array | None = None  # [N, F]
     up_bias: jax.Array | None = None  # [N, F]
     down_bias: jax.Array | None = None  # [N, E]
@@ -30,7 +28,7 @@ class Experts(NamedTuple):
     @property
     def number(self) -> int:
         """N, of the experts on this device."""
-        return (self.gate.weight if isinstance(self.gate, Int8Matrix) else self.gate).shape[0]
+        return dense_shape(self.gate)[0]
 
 
 def by_expert(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Experts, activation: str) -> jax.Array:
@@ -40,7 +38,7 @@ def by_expert(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Expe
     of_row = of_pair[order]
     sizes = jnp.sum(jax.nn.one_hot(of_pair, experts.number, dtype=jnp.int32), axis=0)
 
-    def multiply(rows: jax.Array, *matrices: Weights) -> list[jax.Array]:
+    def multiply(rows: jax.Array, *matrices: Matrix) -> list[jax.Array]:
         return [products.grouped(rows, each, sizes, of_row) for each in matrices]
 
     rows = _mlp(x[order // chosen.shape[1]], experts, multiply, lambda bias: bias[of_row], activation)
@@ -52,7 +50,7 @@ def by_token(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Exper
     """Multiplies each token by the matrices of its experts."""
     of_row = jnp.minimum(chosen.reshape(-1), experts.number - 1)
 
-    def multiply(rows: jax.Array, *matrices: Weights) -> list[jax.Array]:
+    def multiply(rows: jax.Array, *matrices: Matrix) -> list[jax.Array]:
         return [products.each(rows, each, of_row) for each in matrices]
 
     rows = jnp.repeat(x, chosen.shape[1], axis=0)
@@ -63,7 +61,7 @@ def by_token(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Exper
 def all_with_all(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Experts, activation: str) -> jax.Array:
     """Multiplies each token by the matrices of all experts."""
 
-    def multiply(rows: jax.Array, *matrices: Weights) -> list[jax.Array]:
+    def multiply(rows: jax.Array, *matrices: Matrix) -> list[jax.Array]:
         return [products.all_with_all(rows, each) for each in matrices]
 
     rows = jnp.broadcast_to(x, (experts.number, *x.shape))
@@ -128,7 +126,7 @@ def _mlp(
       spread: returns the bias of each row, of biases [N, out].
     """
 
-    def linear(rows: jax.Array, *pairs: tuple[Weights, jax.Array | None]) -> list[jax.Array]:
+    def linear(rows: jax.Array, *pairs: tuple[Matrix, jax.Array | None]) -> list[jax.Array]:
         found = multiply(rows, *(matrices for matrices, _ in pairs))
         return [
             product if bias is None else product + spread(bias) for product, (_, bias) in zip(found, pairs, strict=True)

@@ -1,0 +1,184 @@
+"""Matrices that files hold in four or eight bits with scales of groups, which can be kept so."""
+
+import abc
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+
+from jlade.conversion.hf_tensors import check_kind
+from jlade.conversion.parts import Part, Shape
+from jlade.conversion.tensors import ARRAYS
+from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, broken_rows
+from jlade.models import sharding as model_sharding
+from jlade.models.grouped import GroupedMatrix, unpack
+
+
+class PackedTensor(abc.ABC):
+    """A matrix [out, in], or experts [N, in, out], in files: a `jlade.conversion.weight_files.Tensor`.
+
+    Attributes:
+      shape: in floating point.
+      bits: of an element.
+    """
+
+    shape: Shape
+    bits: int
+
+    @property
+    @abc.abstractmethod
+    def shapes(self) -> GroupedMatrix:
+        """A `jax.ShapeDtypeStruct` in the place of each array of `matrix`."""
+
+    @abc.abstractmethod
+    def matrix(self, name: str) -> GroupedMatrix:
+        """Returns the matrix as the file holds it, in arrays of NumPy.
+
+        Raises:
+          ValueError: names the file, and the tensor `name`, if the file cannot be read.
+        """
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+        """Returns distinct parts of the matrix [out, in] as `dtype`, and its rows that are not finite in them."""
+        values = values_of(self.matrix(name)).T
+        arrays: list[np.ndarray] = []
+        broken: set[int] = set()
+        for rows, columns in parts:
+            source = values[rows.start : rows.stop, columns.start : columns.stop]
+            array = aligned(source.shape, dtype)
+            with np.errstate(over="ignore"):  # the broken rows tell of it
+                array[...] = source
+            broken |= broken_rows(source, array, rows.start)
+            arrays.append(array)
+        return arrays, broken
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnMatrix(PackedTensor):
+    """A `GroupedMatrix` in jlade's own files.
+
+    Attributes:
+      arrays: by the field of `GroupedMatrix`.
+    """
+
+    shape: Shape
+    arrays: Mapping[str, StoredTensor]
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        return 4 if self.dtype == "U8" else 8
+
+    @property
+    def file(self) -> pathlib.Path:
+        return self.arrays["weight"].file
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return {file: stamp for tensor in self.arrays.values() for file, stamp in tensor.stamps.items()}
+
+    @property
+    def dtype(self) -> str:
+        return self.arrays["weight"].dtype
+
+    @property
+    def value_dtype(self) -> str:
+        return self.arrays["weight"].value_dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.arrays.values())
+
+    @property
+    def shapes(self) -> GroupedMatrix:
+        return _grouped(
+            {field: jax.ShapeDtypeStruct(each.shape, each.value_dtype) for field, each in self.arrays.items()}
+        )
+
+    def matrix(self, name: str) -> GroupedMatrix:
+        return _grouped({field: each.read_bytes(name + ARRAYS[field]) for field, each in self.arrays.items()})
+
+
+def own_matrix(name: str, shape: Shape, arrays: Mapping[str, StoredTensor]) -> OwnMatrix:
+    """Returns the matrix of these arrays in jlade's own files.
+
+    Args:
+      name, shape: of the matrix in floating point.
+      arrays: at least "weight" and "scale", by the field of `GroupedMatrix`.
+
+    Raises:
+      ValueError: names the file and the array that does not fit.
+    """
+    *others, inputs, outputs = shape if len(shape) > 2 else shape[::-1]
+    weight, groups = arrays["weight"], arrays["scale"].shape[-2]
+    if groups < 1 or inputs % (2 * groups):
+        raise ValueError(
+            f"{arrays['scale'].file}: {name}_scale has {groups} groups, which do not divide {inputs} inputs"
+        )
+    rows, of_groups = inputs // (2 if weight.dtype == "U8" else 1), (*others, groups, outputs)
+    check_kind(name, weight, (*others, rows, outputs), ("U8", "I8"))
+    for field in arrays.keys() - {"weight"}:
+        expected = ((16,), ("F32",)) if field == "levels" else (of_groups, FLOATS)
+        check_kind(name + ARRAYS[field], arrays[field], *expected)
+    return OwnMatrix(shape, arrays)
+
+
+def keeps(tensor: Tensor | None, bits: int | None) -> TypeGuard[PackedTensor]:
+    """Whether a tensor stays as it is in a model that is loaded with `bits`: one of jlade's own always does."""
+    if not isinstance(tensor, PackedTensor):
+        return False
+    return isinstance(tensor, OwnMatrix) or (bits is not None and tensor.bits <= bits)
+
+
+def values_of(matrix: GroupedMatrix) -> np.ndarray:
+    """Returns the elements [..., in, out] float32 of a matrix in arrays of NumPy, each operation rounded once."""
+    codes = unpack(matrix.weight, matrix.group)  # [..., groups, group, out]
+
+    def of_group(array: Any) -> np.ndarray:
+        return np.asarray(array, np.float32)[..., None, :]
+
+    values = codes.astype(np.float32) if matrix.levels is None else np.asarray(matrix.levels)[codes & 15]
+    if matrix.zero is not None:
+        values -= of_group(matrix.zero)
+    with np.errstate(all="ignore"):  # the broken rows tell of it
+        values *= of_group(matrix.scale)
+        if matrix.offset is not None:
+            values += of_group(matrix.offset)
+    return values.reshape(matrix.shape)
+
+
+def broken_outputs(matrix: GroupedMatrix) -> set[int]:
+    """Returns the outputs, of experts the experts, whose scales or offsets are not finite."""
+    broken: set[int] = set()
+    for array in (matrix.scale, matrix.offset):
+        if array is not None:
+            finite = np.isfinite(np.asarray(array, np.float32))
+            others = tuple(range(1, finite.ndim)) if finite.ndim > 2 else 0
+            broken |= set(np.flatnonzero(~finite.all(axis=others)).tolist())
+    return broken
+
+
+def place(matrix: GroupedMatrix, sharding: Sharding | None) -> GroupedMatrix:
+    """Returns a matrix in arrays of NumPy on its devices, given the sharding of the matrix in floating point."""
+    return jax.device_put(matrix, shardings(matrix, sharding))
+
+
+def shardings(matrix: GroupedMatrix, sharding: Sharding | None) -> Any:
+    """Returns the sharding of each array of a matrix, given that of the matrix in floating point.
+
+    Raises:
+      ValueError: the groups of the matrix do not divide among the devices.
+    """
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh: Any = sharding.mesh
+    specs = model_sharding.matrix_spec(matrix, sharding.spec, mesh)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec, memory_kind=sharding.memory_kind), specs)
+
+
+def _grouped(arrays: Mapping[str, Any]) -> GroupedMatrix:
+    tree: Any = GroupedMatrix
+    return tree(**arrays)

@@ -1,0 +1,160 @@
+"""Matrices in four bits, or eight, whose scales are of groups of inputs: steps read a quarter of bfloat16's bytes."""
+
+import functools
+from typing import Any, TypeGuard
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+GROUP = 64  # inputs with one scale
+LEAST_GROUP = 8
+TILE = 2**18  # elements of a matrix converted at once on CPUs; they fit the processor's cache
+
+
+@flax.struct.dataclass
+class GroupedMatrix:
+    """A matrix whose element [i, o] is `(code - zero) * scale + offset`, with those of output o and the group of i.
+
+    It is [in, out], unlike matrices in floating point, so that a group's scales are a row beside its rows of codes.
+    Experts are [N, in, out]. A byte has the codes of inputs j and j + group / 2 of a group, -8 to 7, the lower four
+    bits first: halves of a group are whole rows.
+    """
+
+    weight: jax.Array  # [..., in / 2, out] uint8, or [..., in, out] int8
+    scale: jax.Array  # [..., in / group, out]
+    zero: jax.Array | None = None  # [..., in / group, out]
+    offset: jax.Array | None = None  # [..., in / group, out]
+    levels: jax.Array | None = None  # [16] float32, what the codes 0 to 7 and -8 to -1 stand for if not for themselves
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[..., in, out]."""
+        *others, rows, outputs = self.weight.shape
+        return (*others, rows * (2 if self.weight.dtype == jnp.uint8 else 1), outputs)
+
+    @property
+    def dense_shape(self) -> tuple[int, ...]:
+        """Its shape in floating point: [out, in], or [N, in, out] of experts."""
+        return self.shape if len(self.shape) > 2 else self.shape[::-1]
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.shape[-2] // self.scale.shape[-2]
+
+    def expert(self, index: jax.Array) -> "GroupedMatrix":
+        """Returns the matrix of an expert, or of each expert of `index` [P]."""
+        arrays = jax.tree.map(lambda array: array[index], self.replace(levels=None))  # type: ignore[attr-defined]
+        return arrays.replace(levels=self.levels)
+
+    def parts(self) -> list[jax.Array]:
+        """Returns the elements of each half of the groups, [..., groups, group / 2, out] float32, or of whole ones."""
+        *others, _, outputs = self.weight.shape
+        stored = self.weight.reshape(*others, self.scale.shape[-2], -1, outputs)
+        halves = (stored << 4, stored) if stored.dtype == jnp.uint8 else ()
+        codes = [jax.lax.bitcast_convert_type(half, jnp.int8) >> 4 for half in halves] or [stored]
+        return [self._values(each) for each in codes]
+
+    def _values(self, codes: jax.Array) -> jax.Array:
+        def of_group(array: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(array[..., None, :].astype(jnp.float32), codes.shape)
+
+        values = codes.astype(jnp.float32) if self.levels is None else self.levels[codes & 15]
+        if self.zero is not None:
+            values -= of_group(self.zero)
+        values *= of_group(self.scale)
+        return values if self.offset is None else values + of_group(self.offset)
+
+    def values(self, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+        """Returns the elements [..., in, out], computed in float32 and rounded once."""
+        return jnp.concatenate(self.parts(), axis=-2).astype(dtype).reshape(self.shape)
+
+
+def is_grouped(leaf: object) -> TypeGuard[GroupedMatrix]:
+    """Returns whether `leaf` is a `GroupedMatrix`."""
+    return isinstance(leaf, GroupedMatrix)
+
+
+def group_of(num_inputs: int, largest: int = GROUP) -> int:
+    """Returns the largest power of two, up to `largest`, that divides the inputs of a matrix; 0 if it is too small."""
+    group = int(np.gcd(num_inputs, largest))
+    return group if group >= LEAST_GROUP else 0
+
+
+def pack(codes: jax.Array | np.ndarray, group: int) -> Any:
+    """Returns bytes [..., in / 2, out] uint8 of codes [..., in, out], integers from -8 to 7."""
+    *others, num_inputs, outputs = codes.shape
+    halves = codes.reshape(*others, num_inputs // group, 2, group // 2, outputs).astype(np.uint8)
+    packed = (halves[..., 0, :, :] & 15) | (halves[..., 1, :, :] << 4)
+    return packed.reshape(*others, num_inputs // 2, outputs)
+
+
+def unpack(weight: Any, group: int) -> Any:
+    """Returns the codes [..., groups, group, out] int8 of an array of `GroupedMatrix.weight`, of NumPy."""
+    *others, _, outputs = weight.shape
+    if weight.dtype != np.uint8:
+        return weight.reshape(*others, -1, group, outputs)
+    stored = weight.reshape(*others, -1, group // 2, outputs)
+    return np.concatenate([(half.view(np.int8) >> 4) for half in (stored << 4, stored)], axis=-2)
+
+
+@functools.partial(jax.jit, static_argnames=("group",))
+def quantize_in_groups(matrix: jax.Array, group: int) -> GroupedMatrix:
+    """Returns `matrix` [in, out], or experts [N, in, out], in four bits, each number rounded to a multiple of a scale.
+
+    The number of a group with the largest magnitude gives its scale: it becomes -8 times that. A group of zeros has the
+    scale 1. One with NaN or infinite elements has a scale of NaN, so that products with it are not finite either.
+    """
+    *others, num_inputs, outputs = matrix.shape
+    groups = matrix.astype(jnp.float32).reshape(*others, num_inputs // group, group, outputs)
+    largest = jnp.argmax(jnp.abs(groups), axis=-2, keepdims=True)
+    scale = jnp.take_along_axis(groups, largest, axis=-2) / -8
+    scale = jnp.where(jnp.abs(scale) < np.finfo(np.float32).tiny, 1.0, scale).astype(jnp.bfloat16)
+    scale = jnp.where(jnp.all(jnp.isfinite(groups), axis=-2, keepdims=True), scale, jnp.nan)
+    codes = jnp.clip(jnp.round(groups / scale.astype(jnp.float32)), -8, 7)
+    packed: jax.Array = pack(codes.astype(jnp.int8).reshape(matrix.shape), group)
+    return GroupedMatrix(packed, scale[..., 0, :])
+
+
+def multiply(x: jax.Array, matrix: GroupedMatrix) -> jax.Array:
+    """Returns `x` [..., in] times `matrix` [in, out]: [..., out] in the dtype of `x`.
+
+    The weights are rounded to the dtype of `x`. The sum is float32.
+    """
+    # The barrier makes the weights depend on x. Otherwise the compiler converts them once, before the loop over steps.
+    matrix, rows = jax.lax.optimization_barrier((matrix, x.reshape(-1, x.shape[-1])))
+    product: jax.Array = jax.lax.platform_dependent(matrix, rows, cpu=_multiply_in_tiles, default=product_of)
+    return product.astype(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+def product_of(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
+    """Returns the product [T, out] in float32, of `x` [T, in]."""
+    parts = matrix.parts()
+    pieces = x.reshape(len(x), matrix.scale.shape[0], len(parts), -1)
+    dimensions = (((1, 2), (0, 1)), ((), ()))
+    products = [
+        jax.lax.dot_general(pieces[:, :, i], part.astype(x.dtype), dimensions, preferred_element_type=jnp.float32)
+        for i, part in enumerate(parts)
+    ]
+    return functools.reduce(jnp.add, products)
+
+
+def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
+    """`product_of`, some groups at a time: XLA for CPUs does not fuse, and would write out the whole matrix."""
+    num_groups, outputs = matrix.scale.shape
+    groups = max(1, min(num_groups, TILE // (matrix.group * outputs)))
+    groups = next(size for size in range(groups, 0, -1) if num_groups % size == 0)
+
+    def add_tile(i: jax.Array, product: jax.Array) -> jax.Array:
+        def tile(array: jax.Array, axis: int = 0) -> jax.Array:
+            size = groups * (array.shape[axis] // num_groups)
+            return jax.lax.dynamic_slice_in_dim(array, i * size, size, axis)
+
+        arrays = jax.tree.map(tile, matrix.replace(levels=None))  # type: ignore[attr-defined]
+        return product + product_of(arrays.replace(levels=matrix.levels), tile(x, 1))
+
+    empty = jnp.zeros((len(x), outputs), jnp.float32)
+    product: jax.Array = jax.lax.fori_loop(0, num_groups // groups, add_tile, empty)
+    return product
