@@ -33,14 +33,14 @@ def mlp_size(values: Values) -> int:
 
 
 def is_parallel(values: Values) -> bool:
-    """Whether attention and MLP read the same hidden states; see `kv_heads` for errors."""
+    """Whether attention and MLP of a layer read the same hidden states; see `kv_heads` for errors."""
     if _is_set(values, GROUPS) and not _is_set(values, PARALLEL):
         raise ValueError(f"{values.file}: {PARALLEL} must be true with {GROUPS}, got {values.get(PARALLEL)}")
     return _is_set(values, PARALLEL)
 
 
 def has_two_norms(values: Values) -> bool:
-    """Whether they read them with norms of their own; see `kv_heads` for errors."""
+    """Whether attention and MLP of a parallel layer have a norm each; see `kv_heads` for errors."""
     if not is_parallel(values):
         return False
     has_groups = _is_set(values, GROUPS)
