@@ -42,8 +42,8 @@ class Family:
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
       derived: functions from the keys to values of `SIZES` and `SHARED` that follow from other keys.
       written: a function from a configuration to further keys that are written.
-      only: keys, and the values of them that the family takes; the first is written. `(None,)` is for keys that are refused
-        and never written.
+      only: keys, and the values of them that the family takes; the first is written. `(None,)` is for keys that are
+        refused and never written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
         layers with a window alone, "local" for these where `sliding_window` may not be null (AFMoE), "alpha" for one
         with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one with Phi-3's names of kinds,
