@@ -274,7 +274,7 @@ def _config_inputs(directory: pathlib.Path) -> Inputs:
         if "kv_lora_rank" in family.reads:
             content |= {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
             content |= {"num_key_value_heads": SMALL["num_attention_heads"], "num_experts_per_tok": 2}
-        contents.append(content)
+        contents.append({key: value for key, value in content.items() if family.only.get(key) != (None,)})
         contents.append(contents[-1] | {"rope_scaling": SCALINGS[len(contents) // 2 % len(SCALINGS)]})
     contents += [
         {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from jlade.conversion import hf_falcon
 from jlade.conversion.family import Family
 from jlade.conversion.json_files import Values
 
@@ -278,6 +279,49 @@ DENSE: dict[str, Family] = {
         },
         unread=("attention.bias", "attention.masked_bias"),
         without_effect=("classifier_dropout",),
+    ),
+    "falcon": Family(
+        "FalconForCausalLM",
+        {
+            "num_kv_heads": None,
+            "ffn_hidden_size": None,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "parallel_attn": True,
+            "num_ln_in_parallel_attn": None,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "bias": False,
+        },
+        keys={"norm_eps": "layer_norm_epsilon"}
+        | dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), "bias"),
+        fixed={"activation": "gelu", "norm": "layer", "norm_bias": True, "gated_mlp": False}
+        | {"parallel": hf_falcon.is_parallel, "parallel_norm": hf_falcon.has_two_norms},
+        derived={"num_key_value_heads": hf_falcon.kv_heads, "intermediate_size": hf_falcon.mlp_size},
+        written=hf_falcon.layout,
+        only={"activation": ("gelu",), "hidden_act": ("gelu",), "alibi": (False,)}
+        | {"apply_residual_connection_post_layernorm": (False,), "head_dim": (None,), "n_embed": (None,)},
+        tensors={
+            "attention_output": "self_attention.dense.weight",
+            "up": "mlp.dense_h_to_4h.weight",
+            "down": "mlp.dense_4h_to_h.weight",
+        },
+        parallel_tensors={"attention_norm": "ln_attn.weight", "mlp_norm": "ln_mlp.weight"},
+        fused={
+            "self_attention.query_key_value.weight": ("query", "key", "value"),
+            "self_attention.query_key_value.bias": ("query_bias", "key_bias", "value_bias"),
+        },
+        row_groups=dict.fromkeys(
+            ("self_attention.query_key_value.weight", "self_attention.query_key_value.bias"),
+            lambda config: config.num_kv_heads,
+        ),
+        prefixes={
+            "model.embed_tokens.": "transformer.word_embeddings.",
+            "model.layers.": "transformer.h.",
+            "model.norm.": "transformer.ln_f.",
+        },
+        elsewhere={"alibi": False, "new_decoder_architecture": False, "parallel_attn": False},
+        without_effect=("ff_factor", "ffn_factor"),
     ),
     "phi3": Family(
         "Phi3ForCausalLM",

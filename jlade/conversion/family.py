@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jlade.conversion.json_files import Values
 from jlade.models.architecture import LlamaConfig
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -39,13 +40,17 @@ class Family:
       aliases: keys that the family has in the place of those that it reads here. Both are read and written.
       keys: the key of a field of `LlamaConfig` that is read as it is.
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
-      only: keys, and the values of them that the family takes; the first is written.
+      derived: functions from the keys to values of `SIZES` and `SHARED` that follow from other keys.
+      written: a function from a configuration to further keys that are written.
+      only: keys, and the values of them that the family takes; the first is written. `(None,)` is for keys that are
+        refused and never written.
       rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
         layers with a window alone, "local" for these where `sliding_window` may not be null (AFMoE), "alpha" for one
         with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one with Phi-3's names of kinds,
         "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose sections do nothing in text
         (Qwen3.5).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
+      parallel_tensors: the same for models with `parallel_norm`, where their names differ.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of
         times: see `jlade.conversion.interleaved`.
@@ -72,9 +77,12 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    derived: Mapping[str, Callable[[Values], Any]] = dataclasses.field(default_factory=dict)
+    written: Callable[[LlamaConfig], Mapping[str, Any]] = lambda config: {}
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     rotary: str = "all"
     tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    parallel_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     row_groups: Mapping[str, Callable[[LlamaConfig], int]] = dataclasses.field(default_factory=dict)
     experts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

@@ -154,7 +154,9 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
     result |= write_recurrent(config, family) | write_latent(config, family, result.get("rope_scaling"))
+    result |= family.written(config)
     result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
+    result = {key: value for key, value in result.items() if family.only.get(key) != (None,)}
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
     return result
@@ -180,6 +182,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     if not raw.get("rope_parameters"):
         given["rope_parameters"] = family.reads["rope_parameters"]
     values = Values(file, family.reads | given)
+    values = Values(file, dict(values.values) | {key: value(values) for key, value in family.derived.items()})
     num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
     if num_layers > MOST_LAYERS:
         raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")

@@ -97,8 +97,6 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
                 name: {"rope_type": "default", "rope_theta": kind.theta} | (write_scaling(kind.scaling) or {})
                 for name, kind in kinds.items()
             }
-            if reads["rope_parameters"]:  # Gemma 4, where transformers takes the other key in their place
-                del result["rope_scaling"]
     return result
 
 

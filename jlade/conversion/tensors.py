@@ -79,7 +79,8 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape
     Tensors that a file holds as one have the names of LLaMA's, and experts one name for all. `hf_tensors` has the names
     in files.
     """
-    names = LAYER | dict(FAMILIES[config.family].tensors)
+    family = FAMILIES[config.family]
+    names = LAYER | dict(family.tensors) | (dict(family.parallel_tensors) if config.parallel_norm else {})
     if config.latent is not None and config.latent.query_rank is not None:
         names["query"] = QUERY_UP
     if layer in config.dense_layers:  # the names of the family are those of an MLP beside experts

@@ -347,6 +347,11 @@ PATTERNS = {"rank_pattern": {"layers.0.self_attn.q_proj": 2}, "alpha_pattern": {
             LORA | {"target_modules": ["query_key_value", "dense", "embed_in"]},
         ),
         ("gpt_neox", {"num_key_value_heads": 4, "rotary_pct": 0.5}, LORA | {"target_modules": "all-linear"}),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+            LORA | {"target_modules": ["query_key_value", "dense_4h_to_h"], "layers_to_transform": [1]},
+        ),
         ("mixtral", {"num_local_experts": 4}, LORA | {"target_modules": ["q_proj"]}),
         (
             "qwen3_next",

@@ -82,6 +82,29 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         ("phi", {"qk_layernorm": True}, "qk_layernorm is True; supported is False"),
         ("phi", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported is 'gelu_new' or 'gelu_pytorch_tanh'"),
         ("gpt_neox", {"hidden_act": "gelu_fast"}, "hidden_act is 'gelu_fast'; supported is 'gelu'"),
+        ("falcon", {"alibi": True}, "alibi is True; supported is False"),
+        ("llama", {"alibi": True}, "alibi is True; supported is False"),
+        ("falcon", {"activation": "relu"}, "activation is 'relu'; supported is 'gelu'"),
+        ("falcon", {"head_dim": 8}, "head_dim is 8; supported is None"),
+        ("falcon", {"n_embed": 64}, "n_embed is 64; supported is None"),
+        ("falcon", {"multi_query": "no"}, "multi_query must be true or false, got 'no'"),
+        ("falcon", {"multi_query": None, "num_kv_heads": 2}, "num_kv_heads must be num_attention_heads, 4, unless new"),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_kv_heads": 3},
+            "num_kv_heads must divide num_attention_heads, 4, got 3",
+        ),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "parallel_attn": False},
+            "parallel_attn must be true with new_decoder_architecture, got False",
+        ),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn must be 1 unless new_decoder_architecture"),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
+            "num_ln_in_parallel_attn must be 1 or 2, got 3",
+        ),
         (
             "gpt_neox",
             {"rotary_pct": 0.5, "partial_rotary_factor": 0.25},
@@ -413,6 +436,37 @@ def test_pythia(tmp_path):
         UserWarning, match="ignored 1 tensors of more layers than num_hidden_layers, 2: gpt_neox.layers.2"
     ):
         load_hf(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        ({"multi_query": True, "new_decoder_architecture": False}, {"input_layernorm"}),
+        ({"num_kv_heads": 2, "new_decoder_architecture": True, "multi_query": True}, {"ln_attn", "ln_mlp"}),
+        (
+            {"num_kv_heads": 2, "new_decoder_architecture": True, "multi_query": True, "num_ln_in_parallel_attn": 1}
+            | {"rope_theta": 500042.0},
+            {"input_layernorm"},
+        ),
+        ({"multi_query": False, "parallel_attn": False}, {"input_layernorm", "post_attention_layernorm"}),
+    ],
+    ids=["7B", "40B", "11B", "none of these"],
+)
+def test_layouts_of_falcon_are_written_as_they_are_published(own, names, tmp_path):
+    shape = {"alibi": False, "bias": False, "parallel_attn": True, "layer_norm_epsilon": 1e-5, "hidden_size": 64}
+    shape |= {"apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0, "hidden_dropout": 0.0}
+    shape |= {"ff_factor": 4, "intermediate_size": None, "num_key_value_heads": None}
+    config = read_config(write(tmp_path, "falcon", **shape | own), strict=True)
+    assert (config.intermediate_size, config.num_kv_heads) == (256, own.get("num_kv_heads", 4 - 3 * own["multi_query"]))
+    written = to_hf(config, "float32")
+    assert written.items() >= (own | {"multi_query": config.num_kv_heads == 1}).items()
+    assert "head_dim" not in written
+    save_hf(init_params(jax.random.key(0), config), tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    found = {name.split(".")[3] for name in tensors if name.startswith("transformer.h.1.")}
+    assert found == names | {"self_attention", "mlp"}
+    rows = 64 + 2 * config.num_kv_heads * 16
+    assert tensors["transformer.h.1.self_attention.query_key_value.weight"].shape == (rows, 64)
 
 
 def test_llama_4_ends_with_its_first_chunk(tmp_path):

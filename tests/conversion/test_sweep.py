@@ -37,7 +37,7 @@ BASES = {
     "ministral3": ("Ministral3", {"head_dim": 12} | rope("yarn", factor=4.0, llama_4_scaling_beta=0.7)),
     "stablelm": ("StableLm", {}),
     **{name: FAMILY_CASES[name] for name in ("deepseek_v2", "deepseek_v3", "mistral4")},
-    **{name: FAMILY_CASES[name] for name in ("gpt_neox", "ernie4_5_moe", "afmoe", "hy_v3")},
+    **{name: FAMILY_CASES[name] for name in ("gpt_neox", "falcon", "falcon, 40B", "ernie4_5_moe", "afmoe", "hy_v3")},
     "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
 }
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -337,6 +337,19 @@ CASES = {
     "gpt_neox: keys of transformers 4": (keys(rope_parameters=REMOVED, rotary_pct=0.5, rotary_emb_base=500), EQUAL),
     "gpt_neox: no rotary settings": (keys(rope_parameters=REMOVED), EQUAL),
     "gpt_neox: attention before the MLP": (keys(use_parallel_residual=False), EQUAL),
+    "falcon: no rotary settings": (keys(rope_parameters=REMOVED, rope_theta=500), EQUAL),
+    "falcon: keys that it does not read": (keys(num_key_value_heads=4, intermediate_size=9, num_kv_heads=2), EQUAL),
+    "falcon: keys that are missing": (
+        keys(**dict.fromkeys(("multi_query", "parallel_attn", "num_kv_heads", "activation", "alibi"), REMOVED)),
+        EQUAL,
+    ),
+    "falcon: null for a flag": (keys(multi_query=None), Refused("query_key_value.weight has shape")),
+    "falcon: attention before the MLP": (keys(parallel_attn=False), Refused("missing.*post_attention_layernorm")),
+    "falcon: a norm too many": (with_tensor("transformer.h.0.ln_mlp.weight", 32), Refused("not of this model")),
+    "falcon, 40B: the norms by default": (keys(num_ln_in_parallel_attn=REMOVED), EQUAL),
+    "falcon, 40B: one norm": (keys(num_ln_in_parallel_attn=1), Refused("missing.*input_layernorm")),
+    "falcon, 40B: another number of KV heads": (keys(num_kv_heads=4), Refused("query_key_value.* has shape")),
+    "falcon, 40B: a tied output matrix of its own": (keys(tie_word_embeddings=True), EQUAL),
     "ernie4_5_moe: another least divisor": (keys(moe_norm_min=0.3), EQUAL),
     "ernie4_5_moe: keys by other names": (keys(moe_k=REMOVED, num_experts_per_tok=2), EQUAL),
     "ernie4_5_moe: no experts beside the others": (keys(moe_num_shared_experts=0), Refused("not of this model")),

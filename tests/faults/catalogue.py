@@ -933,6 +933,27 @@ FAULTS = (
         ("tests/models/test_more_families.py::test_logits_are_those_of_transformers_and_every_format_keeps_them",),
     ),
     Fault(
+        "Falcon has one KV head also in the layout with groups of them",
+        "jlade/conversion/hf_falcon.py",
+        "if _is_set(values, ONE) and not has_groups:",
+        "if _is_set(values, ONE):",
+        ("tests/conversion/test_families.py::test_layouts_of_falcon_are_written_as_they_are_published",),
+    ),
+    Fault(
+        "a null flag of Falcon is the default",
+        "jlade/conversion/hf_falcon.py",
+        "values.values[key] is not None and values.boolean(key)",
+        "values.boolean(key, True)",
+        ("tests/conversion/test_families.py::test_what_is_not_supported_is_refused",),
+    ),
+    Fault(
+        "the norms of a parallel block have the names of the one norm",
+        "jlade/conversion/tensors.py",
+        "(dict(family.parallel_tensors) if config.parallel_norm else {})",
+        "{}",
+        ("tests/conversion/test_families.py::test_layouts_of_falcon_are_written_as_they_are_published",),
+    ),
+    Fault(
         "masks of old files of Pythia are taken for biases that are not of the model",
         "jlade/conversion/hf_tensors.py",
         'name.endswith(("rotary_emb.inv_freq", *FAMILIES[config.family].unread))',

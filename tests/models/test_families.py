@@ -83,7 +83,8 @@ def checkpoint(family, changes, directory):
     model.generation_config.eos_token_id = None
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if "norm" in name or name.endswith(("bias", *SCALES)):  # transformers initialises them to ones and zeros
+            # transformers initialises them to ones and zeros.
+            if "norm" in name or "ln_" in name or name.endswith(("bias", *SCALES)):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     return model, load_hf(directory, "float32")

@@ -105,6 +105,18 @@ CASES = {
         {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
         | rope("linear", factor=4.0, partial_rotary_factor=0.5),
     ),
+    "falcon": ("Falcon", {}),
+    "falcon, 40B": (
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "tie_word_embeddings": False},
+    ),
+    "falcon, 11B": (
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 48}
+        | rope("linear", factor=4.0),
+    ),
+    "falcon, heads of their own": ("Falcon", {"multi_query": False, "bias": True}),
+    "falcon, sequential": ("Falcon", {"parallel_attn": False}),
     "phi3": ("Phi3", {"sliding_window": 7} | rope("default", partial_rotary_factor=0.75)),
     "phi3, longrope": (
         "Phi3",
@@ -313,8 +325,9 @@ CASES = {
 GEMMA_4_FORMS = ("gemma4_text", "gemma4_text, experts", "gemma4_text, embeddings of layers")
 DECODED = ("gemma2", "qwen3_5_text", *map(slow, (*GEMMA_4_FORMS, "gpt_oss", "deepseek_v3")))
 QUANTIZED = ("gemma", "gemma4_text", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text")
-QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3")
+QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3", "falcon, 40B")
 QUICK = ("gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3")
+QUICK += ("falcon, 40B",)
 
 
 # Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
