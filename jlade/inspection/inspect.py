@@ -207,7 +207,7 @@ def inspect(
     if is_attached:
         decoder = Llama(config, attention, experts).on(params, divided)
     else:
-        chosen = implementations.Implementations(attention, experts)
+        chosen = implementations.Implementations(attention, experts, "auto")
         found = implementations.resolve_unattached(config, chosen, params, target, divided)
         decoder = Llama(config, *found, axes=MODEL if mesh_lib.size(divided, *MODEL) > 1 else ())
     if lookahead == "auto":

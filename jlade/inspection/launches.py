@@ -60,7 +60,9 @@ class Launch(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of its matrix products."""
+        """Multiplications and additions of its matrix products, for a kernel of `jlade.models.products` too."""
+        if self.instruction.opcode == "custom-call" and (packed := self.operands[1:2]) and packed[0].dtype == "u8":
+            return 2 * self.operands[0].size * packed[0].dimensions[-1]
         products = (launch for launch in self.inner if launch.instruction.opcode in PRODUCTS)
         return sum(
             2 * launch.instruction.size * _contracted(launch.instruction, launch.operands) for launch in products

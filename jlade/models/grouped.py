@@ -28,6 +28,8 @@ class GroupedMatrix:
     offset: jax.Array | None = None  # [..., in / group, out]
     levels: jax.Array | None = None  # [16] float32, what the codes 0 to 7 and -8 to -1 stand for if not for themselves
 
+    implementation: str = flax.struct.field(pytree_node=False, default="plain")  # see `jlade.models.products`
+
     @property
     def shape(self) -> tuple[int, ...]:
         """[..., in, out]."""

@@ -1,4 +1,4 @@
-"""The implementations of attention and of experts that a model has on a device."""
+"""The implementations of attention, of experts and of products with matrices in groups that a model has on a device."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -9,8 +9,9 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import HEADS, MODEL
-from jlade.models import attention, experts
+from jlade.models import attention, experts, products
 from jlade.models.architecture import Heads, LlamaConfig
+from jlade.models.grouped import is_grouped
 
 
 class Implementations(NamedTuple):
@@ -18,6 +19,7 @@ class Implementations(NamedTuple):
 
     attention: str
     experts: str
+    products: str
 
 
 def resolve(
@@ -31,7 +33,7 @@ def resolve(
 
     Args:
       config: of the model.
-      chosen: by the user. For a model without experts theirs is returned as it is.
+      chosen: by the user. For a model without experts theirs is returned as it is, and so for one without groups.
       params, mesh: see `jlade.models.llama.Llama.on`.
       cache_dtype: returns the dtype of queries, keys and values. It is called for kernels alone.
 
@@ -41,13 +43,13 @@ def resolve(
     device, is_spread = mesh_lib.device_of(params, mesh), mesh is None and len(mesh_lib.devices_of(params)) > 1
     leaves = jax.tree.leaves(params)
     may_run = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-    of_attention, of_experts = chosen
+    of_attention, of_experts, of_products = chosen
     if (
         device.platform not in attention.AUTOMATIC
         or is_spread
         or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     ):
-        of_attention, of_experts = ("plain" if name == "auto" else name for name in chosen)
+        of_attention, of_experts, of_products = ("plain" if name == "auto" else name for name in chosen)
     if of_attention != "plain":
         dtype = cache_dtype()
         found = {
@@ -56,17 +58,21 @@ def resolve(
         }
         of_attention = _common(found)
     if not config.num_experts:
-        return Implementations(of_attention, chosen.experts)
-    if of_experts != "plain":
+        of_experts = chosen.experts
+    elif of_experts != "plain":
         of_experts = experts.resolve(of_experts, device, _experts(config, params, mesh), may_run)
-    return Implementations(of_attention, of_experts)
+    if (shape := _largest_matrix(params, mesh)) is None:
+        of_products = chosen.products
+    elif of_products != "plain":
+        of_products = products.resolve(of_products, device, shape, may_run)
+    return Implementations(of_attention, of_experts, of_products)
 
 
 def resolve_unattached(
     config: LlamaConfig, chosen: Implementations, params: Any, device: jax.Device, mesh: Mesh | None
 ) -> Implementations:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
-    of_attention, of_experts = chosen
+    of_attention, of_experts, of_products = chosen
     found = {
         attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, heads, mesh))
         for heads in config.attention_variations
@@ -74,7 +80,9 @@ def resolve_unattached(
     of_attention = _common(found)
     if config.num_experts:
         of_experts = experts.resolve_unattached(of_experts, device, _experts(config, params, mesh))
-    return Implementations(of_attention, of_experts)
+    if (shape := _largest_matrix(params, mesh)) is not None:
+        of_products = products.resolve_unattached(of_products, device, shape)
+    return Implementations(of_attention, of_experts, of_products)
 
 
 def _common(found: Collection[str]) -> str:
@@ -85,6 +93,17 @@ def _common(found: Collection[str]) -> str:
 def _heads(config: LlamaConfig, heads: Heads, mesh: Mesh | None) -> tuple[int, int, int]:
     """Returns the heads and KV heads on a device, and the size of a head."""
     return config.num_heads // mesh_lib.size(mesh, *MODEL), heads.number // mesh_lib.size(mesh, HEADS), heads.size
+
+
+def _largest_matrix(params: Any, mesh: Mesh | None) -> products.MatrixShape | None:
+    """Returns the shape, on a device, of the largest matrix in groups outside experts, None if there is none."""
+    shards = mesh_lib.size(mesh, *MODEL)
+    leaves = (leaf for leaf in jax.tree.leaves(params, is_leaf=is_grouped) if is_grouped(leaf))
+    shapes = [products.MatrixShape.of(leaf, params.norm.dtype) for leaf in leaves if len(leaf.shape) == 2]
+    if not shapes:
+        return None
+    largest = max(shapes, key=lambda shape: shape.inputs * shape.outputs)
+    return largest._replace(outputs=max(1, largest.outputs // shards))
 
 
 def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.ExpertShape:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models import grouped
+from jlade.models import products
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.quantization import Int8Matrix, Matrix, multiply
 
@@ -48,7 +48,7 @@ def _multiply(x: jax.Array, weight: Matrix) -> jax.Array:
     times faster. Other compilers choose the order themselves.
     """
     if isinstance(weight, GroupedMatrix):
-        return grouped.multiply(x, weight)
+        return products.multiply(x, weight)
     if isinstance(weight, Int8Matrix):
         return jnp.moveaxis(multiply(weight, x), 0, -1)
     if x.size <= SMALL_BLOCK * x.shape[-1]:

@@ -22,6 +22,7 @@ from jlade.models import (
     latent,
     padding,
     per_layer,
+    products,
     quantization,
     recurrent,
     rotary,
@@ -180,6 +181,8 @@ class Llama:
     Attributes:
       attention: implementation of attention, "auto", "plain", "gpu" or "tpu"; see `attention.attend`.
       experts: implementation of experts, "auto", "plain" or "gpu", for models with experts; see `experts.mix`.
+      products: implementation of products with matrices in groups, "auto", "plain", "gpu" or "tpu"; see
+        `products.multiply`.
       axes: of the mesh, that divide heads, MLP columns and vocabulary; see `jlade.models.sharding`. `forward` and
         `logits` are then part of a `jax.shard_map` over these axes, and `logits` returns a slice of the vocabulary.
       pads: whether blocks are padded to sizes that CPUs multiply faster. The results are those of the block itself.
@@ -188,17 +191,20 @@ class Llama:
     config: LlamaConfig
     attention: str = "auto"
     experts: str = "auto"
+    products: str = "auto"
     axes: tuple[str, ...] = ()
     pads: bool = False
 
     def __post_init__(self) -> None:
         attention.check_implementation(self.attention)
         experts.check_implementation(self.experts)
+        products.check_implementation(self.products)
 
     def __repr__(self) -> str:
         """Names what the time of a step depends on: tuned settings are stored under it."""
-        of_experts = f", experts={self.experts!r}" if self.config.num_experts else ""
-        return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{of_experts})"
+        others = f", experts={self.experts!r}" if self.config.num_experts else ""
+        others += f", products={self.products!r}" if self.products in ("gpu", "tpu") else ""
+        return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{others})"
 
     def on(self, params: Any, mesh: Mesh | None = None) -> Self:
         """Returns the decoder for the device that holds `params`, or for those of a mesh, with kernels resolved.
@@ -212,19 +218,19 @@ class Llama:
           mesh: a result of `jlade.models.sharding.mesh_for`.
 
         Raises:
-          ValueError: `attention` or `experts` names a kernel that cannot run there.
+          ValueError: `attention`, `experts` or `products` names a kernel that cannot run there.
         """
         if mesh is not None:
             self = dataclasses.replace(self, axes=MODEL if mesh_lib.size(mesh, *MODEL) > 1 else ())
         self = dataclasses.replace(self, pads=mesh_lib.device_of(params, mesh).platform == "cpu")
 
-        chosen = Implementations(self.attention, self.experts)
+        chosen = Implementations(self.attention, self.experts, self.products)
 
         def cache_dtype() -> Any:
             return base.cache_shapes(self, params, 1, 1).keys[0].dtype
 
         found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh)
-        return dataclasses.replace(self, attention=found.attention, experts=found.experts)
+        return dataclasses.replace(self, **found._asdict())
 
     @property
     def vocab_size(self) -> int:
@@ -275,6 +281,7 @@ class Llama:
         block_mask: jax.Array | np.ndarray,
     ) -> tuple[jax.Array, BlockKV]:
         c, block_size = self.config, tokens.shape[1]
+        params = products.assign(params, self.products)
         if self.pads:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
         # Gemma's multiplier is rounded to the dtype of the model.
@@ -320,6 +327,7 @@ class Llama:
 
     def logits(self, params: LlamaParams, hidden: jax.Array) -> jax.Array:
         c, output = self.config, params.embedding if params.output is None else params.output
+        output = products.assign(output, self.products)
         padded = padding.pad(hidden) if self.pads else hidden
         normed = normalize(padded, params.norm, c.norm, c.norm_eps, params.norm_bias)
         logits = linear(normed, output, params.output_bias)[:, : hidden.shape[1]].astype(jnp.float32)

@@ -134,7 +134,7 @@ def test_a_kernel_must_take_the_heads_of_every_layer(params, refused, monkeypatc
 
     monkeypatch.setattr(implementations.attention, "resolve", resolve)
     monkeypatch.setattr(implementations.attention, "AUTOMATIC", ("cpu",))
-    chosen = Implementations("auto", "plain")
+    chosen = Implementations("auto", "plain", "auto")
     config = dataclasses.replace(params.config, num_experts=0)
     found = implementations.resolve(config, chosen, params, lambda: np.float32, None)
     assert found.attention == "plain"

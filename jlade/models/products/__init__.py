@@ -1,0 +1,105 @@
+"""Products with matrices in groups, and the choice of their implementation."""
+
+import functools
+from typing import Any
+
+import jax
+
+from jlade.models import grouped, trial
+from jlade.models.grouped import GroupedMatrix, is_grouped
+from jlade.models.products.contest import prepare
+from jlade.models.products.shape import MatrixShape as MatrixShape
+
+IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
+
+
+def multiply(
+    x: jax.Array, matrix: GroupedMatrix, implementation: str | None = None, interpret: bool = False
+) -> jax.Array:
+    """Returns `x` [..., in] times `matrix` [in, out]: [..., out] in the dtype of `x`.
+
+    "plain" is JAX without kernels: compilers for accelerators write out the converted matrix in each step. "gpu" is a
+    kernel for NVIDIA GPUs and "tpu" one for TPUs, which read the codes and no more. Matrices that a kernel does not
+    take, and for "tpu" more than 512 tokens, are multiplied by "plain".
+
+    Args:
+      implementation: None for that of the matrix; see `assign`.
+      interpret: run the kernel as plain JAX, on any device; for tests.
+    """
+    name, rows = implementation or matrix.implementation, x.reshape(-1, x.shape[-1])
+    if name == "plain" or _obstacle(name, MatrixShape.of(matrix, x.dtype)) is not None:
+        return grouped.multiply(x, matrix)
+    # Imported on demand, as some builds of JAX lack parts of Pallas.
+    if name == "gpu":
+        from jlade.models.products import gpu
+
+        return gpu.multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
+    from jlade.models.products import tpu
+
+    if len(rows) > tpu.MOST_ROWS:
+        return grouped.multiply(x, matrix)
+    return tpu.multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
+
+
+def assign(params: Any, implementation: str) -> Any:
+    """Returns a pytree whose matrices in groups are multiplied by an implementation."""
+
+    def assigned(leaf: Any) -> Any:
+        return leaf.replace(implementation=implementation) if is_grouped(leaf) else leaf  # type: ignore[attr-defined]
+
+    return params if implementation == "plain" else jax.tree.map(assigned, params, is_leaf=is_grouped)
+
+
+def resolve(implementation: str, device: jax.Device, shape: MatrixShape, may_run: bool = True) -> str:
+    """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
+
+    "auto" gives the kernel of the device if it passes its trial, otherwise "plain"; see `jlade.models.trial`. Other
+    implementations are not tried.
+
+    Args:
+      implementation: one of `IMPLEMENTATIONS`.
+      device: the device that holds the parameters.
+      shape: of the largest matrix.
+      may_run: whether "auto" may run the kernel on `device` to try it; otherwise only a remembered verdict counts.
+
+    Raises:
+      ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
+    """
+    check_implementation(implementation)
+    name = device.platform if implementation == "auto" else implementation
+    if name not in ("gpu", "tpu"):
+        return "plain"
+    obstacle = _obstacle(name, shape, device)
+    if implementation != "auto":
+        if obstacle is not None:
+            raise ValueError(f"products {name!r} {obstacle}; choose 'auto' or 'plain'")
+        return name
+    kernel, plain = (functools.partial(multiply, implementation=each) for each in (name, "plain"))
+    contest = functools.partial(prepare, kernel, plain, device, shape)
+    return name if obstacle is None and trial.passes("products", name, device, shape, contest, may_run) else "plain"
+
+
+def resolve_unattached(implementation: str, device: jax.Device, shape: MatrixShape) -> str:
+    """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
+    if implementation == "auto" and device.platform in ("gpu", "tpu"):
+        return device.platform if _obstacle(device.platform, shape, device) is None else "plain"
+    return resolve(implementation, device, shape)
+
+
+def check_implementation(implementation: str) -> None:
+    """Raises a ValueError if `implementation` is unknown."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"products must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
+
+
+def _obstacle(name: str, shape: MatrixShape, device: jax.Device | None = None) -> str | None:
+    """Returns the reason why a kernel cannot run, None if it can."""
+    if device is not None and device.platform != name:
+        return f"needs a {name.upper()}, and the device is {device.device_kind}"
+    if name == "gpu":
+        from jlade.models.products import gpu
+
+        return gpu.obstacle(shape)
+    from jlade.models.products import tpu
+
+    return tpu.obstacle(shape)

@@ -1,0 +1,109 @@
+"""Products with matrices in groups, as one Pallas kernel for NVIDIA GPUs, which Triton compiles."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.products.shape import MatrixShape
+
+ROWS = 16, 128  # tokens of a program, at least and at most
+COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
+WIDE = 64  # tokens from which programs have many outputs, so that they read the tokens less often
+# Programs with few and many outputs, at least: a Hopper has 132 multiprocessors. More of the latter would write more
+# partial sums, which are large with many tokens.
+PROGRAMS = 256, 104
+LEAST = 16  # inputs of a product
+
+
+def obstacle(shape: MatrixShape) -> str | None:
+    """Returns the reason why `multiply` does not take such a matrix, None if it does."""
+    if jnp.dtype(shape.dtype) not in (jnp.bfloat16, jnp.float16):
+        return f"needs a model in 16-bit floats, and this is in {shape.dtype}"
+    if shape.has_levels:
+        return "needs matrices of integers, and these have levels"
+    half = shape.group // shape.parts
+    if shape.outputs % COLUMNS[0] or half < LEAST or half & (half - 1):
+        return f"needs outputs of a multiple of {COLUMNS[0]} and groups of 32 inputs or more, and these are {shape}"
+    return None
+
+
+def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
+    """Returns the product [T, out] of `x` [T, in] in its dtype.
+
+    A program multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they
+    keep all multiprocessors busy where a matrix has few outputs.
+
+    Args:
+      interpret: run the kernel as plain JAX, on any device; for tests.
+
+    Raises:
+      ValueError: there is an `obstacle`.
+    """
+    shape = MatrixShape.of(matrix, x.dtype)
+    if reason := obstacle(shape):
+        raise ValueError(f"the kernel of products {reason}")
+    rows = min(ROWS[1], max(ROWS[0], 1 << (len(x) - 1).bit_length()))
+    padded = jnp.pad(x, ((0, -len(x) % rows), (0, 0)))
+    is_wide = len(x) >= WIDE and shape.outputs % COLUMNS[1] == 0
+    columns = COLUMNS[is_wide]
+    tiles, groups = len(padded) // rows * (shape.outputs // columns), shape.inputs // shape.group
+    shares = next(
+        n for n in range(1, groups + 1) if groups % n == 0 and (n * tiles >= PROGRAMS[is_wide] or n == groups)
+    )
+    height = groups // shares  # groups of a program
+
+    def block(size: int) -> pl.BlockSpec:
+        return pl.BlockSpec((size, columns), lambda row, column, share: (share, column))
+
+    of_groups = block(height)
+    products = pl.pallas_call(
+        functools.partial(_kernel, group=shape.group),
+        grid=(len(padded) // rows, shape.outputs // columns, shares),
+        in_specs=[
+            pl.BlockSpec((rows, height * shape.group), lambda row, column, share: (row, share)),
+            block(height * shape.group // shape.parts),
+            of_groups,
+            None if matrix.zero is None else of_groups,
+            None if matrix.offset is None else of_groups,
+        ],
+        out_specs=pl.BlockSpec((None, rows, columns), lambda row, column, share: (share, row, column)),
+        out_shape=jax.ShapeDtypeStruct((shares, len(padded), shape.outputs), jnp.float32),
+        compiler_params=plgpu.CompilerParams(num_warps=8 if is_wide else 4, num_stages=4),
+        interpret=interpret,
+        name="multiply",
+    )(padded, matrix.weight, matrix.scale, matrix.zero, matrix.offset)
+    return jnp.sum(products, axis=0)[: len(x)].astype(x.dtype)
+
+
+def _kernel(
+    x_ref: Any, weight_ref: Any, scale_ref: Any, zero_ref: Any, offset_ref: Any, out_ref: Any, *, group: int
+) -> None:
+    """Adds up the products of all groups of a program."""
+    half = group if weight_ref.dtype == jnp.int8 else group // 2
+
+    def add_group(i: jax.Array, total: jax.Array) -> jax.Array:
+        def of_group(ref: Any) -> jax.Array:
+            row: jax.Array = ref[pl.ds(i, 1), :].astype(jnp.float32)
+            return row
+
+        stored = weight_ref[pl.ds(i * half, half), :].astype(jnp.int32)
+        # The lower and the upper four bits, with their sign.
+        parts = (stored << 28 >> 28, stored << 24 >> 28) if half < group else (stored,)
+        for part, codes in enumerate(parts):
+            values = codes.astype(jnp.float32)
+            if zero_ref is not None:
+                values -= of_group(zero_ref)
+            values *= of_group(scale_ref)
+            if offset_ref is not None:
+                values += of_group(offset_ref)
+            x = x_ref[:, pl.ds(i * group + part * half, half)]
+            total += jnp.dot(x, values.astype(x.dtype), preferred_element_type=jnp.float32)
+        return total
+
+    num_groups = scale_ref.shape[0]
+    out_ref[...] = jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros(out_ref.shape, jnp.float32))

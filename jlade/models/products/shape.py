@@ -1,0 +1,37 @@
+"""The shape of a matrix in groups, on which the choice of a kernel depends."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jlade.models.grouped import GroupedMatrix
+
+
+class MatrixShape(NamedTuple):
+    """The shape of a matrix [in, out] in groups, and the dtype of its products."""
+
+    inputs: int
+    outputs: int
+    group: int
+    bits: int
+    has_zero: bool
+    has_offset: bool
+    has_levels: bool
+    dtype: str
+
+    @classmethod
+    def of(cls, matrix: GroupedMatrix, dtype: jax.typing.DTypeLike) -> "MatrixShape":
+        """Returns the shape of a matrix, or of `jax.ShapeDtypeStruct` in its place."""
+        bits = 4 if matrix.weight.dtype == jnp.uint8 else 8
+        inputs, outputs = matrix.shape[-2:]
+        zero, offset, levels = (array is not None for array in (matrix.zero, matrix.offset, matrix.levels))
+        return cls(inputs, outputs, matrix.group, bits, zero, offset, levels, jnp.dtype(dtype).name)
+
+    @property
+    def parts(self) -> int:
+        """Codes of a byte."""
+        return 8 // self.bits
+
+    def __str__(self) -> str:
+        return f"{self.inputs} x {self.outputs} in {self.bits} bits with groups of {self.group}, {self.dtype}"

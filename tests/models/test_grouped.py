@@ -1,0 +1,332 @@
+"""Matrices in groups: their values and products, models that use them, the kernels simulated, checkpoints, meshes."""
+
+import functools
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jlade
+from jlade import conversion
+from jlade import mesh as mesh_lib
+from jlade.cli import main
+from jlade.conversion import load_hf, packed
+from jlade.models import grouped, llama, products, quantization, trial
+from jlade.models.experts import Experts
+from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
+from jlade.models.llama import Llama
+from jlade.models.products import MatrixShape, contest, gpu, tpu
+from jlade.models.quantization import is_quantized
+from tests import plain_llama
+from tests.conversion.test_huggingface import DEMO
+from tests.conversion.test_round_trip import assert_equal
+from tests.conversion.test_sharded import assert_placed
+from tests.models.test_experts import WAYS, E, routed
+from tests.models.test_llama import run_blocks
+from tests.texts import assert_same_texts
+from tests.tiny import PAPER, slow, tiny_llama
+
+MOE = {"model_type": "qwen3_moe", "qk_norm": True, "intermediate_size": 0}
+MOE |= {"num_experts": 4, "expert_size": 32, "experts_per_token": 2}
+FORMS = "plain", "zero", "offset", "levels", "eight bits"
+
+
+def random_matrix(form, inputs=128, outputs=32, group=32, dtype=np.float32):
+    """Returns a matrix, and its elements in float64 by their definition."""
+    rng = np.random.default_rng(0)
+    groups = inputs // group, outputs
+    low, high = (-127, 128) if form == "eight bits" else (-8, 8)
+    codes = rng.integers(low, high, (inputs, outputs), np.int8)
+    scale = rng.uniform(0.5, 1, groups).astype(dtype)
+    fields = {
+        "zero": {"zero": rng.integers(-8, 8, groups, np.int8)},
+        "offset": {"offset": rng.normal(size=groups).astype(dtype)},
+        "levels": {"levels": rng.normal(size=16).astype(np.float32)},
+    }.get(form, {})
+    values = fields["levels"][codes & 15].astype(np.float64) if "levels" in fields else codes.astype(np.float64)
+
+    def of_group(array):
+        return np.repeat(np.asarray(array, np.float64), group, axis=0)
+
+    values = (values - of_group(fields.get("zero", np.zeros(groups)))) * of_group(scale)
+    values += of_group(fields.get("offset", np.zeros(groups)))
+    weight = codes if form == "eight bits" else pack(codes, group)
+    np.testing.assert_array_equal(unpack(weight, group).reshape(codes.shape), codes)
+    return jax.tree.map(jnp.asarray, GroupedMatrix(weight, scale, **fields)), values
+
+
+def in_floating_point(params):
+    """Returns the parameters with matrices of few bits converted to floating point."""
+
+    def converted(leaf):
+        if isinstance(leaf, GroupedMatrix):
+            return leaf.values().T if len(leaf.shape) == 2 else leaf.values()
+        return leaf[jnp.arange(len(leaf.scale))] if is_quantized(leaf) else leaf
+
+    return jax.tree.map(converted, params, is_leaf=is_quantized)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tile", [32 * 32, 2**18])  # four tiles, and one
+def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch):
+    monkeypatch.setattr(grouped, "TILE", tile)
+    matrix, values = random_matrix(form)
+    assert (matrix.shape, matrix.group, matrix.dense_shape) == ((128, 32), 32, (32, 128))
+    np.testing.assert_allclose(matrix.values(), values, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(packed.values_of(matrix), matrix.values())
+    x = np.random.default_rng(1).normal(size=(2, 5, 128)).astype(np.float32)
+    product = jax.jit(llama.linear)(x, matrix)
+    np.testing.assert_allclose(product, x.astype(np.float64) @ values, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", [tpu, gpu])
+@pytest.mark.parametrize(
+    ("form", "inputs", "tokens"),
+    [("plain", 1024, 1), ("zero", 96, 5), ("offset", 128, 70), ("eight bits", 128, 40), slow("plain", 5504, 130)],
+)
+def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
+    """A token, several, more than a program of a GPU takes; groups that divide no block of a TPU."""
+    matrix, values = random_matrix(form, inputs, 128, 32, jnp.bfloat16)
+    x = np.random.default_rng(1).normal(size=(tokens, inputs)).astype(jnp.bfloat16)
+    expected = x.astype(np.float64) @ values
+    product = np.asarray(kernel.multiply(x, matrix, interpret=True), np.float64)
+    assert np.abs(product - expected).max() < 0.01 * np.abs(expected).max()
+
+
+def test_what_a_kernel_does_not_take_is_multiplied_without_it():
+    for kernel, form, sizes, reason in (
+        (gpu, "levels", (128, 128, 32), "needs matrices of integers, and these have levels"),
+        (tpu, "levels", (128, 128, 32), "needs matrices of integers, and these have levels"),
+        (gpu, "plain", (128, 96, 32), "needs outputs of a multiple of 64 and groups of 32 inputs or more"),
+        (gpu, "plain", (128, 128, 16), "needs outputs of a multiple of 64 and groups of 32 inputs or more"),
+        (tpu, "plain", (128, 64, 32), "needs outputs of a multiple of 128 and groups of a multiple of 32 inputs"),
+        (tpu, "plain", (128, 128, 16), "needs outputs of a multiple of 128 and groups of a multiple of 32 inputs"),
+    ):
+        matrix, values = random_matrix(form, *sizes)
+        x = jnp.ones((3, 128), jnp.bfloat16)
+        with pytest.raises(ValueError, match=f"the kernel of products {reason}"):
+            kernel.multiply(x, matrix)
+        name = kernel.__name__.rpartition(".")[2]
+        product = products.multiply(x, matrix, name)
+        np.testing.assert_allclose(product, np.ones((3, 128)) @ values, rtol=0.02, atol=0.5)
+        with pytest.raises(ValueError, match="needs a model in"):
+            kernel.multiply(jnp.ones((3, 128)), matrix)
+
+
+def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):
+    calls = []
+    monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
+    device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA A100")
+    shape = MatrixShape(128, 256, 64, 4, False, False, False, "bfloat16")
+    assert products.resolve("auto", device, shape) == "gpu"
+    ((subject, kernel, _, tried, prepared, may_run),) = calls
+    assert (subject, kernel, tried, may_run) == ("products", "gpu", shape, True)
+    assert str(shape) == "128 x 256 in 4 bits with groups of 64, bfloat16"
+    assert [run.keywords["implementation"] for run in prepared.args[:2]] == ["gpu", "plain"]
+    assert products.resolve("auto", device, shape._replace(has_levels=True)) == "plain"
+    assert products.resolve("auto", jax.devices()[0], shape) == products.resolve("plain", device, shape) == "plain"
+    assert products.resolve_unattached("auto", device, shape) == "gpu"
+    with pytest.raises(ValueError, match=r"products 'tpu' needs a TPU, and the device is NVIDIA A100; choose 'auto'"):
+        products.resolve("tpu", device, shape)
+    with pytest.raises(ValueError, match=r"products must be one of .*; got 'cpu'"):
+        Llama(tiny_llama().config, products="cpu")
+    assert len(calls) == 1
+    params = llama.quantize(tiny_llama(), 4)
+    assert params.decoder.products == "plain"
+    assert tiny_llama().decoder.products == "auto"
+
+
+def test_the_matrices_of_a_decoder_with_a_kernel_name_it():
+    params = llama.quantize(tiny_llama(), 4)
+    named = products.assign(params, "tpu")
+    leaves = [leaf for leaf in jax.tree.leaves(named, is_leaf=is_quantized) if isinstance(leaf, GroupedMatrix)]
+    assert len(leaves) == 14
+    assert {leaf.implementation for leaf in leaves} == {"tpu"}
+    assert products.assign(params, "plain") is params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["zero", "eight bits"])
+def test_the_trial_refuses_wrong_products(form):
+    shape = MatrixShape.of(random_matrix(form, 256, 128, 64)[0], "bfloat16")
+    plain = functools.partial(products.multiply, implementation="plain")
+    right = functools.partial(products.multiply, implementation="tpu", interpret=True)
+
+    def outcome(run):
+        return trial.compare(functools.partial(contest.prepare, run, plain, jax.devices()[0], shape), jax.devices()[0])
+
+    assert "of the time of 'plain'" in outcome(right).reason
+    assert "gives wrong results" in outcome(lambda x, matrix: 1.1 * plain(x, matrix)).reason
+
+
+@pytest.mark.parametrize("group", [8, 64])
+def test_no_element_moves_by_more_than_a_step(group):
+    """Half a step, but for the far end of a group."""
+    values = np.random.default_rng(0).normal(size=(128, 32)).astype(np.float32)
+    values[:group, 0] = 0
+    matrix = quantize_in_groups(jnp.asarray(values), group)
+    assert (matrix.group, matrix.weight.dtype, matrix.scale.dtype) == (group, jnp.uint8, jnp.bfloat16)
+    steps = np.repeat(np.abs(np.asarray(matrix.scale, np.float32)), group, axis=0)
+    assert (np.abs(matrix.values() - values) <= 1.05 * steps).all()
+    assert not np.asarray(matrix.values())[:group, 0].any()
+
+
+def test_groups_that_are_not_finite_stay_so():
+    values = np.ones((64, 4), np.float32)
+    values[3, 1], values[40, 2] = np.nan, np.inf
+    found = np.isfinite(quantize_in_groups(jnp.asarray(values), 32).values())
+    assert found.reshape(2, 32, 4).all(axis=1).tolist() == [[True, False, True, True], [True, True, False, True]]
+    assert not found[:32, 1].any()
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True}], ids=["untied", "tied"])
+def test_equals_the_plain_llama_with_the_rounded_weights(changes):
+    params = llama.quantize(tiny_llama(**changes), 4)
+    assert quantization.kinds(params) == ["4 bits", "int8"]
+    assert quantization.fewest_bits(params) == 4
+    tokens = np.random.default_rng(0).integers(0, 13, (1, 20), dtype=np.int32)
+    expected = [plain_llama.logits(in_floating_point(params), text) for text in tokens]
+    np.testing.assert_allclose(run_blocks(params, tokens, [20]), expected, atol=3e-5)
+    assert_equal(llama.quantize(params, 4), params)
+    with pytest.raises(ValueError, match="bits must be 4, 8 or None, got 3"):
+        llama.quantize(params, 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, slow(0.8)])
+def test_lookahead_equals_plain_decoding(temperature):
+    params = llama.quantize(tiny_llama(3, tie_embeddings=True), 4)
+    prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7]]
+    options = {"sampling": jlade.SamplingConfig(temperature=temperature), "key": jax.random.key(1)}
+    plain, ahead = (
+        jlade.generate(params, prompts, max_new_tokens=40, lookahead=each, eos_ids=(), **options)
+        for each in (None, PAPER)
+    )
+    assert_same_texts(ahead, plain)
+    assert ahead.steps.max() < plain.steps.max()
+
+
+@pytest.mark.slow
+def test_no_matrix_is_converted_whole():
+    """Neither before the loop, which would keep a floating-point copy, nor, if it is large, in the loop."""
+    params = llama.quantize(tiny_llama(hidden_size=512, intermediate_size=1536), 4)
+    inputs, setting = jlade.prepare(params, [1], max_new_tokens=60, lookahead=None)
+    program = jax.jit(jlade.decode, static_argnames="config").lower(params, inputs, setting).compile().as_text()
+    assert " while(" in program
+    assert "u8[256,1536]" in program
+    assert "f32[512,1536]" not in program
+    assert "f32[1536,512]" not in program
+
+
+@pytest.mark.slow
+def test_experts_are_those_of_their_values():
+    keys, shapes = jax.random.split(jax.random.key(2), 3), [(8, E, 24), (8, E, 24), (8, 24, E)]
+    rounded = Experts(*(quantize_in_groups(jax.random.normal(*each), 8) for each in zip(keys, shapes, strict=True)))
+    assert (rounded.number, rounded.gate.shape) == (8, (8, E, 24))
+    as_floats = Experts(*(matrix.values() for matrix in rounded[:3]))
+    x = jax.random.normal(jax.random.key(0), (20, E))
+    chosen, weights = routed(x, jax.random.normal(jax.random.key(1), (8, E)), None, 3)
+    for name, way in WAYS.items():
+        wanted, mixed = (
+            jax.jit(functools.partial(way, activation="silu"))(x, chosen, weights, each)
+            for each in (as_floats, rounded)
+        )
+        np.testing.assert_allclose(mixed, wanted, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_loading_in_four_bits_equals_rounding_after_loading(demo, tmp_path):
+    expected = llama.quantize(demo[0], 4)
+    assert_equal(load_hf(DEMO, "float32", bits=4), expected)
+    conversion.save(expected, tmp_path / "own")
+    assert_equal(jlade.load(tmp_path / "own", "float32")[0], expected)
+    for bits in (4, 8):
+        assert_equal(jlade.load(tmp_path / "own", "float32", bits=bits)[0], expected)
+    with pytest.raises(ValueError, match="int8=True is bits=8, got bits=4 too: give one"):
+        jlade.load(DEMO, bits=4, int8=True)
+    with pytest.raises(ValueError, match="bits must be 4, 8 or None, got 2"):
+        jlade.load(DEMO, bits=2)
+
+
+@pytest.mark.slow
+def test_the_command_converts_and_inspects_four_bits(demo, tmp_path, capsys):
+    target = tmp_path / "small"
+    assert main(["convert", str(DEMO), str(target), "--bits", "4"]) == 0
+    assert "5,475,584 parameters, 3.4 MB of 4 bits and int8 and bfloat16" in capsys.readouterr().out
+    assert main(["inspect", str(target), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    loaded, _ = jlade.load(target)
+    assert facts["memory"]["weights_bytes"] == sum(x.nbytes for x in jax.tree.leaves(loaded))
+    assert facts["parameters"] == 5_475_584
+    assert_equal(loaded, llama.quantize(demo[0], 4))
+
+
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({QUERY: None}, rf"own: 1 tensors are missing: {QUERY}$"),
+        ({f"{QUERY}_scale": None}, rf"own: 1 tensors are missing: {QUERY}_scale$"),
+        ({QUERY: np.zeros((9, 24), np.uint8)}, rf"{QUERY} has shape \(9, 24\); .* implies \(8, 24\)"),
+        ({QUERY: np.zeros((8, 24), np.float32)}, rf"{QUERY} has shape \(8, 24\); .* implies \(16, 24\)"),
+        ({f"{QUERY}_scale": np.ones((3, 24), np.float32)}, rf"{QUERY}_scale has 3 groups, .* do not divide 16 inputs"),
+        ({f"{QUERY}_scale": np.ones((1, 24), np.int8)}, rf"{QUERY}_scale is of type I8; accepted are F64, F32"),
+        ({f"{QUERY}_levels": np.ones(15, np.float32)}, rf"{QUERY}_levels has shape \(15,\); .* implies \(16,\)"),
+        (
+            {"model.norm.weight_zero": np.ones(3, np.float32)},
+            r"1 tensors are not of this model: model.norm.weight_zero",
+        ),
+    ],
+    ids=str,
+)
+def test_broken_matrices_are_refused(changes, message, tmp_path):
+    params = llama.quantize(tiny_llama(), 4)
+    conversion.save(params, tmp_path / "own")
+    file = tmp_path / "own" / "jlade.safetensors"
+    arrays = load_file(file) | changes
+    save_file({name: array for name, array in arrays.items() if array is not None}, file)
+    with pytest.raises(ValueError, match=message):
+        conversion.load(tmp_path / "own")
+
+
+def test_scales_that_are_not_finite_are_named(tmp_path):
+    params = llama.quantize(tiny_llama(), 4)
+    conversion.save(params, tmp_path / "own")
+    file = tmp_path / "own" / "jlade.safetensors"
+    scale = np.ones((1, 24), np.float32)
+    scale[0, 5] = np.nan
+    save_file(load_file(file) | {f"{QUERY}_scale": scale}, file)
+    with pytest.warns(UserWarning, match=rf"NaN or infinite values in {QUERY} \(1 of 24 rows: 5\)$"):
+        conversion.load(tmp_path / "own")
+
+
+@pytest.mark.parametrize("experts", [{}, MOE], ids=bool)
+def test_a_mesh_divides_groups(experts, tmp_path):
+    params = tiny_llama(**{"hidden_size": 32, "intermediate_size": 48} | experts)
+    conversion.save(params, tmp_path / "floats")
+    mesh = jlade.make_mesh(1, 1, 2)
+    expected = llama.quantize(params, 4, shards=2)
+    found = conversion.load(tmp_path / "floats", "float32", bits=4, mesh=mesh)
+    assert_placed(found, expected, mesh)
+    conversion.save(expected, tmp_path / "own")
+    assert_placed(conversion.load(tmp_path / "own", "float32", mesh=mesh), expected, mesh)
+    texts = [
+        jlade.generate(each, [[3, 1, 4], [1, 5]], max_new_tokens=20, lookahead=PAPER, eos_ids=(), mesh=where)
+        for each, where in ((found, mesh), (expected, None))
+    ]
+    assert_same_texts(*texts)
+
+
+def test_groups_that_a_mesh_would_cut_are_refused(tmp_path):
+    params = llama.quantize(tiny_llama(), 4)  # 24 inputs of `down` in groups of 8
+    conversion.save(params, tmp_path / "own")
+    message = (
+        r"mesh divides 24 inputs of a matrix among 2 devices, and not its 3 groups of 8: load the model in floating"
+    )
+    with pytest.raises(ValueError, match=message):
+        conversion.load(tmp_path / "own", "float32", mesh=jlade.make_mesh(1, 1, 2))
+    assert mesh_lib.size(None, "model") == 1
