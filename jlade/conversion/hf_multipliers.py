@@ -3,7 +3,7 @@
 from typing import Any
 
 from jlade.conversion.family import Family
-from jlade.conversion.json_files import Values
+from jlade.conversion.json_files import Values, shown
 from jlade.models.architecture import LlamaConfig, Multipliers
 
 # Keys, and fields of `Multipliers`
@@ -33,7 +33,7 @@ def read_multipliers(values: Values, family: Family) -> dict[str, Multipliers]:
     for key, fields in LISTS.items():
         listed = values.get(key, [1.0] * len(fields))
         if not isinstance(listed, list) or len(listed) != len(fields):
-            raise ValueError(f"{values.file}: {key} must list {len(fields)} positive numbers, got {listed!r}")
+            raise ValueError(f"{values.file}: {key} must list {len(fields)} positive numbers, got {shown(listed)}")
         elements = Values(values.file, {f"{key}[{i}]": number for i, number in enumerate(listed)})
         read |= zip(fields, map(elements.number, elements.values), strict=True)
     return {"multipliers": Multipliers(**read)}

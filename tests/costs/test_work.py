@@ -84,7 +84,11 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
 
 
 def test_attention_and_a_recurrent_mixer_side_by_side_are_two_sums_and_have_two_caches():
-    mixer = {"recurrent_layers": (0,), "recurrence": Recurrence(STATE_SPACE, 4, 8, 16, 16, 4)}
+    mixer = {
+        "model_type": "falcon_h1",
+        "recurrent_layers": (0,),
+        "recurrence": Recurrence(STATE_SPACE, 4, 8, 16, 16, 4),
+    }
     config = LlamaConfig(**vars(CONFIG) | mixer | {"recurrent_attention": True})
     layout = Layout(1, 2, 2)
     program = meshed.compile_steps("cpu", layout, config, SETTING, BATCH, CAPACITY, jnp.float32)
