@@ -287,8 +287,8 @@ class LlamaConfig:
 
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
         """Returns the cache entries of each layer, 0 without attention, for a text of up to `capacity` tokens."""
-        entries = (num_entries(window, capacity) for window in self.windows_by_layer)
-        return tuple(number if i in self.attention_layers else 0 for i, number in enumerate(entries))
+        attend, entries = self.attention_layers, (num_entries(window, capacity) for window in self.windows_by_layer)
+        return tuple(number if i in attend else 0 for i, number in enumerate(entries))
 
     @property
     def arrays_per_layer(self) -> int:

@@ -275,16 +275,16 @@ class Llama:
         if params.per_layer is not None:
             rows = embed(params.per_layer.embedding, c.per_layer_vocab_size)
             own_inputs = list(jnp.moveaxis(per_layer.inputs(params.per_layer, rows, hidden, c), 2, 0))
-        cached = dict(zip(c.kv_layers, cache.layers, strict=True))
+        attend, cached = c.attention_layers, dict(zip(c.kv_layers, cache.layers, strict=True))
         states = {i: (state, tree) for i, state in zip(c.recurrent_layers, cache.states, strict=True)}
         kept_of_layers, kept_of_states, padded = [], [], dict[int, tuple[jax.Array, ...]]()
         for i, (layer, source, window, rotation, scales, own) in enumerate(
             zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
-            if i in c.attention_layers:
+            if i in attend:
                 prefix, earlier = (*cached[source], cache.length), padded.get(source)
-                of_text = prefix, block_mask, positions, earlier, own, states.get(i)
-                hidden, kept, of_state = run(layer, hidden, rotation, scales, *of_text, window=window)
+                context = prefix, block_mask, positions, earlier, own, states.get(i)
+                hidden, kept, of_state = run(layer, hidden, rotation, scales, *context, window=window)
                 if source == i:
                     padded[i] = kept
                     kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
