@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jlade.models.architecture import CONVOLUTION, DELTA
+from jlade.models.architecture import BEFORE_GATE, CONVOLUTION, DELTA
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams
 
 
@@ -15,16 +15,19 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
     """Returns the logits [L, V] after each of the L tokens."""
     config = params.config
     length, head_dim = len(tokens), config.head_dim
-    hidden = _f64(params.embedding)[np.asarray(tokens)]
+    hidden, factors = config.embedding_scale * _f64(params.embedding)[np.asarray(tokens)], config.multipliers
     causal = np.tri(length, dtype=bool)
     for number, layer in enumerate(params.layers):
         normed = _norm(hidden, layer.attention_norm, config.norm_eps)
         if number in config.recurrent_layers:
             rule = {DELTA: _delta_rule, CONVOLUTION: _convolution}.get(config.recurrence.rule, _state_space)
-            hidden = _feed_forward(hidden + rule(layer, normed, config), layer, config.norm_eps)
+            hidden = hidden + factors.recurrent_output * rule(layer, factors.recurrent_input * normed, config)
+        if number not in config.attention_layers:
+            hidden = _feed_forward(hidden, layer, config)
             continue
+        normed = factors.attention_input * normed
         queries = (normed @ _f64(layer.query).T).reshape(length, config.num_heads, head_dim)
-        keys = (normed @ _f64(layer.key).T).reshape(length, config.num_kv_heads, head_dim)
+        keys = factors.key * (normed @ _f64(layer.key).T).reshape(length, config.num_kv_heads, head_dim)
         values = (normed @ _f64(layer.value).T).reshape(length, config.num_kv_heads, head_dim)
         mixed = np.zeros_like(queries)
         for head in range(config.num_heads):
@@ -36,14 +39,16 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
         joined = mixed.reshape(length, -1)
         if layer.output_gate is not None:
             joined = joined * _sigmoid(normed @ _f64(layer.output_gate).T)
-        hidden = _feed_forward(hidden + joined @ _f64(layer.attention_output).T, layer, config.norm_eps)
+        added = factors.attention_output * joined @ _f64(layer.attention_output).T
+        hidden = _feed_forward(hidden + added, layer, config)
     output = params.embedding if params.output is None else params.output
     return _norm(hidden, params.norm, config.norm_eps) @ _f64(output).T
 
 
-def _feed_forward(hidden: np.ndarray, layer: LlamaLayer, eps: float) -> np.ndarray:
-    normed = _norm(hidden, layer.mlp_norm, eps)
-    return hidden + (_silu(normed @ _f64(layer.gate).T) * (normed @ _f64(layer.up).T)) @ _f64(layer.down).T
+def _feed_forward(hidden: np.ndarray, layer: LlamaLayer, config: LlamaConfig) -> np.ndarray:
+    normed, factors = _norm(hidden, layer.mlp_norm, config.norm_eps), config.multipliers
+    inner = _silu(factors.gate * normed @ _f64(layer.gate).T) * (normed @ _f64(layer.up).T)
+    return hidden + factors.down * inner @ _f64(layer.down).T
 
 
 def _delta_rule(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
@@ -76,9 +81,12 @@ def _state_space(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> 
         for t in range(length):
             memory = shrink[t, head] * memory + step[t, head] * np.outer(keys[t, group], values[t, head])
             mixed[t, head] = queries[t, group] @ memory + _f64(layer.skip)[head] * values[t, head]
-    gated = mixed.reshape(length, -1) * _silu(normed @ _f64(layer.recurrent_gate).T)
-    by_group = _norm(gated.reshape(length, sizes.key_heads, -1), 1.0, config.norm_eps).reshape(length, -1)
-    return by_group * _f64(layer.recurrent_norm) @ _f64(layer.recurrent_output).T
+    gate = _silu(config.multipliers.recurrent_gate * normed @ _f64(layer.recurrent_gate).T)
+    mixed, is_before = mixed.reshape(length, -1), sizes.norm_place == BEFORE_GATE
+    mixed = mixed if is_before else mixed * gate
+    by_group = _norm(mixed.reshape(length, sizes.key_heads, -1), 1.0, config.norm_eps).reshape(length, -1)
+    mixed = by_group * _f64(layer.recurrent_norm)
+    return (mixed * gate if is_before else mixed) @ _f64(layer.recurrent_output).T
 
 
 def _convolution(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> np.ndarray:
@@ -92,10 +100,11 @@ def _of_tokens(layer: LlamaLayer, normed: np.ndarray, config: LlamaConfig) -> tu
     """Returns queries, keys and values [L, heads, size], and times and factors of the state [L, heads]."""
     sizes, heads = config.recurrence, []
     for name, size in (("query", sizes.key_size), ("key", sizes.key_size), ("value", sizes.value_size)):
-        product = normed @ _f64(getattr(layer, f"recurrent_{name}")).T
+        field = f"recurrent_{name}"
+        product = getattr(config.multipliers, field) * normed @ _f64(getattr(layer, field)).T
         filters, bias = (getattr(layer, f"{name}_{end}") for end in ("filter", "filter_bias"))
         heads.append(_silu(_convolve(product, filters, bias)).reshape(len(normed), -1, size))
-    step = np.logaddexp(0, normed @ _f64(layer.decay).T + _f64(layer.decay_bias))
+    step = np.logaddexp(0, config.multipliers.decay * normed @ _f64(layer.decay).T + _f64(layer.decay_bias))
     return *heads, step, np.exp(-np.exp(_f64(layer.decay_rate)) * step)
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 import jlade
 from jlade.cli.options import DEMO
 from jlade.conversion import save_hf
-from jlade.models.architecture import CONVOLUTION, DELTA, STATE_SPACE, Recurrence
+from jlade.models.architecture import BEFORE_GATE, CONVOLUTION, DELTA, STATE_SPACE, Multipliers, Recurrence
 from jlade.models.llama import LlamaConfig, LlamaLayer, LlamaParams, init_params
 
 # The block of all tests that are not about blocks, so that they share programs.
@@ -22,6 +22,14 @@ RECURRENT = {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 2, 4, 8, 
 # And like Granite 4 H, and like LFM2.
 STATE_SPACES = {"recurrent_layers": (0,), "recurrence": Recurrence(STATE_SPACE, 2, 4, 8, 6, 4, filter_bias=True)}
 CONVOLUTIONS = {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 16, 16, 1, 1, 3)}
+# And like Falcon-H1, with attention in the recurrent layer too.
+BESIDE_ATTENTION = {
+    "recurrent_layers": (0,),
+    "recurrence": Recurrence(STATE_SPACE, 2, 4, 8, 6, 4, norm_place=BEFORE_GATE),
+    "recurrent_attention": True,
+    "embedding_scale": 1.25,
+    "multipliers": Multipliers(0.8, 0.7, 1.4, 1.2, 0.9, 1.3, 0.75, 1.1, 0.6, 1.5, 0.85, 1.15),
+}
 
 
 @functools.cache

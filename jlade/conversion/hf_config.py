@@ -18,6 +18,7 @@ from jlade.conversion.hf_kv_heads import read_global_heads, read_shared_layers, 
 from jlade.conversion.hf_latent import read_latent, write_latent
 from jlade.conversion.hf_layers import read_layers, read_windows, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
+from jlade.conversion.hf_multipliers import read_multipliers, write_multipliers
 from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
 from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
 from jlade.conversion.json_files import Values, read_json, write_json
@@ -153,7 +154,8 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: values[0] for key, values in family.only.items() if values[0] is not None}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
-    result |= write_recurrent(config, family) | write_latent(config, family, result.get("rope_scaling"))
+    result |= write_recurrent(config, family) | write_multipliers(config, family)
+    result |= write_latent(config, family, result.get("rope_scaling"))
     result |= family.written(config)
     result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
     result = {key: value for key, value in result.items() if family.only.get(key) != (None,)}
@@ -211,6 +213,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     fields = {field: _read(values, key, field, family) for field, key in read.items()}
     fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
     fields |= read_mixture(values, family, num_layers) | read_recurrent(values, family, num_layers)
+    fields |= read_multipliers(values, family)
     if fields.get("experts_per_token", 0) > fields.get("num_experts", 0):
         raise ValueError(
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "

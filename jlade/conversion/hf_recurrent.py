@@ -5,11 +5,21 @@ from typing import Any
 from jlade.conversion.family import Family
 from jlade.conversion.hf_rotary import ATTENTION, FULL
 from jlade.conversion.json_files import Values
-from jlade.models.architecture import CONVOLUTION, DELTA, STATE_SPACE, LlamaConfig, Recurrence
+from jlade.models.architecture import (
+    AFTER_GATE,
+    BEFORE_GATE,
+    CONVOLUTION,
+    DELTA,
+    STATE_SPACE,
+    LlamaConfig,
+    Recurrence,
+)
 
 LINEAR, MAMBA, CONV = "linear_attention", "mamba", "conv"  # types of layers
 INTERVAL, MAMBA_HEADS, TAPS = "full_attention_interval", "mamba_n_heads", "conv_L_cache"  # each of one rule's families
 HEAD_SIZE, WIDTH, AUTO = "mamba_d_head", "mamba_expand", "auto"
+OWN_WIDTH = "mamba_d_ssm"  # of the families that have attention beside each recurrent mixer
+HAS_NORM, IS_BEFORE = "mamba_rms_norm", "mamba_norm_before_gate"
 ADJUSTS = "block_auto_adjust_ff_dim"
 SIZES = {
     "key_heads": "linear_num_key_heads",
@@ -35,6 +45,9 @@ def read_recurrent(values: Values, family: Family, num_layers: int) -> dict[str,
     """
     if INTERVAL in family.reads:
         return {"recurrent_layers": _read_layers(values, (LINEAR,), num_layers), "recurrence": _read_delta(values)}
+    if OWN_WIDTH in family.reads:
+        layers = tuple(range(num_layers))
+        return {"recurrent_layers": layers, "recurrence": _read_state_space(values), "recurrent_attention": True}
     if MAMBA_HEADS in family.reads:
         layers = _read_layers(values, (MAMBA, LINEAR), num_layers)
         return {"recurrent_layers": layers, "recurrence": _read_state_space(values) if layers else None}
@@ -49,6 +62,10 @@ def write_recurrent(config: LlamaConfig, family: Family) -> dict[str, Any]:
     sizes, reads = config.recurrence, family.reads
     if INTERVAL in reads and sizes is not None:
         return _types(config, LINEAR, FULL) | {key: getattr(sizes, field) for field, key in SIZES.items()}
+    if OWN_WIDTH in reads and sizes is not None:
+        found = {key: getattr(sizes, field) for field, key in MAMBA_SIZES.items()}
+        norm = {HAS_NORM: sizes.norm_place is not None, IS_BEFORE: sizes.norm_place == BEFORE_GATE}
+        return found | norm | {OWN_WIDTH: sizes.values, "mamba_conv_bias": sizes.filter_bias}
     if MAMBA_HEADS in reads:
         types = _types(config, MAMBA, ATTENTION)
         if sizes is None:  # transformers checks that the heads divide the width even if there are none
@@ -108,16 +125,19 @@ def _read_delta(values: Values) -> Recurrence:
 
 
 def _read_state_space(values: Values) -> Recurrence:
-    width, heads = values.size(WIDTH) * values.size("hidden_size"), values.size(MAMBA_HEADS)
+    heads, is_own = values.size(MAMBA_HEADS), values.get(OWN_WIDTH) is not None
+    width = values.size(OWN_WIDTH) if is_own else values.size(WIDTH) * values.size("hidden_size")
     size = width // heads if values.get(HEAD_SIZE, AUTO) == AUTO else values.size(HEAD_SIZE)
     if heads * size != width:
         raise ValueError(
-            f"{values.file}: {MAMBA_HEADS} times {HEAD_SIZE} ({heads} times {size}) must be {WIDTH} times hidden_size "
-            f"({width})"
+            f"{values.file}: {MAMBA_HEADS} times {HEAD_SIZE} ({heads} times {size}) must be "
+            f"{OWN_WIDTH if is_own else f'{WIDTH} times hidden_size'} ({width})"
         )
     sizes: dict[str, Any] = {field: values.size(key) for field, key in MAMBA_SIZES.items() if field != "value_size"}
-    recurrence = Recurrence(STATE_SPACE, value_size=size, **sizes, filter_bias=values.boolean("mamba_conv_bias"))
-    return _checked(values, recurrence, MAMBA_SIZES)
+    place: str | None = BEFORE_GATE if values.boolean(IS_BEFORE) else AFTER_GATE
+    sizes |= {"filter_bias": values.boolean("mamba_conv_bias")}
+    sizes |= {"norm_place": place if values.boolean(HAS_NORM, default=True) else None}
+    return _checked(values, Recurrence(STATE_SPACE, value_size=size, **sizes), MAMBA_SIZES)
 
 
 def _read_convolution(values: Values) -> Recurrence:

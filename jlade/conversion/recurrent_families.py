@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from jlade.conversion.dense_families import GRANITE, GRANITE_KEYS
+from jlade.conversion.dense_families import ATTENTION_BIAS, GRANITE, GRANITE_KEYS
 from jlade.conversion.expert_families import (
     EXPERT_COUNTS,
     EXPERTS,
@@ -17,6 +17,7 @@ from jlade.conversion.expert_families import (
     QWEN_SHARED_EXPERT,
 )
 from jlade.conversion.family import Family
+from jlade.conversion.hf_multipliers import DEFAULTS as MULTIPLIERS
 from jlade.conversion.hf_recurrent import mlp_size
 from jlade.conversion.json_files import Values
 
@@ -55,6 +56,16 @@ _MAMBA = {f"recurrent_{name}": f"mamba.{name}_proj.weight" for name in ("query",
     "decay_rate": "mamba.A_log",
     "decay_bias": "mamba.dt_bias",
     "skip": "mamba.D",
+}
+_MAMBA_FUSED: dict[str, tuple[str, ...]] = {
+    "mamba.in_proj.weight": ("recurrent_gate", "recurrent_value", "recurrent_key", "recurrent_query", "decay"),
+    "mamba.conv1d.weight": ("value_filter", "key_filter", "query_filter"),
+    "mamba.conv1d.bias": ("value_filter_bias", "key_filter_bias", "query_filter_bias"),
+}
+_ONLY_MAMBA = {
+    "mamba_proj_bias": (False,),
+    # transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
+    "time_step_limit": (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
 }
 _LFM2 = {
     "num_key_value_heads": 8,
@@ -116,28 +127,58 @@ RECURRENT: dict[str, Family] = {
         },
         keys=GRANITE_KEYS | LOCAL_KEYS | {"intermediate_size": "shared_intermediate_size"},
         fixed={field: _if_mixture(key) for field, key in LOCAL_KEYS.items()},
-        only={
-            "mamba_proj_bias": (False,),
-            # transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
-            "time_step_limit": (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
-        },
+        only=_ONLY_MAMBA,
         tensors=_MAMBA | {"router": GRANITE_ROUTER, "down": "shared_mlp.output_linear.weight"},
-        fused={
-            "shared_mlp.input_linear.weight": ("gate", "up"),
-            "mamba.in_proj.weight": (
-                "recurrent_gate",
-                "recurrent_value",
-                "recurrent_key",
-                "recurrent_query",
-                "decay",
-            ),
-            "mamba.conv1d.weight": ("value_filter", "key_filter", "query_filter"),
-            "mamba.conv1d.bias": ("value_filter_bias", "key_filter_bias", "query_filter_bias"),
-        },
+        fused=_MAMBA_FUSED | {"shared_mlp.input_linear.weight": ("gate", "up")},
         experts=GRANITE_EXPERTS,
         joined_experts=GRANITE_JOINED_EXPERTS,
         renamed={"block_sparse_moe.router.weight": GRANITE_ROUTER},
         without_effect=("init_method", "mamba_chunk_size", "normalization_function"),
+    ),
+    "falcon_h1": Family(
+        "FalconH1ForCausalLM",
+        MULTIPLIERS
+        | {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "embedding_multiplier": 1.0,
+            "lm_head_multiplier": 1.0,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "mamba_d_ssm": 1024,
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 128,
+            "mamba_d_state": 256,
+            "mamba_d_head": None,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": True,
+        },
+        keys=ATTENTION_BIAS
+        | {
+            "mlp_bias": "mlp_bias",
+            "embedding_scale": "embedding_multiplier",
+            "logit_scale": "lm_head_multiplier",
+        },
+        only=_ONLY_MAMBA | {"projectors_bias": (False,)},
+        tensors=_MAMBA
+        | {name: f"feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")}
+        | {"mlp_norm": "pre_ff_layernorm.weight", "norm": "final_layernorm.weight"},
+        fused=_MAMBA_FUSED,
+        without_effect=(  # but the first two, of published files
+            "mamba_chunk_size",
+            "num_logits_to_keep",
+            "attn_layer_indices",
+            "mamba_use_mlp",
+            "mlp_expansion_factor",
+            "time_step_floor",
+            "time_step_max",
+            "time_step_min",
+        ),
+        elsewhere=MULTIPLIERS | {"lm_head_multiplier": 1.0},
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM",

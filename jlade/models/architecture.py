@@ -22,6 +22,7 @@ SCORED = ("sigmoids", "probabilities")
 ROUTINGS = ("softmax", "sparsemixer", "sigmoid", *SCORED)
 # Rules of recurrent layers: the gated delta rule (Qwen3-Next), Mamba-2 (Granite 4), and a convolution alone (LFM2)
 RULES = DELTA, STATE_SPACE, CONVOLUTION = "delta", "state_space", "convolution"
+AFTER_GATE, BEFORE_GATE = "after_gate", "before_gate"  # places of the norm of Mamba-2
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
 
 
@@ -46,6 +47,7 @@ class Recurrence:
     value_size: int
     taps: int  # tokens that the convolution sees, its own included
     filter_bias: bool = False  # of the convolution
+    norm_place: str | None = AFTER_GATE  # of Mamba-2, or `BEFORE_GATE`; None for a gate without a norm (Falcon-H1)
 
     @property
     def keys(self) -> int:
@@ -66,6 +68,28 @@ class Recurrence:
     def channels(self) -> int:
         """C, the inputs of the convolution."""
         return 2 * self.keys + self.values if self.has_memory else self.values
+
+
+@dataclasses.dataclass(frozen=True)
+class Multipliers:
+    """Factors of numbers in all layers (Falcon-H1).
+
+    Each scales the product of the matrix in the field of `jlade.models.llama.LlamaLayer` with its name; those of inputs
+    scale the normed hidden states that attention, or a recurrent mixer, reads.
+    """
+
+    attention_input: float = 1.0
+    key: float = 1.0
+    attention_output: float = 1.0
+    recurrent_input: float = 1.0
+    recurrent_gate: float = 1.0
+    recurrent_value: float = 1.0
+    recurrent_key: float = 1.0
+    recurrent_query: float = 1.0
+    decay: float = 1.0
+    recurrent_output: float = 1.0
+    gate: float = 1.0
+    down: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +194,7 @@ class LlamaConfig:
 
     recurrent_layers: tuple[int, ...] = ()  # those that have a state in the place of keys and values (Qwen3-Next)
     recurrence: Recurrence | None = None  # of these
+    recurrent_attention: bool = False  # whether these have attention too, which reads the same norm (Falcon-H1)
     output_gate: bool = False  # whether the sigmoid of a product weighs the output of attention (Qwen3-Next)
 
     # The rotation of each layer where layers differ, None for no rotation; () for `rope_theta` and `rope_scaling`
@@ -187,6 +212,7 @@ class LlamaConfig:
     embedding_scale: float = 1.0  # Gemma, Granite
     residual_scale: float = 1.0  # of what attention and MLP add to the hidden states (Granite)
     logit_scale: float = 1.0  # Cohere, Granite
+    multipliers: Multipliers = Multipliers()
 
     def __post_init__(self) -> None:
         choices = {"norm": NORMS, "qk_norm_kind": QK_NORMS, "activation": ACTIVATIONS, "routing": ROUTINGS}
@@ -228,7 +254,7 @@ class LlamaConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
-        return tuple(i for i in range(self.num_layers) if i not in self.recurrent_layers)
+        return tuple(i for i in range(self.num_layers) if self.recurrent_attention or i not in self.recurrent_layers)
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
@@ -260,9 +286,9 @@ class LlamaConfig:
         return tuple(None if kind is None else (kind, self.rotary_dim or heads.size) for kind, heads in pairs)
 
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
-        """Returns the cache entries of each layer, 0 for recurrent ones, for a text of up to `capacity` tokens."""
-        entries = (num_entries(window, capacity) for window in self.windows_by_layer)
-        return tuple(0 if i in self.recurrent_layers else number for i, number in enumerate(entries))
+        """Returns the cache entries of each layer, 0 without attention, for a text of up to `capacity` tokens."""
+        attend, entries = self.attention_layers, (num_entries(window, capacity) for window in self.windows_by_layer)
+        return tuple(number if i in attend else 0 for i, number in enumerate(entries))
 
     @property
     def arrays_per_layer(self) -> int:
@@ -407,7 +433,7 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
             "value_up": (True, (c.num_heads * latent.value_size, rank), outputs),
         }
     found = {field: (shape, spec) for field, (is_there, shape, spec) in arrays.items() if is_there}
-    return found if attends else found | _recurrent_arrays(c)
+    return found | _recurrent_arrays(c) if layer in c.recurrent_layers else found
 
 
 def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P]]:
@@ -434,7 +460,7 @@ def _recurrent_arrays(config: LlamaConfig) -> dict[str, tuple[tuple[int, ...], P
         "value_filter_bias": (has_bias, (values,), P(MODEL)),
         "skip": (is_space, (heads,), P(MODEL)),
         "recurrent_norm": (
-            sizes.has_memory,
+            sizes.has_memory and sizes.norm_place is not None,
             (values,) if is_space else (sizes.value_size,),
             P(MODEL) if is_space else P(),
         ),

@@ -48,7 +48,7 @@ class LlamaLayer:
     """
 
     attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
-    # None for recurrent layers
+    # None for recurrent layers without attention
     query: Any = None  # [H * D, E]
     key: jax.Array | None = None  # [KH * D, E], None too with a latent, or where an earlier layer's keys are read
     value: jax.Array | None = None  # [KH * D, E], None too where `key` makes the values
@@ -92,7 +92,7 @@ class LlamaLayer:
     expert_gate_bias: jax.Array | None = None  # [N, F']
     expert_up_bias: jax.Array | None = None  # [N, F']
     expert_down_bias: jax.Array | None = None  # [N, E]
-    # Of recurrent layers alone, with HK heads of dk for queries and keys, and HV of dv for values
+    # Of recurrent layers, with HK heads of dk for queries and keys, and HV of dv for values
     recurrent_query: jax.Array | None = None  # [HK * dk, E]
     recurrent_key: jax.Array | None = None  # [HK * dk, E]
     recurrent_value: jax.Array | None = None  # [HV * dv, E]
@@ -109,7 +109,7 @@ class LlamaLayer:
     key_filter_bias: jax.Array | None = None  # [HK * dk]
     value_filter_bias: jax.Array | None = None  # [HV * dv]
     skip: jax.Array | None = None  # [HV], of the values, to the output
-    recurrent_norm: jax.Array | None = None  # [dv], of each head, or [HV * dv]
+    recurrent_norm: jax.Array | None = None  # [dv], of each head, or [HV * dv]; None for a gate without a norm
     # Of a latent of Q elements for queries and one of R for keys and values: see `jlade.models.latent`
     query_down: jax.Array | None = None  # [Q, E]; `query` is then [H * D, Q]
     query_down_norm: jax.Array | None = None  # [Q]
@@ -284,9 +284,11 @@ class Llama:
         params = products.assign(params, self.products)
         if self.pads:
             tokens, positions, block_mask = padding.pad_block(tokens, positions, block_mask)
-        # Gemma's multiplier is rounded to the dtype of the model.
         embed = functools.partial(self._embed, tokens=tokens, dtype=params.norm.dtype)
-        hidden = scale(embed(params.embedding, c.vocab_size), float(np.asarray(c.embedding_scale, params.norm.dtype)))
+        factor = c.embedding_scale
+        if c.norm != "rms":  # Gemma's is rounded to the dtype of the model
+            factor = float(np.asarray(factor, params.norm.dtype))
+        hidden = scale(embed(params.embedding, c.vocab_size), factor)
         rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
         run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
@@ -295,25 +297,26 @@ class Llama:
         if params.per_layer is not None:
             rows = embed(params.per_layer.embedding, c.per_layer_vocab_size)
             own_inputs = list(jnp.moveaxis(per_layer.inputs(params.per_layer, rows, hidden, c), 2, 0))
-        cached = dict(zip(c.kv_layers, cache.layers, strict=True))
-        states = dict(zip(c.recurrent_layers, cache.states, strict=True))
-        kept_of_layers, padded = [], dict[int, tuple[jax.Array, ...]]()
+        attend, cached = c.attention_layers, dict(zip(c.kv_layers, cache.layers, strict=True))
+        states = {i: (state, tree) for i, state in zip(c.recurrent_layers, cache.states, strict=True)}
+        kept_of_layers, kept_of_states, padded = [], [], dict[int, tuple[jax.Array, ...]]()
         for i, (layer, source, window, rotation, scales, own) in enumerate(
             zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
-            if i in states:
-                hidden, kept = _recurrent_layer(
-                    layer, hidden, states[i], tree, config=c, experts=self.experts, axes=self.axes
-                )
-            else:
+            if i in attend:
                 prefix, earlier = (*cached[source], cache.length), padded.get(source)
-                hidden, kept = run(
-                    layer, hidden, rotation, scales, prefix, block_mask, positions, earlier, own, window=window
+                context = prefix, block_mask, positions, earlier, own, states.get(i)
+                hidden, kept, of_state = run(layer, hidden, rotation, scales, *context, window=window)
+                if source == i:
+                    padded[i] = kept
+                    kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
+            else:
+                hidden, of_state = _recurrent_layer(
+                    layer, hidden, *states[i], config=c, experts=self.experts, axes=self.axes
                 )
-            if source == i:
-                padded[i] = kept
-                kept_of_layers.append(tuple(array[:, :block_size] for array in kept if array is not None))
-        return hidden[:, :block_size], kept_of_layers
+            if of_state is not None:
+                kept_of_states.append(tuple(array[:, :block_size] for array in of_state if array is not None))
+        return hidden[:, :block_size], [*kept_of_layers, *kept_of_states]
 
     def _embed(self, table: Any, vocab_size: int, *, tokens: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns the rows [B, T, E] of a table [V, E], or of this device's part of it, for tokens [B, T]."""
@@ -334,11 +337,10 @@ class Llama:
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-        c = self.config
-        kept = dict(zip(sorted((*c.kv_layers, *c.recurrent_layers)), block_kv, strict=True))
+        c, number = self.config, len(self.config.kv_layers)
         windows = [c.windows_by_layer[i] for i in c.kv_layers]
-        committed = base.commit(cache, [kept[i] for i in c.kv_layers], indices, num_accepted, windows)
-        states = zip(cache.states, (recurrent.Kept(*kept[i]) for i in c.recurrent_layers), strict=True)
+        committed = base.commit(cache, block_kv[:number], indices, num_accepted, windows)
+        states = zip(cache.states, (recurrent.Kept(*kept) for kept in block_kv[number:]), strict=True)
         return dataclasses.replace(
             committed, states=tuple(recurrent.commit(*pair, indices, num_accepted) for pair in states)
         )
@@ -355,17 +357,19 @@ def _layer(
     positions: jax.Array,
     earlier: tuple[jax.Array, ...] | None,
     own: jax.Array | None,
+    of_state: tuple[recurrent.State, recurrent.Ancestry] | None,
     *,
     config: LlamaConfig,
     attention: str,
     experts: str,
     axes: tuple[str, ...],
     window: int | None,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.Kept | None]:
     """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
-    Those are `earlier`, of an earlier layer, for a layer without its own. `own` [B, T, P] are its own inputs. Under
-    `jax.jit`, layers of one shape are traced and lowered once.
+    Those are `earlier`, of an earlier layer, for a layer without its own. `own` [B, T, P] are its own inputs. A layer
+    with a recurrent mixer beside attention has `of_state`, the arguments of `recurrent.mix`, and returns last what it
+    keeps of the block. Under `jax.jit`, layers of one shape are traced and lowered once.
     """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
@@ -373,7 +377,8 @@ def _layer(
     *cached, length = prefix
     projections = layer.projections
     if projections is None:
-        queries, *projected = _project(layer, normed, rotation, query_scales, cached[0].shape[-1], c, axes)
+        inputs = scale(normed, c.multipliers.attention_input)
+        queries, *projected = _project(layer, inputs, rotation, query_scales, cached[0].shape[-1], c, axes)
     else:
         queries, *projected = latent.project(projections, normed, rotation, query_scales, c)
     kept = earlier or tuple(projected)
@@ -386,7 +391,11 @@ def _layer(
     if layer.output_gate is not None:
         mixed *= jax.nn.sigmoid(linear(normed, layer.output_gate))
     mixed = sum_linear(mixed, layer.attention_output, layer.attention_output_bias, axes)
-    return _add(layer, hidden, normed, mixed, own, c, experts, axes), kept
+    mixed, kept_of_state = scale(mixed, c.multipliers.attention_output), None
+    if of_state is not None:
+        beside, kept_of_state = _mix_recurrently(layer, normed, *of_state, c, axes)
+        mixed += beside
+    return _add(layer, hidden, normed, mixed, own, c, experts, axes), kept, kept_of_state
 
 
 @functools.partial(jax.jit, static_argnames=("config", "experts", "axes"))
@@ -402,10 +411,23 @@ def _recurrent_layer(
 ) -> tuple[jax.Array, recurrent.Kept]:
     """Returns the hidden states [B, T, E] after a recurrent layer, and what it keeps of the block."""
     c = config
-    assert c.recurrence is not None
     normed = normalize(hidden, layer.attention_norm, c.norm, c.norm_eps, layer.attention_norm_bias)
-    mixed, kept = recurrent.mix(layer, normed, state, tree, c.recurrence, c.norm_eps, axes)
+    mixed, kept = _mix_recurrently(layer, normed, state, tree, c, axes)
     return _add(layer, hidden, normed, mixed, None, c, experts, axes), kept
+
+
+def _mix_recurrently(
+    layer: LlamaLayer,
+    normed: jax.Array,
+    state: recurrent.State,
+    tree: recurrent.Ancestry,
+    config: LlamaConfig,
+    axes: tuple[str, ...],
+) -> tuple[jax.Array, recurrent.Kept]:
+    """Returns `recurrent.mix` with the settings of a model."""
+    c = config
+    assert c.recurrence is not None
+    return recurrent.mix(layer, normed, state, tree, c.recurrence, c.multipliers, c.norm_eps, axes)
 
 
 def _add(
@@ -459,7 +481,7 @@ def _project(
     turned = [project(layer.query, layer.query_bias, of_queries)]  # queries, and keys where the layer has its own
     values = []
     if layer.key is not None:
-        turned.append(project(layer.key, layer.key_bias, of_keys))
+        turned.append(scale(project(layer.key, layer.key_bias, of_keys), c.multipliers.key))
         values = [turned[1] if layer.value is None else project(layer.value, layer.value_bias)]
     turned = list(map(norm, turned, norms("head", "each")))
     if rotation is not None:
@@ -536,8 +558,8 @@ def _mlp(layer: LlamaLayer, normed: jax.Array, config: LlamaConfig, axes: tuple[
         # reads `down` in narrow tiles: by its estimate 1.3 times as long as two products for LLaMA 3 8B on a v6e.
         apart = jax.lax.optimization_barrier
         gate, up = jax.lax.platform_dependent((gate, up), tpu=apart, default=lambda products: products)
-    inner = gated(gate, up, config.activation)
-    return sum_linear(inner, layer.down, layer.down_bias, axes)
+    inner = gated(scale(gate, config.multipliers.gate), up, config.activation)
+    return scale(sum_linear(inner, layer.down, layer.down_bias, axes), config.multipliers.down)
 
 
 def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> LlamaParams:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models.architecture import DELTA, Recurrence
+from jlade.models.architecture import BEFORE_GATE, DELTA, Multipliers, Recurrence
 from jlade.models.delta_rule import delta_rule
-from jlade.models.layers import linear, normalize, sum_linear
+from jlade.models.layers import linear, normalize, scale, sum_linear
 
 EPSILON = 1e-6  # of the norms of queries and keys
 
@@ -68,7 +68,14 @@ def init_state(sizes: Recurrence, batch_size: int, shards: int, dtype: jax.typin
 
 
 def mix(
-    layer: Any, normed: jax.Array, state: State, tree: Ancestry, sizes: Recurrence, eps: float, axes: tuple[str, ...]
+    layer: Any,
+    normed: jax.Array,
+    state: State,
+    tree: Ancestry,
+    sizes: Recurrence,
+    multipliers: Multipliers,
+    eps: float,
+    axes: tuple[str, ...],
 ) -> tuple[jax.Array, Kept]:
     """Returns the mixture [B, T, E] of a block, and what `commit` needs of it.
 
@@ -78,13 +85,24 @@ def mix(
       state: of the text.
       tree: of the block.
       sizes: of the heads, and their rule.
+      multipliers: of the input and of products.
       eps: of the norm of each head, or of those with the same key.
       axes: of the mesh, that divide the heads.
     """
-    projected = [linear(normed, w) for w in (layer.recurrent_query, layer.recurrent_key, layer.recurrent_value)]
+    normed = scale(normed, multipliers.recurrent_input)
+
+    def product(field: str) -> jax.Array:
+        # transformers has these factors in the dtype of the model.
+        factor = np.asarray(getattr(multipliers, field), normed.dtype)
+        return scale(linear(normed, getattr(layer, field)), float(factor))
+
+    def output_of(gated: jax.Array) -> jax.Array:
+        return scale(sum_linear(gated, layer.recurrent_output, None, axes), multipliers.recurrent_output)
+
+    projected = [product(f"recurrent_{name}") for name in ("query", "key", "value")]
     if state.memory is None:
         gated, kept = _gated_convolution(layer, projected, state, tree)
-        return sum_linear(gated, layer.recurrent_output, None, axes), kept
+        return output_of(gated), kept
     inputs = jnp.concatenate(projected, axis=-1)
     filters = jnp.concatenate([layer.query_filter, layer.key_filter, layer.value_filter])
     bias = None
@@ -96,33 +114,45 @@ def mix(
     values = _heads(mixed[..., keys_end:], sizes.value_size)
     rate, least = (x.astype(jnp.float32)[None, None] for x in (layer.decay_rate, layer.decay_bias))
     # The time that passes with each token, by which a state shrinks and a value of Mamba-2 grows
-    step = jax.nn.softplus(linear(normed, layer.decay).astype(jnp.float32) + least)
+    step = jax.nn.softplus(product("decay").astype(jnp.float32) + least)
     decay = -jnp.exp(rate) * step
     if sizes.rule == DELTA:
         queries, keys = unit(queries) * sizes.key_size**-0.5, unit(keys)
         beta = jax.nn.sigmoid(linear(normed, layer.beta)).astype(jnp.float32)
         output, *updates = delta_rule(queries, keys, values, beta, decay, state.memory, tree.sees)
-        gated = _norm_then_gate(layer, normed, output, eps)
+        gated = _norm_then_gate(layer, product("recurrent_gate"), output, eps)
     else:
         output, *updates = delta_rule(queries, keys, step[..., None] * values, None, decay, state.memory, tree.sees)
         output += layer.skip.astype(jnp.float32)[None, None, :, None] * values
-        gated = _gate_then_norm(layer, normed, output, keys.shape[2], eps)
-    return sum_linear(gated, layer.recurrent_output, None, axes), Kept(inputs, keys, *updates)
+        gate = product("recurrent_gate")
+        gated = _gate_with_norm(layer, gate, output, keys.shape[2], sizes.norm_place, eps)
+    return output_of(gated), Kept(inputs, keys, *updates)
 
 
-def _norm_then_gate(layer: Any, normed: jax.Array, output: jax.Array, eps: float) -> jax.Array:
-    """Returns the norm of each head of `output` [B, T, HV, dv], times a gate, as [B, T, HV * dv] (Qwen3-Next)."""
-    gate = jax.nn.silu(_heads(linear(normed, layer.recurrent_gate), output.shape[-1]))
-    scaled = normalize(output.astype(normed.dtype), layer.recurrent_norm, "rms", eps).astype(jnp.float32)
-    return (scaled * gate).astype(normed.dtype).reshape(*normed.shape[:2], -1)
+def _norm_then_gate(layer: Any, gate: jax.Array, output: jax.Array, eps: float) -> jax.Array:
+    """Returns the norm of each head of `output` [B, T, HV, dv], times a gate [B, T, HV * dv] (Qwen3-Next)."""
+    factors = jax.nn.silu(_heads(gate, output.shape[-1]))
+    scaled = normalize(output.astype(gate.dtype), layer.recurrent_norm, "rms", eps).astype(jnp.float32)
+    return (scaled * factors).astype(gate.dtype).reshape(gate.shape)
 
 
-def _gate_then_norm(layer: Any, normed: jax.Array, output: jax.Array, groups: int, eps: float) -> jax.Array:
-    """Returns the norm of `output` times a gate, of all heads with the same one of `groups` keys (Mamba-2)."""
-    gate = jax.nn.silu(linear(normed, layer.recurrent_gate).astype(jnp.float32))
-    gated = (output.reshape(gate.shape) * gate).reshape(*normed.shape[:2], groups, -1)
-    weight = layer.recurrent_norm.astype(jnp.float32).reshape(gated.shape[2:])
-    return normalize(gated, weight[None, None], "rms", eps).reshape(gate.shape).astype(normed.dtype)
+def _gate_with_norm(
+    layer: Any, gate: jax.Array, output: jax.Array, groups: int, place: str | None, eps: float
+) -> jax.Array:
+    """Returns `output` [B, T, HV, dv] times a gate [B, T, HV * dv] (Mamba-2).
+
+    A norm of all heads with the same one of `groups` keys comes after it or before it, or there is none.
+    """
+    factors, mixed = jax.nn.silu(gate.astype(jnp.float32)), output.reshape(gate.shape)
+    if place != BEFORE_GATE:
+        mixed *= factors
+    if place is not None:
+        grouped = mixed.reshape(*gate.shape[:2], groups, -1)
+        weight = layer.recurrent_norm.astype(jnp.float32).reshape(grouped.shape[2:])
+        mixed = normalize(grouped, weight[None, None], "rms", eps).reshape(gate.shape)
+    if place == BEFORE_GATE:
+        mixed *= factors
+    return mixed.astype(gate.dtype)
 
 
 def _gated_convolution(

@@ -129,7 +129,7 @@ def check_mask(model: Model) -> None:
 
 def check_mask_per_sequence(model: Model) -> None:
     """Checks that with a mask [B, T, T] a sequence has the same logits as alone with its own mask [T, T]."""
-    masks = (np.random.default_rng(3).random((3, SIZE, SIZE)) < 0.5) | np.eye(SIZE, dtype=bool)[None]
+    masks = np.stack([_random_tree(seed) for seed in range(3)])
     remedy = "[B, T, T] has a mask for each sequence: apply mask[b] to the scores of sequence b, for every head."
     try:
         together, _ = model.run(model.tokens, model.positions, model.prefix, masks)
@@ -144,6 +144,14 @@ def check_mask_per_sequence(model: Model) -> None:
             f"forward must take a block_mask [B, T, T], but sequence {i} has other logits than alone with its own mask "
             f"[T, T]. {remedy}",
         )
+
+
+def _random_tree(seed: int) -> np.ndarray:
+    """Returns a mask [T, T] of a tree: each token sees itself and all that an earlier one sees."""
+    rng, mask = np.random.default_rng(seed), np.eye(SIZE, dtype=bool)
+    for i in range(1, SIZE):
+        mask[i] |= mask[rng.integers(i)]
+    return mask
 
 
 def check_without_jit(model: Model) -> None:

@@ -151,6 +151,15 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
             MAMBA | {"mamba_n_groups": 3},
             r"mamba_n_heads \(8\) must be a multiple of mamba_n_groups",
         ),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias is True; supported is False"),
+        ("falcon_h1", {"mamba_proj_bias": True}, "mamba_proj_bias is True; supported is False"),
+        ("falcon_h1", {"time_step_limit": [0.001, 0.1]}, r"time_step_limit is \[0.001, 0.1\]; supported is None"),
+        ("falcon_h1", {"mamba_d_head": 4}, r"mamba_n_heads times mamba_d_head \(128 times 4\) must be mamba_d_ssm \(1"),
+        ("falcon_h1", {"mamba_d_ssm": None}, r"mamba_n_heads times mamba_d_head \(128 times 0\) must be mamba_expand"),
+        ("falcon_h1", {"mlp_multipliers": [1.0]}, r"mlp_multipliers must list 2 positive numbers, got \[1.0\]"),
+        ("falcon_h1", {"ssm_multipliers": [1, 1, 0, 1, 1]}, r"ssm_multipliers\[2\] must be a positive number, got 0"),
+        ("falcon_h1", {"key_multiplier": None}, "key_multiplier must be a positive number, got None"),
+        ("llama", {"key_multiplier": 0.5}, "key_multiplier is 0.5; supported is 1.0"),
         (
             "lfm2",
             {"layer_types": ["conv", "mamba"]},
@@ -682,6 +691,28 @@ def test_published_keys_of_granite_4_h(tmp_path):
     assert (config.num_experts, config.expert_size, config.intermediate_size) == (62, 48, 1024)
     assert config.recurrence == Recurrence(STATE_SPACE, 1, 8, 256, 8, 4, filter_bias=True)
     assert set(config.rotary_by_layer) == {None}
+
+
+def test_published_keys_of_falcon_h1(tmp_path):
+    """As in tiiuae/Falcon-H1-0.5B-Instruct, in which the size of recurrent layers may follow from another one too."""
+    factors = {"attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375, "key_multiplier": 0.390625}
+    factors |= {"embedding_multiplier": 5.656854249492381, "lm_head_multiplier": 0.0390625, "ssm_in_multiplier": 1.25}
+    factors |= {"mlp_multipliers": [0.8838834764831844, 0.5859375], "ssm_out_multiplier": 0.23570226039551587}
+    factors["ssm_multipliers"] = [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]
+    changes = {"mamba_d_ssm": 48, "mamba_d_head": 6, "mamba_n_heads": 8, "mamba_d_state": 128, "mamba_n_groups": 1}
+    changes |= {"mamba_norm_before_gate": False, "mamba_rms_norm": False, "mamba_use_mlp": True, "rope_theta": 1e11}
+    changes |= {"attn_layer_indices": None, "mlp_expansion_factor": 8, "time_step_floor": 0.0001, "time_step_max": 0.1}
+    changes |= {"time_step_min": 0.001, "num_logits_to_keep": 1, "mamba_chunk_size": 128, "projectors_bias": False}
+    config = read_config(write(tmp_path, "falcon_h1", **changes, **factors), strict=True)
+    assert config.recurrence == Recurrence(STATE_SPACE, 1, 8, 128, 6, 4, filter_bias=True, norm_place=None)
+    assert config.kv_layers == config.recurrent_layers == (0, 1)
+    assert (config.embedding_scale, config.logit_scale) == (5.656854249492381, 0.0390625)
+    m = config.multipliers
+    of_mixer = [m.recurrent_gate, m.recurrent_value, m.recurrent_key, m.recurrent_query, m.decay]
+    assert of_mixer == factors["ssm_multipliers"]
+    assert (m.gate, m.down, m.attention_output, m.key) == (0.8838834764831844, 0.5859375, 0.9375, 0.390625)
+    by_width = read_config(write(tmp_path, "falcon_h1", **changes | {"mamba_d_ssm": None, "mamba_d_head": 8}))
+    assert by_width.recurrence.values == 64
 
 
 def test_published_keys_of_lfm2(tmp_path):

@@ -16,7 +16,7 @@ from jlade.costs import work as work_lib
 from jlade.costs.work import Layout
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import division
-from jlade.models.architecture import Heads, Latent
+from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
 from tests.costs import meshed
@@ -81,6 +81,27 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
     arguments = program.memory_analysis().argument_size_in_bytes
     assert 0 <= arguments - (memory.weights + memory.cache + memory.pool) < 16_384 * BATCH
     assert work.num_bytes <= sum(x.traffic * x.times for x in launched)
+
+
+def test_attention_and_a_recurrent_mixer_side_by_side_are_two_sums_and_have_two_caches():
+    mixer = {
+        "model_type": "falcon_h1",
+        "recurrent_layers": (0,),
+        "recurrence": Recurrence(STATE_SPACE, 4, 8, 16, 16, 4),
+    }
+    config = LlamaConfig(**vars(CONFIG) | mixer | {"recurrent_attention": True})
+    layout = Layout(1, 2, 2)
+    program = meshed.compile_steps("cpu", layout, config, SETTING, BATCH, CAPACITY, jnp.float32)
+    shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
+    work = work_lib.work(shard, layout, SETTING, BATCH, CAPACITY)
+    launched = meshed.step_launches(program, CAPACITY // plain.CHUNK_ON_CPU)
+    assert sum(each.num_bytes for each in work.collectives) == meshed.collectives(launched)
+    alone = LlamaConfig(**vars(CONFIG) | mixer)
+    caches = [
+        work_lib.cache_bytes(work_lib.shard(param_shapes(each, jnp.float32), 2), CAPACITY)
+        for each in (config, alone, CONFIG)
+    ]
+    assert caches[0] == caches[1] + caches[2]
 
 
 def test_a_step_reads_weights_and_cache_once():

@@ -12,13 +12,14 @@ from jlade.config import PLAIN
 from jlade.decoding import loop
 from tests import plain_llama
 from tests.decoding.test_programs import copies_in_loops
-from tests.tiny import CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
+from tests.tiny import BESIDE_ATTENTION, CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
 
 SHAPE = RECURRENT | {"num_layers": 3}
 KINDS = {"delta": SHAPE, "state_space": STATE_SPACES, "convolution": CONVOLUTIONS | {"num_layers": 3}}
+KINDS |= {"beside attention": BESIDE_ATTENTION}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [5], [1, 2, 3, 1, 2, 3, 1, 2]]
 TREE = LookaheadConfig.tree(15)
-OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution"])
+OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution", "beside attention"])
 MESHES = [(1, 1, 2), slow((1, 2, 1)), slow((2, 2, 2))]
 
 
@@ -71,18 +72,19 @@ def test_a_turn_goes_on_from_the_state():
     assert generate(text, state=first.state).tokens[0].tolist() == continued(tuple(text))
 
 
-def test_an_engine_takes_over_a_whole_text():
+@pytest.mark.parametrize("kind", ["delta", slow("beside attention")])
+def test_an_engine_takes_over_a_whole_text(kind):
     prompt = tuple(np.random.default_rng(1).integers(0, 13, 30).tolist())
-    with jlade.Engine(tiny_llama(2, **SHAPE), lookahead=PAPER, capacity=64, max_sequences=2) as engine:
+    with jlade.Engine(tiny_llama(2, **KINDS[kind]), lookahead=PAPER, capacity=64, max_sequences=2) as engine:
         first = engine.submit(prompt, max_new_tokens=9, eos_ids=()).result().tokens[0].tolist()
-        assert first == continued(prompt, 9)
+        assert first == continued(prompt, 9, kind)
         text = (*prompt, *first, 5)
         later = engine.submit(text, max_new_tokens=9, eos_ids=())
         others = [engine.submit(each, max_new_tokens=9, eos_ids=()) for each in PROMPTS]
-        assert later.result().tokens[0].tolist() == continued(text, 9)
+        assert later.result().tokens[0].tolist() == continued(text, 9, kind)
         assert later.num_cached == len(text) - 2
         for each, request in zip(PROMPTS, others, strict=True):
-            assert request.result().tokens[0].tolist() == continued(tuple(each), 9)
+            assert request.result().tokens[0].tolist() == continued(tuple(each), 9, kind)
 
 
 @pytest.mark.parametrize("sizes", MESHES)

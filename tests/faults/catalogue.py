@@ -480,6 +480,29 @@ FAULTS = (
         ("tests/decoding/test_recurrent.py::test_texts_are_those_of_other_rules_token_by_token",),
     ),
     Fault(
+        "attention beside a recurrent mixer counts without its multiplier",
+        "jlade/models/llama.py",
+        "mixed, kept_of_state = scale(mixed, c.multipliers.attention_output), None",
+        "kept_of_state = None",
+        ("tests/decoding/test_recurrent.py::test_texts_are_those_of_other_rules_token_by_token",),
+    ),
+    Fault(
+        "attention and a recurrent mixer side by side are one sum over devices",
+        "jlade/costs/work.py",
+        "both += len(set(c.attention_layers) & set(c.recurrent_layers))",
+        "both += 0",
+        (
+            "tests/costs/test_work.py::test_attention_and_a_recurrent_mixer_side_by_side_are_two_sums_and_have_two_caches",
+        ),
+    ),
+    Fault(
+        "keys of Mamba-2 have the multiplier of its queries in files",
+        "jlade/conversion/hf_multipliers.py",
+        '"recurrent_key", "recurrent_query"',
+        '"recurrent_query", "recurrent_key"',
+        ("tests/conversion/test_families.py::test_published_keys_of_falcon_h1",),
+    ),
+    Fault(
         "arrays in one tensor of a file have the order of the layer's",
         "jlade/conversion/hf_tensors.py",
         'return places.get(fields_of.get(part[0].split(".", 3)[-1], ""), 0)',

@@ -42,6 +42,22 @@ MAMBA = {
     "mamba_chunk_size": 8,
     "shared_intermediate_size": 40,
 }
+FALCON_H1 = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_chunk_size": 8,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.2,
+    "attention_in_multiplier": 1.3,
+    "key_multiplier": 0.4,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.35, 0.6, 0.7, 0.5, 0.8],
+    "ssm_out_multiplier": 0.7,
+    "mlp_multipliers": [0.9, 0.6],
+}
 # Of latent attention with small sizes, and of its experts.
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -306,6 +322,16 @@ CASES = {
         | rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
     ),
     "ministral": ("Ministral", {"sliding_window": 7, "layer_types": SLIDING, "head_dim": 12}),
+    "falcon_h1": ("FalconH1", FALCON_H1),
+    "falcon_h1, norms before gates": (
+        "FalconH1",
+        FALCON_H1
+        | {"mamba_rms_norm": True, "mamba_conv_bias": False, "attention_bias": True, "mlp_bias": True, "head_dim": 12},
+    ),
+    "falcon_h1, norms after gates": (
+        "FalconH1",
+        FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
+    ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 4}),
     "lfm2, sizes as they are": (
         "Lfm2",
@@ -331,7 +357,7 @@ QUICK += ("falcon, 40B",)
 
 
 # Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
-@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next", "granitemoehybrid, experts", "lfm2"))
+@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next", "granitemoehybrid, experts", "falcon_h1", "lfm2"))
 def case(request):
     return request.param
 
