@@ -16,6 +16,7 @@ data sheet: they are measured in the same run.
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -82,6 +83,9 @@ def main() -> None:
         "--devices", nargs="+", default=["v5e", "v5p", "v6e", "h100", "h200"], choices=["attached", *DEVICES]
     )
     parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=list(MODELS))
+    parser.add_argument(
+        "--bits", nargs="+", type=int, default=[16], choices=(16, 8, 4), help="of matrices (default: 16)"
+    )
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--capacity", type=int, metavar="C", help="vary the block size alone, with C cache entries")
@@ -101,10 +105,12 @@ def main() -> None:
                 rates = measured_rates()
                 print(f"this machine: {rates.flops / 1e9:.0f} GFLOP/s, {rates.bytes / 1e9:.1f} GB/s")
                 facts["rates"] = rates._asdict()
-        for shape in options.shapes:
+        for shape, bits in itertools.product(options.shapes, options.bits):
             for block, batch, capacity in cases(options):
                 case = {"device": name, "shape": shape, "block": block, "batch": batch, "capacity": capacity}
+                case |= {} if bits == 16 else {"bits": bits}
                 request = {"lookahead": BLOCKS[block], "batch_size": batch, "capacity": capacity}
+                request |= {"bits": None if bits == 16 else bits}
                 request |= {"attention": options.attention}
                 if device == "attached":
                     figures = compare(name, MODELS[shape], request | {"rates": rates})
@@ -145,7 +151,7 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
 
 def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
     """Returns the bytes of weights, cache and pool."""
-    params, lookahead = param_shapes(config, jnp.bfloat16), request["lookahead"]
+    params, lookahead = param_shapes(config, jnp.bfloat16, request["bits"]), request["lookahead"]
     cache = cache_shapes(Llama(config), params, request["batch_size"], request["capacity"])
     slots = 4 * config.vocab_size * lookahead.guess_set_size * (lookahead.ngram_size - 1)
     return num_bytes((params, cache)) + request["batch_size"] * slots
@@ -159,6 +165,7 @@ def _compiled(
     lookahead: LookaheadConfig,
     batch_size: int,
     capacity: int,
+    bits: int | None,
     attention: str,
 ) -> tuple[Module, str]:
     """Returns the program that decodes, and the name of a step in it."""
@@ -171,8 +178,8 @@ def _compiled(
         recurrent_layers=tuple(recurrent),
         sliding_windows=config.sliding_windows[:layers],
     )
-    params = param_shapes(first, jnp.bfloat16)
-    decoder = Llama(first, *resolve_unattached(first, Implementations(attention, "auto"), params, target, None))
+    params = param_shapes(first, jnp.bfloat16, bits)
+    decoder = Llama(first, *resolve_unattached(first, Implementations(attention, "auto", "auto"), params, target, None))
     programs = Programs(params, decoder, target, batch_size, capacity)
     module = Module(programs.decoding(lookahead).as_text(), programs.experts_read(lookahead.block_size))
     return module, module.body(module.loops(module.entry)[-1])
@@ -203,7 +210,8 @@ def attached() -> str:
 
 def compare(device: str, config: LlamaConfig, request: dict[str, Any]) -> dict[str, float]:
     """Returns the estimated and the measured milliseconds of a step on the attached device."""
-    found = jlade.inspect(param_shapes(config, jnp.float32 if device == "cpu" else jnp.bfloat16), device, **request)
+    params = param_shapes(config, jnp.float32 if device == "cpu" else jnp.bfloat16, request.pop("bits"))
+    found = jlade.inspect(params, device, **request)
     if found.step is None or found.step_seconds is None:
         raise SystemExit(f"{device} refuses the program: {found.failure}")
     estimated, measured = 1e3 * found.step.time.total, 1e3 * found.step_seconds
@@ -231,21 +239,24 @@ def _seconds(function: Callable[..., jax.Array], *arguments: jax.Array, repeat: 
 
 def tables(rows: list[dict[str, Any]]) -> str:
     """Returns two tables of milliseconds: by block size, and by batch size and length of the cache."""
-    found = {(r["device"], r["shape"], r["block"], r["batch"], r["capacity"]): r for r in rows}
+
+    def model(row: dict[str, Any]) -> str:
+        return ", ".join([row["device"], row["shape"], *([f"{row['bits']} bits"] if "bits" in row else [])])
+
+    found = {(model(r), r["block"], r["batch"], r["capacity"]): r for r in rows}
 
     def cell(*case: Any) -> str:
         return f"{found[case]['ms']:.3g}" if case in found and found[case]["fits"] else "-"
 
-    models = list(dict.fromkeys((r["device"], r["shape"]) for r in rows))
+    models = list(dict.fromkeys(map(model, rows)))
     lines = ["| device, model | " + " | ".join(map(str, BLOCKS)) + " |", "|---" * (1 + len(BLOCKS)) + "|"]
-    for model in models:
-        cells = " | ".join(cell(*model, block, 1, 4096) for block in BLOCKS)
-        lines.append(f"| {', '.join(model)} | {cells} |")
+    for name in models:
+        lines.append(f"| {name} | " + " | ".join(cell(name, block, 1, 4096) for block in BLOCKS) + " |")
     others = {"batch 4": (4, 4096), "batch 8": (8, 4096), "512 entries": (1, 512), "16384 entries": (1, 16384)}
     lines += ["", "| device, model | " + " | ".join(others) + " |", "|---" * (1 + len(others)) + "|"]
-    for model in models:
-        cells = " | ".join(f"{cell(*model, 1, *case)}, {cell(*model, 120, *case)}" for case in others.values())
-        lines.append(f"| {', '.join(model)} | {cells} |")
+    for name in models:
+        cells = " | ".join(f"{cell(name, 1, *case)}, {cell(name, 120, *case)}" for case in others.values())
+        lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
 
 

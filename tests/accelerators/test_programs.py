@@ -142,12 +142,13 @@ def test_steps_write_the_rings_of_windows_in_place(name):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", [device("v5e"), device("h100")])
-def test_int8_weights_stay_int8(name):
-    """A step reads a byte for each weight: a conversion in memory would be found as a copy."""
-    params = param_shapes(LLAMA, jnp.bfloat16, bits=8)
+def test_weights_of_few_bits_stay_so(name, bits):
+    """A step reads so many bits for each weight: a conversion in memory would be found as a copy."""
+    params = param_shapes(LLAMA, jnp.bfloat16, bits)
     found = jlade.inspect(params, name, lookahead=LookaheadConfig.paper(15, 5, 15))
-    assert found.bits == 8
+    assert found.bits == bits
     assert found.copies == []
     assert found.step.vector_products == found.plain_step.vector_products == ()
 

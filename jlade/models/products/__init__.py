@@ -1,6 +1,7 @@
 """Products with matrices in groups, and the choice of their implementation."""
 
 import functools
+import importlib.util
 from typing import Any
 
 import jax
@@ -97,6 +98,8 @@ def _obstacle(name: str, shape: MatrixShape, device: jax.Device | None = None) -
     if device is not None and device.platform != name:
         return f"needs a {name.upper()}, and the device is {device.device_kind}"
     if name == "gpu":
+        if importlib.util.find_spec("jax.experimental.pallas.triton") is None:  # newer versions of JAX may lack it
+            return "needs Pallas's back end for Triton, which this version of JAX lacks"
         from jlade.models.products import gpu
 
         return gpu.obstacle(shape)

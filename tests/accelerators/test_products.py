@@ -1,0 +1,37 @@
+"""The kernels of products with matrices in groups, made by the compilers of TPUs and GPUs without a device."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jlade.inspection import targets
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.products import gpu, tpu
+from tests.accelerators.needs import device
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "group", "bits", "field"),
+    [
+        (4096, 14336, 64, 4, None),  # LLaMA 3 8B
+        (14336, 4096, 64, 4, "zero"),
+        (11008, 4096, 64, 4, None),  # LLaMA 2 7B: 172 groups divide no block of a TPU
+        (4096, 1024, 32, 4, "offset"),
+        (576, 1536, 64, 8, None),  # SmolLM2
+    ],
+)
+@pytest.mark.parametrize("name", [device("h100"), device("a100"), device("v5e"), device("v6e")])
+def test_kernels_compile_and_write_no_matrix(name, inputs, outputs, group, bits, field):
+    (target,), _ = targets.find(name)
+    kernel, of_groups = tpu if name.startswith("v") else gpu, (inputs // group, outputs)
+    rows, dtype = (inputs // 2, jnp.uint8) if bits == 4 else (inputs, jnp.int8)
+    fields = {} if field is None else {field: jax.ShapeDtypeStruct(of_groups, jnp.float32)}
+    matrix = GroupedMatrix(
+        jax.ShapeDtypeStruct((rows, outputs), dtype), jax.ShapeDtypeStruct(of_groups, jnp.bfloat16), **fields
+    )
+    for tokens in (1, 120):
+        x = jax.ShapeDtypeStruct((tokens, inputs), jnp.bfloat16)
+        program = targets.compile_for(target, kernel.multiply, x, matrix)
+        sums = 4 * 4 * 128 * max(outputs, inputs)  # of a GPU's programs, in float32
+        assert program.memory_analysis().temp_size_in_bytes < 3 * sums
+        assert f"[{inputs},{outputs}]" not in program.as_text().replace(f"s8[{inputs},{outputs}]", "")
