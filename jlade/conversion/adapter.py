@@ -14,9 +14,9 @@ import numpy as np
 from jlade.conversion import adapter_config, hf_experts
 from jlade.conversion.adapter_config import AdapterConfig
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, name_in_files, text_part
+from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, text_part
 from jlade.conversion.parts import Part, Shape
-from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few
+from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few, name_in_files
 from jlade.conversion.weight_files import CHUNK, FLOATS, StoredTensor, Tensor, broken_rows, read_header
 from jlade.models.llama import LlamaConfig
 

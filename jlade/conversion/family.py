@@ -40,11 +40,11 @@ class Family:
       keys: the key of a field of `LlamaConfig` that is read as it is.
       fixed: values of fields of `LlamaConfig` for all models of the family, or functions from the keys to a value.
       only: keys, and the values of them that the family takes; the first is written.
-      rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
-        layers with a window alone, "local" for these where `sliding_window` may not be null (AFMoE), "alpha" for one
-        with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one with Phi-3's names of kinds,
-        "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose sections do nothing in text
-        (Qwen3.5).
+      rotary: "all" for one rotation of all layers, "none" for no rotation (Nemotron H), "type" for one for each of the
+        `layer_types`, "windows" for the layers with a window alone, "local" for these where `sliding_window` may not be
+        null (AFMoE), "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one
+        with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose
+        sections do nothing in text (Qwen3.5).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.
       row_groups: for such tensors in which some rows of each field follow each other, by their names, the number of

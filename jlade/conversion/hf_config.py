@@ -20,6 +20,7 @@ from jlade.conversion.hf_layers import read_layers, read_windows, write_layers
 from jlade.conversion.hf_mixtures import read_mixture, write_mixture
 from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
 from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
+from jlade.conversion.hf_single import count_layers, read_single, write_single
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
@@ -153,7 +154,8 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: values[0] for key, values in family.only.items() if values[0] is not None}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
-    result |= write_recurrent(config, family) | write_latent(config, family, result.get("rope_scaling"))
+    result |= write_recurrent(config, family) | write_single(config, family)
+    result |= write_latent(config, family, result.get("rope_scaling"))
     result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
     if not _are_equal(parse(pathlib.Path("config.json"), result, config.family), config):
         raise ValueError(f"no model of transformers has the settings of {config}")
@@ -180,7 +182,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     if not raw.get("rope_parameters"):
         given["rope_parameters"] = family.reads["rope_parameters"]
     values = Values(file, family.reads | given)
-    num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
+    num_heads = values.size("num_attention_heads")
+    num_layers = values.size("num_hidden_layers", count_layers(values, family))
     if num_layers > MOST_LAYERS:
         raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")
     num_kv_heads = values.size("num_key_value_heads", num_heads)
@@ -208,6 +211,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     fields = {field: _read(values, key, field, family) for field, key in read.items()}
     fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
     fields |= read_mixture(values, family, num_layers) | read_recurrent(values, family, num_layers)
+    fields |= read_single(values, family, num_layers)
     if fields.get("experts_per_token", 0) > fields.get("num_experts", 0):
         raise ValueError(
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "

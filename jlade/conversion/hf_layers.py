@@ -30,7 +30,7 @@ def read_layers(
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    rotary, turned = read.kind, _read_turned(values, num_layers)
+    rotary, turned = read.kind, [False] * num_layers if family.rotary == "none" else _read_turned(values, num_layers)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
         # transformers 5 takes the rope_theta of OLMo 3 for the layers without a window alone.

@@ -20,7 +20,7 @@ Weights = jax.Array | Int8Matrix
 class Experts(NamedTuple):
     """The MLPs of N experts, [expert, in, out] as grouped products read them, with biases [expert, out]."""
 
-    gate: Weights  # [N, E, F]
+    gate: Weights | None  # [N, E, F], None for experts without
     up: Weights  # [N, E, F]
     down: Weights  # [N, F, E]
     gate_bias: jax.Array | None = None  # [N, F]
@@ -30,7 +30,7 @@ class Experts(NamedTuple):
     @property
     def number(self) -> int:
         """N, of the experts on this device."""
-        return (self.gate.weight if isinstance(self.gate, Int8Matrix) else self.gate).shape[0]
+        return (self.up.weight if isinstance(self.up, Int8Matrix) else self.up).shape[0]
 
 
 def by_expert(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Experts, activation: str) -> jax.Array:
@@ -134,8 +134,13 @@ def _mlp(
             product if bias is None else product + spread(bias) for product, (_, bias) in zip(found, pairs, strict=True)
         ]
 
-    gate, up = linear(rows, (experts.gate, experts.gate_bias), (experts.up, experts.up_bias))
-    (result,) = linear(layers.gated(gate, up, activation), (experts.down, experts.down_bias))
+    if experts.gate is None:
+        (up,) = linear(rows, (experts.up, experts.up_bias))
+        inner = layers.activate(up, activation)
+    else:
+        gate, up = linear(rows, (experts.gate, experts.gate_bias), (experts.up, experts.up_bias))
+        inner = layers.gated(gate, up, activation)
+    (result,) = linear(inner, (experts.down, experts.down_bias))
     return result
 
 
