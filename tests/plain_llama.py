@@ -18,6 +18,9 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
     hidden = _f64(params.embedding)[np.asarray(tokens)]
     causal = np.tri(length, dtype=bool)
     for number, layer in enumerate(params.layers):
+        if number in (config.mlp_layers or ()):
+            hidden = _feed_forward(hidden, layer, config.norm_eps)
+            continue
         normed = _norm(hidden, layer.attention_norm, config.norm_eps)
         if number in config.recurrent_layers:
             rule = {DELTA: _delta_rule, CONVOLUTION: _convolution}.get(config.recurrence.rule, _state_space)
@@ -42,6 +45,9 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
 
 
 def _feed_forward(hidden: np.ndarray, layer: LlamaLayer, eps: float) -> np.ndarray:
+    """Returns the hidden states after the MLP of a layer, unless it has a mixer alone."""
+    if layer.up is None:
+        return hidden
     normed = _norm(hidden, layer.mlp_norm, eps)
     return hidden + (_silu(normed @ _f64(layer.gate).T) * (normed @ _f64(layer.up).T)) @ _f64(layer.down).T
 

@@ -55,10 +55,9 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     window = max((size for size in windows if size is not None), default=None)
     # Null would be the scaling of the family, where it has one.
     unscaled = {"rope_type": "default"} if reads["rope_scaling"] else None
-    result: dict[str, Any] = {
-        "rope_theta": config.rope_theta,
-        "rope_scaling": write_scaling(config.rope_scaling) or unscaled,
-    }
+    result: dict[str, Any] = {"rope_theta": config.rope_theta}
+    if family.rotary != "none":
+        result["rope_scaling"] = write_scaling(config.rope_scaling) or unscaled
     if "partial_rotary_factor" in reads:
         result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     if family.rotary in ("phi", "mscale"):

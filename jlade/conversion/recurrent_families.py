@@ -252,8 +252,8 @@ RECURRENT: dict[str, Family] = {
             "mlp_hidden_act": ("relu2",),
             "mamba_hidden_act": ("silu",),
             "n_shared_experts": (1,),
-            "sliding_window": (None,),
-            "time_step_limit": _NO_LIMIT,
+            **dict.fromkeys(("sliding_window", "rope_scaling", "rope_parameters"), (None,)),
+            **dict.fromkeys(("time_step_limit", "mamba_dt_limit"), _NO_LIMIT),
             **dict.fromkeys(
                 ("mlp_bias", "use_bias", "mamba_proj_bias", "attention_bias", "residual_in_fp32"), (False,)
             ),
@@ -269,7 +269,6 @@ RECURRENT: dict[str, Family] = {
             "chunk_size",
             "expand",
             "mamba_dt_init_floor",
-            "mamba_dt_limit",
             "mamba_dt_max",
             "mamba_dt_min",
             "mamba_expand",

@@ -267,10 +267,8 @@ class LlamaConfig:
 
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
         """Returns the cache entries of each layer, 0 without attention, for a text of up to `capacity` tokens."""
-        entries, attend = (
-            (num_entries(window, capacity) for window in self.windows_by_layer),
-            set(self.attention_layers),
-        )
+        attend = set(self.attention_layers)
+        entries = (num_entries(window, capacity) for window in self.windows_by_layer)
         return tuple(number if i in attend else 0 for i, number in enumerate(entries))
 
     @property

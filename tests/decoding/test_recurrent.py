@@ -12,13 +12,14 @@ from jlade.config import PLAIN
 from jlade.decoding import loop
 from tests import plain_llama
 from tests.decoding.test_programs import copies_in_loops
-from tests.tiny import CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
+from tests.tiny import ALONE, CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
 
 SHAPE = RECURRENT | {"num_layers": 3}
 KINDS = {"delta": SHAPE, "state_space": STATE_SPACES, "convolution": CONVOLUTIONS | {"num_layers": 3}}
+KINDS["alone"] = ALONE
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [5], [1, 2, 3, 1, 2, 3, 1, 2]]
 TREE = LookaheadConfig.tree(15)
-OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution"])
+OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution", "alone"])
 MESHES = [(1, 1, 2), slow((1, 2, 1)), slow((2, 2, 2))]
 
 
