@@ -21,9 +21,9 @@ PAPER = jlade.LookaheadConfig.paper(4, 4, 3)
 RECURRENT = {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 2, 4, 8, 6, 4), "output_gate": True}
 # And like Granite 4 H, and like LFM2.
 STATE_SPACES = {"recurrent_layers": (0,), "recurrence": Recurrence(STATE_SPACE, 2, 4, 8, 6, 4, filter_bias=True)}
+CONVOLUTIONS = {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 16, 16, 1, 1, 3)}
 # And like Nemotron H, whose layers are a mixer or an MLP alone.
 ALONE = STATE_SPACES | {"num_layers": 4, "mlp_layers": (1, 3)}
-CONVOLUTIONS = {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 16, 16, 1, 1, 3)}
 
 
 @functools.cache
