@@ -72,18 +72,19 @@ def test_a_turn_goes_on_from_the_state():
     assert generate(text, state=first.state).tokens[0].tolist() == continued(tuple(text))
 
 
-def test_an_engine_takes_over_a_whole_text():
+@pytest.mark.parametrize("kind", ["delta", slow("alone")])
+def test_an_engine_takes_over_a_whole_text(kind):
     prompt = tuple(np.random.default_rng(1).integers(0, 13, 30).tolist())
-    with jlade.Engine(tiny_llama(2, **SHAPE), lookahead=PAPER, capacity=64, max_sequences=2) as engine:
+    with jlade.Engine(tiny_llama(2, **KINDS[kind]), lookahead=PAPER, capacity=64, max_sequences=2) as engine:
         first = engine.submit(prompt, max_new_tokens=9, eos_ids=()).result().tokens[0].tolist()
-        assert first == continued(prompt, 9)
+        assert first == continued(prompt, 9, kind)
         text = (*prompt, *first, 5)
         later = engine.submit(text, max_new_tokens=9, eos_ids=())
         others = [engine.submit(each, max_new_tokens=9, eos_ids=()) for each in PROMPTS]
-        assert later.result().tokens[0].tolist() == continued(text, 9)
+        assert later.result().tokens[0].tolist() == continued(text, 9, kind)
         assert later.num_cached == len(text) - 2
         for each, request in zip(PROMPTS, others, strict=True):
-            assert request.result().tokens[0].tolist() == continued(tuple(each), 9)
+            assert request.result().tokens[0].tolist() == continued(tuple(each), 9, kind)
 
 
 @pytest.mark.parametrize("sizes", MESHES)
