@@ -243,7 +243,12 @@ RECURRENT: dict[str, Family] = {
             "norm_topk_prob": True,
             "routed_scaling_factor": 1.0,
         },
-        aliases={"mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias"},
+        aliases={
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_conv_bias": "use_conv_bias",
+            "rms_norm_eps": "layer_norm_epsilon",  # of published files, which transformers does not read
+        },
         keys=_NEMOTRON_KEYS,
         fixed=dict.fromkeys(("intermediate_size", *EXPERT_COUNTS), 0)  # unless some layers have experts
         | {"norm": "rms_late", "activation": "relu2", "gated_mlp": False, "routing": "sigmoids"}

@@ -667,7 +667,7 @@ def test_published_keys_of_nemotron_h(tmp_path):
     changes = {"chunk_size": 128, "conv_kernel": 4, "expand": 2, "mamba_head_dim": 80, "mamba_num_heads": 16}
     changes |= {"num_logits_to_keep": 1, "rescale_prenorm_residual": True, "residual_in_fp32": False, "n_groups": 8}
     changes |= {"sliding_window": None, "time_step_floor": 1e-4, "time_step_limit": [0.0, math.inf], "use_bias": False}
-    changes |= {"time_step_max": 0.1, "time_step_min": 1e-3, "time_step_rank": 256, "use_mamba_kernels": True}
+    changes |= {"time_step_max": 0.1, "time_step_min": 1e-3, "time_step_rank": 256, "rms_norm_eps": 1e-5}
     dense = read_config(write(tmp_path, "nemotron_h", **changes, hybrid_override_pattern="M-M*-"), strict=True)
     assert (dense.num_layers, dense.mlp_layers, dense.attention_layers) == (5, (1, 4), (3,))
     assert (dense.recurrent_layers, dense.num_experts, dense.dense_size) == ((0, 2), 0, 48)
@@ -675,6 +675,7 @@ def test_published_keys_of_nemotron_h(tmp_path):
     assert set(dense.rotary_by_layer) == {None}
     changes |= {"n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "topk_group": 1}
     changes |= {"moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "num_experts_per_tok": 6}
+    changes |= {"use_mamba_kernels": True, "layer_norm_epsilon": 1e-5}
     changes |= {"routed_scaling_factor": 2.5, "rope_theta": 10000, "partial_rotary_factor": 1.0}
     changes |= {"mamba_ssm_cache_dtype": "float32", "layers_block_type": ["mamba", "moe", "attention", "moe"]}
     config = read_config(write(tmp_path, "nemotron_h", **changes), strict=True)

@@ -480,6 +480,27 @@ FAULTS = (
         ("tests/decoding/test_recurrent.py::test_texts_are_those_of_other_rules_token_by_token",),
     ),
     Fault(
+        "a layer of an MLP alone has attention",
+        "jlade/models/architecture.py",
+        "others = {*self.recurrent_layers, *(self.mlp_layers or ())}",
+        "others = {*self.recurrent_layers}",
+        ("tests/decoding/test_recurrent.py::test_texts_are_those_of_other_rules_token_by_token",),
+    ),
+    Fault(
+        "the activation of Nemotron H is not squared",
+        "jlade/models/layers.py",
+        "jnp.square(jax.nn.relu(x))",
+        "jax.nn.relu(x)",
+        ("tests/models/test_experts.py::test_every_way_gives_the_mixture_of_each_token",),
+    ),
+    Fault(
+        "layers of Nemotron H are those of the letters where there is a list too",
+        "jlade/conversion/hf_single.py",
+        "if kinds is None and pattern is not None:",
+        "if pattern is not None:",
+        ("tests/conversion/test_sweep.py::test_a_changed_checkpoint_is_read_as_transformers_does_or_refused_by_name",),
+    ),
+    Fault(
         "arrays in one tensor of a file have the order of the layer's",
         "jlade/conversion/hf_tensors.py",
         'return places.get(fields_of.get(part[0].split(".", 3)[-1], ""), 0)',

@@ -17,7 +17,7 @@ from jlade.models.experts import Experts, ExpertShape, mix, resolve, resolve_una
 from jlade.models.experts.contest import prepare
 from jlade.models.llama import Llama, init_params, quantize
 from tests.models.attention.test_attend import AMPERE, CPU, HOPPER, TPU
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 SHAPE = ExpertShape(number=6, per_token=2, size=64, width=128, dtype="bfloat16")
 with_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
