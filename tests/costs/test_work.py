@@ -16,7 +16,7 @@ from jlade.costs import work as work_lib
 from jlade.costs.work import Layout
 from jlade.drafts.tree import TreeShape
 from jlade.lookahead import division
-from jlade.models.architecture import Heads, Latent
+from jlade.models.architecture import STATE_SPACE, Heads, Latent, Recurrence
 from jlade.models.attention import plain
 from jlade.models.llama import LlamaConfig
 from tests.costs import meshed
@@ -51,6 +51,25 @@ LATENT = {"latent": Latent(48, rank=32, rotated=16, unrotated=24, value_size=20)
 LATENT |= {"rotary_dim": 16}
 
 
+NEMOTRON = {
+    "model_type": "nemotron_h",
+    "num_layers": 4,
+    "mlp_layers": (1, 3),
+    "recurrent_layers": (0,),
+    "recurrence": Recurrence(STATE_SPACE, 4, 8, 8, 16, 4, filter_bias=True),
+    "layer_rotary": (None,) * 4,
+    "dense_layers": (3,),
+    "dense_size": 256,
+    "gated_mlp": False,
+    "activation": "relu2",
+    "num_experts": 8,
+    "expert_size": 32,
+    "expert_latent": 48,
+    "experts_per_token": 2,
+    "routing": "sigmoids",
+}
+
+
 @pytest.mark.parametrize(
     ("sizes", "setting", "changes"),
     [
@@ -61,7 +80,7 @@ LATENT |= {"rotary_dim": 16}
         slow((2, 1, 4), PLAIN, {}),
         slow((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
         slow((2, 2, 2), SETTING, {"num_layers": 4} | GEMMA_4),
-        slow((2, 2, 2), SETTING, {"num_layers": 4, "mlp_layers": (1, 3), "gated_mlp": False, "activation": "relu2"}),
+        slow((2, 2, 2), SETTING, NEMOTRON),
         slow((1, 8, 1), TREE, {}),
         slow((1, 2, 4), SETTING, LATENT),
         slow((2, 2, 2), TREE, {}),
