@@ -18,6 +18,9 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
     hidden, factors = config.embedding_scale * _f64(params.embedding)[np.asarray(tokens)], config.multipliers
     causal = np.tri(length, dtype=bool)
     for number, layer in enumerate(params.layers):
+        if number in (config.mlp_layers or ()):
+            hidden = _feed_forward(hidden, layer, config)
+            continue
         normed = _norm(hidden, layer.attention_norm, config.norm_eps)
         if number in config.recurrent_layers:
             rule = {DELTA: _delta_rule, CONVOLUTION: _convolution}.get(config.recurrence.rule, _state_space)
@@ -46,6 +49,9 @@ def logits(params: LlamaParams, tokens: Sequence[int]) -> np.ndarray:
 
 
 def _feed_forward(hidden: np.ndarray, layer: LlamaLayer, config: LlamaConfig) -> np.ndarray:
+    """Returns the hidden states after the MLP of a layer, unless it has a mixer alone."""
+    if layer.up is None:
+        return hidden
     normed, factors = _norm(hidden, layer.mlp_norm, config.norm_eps), config.multipliers
     inner = _silu(factors.gate * normed @ _f64(layer.gate).T) * (normed @ _f64(layer.up).T)
     return hidden + factors.down * inner @ _f64(layer.down).T

@@ -30,6 +30,8 @@ BESIDE_ATTENTION = {
     "embedding_scale": 1.25,
     "multipliers": Multipliers(0.8, 0.7, 1.4, 1.2, 0.9, 1.3, 0.75, 1.1, 0.6, 1.5, 0.85, 1.15),
 }
+# And like Nemotron H, whose layers are a mixer or an MLP alone.
+ALONE = STATE_SPACES | {"num_layers": 4, "mlp_layers": (1, 3)}
 
 
 @functools.cache

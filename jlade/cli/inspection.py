@@ -226,6 +226,8 @@ def _heads(config: dict[str, Any]) -> str:
     if recurrence := config["recurrence"]:
         number, values = len(config["recurrent_layers"]), recurrence["value_heads"]
         heads += f"; {number} recurrent layers, {recurrence['rule'].replace('_', ' ')} with {values:,} heads for values"
+    if alone := config["mlp_layers"]:
+        heads += f"; {len(alone)} layers without a mixer"
     return heads
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from jlade.conversion import adapter_config, hf_experts
 from jlade.conversion.adapter_config import AdapterConfig
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, name_in_files, text_part
+from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, own_names, text_part
 from jlade.conversion.parts import Part, Shape
-from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few
+from jlade.conversion.tensors import EMBEDDING, OUTPUT, first_few, name_in_files
 from jlade.conversion.weight_files import CHUNK, FLOATS, StoredTensor, Tensor, broken_rows, read_header
 from jlade.models.llama import LlamaConfig
 
@@ -144,8 +144,7 @@ def merge(
             f"adapter must be a directory with {adapter_config.NAME} and {WEIGHTS}, got {os.fspath(adapter)!r}; "
             "`hf download OWNER/NAME --local-dir DIR` makes one of an adapter of the Hub"
         )
-    matrices = [name_in_files(name, config) for name in (EMBEDDING, OUTPUT)]
-    changes = _Changes(adapter_config.read(directory, strict), _stored(directory), directory / WEIGHTS, matrices)
+    changes = _Changes(adapter_config.read(directory, strict), _stored(directory), directory / WEIGHTS, config)
     adapted = dict(tensors)
     if config.tie_embeddings and changes.untie():
         config = dataclasses.replace(config, tie_embeddings=False)
@@ -179,10 +178,10 @@ class _Changes:
     """The tensors of an adapter that are yet to be taken as changes of the model's, by their names in the file."""
 
     def __init__(
-        self, config: AdapterConfig, tensors: Mapping[str, StoredTensor], file: pathlib.Path, matrices: Sequence[str]
+        self, config: AdapterConfig, tensors: Mapping[str, StoredTensor], file: pathlib.Path, model: LlamaConfig
     ):
-        self.config, self.file, self.left = config, file, dict(text_part(tensors))
-        self.embedding, self.output = matrices
+        self.config, self.file, self.left = config, file, own_names(text_part(tensors), model)
+        self.embedding, self.output = (name_in_files(name, model) for name in (EMBEDDING, OUTPUT))
         self.has_other_parts = any("language_model." in name for name in tensors)
         self.missing: list[str] = []
 

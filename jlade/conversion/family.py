@@ -44,11 +44,11 @@ class Family:
       written: a function from a configuration to further keys that are written.
       only: keys, and the values of them that the family takes; the first is written. `(None,)` is for keys that are
         refused and never written.
-      rotary: "all" for one rotation of all layers, "type" for one for each of the `layer_types`, "windows" for the
-        layers with a window alone, "local" for these where `sliding_window` may not be null (AFMoE), "alpha" for one
-        with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one with Phi-3's names of kinds,
-        "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose sections do nothing in text
-        (Qwen3.5).
+      rotary: "all" for one rotation of all layers, "none" for no rotation (Nemotron H), "type" for one for each of the
+        `layer_types`, "windows" for the layers with a window alone, "local" for these where `sliding_window` may not be
+        null (AFMoE), "alpha" for one with HunYuan's kind of scaling, "mscale" for one with Phi-MoE's, "phi" for one
+        with Phi-3's names of kinds, "beta" for one with a scaling of queries (Ministral 3), "sections" for one whose
+        sections do nothing in text (Qwen3.5).
       tensors: names within a layer where they are not LLaMA's, by the field of `LlamaLayer`; "norm" is the last norm.
       parallel_tensors: the same for models with `parallel_norm`, where their names differ.
       fused: the fields whose rows a tensor in the file has, by the tensor's name within a layer.

@@ -21,6 +21,7 @@ from jlade.conversion.hf_mixtures import read_mixture, write_mixture
 from jlade.conversion.hf_multipliers import read_multipliers, write_multipliers
 from jlade.conversion.hf_recurrent import read_recurrent, write_recurrent
 from jlade.conversion.hf_rotary import FULL, SETTINGS, SLIDING, of_text, read_rotary
+from jlade.conversion.hf_single import count_layers, read_single, write_single
 from jlade.conversion.json_files import Values, read_json, write_json
 from jlade.models.architecture import Heads
 from jlade.models.llama import LlamaConfig
@@ -154,7 +155,7 @@ def to_hf(config: LlamaConfig, dtype: str) -> dict[str, Any]:
     result |= {key: values[0] for key, values in family.only.items() if values[0] is not None}
     result |= {key: _written(key, field, config) for field, key in (_KEYS | dict(family.keys)).items()}
     result |= write_layers(config, family) | write_heads(config, family) | write_mixture(config, family)
-    result |= write_recurrent(config, family) | write_multipliers(config, family)
+    result |= write_recurrent(config, family) | write_single(config, family) | write_multipliers(config, family)
     result |= write_latent(config, family, result.get("rope_scaling"))
     result |= family.written(config)
     result |= {alias: result[key] for alias, key in family.aliases.items() if key in result}
@@ -185,7 +186,8 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
         given["rope_parameters"] = family.reads["rope_parameters"]
     values = Values(file, family.reads | given)
     values = Values(file, dict(values.values) | {key: value(values) for key, value in family.derived.items()})
-    num_heads, num_layers = values.size("num_attention_heads"), values.size("num_hidden_layers")
+    num_heads = values.size("num_attention_heads")
+    num_layers = values.size("num_hidden_layers", count_layers(values, family))
     if num_layers > MOST_LAYERS:
         raise ValueError(f"{file}: num_hidden_layers must be up to {MOST_LAYERS}, got {num_layers}")
     num_kv_heads = values.size("num_key_value_heads", num_heads)
@@ -213,7 +215,7 @@ def parse(file: pathlib.Path, raw: Mapping[str, Any], name: str) -> LlamaConfig:
     fields = {field: _read(values, key, field, family) for field, key in read.items()}
     fields |= {field: value(values) if callable(value) else value for field, value in family.fixed.items()}
     fields |= read_mixture(values, family, num_layers) | read_recurrent(values, family, num_layers)
-    fields |= read_multipliers(values, family)
+    fields |= read_multipliers(values, family) | read_single(values, family, num_layers)
     if fields.get("experts_per_token", 0) > fields.get("num_experts", 0):
         raise ValueError(
             f"{file}: num_experts_per_tok must be up to the number of experts, {fields['num_experts']}, got "

@@ -12,7 +12,7 @@ import numpy as np
 
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Part, Shape
-from jlade.conversion.tensors import layer_tensors
+from jlade.conversion.tensors import layer_tensors, name_in_files
 from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, broken_rows
 from jlade.models.llama import LlamaConfig
 
@@ -149,7 +149,8 @@ def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxy
     found: dict[str, File] = {}
     for i in filter(config.has_experts, range(config.num_layers)):
         prefix, tensors = f"model.layers.{i}.", layer_tensors(config, i)
-        are_joined = any(prefix + name in stored for name in family.joined_experts)
+        before = name_in_files(prefix, config)
+        are_joined = any(before + name in stored for name in family.joined_experts)
         for file_name, fields in (family.joined_experts if are_joined else family.experts).items():
             held = [tensors[field] for field in fields]
             number, *inputs, outputs = held[0][1]
@@ -157,14 +158,14 @@ def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxy
             rows, columns = (outputs, *inputs), (*inputs, outputs)
             has_rows = layout == "rows"
             if layout == "either":  # a square matrix has rows, as for transformers
-                tensor = stored.get(prefix + file_name)
+                tensor = stored.get(before + file_name)
                 has_rows = tensor is None or rows == columns or tensor.shape != (number, *columns)
             matrix = rows if has_rows else columns
             names = tuple(prefix + name for name, _ in held)
             if "{}" in file_name:
-                found |= {prefix + file_name.format(n): File(names, matrix, n, has_rows) for n in range(number)}
+                found |= {before + file_name.format(n): File(names, matrix, n, has_rows) for n in range(number)}
             else:
-                found[prefix + file_name] = File(names, (number, *matrix), None, has_rows)
+                found[before + file_name] = File(names, (number, *matrix), None, has_rows)
     return found
 
 

@@ -30,7 +30,7 @@ def read_layers(
     Raises:
       ValueError: names the file, the key and the supported values.
     """
-    rotary, turned = read.kind, _read_turned(values, num_layers)
+    rotary, turned = read.kind, [False] * num_layers if family.rotary == "none" else _read_turned(values, num_layers)
     layers: Rotations = tuple(rotary if is_turned else None for is_turned in turned)
     if family.rotary == "type":
         # transformers 5 takes the rope_theta of OLMo 3 for the layers without a window alone.
@@ -55,10 +55,9 @@ def write_layers(config: LlamaConfig, family: Family) -> dict[str, Any]:
     window = max((size for size in windows if size is not None), default=None)
     # Null would be the scaling of the family, where it has one.
     unscaled = {"rope_type": "default"} if reads["rope_scaling"] else None
-    result: dict[str, Any] = {
-        "rope_theta": config.rope_theta,
-        "rope_scaling": write_scaling(config.rope_scaling) or unscaled,
-    }
+    result: dict[str, Any] = {"rope_theta": config.rope_theta}
+    if family.rotary != "none":
+        result["rope_scaling"] = write_scaling(config.rope_scaling) or unscaled
     if "partial_rotary_factor" in reads:
         result["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     if family.rotary in ("phi", "mscale"):

@@ -32,6 +32,12 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
     shared = _one_of(SHARED_EXPERTS, family)
     if shared is None:
         return of_layers
+    shared_size = _count(values, shared) * values.size("moe_intermediate_size")
+    return of_layers | {"intermediate_size": shared_size} | read_groups(values, family)
+
+
+def read_groups(values: Values, family: Family) -> dict[str, int]:
+    """Returns the fields of `LlamaConfig` for groups of experts; see `read_mixture` for errors."""
     number, (groups, chosen) = values.size(family.keys["num_experts"]), _read_groups(values, family)
     leaders = family.fixed.get("group_leaders", 2)
     if number % groups or (groups > 1 and number // groups < leaders):
@@ -44,8 +50,7 @@ def read_mixture(values: Values, family: Family, num_layers: int) -> dict[str, A
             f"{values.file}: topk_group must be up to n_group, {groups}, with as many experts as {per_token}, "
             f"got {chosen}"
         )
-    shared_size = _count(values, shared) * values.size("moe_intermediate_size")
-    return of_layers | {"intermediate_size": shared_size, "expert_groups": groups, "groups_per_token": chosen}
+    return {"expert_groups": groups, "groups_per_token": chosen}
 
 
 def write_mixture(config: LlamaConfig, family: Family) -> dict[str, Any]:

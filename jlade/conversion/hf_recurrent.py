@@ -121,7 +121,7 @@ def _default_types(values: Values, recurrent: str, num_layers: int) -> list[str]
 
 def _read_delta(values: Values) -> Recurrence:
     sizes: dict[str, Any] = {field: values.size(key) for field, key in SIZES.items()}
-    return _checked(values, Recurrence(DELTA, **sizes), SIZES)
+    return checked(values, Recurrence(DELTA, **sizes), SIZES)
 
 
 def _read_state_space(values: Values) -> Recurrence:
@@ -137,15 +137,16 @@ def _read_state_space(values: Values) -> Recurrence:
     place: str | None = BEFORE_GATE if values.boolean(IS_BEFORE) else AFTER_GATE
     sizes |= {"filter_bias": values.boolean("mamba_conv_bias")}
     sizes |= {"norm_place": place if values.boolean(HAS_NORM, default=True) else None}
-    return _checked(values, Recurrence(STATE_SPACE, value_size=size, **sizes), MAMBA_SIZES)
+    return checked(values, Recurrence(STATE_SPACE, value_size=size, **sizes), MAMBA_SIZES)
 
 
 def _read_convolution(values: Values) -> Recurrence:
     width = values.size("hidden_size")
-    return _checked(values, Recurrence(CONVOLUTION, width, width, 1, 1, values.size(TAPS)), {"taps": TAPS})
+    return checked(values, Recurrence(CONVOLUTION, width, width, 1, 1, values.size(TAPS)), {"taps": TAPS})
 
 
-def _checked(values: Values, sizes: Recurrence, keys: dict[str, str]) -> Recurrence:
+def checked(values: Values, sizes: Recurrence, keys: dict[str, str]) -> Recurrence:
+    """Returns sizes that are those of a recurrent layer, which were read from some keys, by their fields."""
     if sizes.value_heads % sizes.key_heads:
         raise ValueError(
             f"{values.file}: {keys['value_heads']} ({sizes.value_heads}) must be a multiple of {keys['key_heads']} "

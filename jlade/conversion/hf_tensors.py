@@ -11,7 +11,7 @@ import jax
 from jlade.conversion import hf_experts, hf_fp8, interleaved
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.parts import Shape
-from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few
+from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few, name_in_files
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal
 from jlade.models.llama import LlamaConfig
 
@@ -64,13 +64,6 @@ class FileTensor(NamedTuple):
         return interleaved.join([arrays[name] for name in self.parts], self.groups).reshape(self.shape)
 
 
-def name_in_files(name: str, config: LlamaConfig) -> str:
-    """Returns the name in files of a tensor with a name of the model's, or the beginning of names for one."""
-    prefixes = FAMILIES[config.family].prefixes
-    own = next((own for own in prefixes if name.startswith(own)), "")
-    return prefixes.get(own, "") + name.removeprefix(own)
-
-
 def file_tensors(config: LlamaConfig) -> dict[str, FileTensor]:
     """Returns the tensors of files in Hugging Face's format, without those of experts."""
     family, fields_of = FAMILIES[config.family], fields_of_names(config)
@@ -115,11 +108,12 @@ def text_part(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]
 
 def own_names(tensors: Mapping[str, StoredTensor], config: LlamaConfig) -> dict[str, StoredTensor]:
     """Returns the tensors by the names that jlade writes, of those that transformers reads."""
-    others = FAMILIES[config.family].renamed
-    if FAMILIES[config.family].prefixes:
-        return dict(tensors)
+    others, prefixes = FAMILIES[config.family].renamed, FAMILIES[config.family].prefixes
 
     def own_name(name: str) -> str:
+        if prefixes:
+            own = prefixes.get("model.", "model.") + name.removeprefix("model.")  # transformers renames it
+            return own if name.startswith("model.") and own not in tensors else name
         inner = name.removeprefix("model.")  # transformers adds and removes it
         own = f"model.{inner}" if inner.startswith(INNER) else inner if inner.startswith("lm_head.") else name
         prefix, layers, rest = own.partition("layers.")

@@ -19,6 +19,7 @@ from jlade.conversion.expert_families import (
 from jlade.conversion.family import Family
 from jlade.conversion.hf_multipliers import DEFAULTS as MULTIPLIERS
 from jlade.conversion.hf_recurrent import mlp_size
+from jlade.conversion.hf_single import EXPERT_SIZES
 from jlade.conversion.json_files import Values
 
 _QWEN = {
@@ -62,10 +63,36 @@ _MAMBA_FUSED: dict[str, tuple[str, ...]] = {
     "mamba.conv1d.weight": ("value_filter", "key_filter", "query_filter"),
     "mamba.conv1d.bias": ("value_filter_bias", "key_filter_bias", "query_filter_bias"),
 }
+# transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
+_NO_LIMIT = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 _ONLY_MAMBA = {
     "mamba_proj_bias": (False,),
-    # transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
-    "time_step_limit": (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
+    "time_step_limit": _NO_LIMIT,
+}
+_NEMOTRON_KEYS = (
+    QWEN_EXPERTS
+    | EXPERT_SIZES
+    | {
+        "norm_eps": "layer_norm_epsilon",
+        "expert_scale": "routed_scaling_factor",
+    }
+)
+_NEMOTRON_TENSORS = {field: name.replace("mamba.", "mixer.") for field, name in _MAMBA.items()} | {
+    "attention_norm": "norm.weight",
+    "mlp_norm": "norm.weight",
+    "query": "mixer.q_proj.weight",
+    "key": "mixer.k_proj.weight",
+    "value": "mixer.v_proj.weight",
+    "attention_output": "mixer.o_proj.weight",
+    "up": "mixer.shared_experts.up_proj.weight",
+    "down": "mixer.shared_experts.down_proj.weight",
+    "router": "mixer.gate.weight",
+    "selection_bias": "mixer.gate.e_score_correction_bias",
+    "expert_up": "mixer.experts.up_proj.weight",
+    "expert_down": "mixer.experts.down_proj.weight",
+    "experts_input": "mixer.fc1_latent_proj.weight",
+    "experts_output": "mixer.fc2_latent_proj.weight",
+    "norm": "norm_f.weight",
 }
 _LFM2 = {
     "num_key_value_heads": 8,
@@ -234,6 +261,79 @@ RECURRENT: dict[str, Family] = {
             "feed_forward.experts.gate_up_proj": ("expert_gate", "expert_up"),
             "feed_forward.experts.down_proj": ("expert_down",),
         },
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": 4096,
+            "layers_block_type": None,
+            "hybrid_override_pattern": None,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "moe_latent_size": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+        },
+        aliases={
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_conv_bias": "use_conv_bias",
+            "rms_norm_eps": "layer_norm_epsilon",  # of published files, which transformers does not read
+        },
+        keys=_NEMOTRON_KEYS,
+        fixed=dict.fromkeys(("intermediate_size", *EXPERT_COUNTS), 0)  # unless some layers have experts
+        | {"norm": "rms_late", "activation": "relu2", "gated_mlp": False, "routing": "sigmoids"}
+        | {"selection_bias": True, "float32_router": True},
+        only={
+            "mlp_hidden_act": ("relu2",),
+            "mamba_hidden_act": ("silu",),
+            "n_shared_experts": (1,),
+            **dict.fromkeys(("sliding_window", "rope_scaling", "rope_parameters"), (None,)),
+            **dict.fromkeys(("time_step_limit", "mamba_dt_limit"), _NO_LIMIT),
+            **dict.fromkeys(
+                ("mlp_bias", "use_bias", "mamba_proj_bias", "attention_bias", "residual_in_fp32"), (False,)
+            ),
+        },
+        rotary="none",
+        tensors=_NEMOTRON_TENSORS,
+        fused={name.replace("mamba.", "mixer."): fields for name, fields in _MAMBA_FUSED.items()},
+        experts={f"mixer.experts.{{}}.{name}_proj.weight": (f"expert_{name}",) for name in ("up", "down")},
+        joined_experts={f"mixer.experts.{name}_proj": (f"expert_{name}",) for name in ("up", "down")},
+        prefixes={"model.embed_tokens.": "backbone.embeddings.", "model.": "backbone."},
+        without_effect=(  # some of published files alone
+            "attention_head_dim",
+            "chunk_size",
+            "expand",
+            "mamba_dt_init_floor",
+            "mamba_dt_max",
+            "mamba_dt_min",
+            "mamba_expand",
+            "mamba_ssm_cache_dtype",
+            "moe_shared_expert_overlap",
+            "mtp_hybrid_override_pattern",
+            "mtp_layers_block_type",
+            "num_logits_to_keep",
+            "num_nextn_predict_layers",
+            "rescale_prenorm_residual",
+            "time_step_floor",
+            "time_step_max",
+            "time_step_min",
+            "time_step_rank",
+            "use_mamba_kernels",
+        ),
     ),
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",

@@ -92,6 +92,13 @@ def layer_tensors(config: LlamaConfig, layer: int) -> dict[str, tuple[str, Shape
     return {field: (name(field), shape) for field, (shape, _) in layer_arrays(config, layer).items()}
 
 
+def name_in_files(name: str, config: LlamaConfig) -> str:
+    """Returns the name in files of a tensor with a name of the model's, or the beginning of names for one."""
+    prefixes = FAMILIES[config.family].prefixes
+    own = next((own for own in prefixes if name.startswith(own)), "")
+    return prefixes.get(own, "") + name.removeprefix(own)
+
+
 @functools.lru_cache(maxsize=8)  # asked for each tensor
 def fields_of_names(config: LlamaConfig) -> Mapping[str, str]:
     """Returns the field of `LlamaLayer` for each name within some layer."""

@@ -53,7 +53,7 @@ def of_step(shard: Shard, layout: Layout, setting: LookaheadConfig, batch_size: 
     _, outputs = share_size(setting, layout.lookahead)
     inner = max(c.intermediate_size, c.dense_size) // layout.model
     if c.num_experts:  # the tokens of each expert, in and out
-        inner += 2 * c.experts_per_token * (c.hidden_size + c.expert_size)
+        inner += 2 * c.experts_per_token * (c.expert_width + c.expert_size)
     chunk = CHUNK * (6 * c.hidden_size + 3 * inner) * shard.item
     if c.recurrence is not None and c.recurrence.has_memory:  # products of each two tokens of a chunk
         chunk += round(4 * 4 * CHUNK**2 * c.recurrence.value_heads * shard.recurrent_share)

@@ -176,12 +176,12 @@ def plan(
     return Plan(device, count, batch_size, capacity, dtype, bits, compression, sheet.memory, tuple(options))
 
 
-def step_time(work: Work, num_layers: int, device: Device) -> Step:
+def step_time(work: Work, num_layers: float, device: Device) -> Step:
     """Returns the estimated time of the model in a step: its parts, small operations and collectives, one by one.
 
     Args:
       work: of each device.
-      num_layers: of the model.
+      num_layers: of the model, a half for each that is a mixer or an MLP alone.
       device: of this kind.
     """
     rates = estimate.rates(device.platform, device.kind)
@@ -280,7 +280,7 @@ def _option(
 ) -> Option:
     work = work_lib.work(shard, layout, setting, batch_size, capacity)
     memory = memory_lib.of_step(shard, layout, setting, batch_size, capacity)
-    step = step_time(work, shard.config.num_layers, device)
+    step = step_time(work, shard.config.num_parts / 2, device)
     if setting != PLAIN:
         drafting = DRAFTING * step.total
         step = step._replace(total=step.total + drafting, drafting=drafting)

@@ -227,10 +227,12 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
     recycles = "recycled" in setting.reach
     if layout.model > 1:
         hidden = sequences * tokens * c.hidden_size * shard.item
-        # Layers with three sums, not two: of MLP and experts, or of attention and a recurrent mixer.
+        # Layers with two sums beside each other: of MLP and experts, or of attention and a recurrent mixer.
         both = sum(c.has_experts(i) and c.mlp_size(i) > 0 for i in range(c.num_layers))
         both += len(set(c.attention_layers) & set(c.recurrent_layers))
-        arrays = (2 * c.num_layers + both) * [hidden]
+        of_experts = sequences * tokens * c.expert_width * shard.item
+        experts = sum(map(c.has_experts, range(c.num_layers)))
+        arrays = (c.num_parts + both - experts) * [hidden] + experts * [of_experts]
         of_layers = shard.arrays.per_layer
         if of_layers is not None and of_layers.embedding.shape[0] < c.per_layer_vocab_size:
             arrays += [sequences * tokens * c.num_layers * c.per_layer_size * shard.item]

@@ -23,7 +23,8 @@ ROUTINGS = ("softmax", "sparsemixer", "sigmoid", *SCORED)
 # Rules of recurrent layers: the gated delta rule (Qwen3-Next), Mamba-2 (Granite 4), and a convolution alone (LFM2)
 RULES = DELTA, STATE_SPACE, CONVOLUTION = "delta", "state_space", "convolution"
 AFTER_GATE, BEFORE_GATE = "after_gate", "before_gate"  # places of the norm of Mamba-2
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "clipped_silu")  # the last is that of a gate and a product (GPT-OSS)
+# "relu2" is the square of a ReLU (Nemotron H), the last one that of a gate and a product (GPT-OSS)
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2", "clipped_silu")
 
 
 class Heads(NamedTuple):
@@ -168,9 +169,11 @@ class LlamaConfig:
     value_norm: bool = False  # of each head's values, without weights (Gemma 4)
     layer_scale: bool = False  # whether a number scales the hidden states after each layer (Gemma 4)
     activation: str = "silu"  # one of `ACTIVATIONS`
-    gated_mlp: bool = True  # whether the activation of one product multiplies another (all but StarCoder2 and Phi-2)
+    # Whether the activation of one product multiplies another, in experts too (all but StarCoder2, Phi-2, Nemotron H)
+    gated_mlp: bool = True
     num_experts: int = 0  # of each layer, 0 for none (Mixtral)
     expert_size: int = 0  # inner size of an expert
+    expert_latent: int = 0  # elements of an expert's input and output, 0 for hidden states (Nemotron 3 Super)
     experts_per_token: int = 0
     normalized_experts: bool = True  # whether the weights of a token's experts add up to one
     expert_epsilon: float = 1e-20  # added to the sum of scores by which they are normalized (1e-6 in LFM2)
@@ -192,6 +195,8 @@ class LlamaConfig:
     parallel: bool = False  # whether attention and MLP read the same norm and are added together (Cohere)
     parallel_norm: bool = False  # whether the MLP has a norm of its own then (GPT-NeoX)
 
+    # Layers that are an MLP or experts alone, where the others are a mixer alone; None where each is both (Nemotron H)
+    mlp_layers: tuple[int, ...] | None = None
     recurrent_layers: tuple[int, ...] = ()  # those that have a state in the place of keys and values (Qwen3-Next)
     recurrence: Recurrence | None = None  # of these
     recurrent_attention: bool = False  # whether these have attention too, which reads the same norm (Falcon-H1)
@@ -254,7 +259,8 @@ class LlamaConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
-        return tuple(i for i in range(self.num_layers) if self.recurrent_attention or i not in self.recurrent_layers)
+        others = {*(() if self.recurrent_attention else self.recurrent_layers), *(self.mlp_layers or ())}
+        return tuple(i for i in range(self.num_layers) if i not in others)
 
     @property
     def kv_layers(self) -> tuple[int, ...]:
@@ -287,7 +293,8 @@ class LlamaConfig:
 
     def entries_by_layer(self, capacity: int) -> tuple[int, ...]:
         """Returns the cache entries of each layer, 0 without attention, for a text of up to `capacity` tokens."""
-        attend, entries = self.attention_layers, (num_entries(window, capacity) for window in self.windows_by_layer)
+        attend = set(self.attention_layers)
+        entries = (num_entries(window, capacity) for window in self.windows_by_layer)
         return tuple(number if i in attend else 0 for i, number in enumerate(entries))
 
     @property
@@ -307,12 +314,28 @@ class LlamaConfig:
             return self.latent.query_size**-0.5
         return self.attention_scale
 
+    @property
+    def expert_width(self) -> int:
+        """The elements of an expert's input and output."""
+        return self.expert_latent or self.hidden_size
+
+    @property
+    def num_parts(self) -> int:
+        """The number of mixers, and of MLPs and mixtures of experts: two for each layer, or one (Nemotron H)."""
+        return self.num_layers * (2 if self.mlp_layers is None else 1)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP or experts."""
+        return self.mlp_layers is None or layer in self.mlp_layers
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        return self.num_experts > 0 and layer not in self.dense_layers
+        return self.num_experts > 0 and self.has_mlp(layer) and layer not in self.dense_layers
 
     def mlp_size(self, layer: int) -> int:
         """Returns the inner size of the MLP that all tokens pass in a layer, 0 for none."""
+        if not self.has_mlp(layer):
+            return 0
         is_wide = self.wide_mlp and layer >= self.num_layers - self.shared_kv_layers
         return self.dense_size if layer in self.dense_layers else self.intermediate_size * (2 if is_wide else 1)
 
@@ -341,7 +364,7 @@ def is_matrix(field: str) -> bool:
     """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in int8: not routers."""
     of_attention = ("query", "key", "value", "output_gate", "attention_output", "query_down", "key_down")
     recurrent = tuple(f"recurrent_{name}" for name in ("query", "key", "value", "gate", "output"))
-    of_mlp = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    of_mlp = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down", "experts_input", "experts_output")
     return field in (*of_attention, *recurrent, *of_mlp, "input_gate", "input_projection")
 
 
@@ -367,18 +390,20 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "each": (((c.num_heads, heads.size), outputs), ((heads.number, heads.size), kv)),
     }
     query_norm, key_norm = qk_norms.get(c.qk_norm_kind, (((heads.size,), whole),) * 2)
-    has_mlp_norm = c.pre_norms and (c.parallel_norm or not c.parallel)
+    mixes, feeds = c.mlp_layers is None or not c.has_mlp(layer), c.has_mlp(layer)
+    has_mlp_norm = feeds and c.pre_norms and (c.parallel_norm or not c.parallel)
     has_qk_norm = c.qk_norm and c.qk_norm_kind != "weightless"
     has_key = layer in c.kv_layers and c.latent is None
     has_value = has_key and (not c.values_from_keys or c.windows_by_layer[layer] is not None)
     has_mlp, has_experts, number, own = inner > 0, c.has_experts(layer), c.num_experts, c.expert_size
+    has_gates, has_latent, width = has_experts and c.gated_mlp, has_experts and c.expert_latent > 0, c.expert_width
     attends, has_own_norms, own_inputs = (
         layer in c.attention_layers,
         has_experts and c.separate_experts,
         c.per_layer_size,
     )
     arrays: dict[str, tuple[bool, tuple[int, ...], P]] = {
-        "attention_norm": (c.pre_norms, hidden, whole),
+        "attention_norm": (mixes and c.pre_norms, hidden, whole),
         "query": (attends, (queries, query_inputs), outputs),
         "key": (has_key, (keys, c.hidden_size), kv),
         "value": (has_value, (keys, c.hidden_size), kv),
@@ -397,19 +422,19 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "down_bias": (has_mlp and c.mlp_bias, hidden, whole),
         "query_norm": (attends and has_qk_norm, *query_norm),
         "key_norm": (has_qk_norm and has_key, *key_norm),
-        "attention_norm_bias": (c.norm_bias and c.pre_norms, hidden, whole),
+        "attention_norm_bias": (mixes and c.norm_bias and c.pre_norms, hidden, whole),
         "mlp_norm_bias": (c.norm_bias and has_mlp_norm, hidden, whole),
-        "attention_post_norm": (c.post_norms, hidden, whole),
-        "mlp_post_norm": (c.post_norms, hidden, whole),
+        "attention_post_norm": (mixes and c.post_norms, hidden, whole),
+        "mlp_post_norm": (feeds and c.post_norms, hidden, whole),
         "layer_scale": (c.layer_scale, (1,), whole),
         "sinks": (c.sinks, (c.num_heads,), outputs),
         "router": (has_experts, (number, c.hidden_size), whole),
         "router_bias": (has_experts and c.router_bias, (number,), whole),
         "selection_bias": (has_experts and c.selection_bias, (number,), whole),
         "shared_router": (has_experts and c.shared_router, (1, c.hidden_size), whole),
-        "expert_gate": (has_experts, (number, c.hidden_size, own), outputs),
-        "expert_up": (has_experts, (number, c.hidden_size, own), outputs),
-        "expert_down": (has_experts, (number, own, c.hidden_size), outputs),
+        "expert_gate": (has_gates, (number, width, own), outputs),
+        "expert_up": (has_experts, (number, width, own), outputs),
+        "expert_down": (has_experts, (number, own, width), outputs),
         "shared_post_norm": (has_own_norms, hidden, whole),
         "experts_norm": (has_own_norms, hidden, whole),
         "experts_post_norm": (has_own_norms, hidden, whole),
@@ -418,9 +443,11 @@ def layer_arrays(config: LlamaConfig, layer: int) -> dict[str, tuple[tuple[int, 
         "input_gate": (own_inputs > 0, (own_inputs, c.hidden_size), whole),
         "input_projection": (own_inputs > 0, (c.hidden_size, own_inputs), whole),
         "input_norm": (own_inputs > 0, hidden, whole),
-        "expert_gate_bias": (has_experts and c.mlp_bias, (number, own), outputs),
+        "expert_gate_bias": (has_gates and c.mlp_bias, (number, own), outputs),
         "expert_up_bias": (has_experts and c.mlp_bias, (number, own), outputs),
-        "expert_down_bias": (has_experts and c.mlp_bias, (number, c.hidden_size), outputs),
+        "expert_down_bias": (has_experts and c.mlp_bias, (number, width), outputs),
+        "experts_input": (has_latent, (width, c.hidden_size), whole),
+        "experts_output": (has_latent, (c.hidden_size, width), whole),
     }
     if latent is not None:
         query_rank, rank = latent.query_rank or 0, latent.rank

@@ -111,4 +111,6 @@ def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.Exp
     c, shards = config, mesh_lib.size(mesh, *MODEL)
     dtype = next(jax.tree.leaves(layer.experts)[0].dtype for layer in params.layers if layer.experts)
     per_token = -(-c.experts_per_token // shards)
-    return experts.ExpertShape(c.num_experts // shards, per_token, c.hidden_size, c.expert_size, dtype.name)
+    return experts.ExpertShape(
+        c.num_experts // shards, per_token, c.expert_width, c.expert_size, dtype.name, c.gated_mlp
+    )

@@ -98,6 +98,7 @@ def activate(x: jax.Array, activation: str) -> jax.Array:
         "silu": jax.nn.silu,
         "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
         "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+        "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     }
     return functions[activation](x)
 

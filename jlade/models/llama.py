@@ -47,16 +47,16 @@ class LlamaLayer:
     Matrices are [out, in], as in the checkpoint: see `linear`. `quantize` makes each one of few bits.
     """
 
-    attention_norm: jax.Array | None = None  # [E], None for models without a norm before attention
-    # None for recurrent layers without attention
+    attention_norm: jax.Array | None = None  # [E], None for layers without a norm before a mixer
+    # None for layers without attention
     query: Any = None  # [H * D, E]
     key: jax.Array | None = None  # [KH * D, E], None too with a latent, or where an earlier layer's keys are read
     value: jax.Array | None = None  # [KH * D, E], None too where `key` makes the values
     output_gate: jax.Array | None = None  # [H * D, E], None for models without
     attention_output: Any = None  # [E, H * D]
-    mlp_norm: jax.Array | None = None  # [E], None for models without a norm before the MLP
+    mlp_norm: jax.Array | None = None  # [E], None for layers without a norm before an MLP
     gate: jax.Array | None = None  # [F, E], None for models without a gate
-    up: jax.Array | None = None  # [F, E], None for layers of experts alone
+    up: jax.Array | None = None  # [F, E], None for layers without an MLP for all tokens
     down: jax.Array | None = None  # [E, F]
     # None for models without
     query_bias: jax.Array | None = None  # [H * D]
@@ -81,6 +81,8 @@ class LlamaLayer:
     expert_gate: jax.Array | None = None  # [N, E, F']: experts are [in, out], as grouped products read them
     expert_up: jax.Array | None = None  # [N, E, F']
     expert_down: jax.Array | None = None  # [N, F', E]
+    experts_input: Any = None  # [W, E], of the experts' inputs of W elements, which are E in the three above then
+    experts_output: Any = None  # [E, W]
     shared_post_norm: jax.Array | None = None  # [E], of the MLP beside experts
     experts_norm: jax.Array | None = None  # [E], of the experts' input
     experts_post_norm: jax.Array | None = None  # [E], of their output
@@ -130,10 +132,10 @@ class LlamaLayer:
     @property
     def experts(self) -> Experts | None:
         """The experts, None for layers without."""
-        if self.expert_gate is None:
+        if self.expert_up is None:
             return None
         biases = self.expert_gate_bias, self.expert_up_bias, self.expert_down_bias
-        return Experts(self.expert_gate, cast(Any, self.expert_up), cast(Any, self.expert_down), *biases)
+        return Experts(self.expert_gate, self.expert_up, cast(Any, self.expert_down), *biases)
 
 
 @flax.struct.dataclass
@@ -310,10 +312,12 @@ class Llama:
                 if source == i:
                     padded[i] = kept
                     kept_of_layers.append(tuple(array[:, :block_size] for array in kept))
-            else:
+            elif i in states:
                 hidden, of_state = _recurrent_layer(
                     layer, hidden, *states[i], config=c, experts=self.experts, axes=self.axes
                 )
+            else:
+                hidden, of_state = _mlp_layer(layer, hidden, config=c, experts=self.experts, axes=self.axes), None
             if of_state is not None:
                 kept_of_states.append(tuple(array[:, :block_size] for array in of_state if array is not None))
         return hidden[:, :block_size], [*kept_of_layers, *kept_of_states]
@@ -430,11 +434,19 @@ def _mix_recurrently(
     return recurrent.mix(layer, normed, state, tree, c.recurrence, c.multipliers, c.norm_eps, axes)
 
 
+@functools.partial(jax.jit, static_argnames=("config", "experts", "axes"))
+def _mlp_layer(
+    layer: LlamaLayer, hidden: jax.Array, *, config: LlamaConfig, experts: str, axes: tuple[str, ...]
+) -> jax.Array:
+    """Returns the hidden states [B, T, E] after a layer that has no mixer."""
+    return _add(layer, hidden, hidden, None, None, config, experts, axes)
+
+
 def _add(
     layer: LlamaLayer,
     hidden: jax.Array,
     normed: jax.Array,
-    mixed: jax.Array,
+    mixed: jax.Array | None,
     own: jax.Array | None,
     config: LlamaConfig,
     experts: str,
@@ -445,7 +457,10 @@ def _add(
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     if c.parallel and layer.mlp_norm is not None:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
-    hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
+    if mixed is not None:
+        hidden += scale(norm(mixed, layer.attention_post_norm), c.residual_scale)
+    if layer.up is None and layer.experts is None:
+        return hidden
     if not c.parallel:
         normed = norm(hidden, layer.mlp_norm, bias=layer.mlp_norm_bias)
     added = norm(_feed_forward(layer, hidden, normed, c, axes, experts), layer.mlp_post_norm)
@@ -517,7 +532,11 @@ def _feed_forward(
     inputs = normed
     if c.routing == "sigmoid":  # the weight of the token's one expert is that of its input
         inputs, weights = normed * weights.astype(normed.dtype), jnp.ones_like(weights)
+    if layer.experts_input is not None:
+        inputs = linear(inputs, layer.experts_input)
     mixed = mix(inputs, chosen, weights, layer.experts, c.activation, axes, experts)
+    if layer.experts_output is not None:
+        mixed = linear(mixed, layer.experts_output)
     if layer.up is None:
         return mixed
     shared = _mlp(layer, normed, c, axes)

@@ -18,7 +18,7 @@ from jlade.models.llama import quantize
 from tests.conversion import gguf_files
 from tests.conversion.test_expert_files import random_params
 from tests.conversion.test_huggingface import random_tensors, write_checkpoint
-from tests.models.test_more_families import RECURRENT_EXPERTS
+from tests.models.test_more_families import NEMOTRON_EXPERTS, RECURRENT_EXPERTS
 from tests.tiny import slow
 
 PREFIX = "base_model.model."
@@ -357,6 +357,11 @@ PATTERNS = {"rank_pattern": {"layers.0.self_attn.q_proj": 2}, "alpha_pattern": {
             "qwen3_next",
             RECURRENT_EXPERTS | {"eos_token_id": 2},
             LORA | {"target_modules": ["q_proj", "in_proj_qkvz", "in_proj_ba"]},
+        ),
+        (
+            "nemotron_h",
+            NEMOTRON_EXPERTS | {"eos_token_id": 2},
+            LORA | {"target_modules": ["q_proj", "in_proj", "up_proj", "embeddings"], "modules_to_save": ["lm_head"]},
         ),
         (
             "deepseek_v3",

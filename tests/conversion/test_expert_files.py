@@ -136,6 +136,11 @@ def test_devices_read_their_experts(model_type, gpt_oss, tmp_path, monkeypatch):
         }
         | {"recurrent_layers": (0,), "recurrence": Recurrence(CONVOLUTION, 32, 32, 1, 1, 3), "expert_epsilon": 1e-6}
         | {"dense_layers": (0,), "dense_size": 32},
+        "nemotron_h": {"norm": "rms_late", "activation": "relu2", "gated_mlp": False, "norm_eps": 1e-5}
+        | {"routing": "sigmoids", "selection_bias": True, "float32_router": True, "layer_rotary": (None,) * 4}
+        | {"num_layers": 4, "mlp_layers": (1, 3), "dense_layers": (3,), "dense_size": 32, "intermediate_size": 16}
+        | {"recurrent_layers": (0,), "recurrence": Recurrence(STATE_SPACE, 4, 8, 8, 8, 4, filter_bias=True)}
+        | {"expert_latent": 20},
         "qwen3_next": recurrent,
         "qwen3_5_moe_text": recurrent,
         "gemma4_text": {

@@ -22,7 +22,7 @@ from jlade.models.llama import LlamaConfig, init_params
 from jlade.models.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rotary
 from tests.models.test_families import SIZES, checkpoint, rope
 from tests.models.test_llama import run_blocks
-from tests.models.test_more_families import MAMBA, RECURRENT, RECURRENT_EXPERTS
+from tests.models.test_more_families import MAMBA, NEMOTRON, RECURRENT, RECURRENT_EXPERTS
 from tests.tiny import slow_but
 
 
@@ -30,6 +30,8 @@ def write(directory, model_type, **changes):
     content = SIZES | {"model_type": model_type}
     if "kv_lora_rank" in FAMILIES.get(model_type, FAMILIES["llama"]).reads:
         content |= {"num_key_value_heads": 4, "num_experts_per_tok": 2}
+    if model_type == "nemotron_h" and {"layers_block_type", "hybrid_override_pattern"} & changes.keys():
+        del content["num_hidden_layers"]
     if model_type == "granitemoehybrid":  # without these it would have no attention
         kinds = ["mamba"] * (changes.get("num_hidden_layers", 2) - 1) + ["attention"]
         content |= {"layer_types": kinds, "mamba_n_heads": 8}
@@ -51,7 +53,7 @@ def test_the_defaults_of_every_family_are_those_of_transformers(tmp_path):
         if name == "gemma3_text":
             continue
         config = transformers.AutoConfig.for_model(name)
-        theirs = config.to_dict() | (config.rope_parameters or {})
+        theirs = config.to_dict() | (getattr(config, "rope_parameters", None) or {})
         for key, value in (family.reads | (family.reads["rope_scaling"] or {})).items():
             if key == "sliding_window" and theirs.get("use_sliding_window") is False:
                 continue  # transformers replaces it
@@ -713,6 +715,66 @@ def test_published_keys_of_falcon_h1(tmp_path):
     assert (m.gate, m.down, m.attention_output, m.key) == (0.8838834764831844, 0.5859375, 0.9375, 0.390625)
     by_width = read_config(write(tmp_path, "falcon_h1", **changes | {"mamba_d_ssm": None, "mamba_d_head": 8}))
     assert by_width.recurrence.values == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers_block_type": ["moe", "mamba"]}, "layers_block_type must name full_attention for one of 2 layers"),
+        ({"layers_block_type": ["conv"]}, "layers_block_type must list linear_attention, full_attention, mlp, moe, ma"),
+        ({"layers_block_type": "M*"}, "layers_block_type must list"),
+        ({"hybrid_override_pattern": "M*-x"}, r"hybrid_override_pattern must be letters of M\*-E, got 'M\*-x'"),
+        (
+            {"hybrid_override_pattern": "M*-", "num_hidden_layers": 4},
+            "num_hidden_layers must be 3, as layers_block_typ",
+        ),
+        ({"n_groups": 3}, r"mamba_num_heads \(128\) must be a multiple of n_groups \(3\)"),
+        ({"conv_kernel": 4, "mamba_d_conv": 3}, "conv_kernel is 4 and mamba_d_conv is 3: remove one of them"),
+        ({"n_group": 3}, "n_group must divide 8 experts into groups of 2 or more, got 3"),
+        ({"n_shared_experts": 2}, "n_shared_experts is 2; supported is 1"),
+        ({"mlp_bias": True}, "mlp_bias is True; supported is False"),
+        ({"use_bias": True}, "use_bias is True; supported is False"),
+        ({"residual_in_fp32": True}, "residual_in_fp32 is True; supported is False"),
+        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'; supported is 'relu2'"),
+        ({"time_step_limit": [0.001, 0.1]}, "time_step_limit is .*; supported is None or"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_of_nemotron_h(changes, message, tmp_path):
+    if "layers_block_type" not in changes:
+        changes = {"hybrid_override_pattern": "ME*-"} | changes
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        read_config(write(tmp_path, "nemotron_h", **changes))
+
+
+def test_published_keys_of_nemotron_h(tmp_path):
+    """As in nvidia/NVIDIA-Nemotron-Nano-9B-v2, and in NVIDIA-Nemotron-3-Nano-30B-A3B-BF16."""
+    changes = {"chunk_size": 128, "conv_kernel": 4, "expand": 2, "mamba_head_dim": 80, "mamba_num_heads": 16}
+    changes |= {"num_logits_to_keep": 1, "rescale_prenorm_residual": True, "residual_in_fp32": False, "n_groups": 8}
+    changes |= {"sliding_window": None, "time_step_floor": 1e-4, "time_step_limit": [0.0, math.inf], "use_bias": False}
+    changes |= {"time_step_max": 0.1, "time_step_min": 1e-3, "time_step_rank": 256, "rms_norm_eps": 1e-5}
+    dense = read_config(write(tmp_path, "nemotron_h", **changes, hybrid_override_pattern="M-M*-"), strict=True)
+    assert (dense.num_layers, dense.mlp_layers, dense.attention_layers) == (5, (1, 4), (3,))
+    assert (dense.recurrent_layers, dense.num_experts, dense.dense_size) == ((0, 2), 0, 48)
+    assert dense.recurrence == Recurrence(STATE_SPACE, 8, 16, 128, 80, 4, filter_bias=True)
+    assert set(dense.rotary_by_layer) == {None}
+    changes |= {"n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "topk_group": 1}
+    changes |= {"moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "num_experts_per_tok": 6}
+    changes |= {"use_mamba_kernels": True, "layer_norm_epsilon": 1e-5}
+    changes |= {"routed_scaling_factor": 2.5, "rope_theta": 10000, "partial_rotary_factor": 1.0}
+    changes |= {"mamba_ssm_cache_dtype": "float32", "layers_block_type": ["mamba", "moe", "attention", "moe"]}
+    config = read_config(write(tmp_path, "nemotron_h", **changes), strict=True)
+    assert (config.num_experts, config.expert_size, config.intermediate_size) == (128, 1856, 3712)
+    assert (config.mlp_layers, config.dense_layers, config.dense_size) == ((1, 3), (), 0)
+
+
+@pytest.mark.filterwarnings("default:.*tensors that predict further tokens")
+def test_files_of_nemotron_h_with_layers_that_predict_further_tokens(tmp_path):
+    _, params = checkpoint("NemotronH", NEMOTRON, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"mtp.layers.0.norm.weight": np.zeros(32)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.warns(UserWarning, match=r"ignored 1 tensors that predict further tokens: mtp\.layers"):
+        assert load_hf(tmp_path, "float32").config == params.config
 
 
 def test_published_keys_of_lfm2(tmp_path):

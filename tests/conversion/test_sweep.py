@@ -39,6 +39,7 @@ BASES = {
     **{name: FAMILY_CASES[name] for name in ("deepseek_v2", "deepseek_v3", "mistral4")},
     **{name: FAMILY_CASES[name] for name in ("gpt_neox", "falcon", "falcon, 40B", "ernie4_5_moe", "afmoe", "hy_v3")},
     "gpt_oss": ("GptOss", EXPERTS | LISTED | {"head_dim": 8} | rope("yarn", factor=4.0)),
+    "nemotron_h": FAMILY_CASES["nemotron_h, experts"],
 }
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 SHARDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -360,6 +361,15 @@ CASES = {
     "hy_v3: another scale of experts": (keys(router_scaling_factor=0.5), EQUAL),
     "hy_v3: sums of experts in the dtype of the model": (keys(enable_moe_fp32_combine=False), EQUAL),
     "gpt_oss: swiglu_limit": (keys(swiglu_limit=1.0), Refused("config.json: swiglu_limit is 1.0")),
+    "nemotron_h: a letter for each layer": (keys(layers_block_type=REMOVED, hybrid_override_pattern="ME*-"), EQUAL),
+    "nemotron_h: letters beside the list": (keys(hybrid_override_pattern="M*"), EQUAL),
+    "nemotron_h: old names of parts": (keys(layers_block_type=["mamba", "moe", "attention", "mlp"]), EQUAL),
+    "nemotron_h: another number of layers": (keys(num_hidden_layers=2), Refused("num_hidden_layers must be 4")),
+    "nemotron_h: old names of keys": (keys(n_groups=REMOVED, mamba_n_groups=2), EQUAL),
+    "nemotron_h: another width by expand": (keys(expand=5), EQUAL),
+    "nemotron_h: another scale of experts": (keys(routed_scaling_factor=0.5, norm_topk_prob=False), EQUAL),
+    "nemotron_h: another rms_norm_eps": (keys(rms_norm_eps=0.3), Refused("rms_norm_eps is 0.3: remove one")),
+    "nemotron_h: names of transformers": (renamed(lambda name: name.replace("backbone.", "model.")), EQUAL),
 }
 
 

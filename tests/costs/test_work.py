@@ -51,6 +51,25 @@ LATENT = {"latent": Latent(48, rank=32, rotated=16, unrotated=24, value_size=20)
 LATENT |= {"rotary_dim": 16}
 
 
+NEMOTRON = {
+    "model_type": "nemotron_h",
+    "num_layers": 4,
+    "mlp_layers": (1, 3),
+    "recurrent_layers": (0,),
+    "recurrence": Recurrence(STATE_SPACE, 4, 8, 8, 16, 4, filter_bias=True),
+    "layer_rotary": (None,) * 4,
+    "dense_layers": (3,),
+    "dense_size": 256,
+    "gated_mlp": False,
+    "activation": "relu2",
+    "num_experts": 8,
+    "expert_size": 32,
+    "expert_latent": 48,
+    "experts_per_token": 2,
+    "routing": "sigmoids",
+}
+
+
 @pytest.mark.parametrize(
     ("sizes", "setting", "changes"),
     [
@@ -61,6 +80,7 @@ LATENT |= {"rotary_dim": 16}
         slow((2, 1, 4), PLAIN, {}),
         slow((2, 2, 2), SETTING, {"num_layers": 2, "sliding_windows": (2 * plain.CHUNK_ON_CPU, None)}),
         slow((2, 2, 2), SETTING, {"num_layers": 4} | GEMMA_4),
+        slow((2, 2, 2), SETTING, NEMOTRON),
         slow((1, 8, 1), TREE, {}),
         slow((1, 2, 4), SETTING, LATENT),
         slow((2, 2, 2), TREE, {}),
@@ -71,7 +91,7 @@ def test_work_and_memory_are_those_of_compiled_programs(sizes, setting, changes)
     layout = Layout(*sizes)
     program = meshed.compile_steps("cpu", sizes, config, setting, BATCH, CAPACITY, jnp.float32)
     chunks = sum(config.entries_by_layer(CAPACITY)) // plain.CHUNK_ON_CPU
-    launched = meshed.step_launches(program, chunks / config.num_layers)
+    launched = meshed.step_launches(program, chunks / len(config.attention_layers))
     shard = work_lib.shard(param_shapes(config, jnp.float32), layout.model)
     work = work_lib.work(shard, layout, setting, BATCH, CAPACITY)
     memory = memory_lib.of_step(shard, layout, setting, BATCH, CAPACITY)

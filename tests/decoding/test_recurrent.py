@@ -12,14 +12,14 @@ from jlade.config import PLAIN
 from jlade.decoding import loop
 from tests import plain_llama
 from tests.decoding.test_programs import copies_in_loops
-from tests.tiny import BESIDE_ATTENTION, CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
+from tests.tiny import ALONE, BESIDE_ATTENTION, CONVOLUTIONS, PAPER, RECURRENT, STATE_SPACES, slow, tiny_llama
 
 SHAPE = RECURRENT | {"num_layers": 3}
 KINDS = {"delta": SHAPE, "state_space": STATE_SPACES, "convolution": CONVOLUTIONS | {"num_layers": 3}}
-KINDS |= {"beside attention": BESIDE_ATTENTION}
+KINDS |= {"beside attention": BESIDE_ATTENTION, "alone": ALONE}
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [5], [1, 2, 3, 1, 2, 3, 1, 2]]
 TREE = LookaheadConfig.tree(15)
-OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution", "beside attention"])
+OTHERS = pytest.mark.parametrize("kind", ["state_space", "convolution", "beside attention", "alone"])
 MESHES = [(1, 1, 2), slow((1, 2, 1)), slow((2, 2, 2))]
 
 
@@ -72,7 +72,7 @@ def test_a_turn_goes_on_from_the_state():
     assert generate(text, state=first.state).tokens[0].tolist() == continued(tuple(text))
 
 
-@pytest.mark.parametrize("kind", ["delta", slow("beside attention")])
+@pytest.mark.parametrize("kind", ["delta", slow("beside attention"), slow("alone")])
 def test_an_engine_takes_over_a_whole_text(kind):
     prompt = tuple(np.random.default_rng(1).integers(0, 13, 30).tolist())
     with jlade.Engine(tiny_llama(2, **KINDS[kind]), lookahead=PAPER, capacity=64, max_sequences=2) as engine:

@@ -503,6 +503,27 @@ FAULTS = (
         ("tests/conversion/test_families.py::test_published_keys_of_falcon_h1",),
     ),
     Fault(
+        "a layer of an MLP alone has attention",
+        "jlade/models/architecture.py",
+        "self.recurrent_layers), *(self.mlp_layers or ())}",
+        "self.recurrent_layers)}",
+        ("tests/decoding/test_recurrent.py::test_texts_are_those_of_other_rules_token_by_token",),
+    ),
+    Fault(
+        "the activation of Nemotron H is not squared",
+        "jlade/models/layers.py",
+        "jnp.square(jax.nn.relu(x))",
+        "jax.nn.relu(x)",
+        ("tests/models/test_experts.py::test_every_way_gives_the_mixture_of_each_token",),
+    ),
+    Fault(
+        "written files of Nemotron H bound the time steps of prompts in transformers",
+        "jlade/conversion/hf_single.py",
+        'LEAST_STEP, UNBOUNDED = "time_step_min", 1e-30',
+        'LEAST_STEP, UNBOUNDED = "time_step_min", 1e-3',
+        ("tests/models/test_more_families.py::test_logits_are_those_of_transformers_and_every_format_keeps_them",),
+    ),
+    Fault(
         "arrays in one tensor of a file have the order of the layer's",
         "jlade/conversion/hf_tensors.py",
         'return places.get(fields_of.get(part[0].split(".", 3)[-1], ""), 0)',

@@ -17,7 +17,7 @@ from jlade.models.experts import Experts, ExpertShape, mix, resolve, resolve_una
 from jlade.models.experts.contest import prepare
 from jlade.models.llama import Llama, init_params, quantize
 from tests.models.attention.test_attend import AMPERE, CPU, HOPPER, TPU
-from tests.tiny import tiny_llama
+from tests.tiny import slow, tiny_llama
 
 SHAPE = ExpertShape(number=6, per_token=2, size=64, width=128, dtype="bfloat16")
 with_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="the kernel needs JAX 0.11.2")
@@ -73,14 +73,15 @@ def test_results(kernel, reason):
     assert found.startswith(reason or "takes 1.00 of the time of 'plain'")
 
 
-def test_a_program_has_all_layers_with_changing_experts():
+@pytest.mark.parametrize("has_gates", [True, slow(False)])
+def test_a_program_has_all_layers_with_changing_experts(has_gates):
     seen = []
 
     def counted(x, chosen, weights, matrices):
         jax.debug.callback(lambda chosen: seen.append(np.array(chosen)), chosen)
         return plain(x, chosen, weights, matrices)
 
-    contest = prepare(counted, plain, CPU, SHAPE)
+    contest = prepare(counted, plain, CPU, SHAPE._replace(has_gates=has_gates))
     contest.run(contest.step.arguments, jnp.int32(7))
     jax.effects_barrier()
     first, *rest = sorted(seen, key=lambda chosen: (chosen - seen[0])[0, 0] % SHAPE.number)
@@ -168,6 +169,14 @@ def test_a_decoder_asks_for_a_trial_of_its_experts(on_hopper):
     assert Llama(params.config, experts="plain").on(params).experts == "plain"
     assert Llama(params.config, experts="gpu").on(params).experts == "gpu"
     assert len(on_hopper) == 2
+
+
+@with_kernel
+def test_experts_of_a_latent_without_gates_are_tried_as_such(on_hopper):
+    config = dataclasses.replace(mixture().config, gated_mlp=False, activation="relu2", expert_latent=64)
+    params = init_params(jax.random.key(0), config, jnp.bfloat16)
+    assert params.decoder.experts == "gpu"
+    assert str(on_hopper[0][3]) == "8 experts of 64 x 64 without gates, 3 for a token, bfloat16"
 
 
 @with_kernel

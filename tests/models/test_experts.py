@@ -33,11 +33,18 @@ def random_experts(number, biases):
 
 @pytest.mark.parametrize(
     ("tokens", "number", "k", "activation"),
-    [(1, 4, 2, "silu"), (7, 8, 3, "clipped_silu"), slow(100, 5, 2, "clipped_silu"), slow(40, 64, 8, "silu")],
+    [
+        (1, 4, 2, "silu"),
+        (7, 8, 3, "clipped_silu"),
+        (7, 8, 3, "relu2"),
+        slow(100, 5, 2, "clipped_silu"),
+        slow(40, 64, 8, "silu"),
+    ],
 )
 def test_every_way_gives_the_mixture_of_each_token(tokens, number, k, activation):
     rng = np.random.default_rng(0)
     experts = random_experts(number, biases=activation == "clipped_silu")
+    experts = experts._replace(gate=None) if activation == "relu2" else experts
     x, router = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((tokens, E), (number, E)))
     chosen, weights = jax.jit(lambda x: routed(x, router, None, k))(x)
     wanted = mixture(x, chosen, weights, experts, activation)

@@ -58,6 +58,22 @@ FALCON_H1 = {
     "ssm_out_multiplier": 0.7,
     "mlp_multipliers": [0.9, 0.6],
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 6,
+    "n_groups": 2,
+    "ssm_state_size": 5,
+    "chunk_size": 8,
+    "time_step_min": 1e-30,  # transformers bounds the steps of prompts alone by it
+}
+NEMOTRON_EXPERTS = NEMOTRON | {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 20,
+}
 # Of latent attention with small sizes, and of its experts.
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -342,6 +358,20 @@ CASES = {
         {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "routed_scaling_factor": 1.7}
         | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     ),
+    "nemotron_h": (
+        "NemotronH",
+        NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "use_conv_bias": False},
+    ),
+    "nemotron_h, experts": (
+        "NemotronH",
+        NEMOTRON_EXPERTS | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7},
+    ),
+    "nemotron_h, experts of a latent": (
+        "NemotronH",
+        NEMOTRON_EXPERTS
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention"] * 2}
+        | {"moe_latent_size": 12, "norm_topk_prob": False, "tie_word_embeddings": True},
+    ),
     "qwen3_next": ("Qwen3Next", RECURRENT_EXPERTS),
     "qwen3_5_text": ("Qwen3_5Text", RECURRENT),
     "qwen3_5_moe_text": ("Qwen3_5MoeText", RECURRENT_EXPERTS | {"linear_conv_kernel_dim": 3}),
@@ -349,15 +379,20 @@ CASES = {
 
 
 GEMMA_4_FORMS = ("gemma4_text", "gemma4_text, experts", "gemma4_text, embeddings of layers")
-DECODED = ("gemma2", "qwen3_5_text", *map(slow, (*GEMMA_4_FORMS, "gpt_oss", "deepseek_v3")))
+DECODED = ("gemma2", "qwen3_5_text", *map(slow, (*GEMMA_4_FORMS, "gpt_oss", "deepseek_v3", "nemotron_h, experts")))
 QUANTIZED = ("gemma", "gemma4_text", "phi3", "cohere2", "starcoder2", "stablelm", "phimoe", "llama4_text")
 QUANTIZED += ("qwen2_moe", "gpt_oss", "deepseek_v3", "falcon, 40B")
+QUANTIZED += ("nemotron_h, experts of a latent",)
 QUICK = ("gemma2", "gemma4_text, embeddings of layers", "cohere2", "smollm3", "phimoe", "gpt_oss", "deepseek_v3")
 QUICK += ("falcon, 40B",)
 
 
 # Norms, caps, windows, rotary by layer, parallel residuals, experts, sinks, latents and recurrent layers come once.
-@pytest.fixture(params=slow_but(CASES, *QUICK, "qwen3_next", "granitemoehybrid, experts", "falcon_h1", "lfm2"))
+@pytest.fixture(
+    params=slow_but(
+        CASES, *QUICK, "qwen3_next", "granitemoehybrid, experts", "falcon_h1", "lfm2", "nemotron_h, experts"
+    )
+)
 def case(request):
     return request.param
 

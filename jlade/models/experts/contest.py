@@ -11,7 +11,8 @@ import numpy as np
 from jlade.models import trial
 from jlade.models.trial import Case, Contest
 
-# Of tokens [T, E], their experts and weights [T, K], and the matrices gate, up and down of the experts
+# Of tokens [T, E], their experts and weights [T, K], and the matrices gate, up and down of the experts, gate None for
+# experts without
 Mix = Callable[..., jax.Array]
 
 
@@ -23,10 +24,11 @@ class ExpertShape(NamedTuple):
     size: int
     width: int
     dtype: str
+    has_gates: bool = True
 
     def __str__(self) -> str:
         sizes = f"{self.number} experts of {self.size} x {self.width}"
-        return f"{sizes}, {self.per_token} for a token, {self.dtype}"
+        return f"{sizes}{'' if self.has_gates else ' without gates'}, {self.per_token} for a token, {self.dtype}"
 
 
 def prepare(run: Mix, plain: Mix, device: jax.Device, shape: ExpertShape) -> Contest:
@@ -45,7 +47,7 @@ def prepare(run: Mix, plain: Mix, device: jax.Device, shape: ExpertShape) -> Con
 
 
 @functools.partial(jax.jit, static_argnames="shape")
-def _random_matrices(key: jax.Array, shape: ExpertShape) -> list[jax.Array]:
+def _random_matrices(key: jax.Array, shape: ExpertShape) -> list[jax.Array | None]:
     """Returns gate, up and down. They are drawn one at a time: the random bits take more memory than a matrix."""
     inner = shape.size, shape.width
 
@@ -53,7 +55,8 @@ def _random_matrices(key: jax.Array, shape: ExpertShape) -> list[jax.Array]:
         one = functools.partial(jax.random.normal, shape=sizes, dtype=shape.dtype)
         return jax.lax.map(lambda key: one(key) * sizes[0] ** -0.5, jax.random.split(key, shape.number))
 
-    return [draw(key, sizes) for key, sizes in zip(jax.random.split(key, 3), (inner, inner, inner[::-1]), strict=True)]
+    gate, up, down = jax.random.split(key, 3)
+    return [draw(gate, inner) if shape.has_gates else None, draw(up, inner), draw(down, inner[::-1])]
 
 
 def _random_tokens(device: jax.Device, shape: ExpertShape, num_tokens: int) -> tuple[jax.Array, ...]:
@@ -76,7 +79,7 @@ def _layers(mix: Mix) -> Callable[[Any, jax.Array], jax.Array]:
 
         def layer(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             x, _ = carry
-            mixed = mix(x, (chosen + i) % len(matrices[0]), weights, matrices)
+            mixed = mix(x, (chosen + i) % len(matrices[1]), weights, matrices)
             return x + mixed, mixed
 
         _, mixed = jax.lax.fori_loop(0, count, layer, (x, jnp.zeros_like(x)))

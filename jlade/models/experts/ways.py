@@ -18,7 +18,7 @@ from jlade.models.quantization import Matrix, dense_shape
 class Experts(NamedTuple):
     """The MLPs of N experts, [expert, in, out] as grouped products read them, with biases [expert, out]."""
 
-    gate: Matrix  # [N, E, F]
+    gate: Matrix | None  # [N, E, F], None for experts without
     up: Matrix  # [N, E, F]
     down: Matrix  # [N, F, E]
     gate_bias: jax.Array | None = None  # [N, F]
@@ -28,7 +28,7 @@ class Experts(NamedTuple):
     @property
     def number(self) -> int:
         """N, of the experts on this device."""
-        return dense_shape(self.gate)[0]
+        return dense_shape(self.up)[0]
 
 
 def by_expert(x: jax.Array, chosen: jax.Array, weights: jax.Array, experts: Experts, activation: str) -> jax.Array:
@@ -132,8 +132,13 @@ def _mlp(
             product if bias is None else product + spread(bias) for product, (_, bias) in zip(found, pairs, strict=True)
         ]
 
-    gate, up = linear(rows, (experts.gate, experts.gate_bias), (experts.up, experts.up_bias))
-    (result,) = linear(layers.gated(gate, up, activation), (experts.down, experts.down_bias))
+    if experts.gate is None:
+        (up,) = linear(rows, (experts.up, experts.up_bias))
+        inner = layers.activate(up, activation)
+    else:
+        gate, up = linear(rows, (experts.gate, experts.gate_bias), (experts.up, experts.up_bias))
+        inner = layers.gated(gate, up, activation)
+    (result,) = linear(inner, (experts.down, experts.down_bias))
     return result
 
 
