@@ -249,6 +249,11 @@ def accelerators() -> Iterator[str]:
         yield row(
             f"{device}, {names[shape]}", *(three_digits(times[device, shape, block]) for block in (1, 8, 32, 120))
         )
+    of_bits = {}
+    for each in read("estimate_bits")["rows"]:
+        of_bits.setdefault((each["device"], each["shape"], each.get("bits", 16)), []).append(three_digits(each["ms"]))
+    for (device, shape, bits), cells in of_bits.items():
+        yield row(f"{device}, {shape}", "bfloat16" if bits == 16 else f"{bits} bits", *cells)
     for each in read("experts_h100")["results"][0]["rows"]:
         times = [f"{each[of]:.1f} ms" for of in ("estimate_ms", "bytes_ms")]
         yield row(str(each["tokens"]), f"{each['experts']:.0f}", str(each["kernels"]), *times)

@@ -17,3 +17,8 @@ gpu_compiler = _needs("jax_cuda12_plugin", "gpu-compiler")
 def device(name):
     """Returns a device's name as a parameter of a test that needs its compiler."""
     return pytest.param(name, marks=tpu_compiler if name.startswith("v") else gpu_compiler, id=name)
+
+
+def thorough(case):
+    """Returns a parameter of a test that takes long with it."""
+    return pytest.param(*case.values, marks=[*case.marks, pytest.mark.thorough], id=case.id)

@@ -13,7 +13,7 @@ from jlade.costs import memory as memory_lib
 from jlade.costs import work as work_lib
 from jlade.costs.work import Layout
 from jlade.models.attention import plain
-from tests.accelerators.needs import device
+from tests.accelerators.needs import device, thorough
 from tests.accelerators.test_programs import LLAMA, QWEN, pool_bytes, state_bytes
 from tests.costs import meshed
 
@@ -21,10 +21,6 @@ OPTIMIZED = True
 
 SETTING = LookaheadConfig.paper(15, 5, 15)
 ROWS = 1 + 15 + 4 * 15  # predictions of a step
-
-
-def thorough(case):
-    return pytest.param(*case.values, marks=[*case.marks, pytest.mark.thorough], id=case.id)
 
 
 def inspect(name, config, **sizes):

@@ -7,7 +7,7 @@ import pytest
 from jlade.inspection import targets
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.products import gpu, tpu
-from tests.accelerators.needs import device
+from tests.accelerators.needs import device, thorough
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from tests.accelerators.needs import device
         (576, 1536, 64, 8, None),  # SmolLM2
     ],
 )
-@pytest.mark.parametrize("name", [device("h100"), device("a100"), device("v5e"), device("v6e")])
+@pytest.mark.parametrize("name", [device("h100"), device("v5e"), thorough(device("a100")), thorough(device("v6e"))])
 def test_kernels_compile_and_write_no_matrix(name, inputs, outputs, group, bits, field):
     (target,), _ = targets.find(name)
     kernel, of_groups = tpu if name.startswith("v") else gpu, (inputs // group, outputs)

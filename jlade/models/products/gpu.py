@@ -14,9 +14,7 @@ from jlade.models.products.shape import MatrixShape
 ROWS = 16, 128  # tokens of a program, at least and at most
 COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
 WIDE = 64  # tokens from which programs have many outputs, so that they read the tokens less often
-# Programs with few and many outputs, at least: a Hopper has 132 multiprocessors. More of the latter would write more
-# partial sums, which are large with many tokens.
-PROGRAMS = 256, 104
+PROGRAMS = 104  # at least: a Hopper has 132 multiprocessors, and more would write more partial sums
 LEAST = 16  # inputs of a product
 
 
@@ -52,9 +50,7 @@ def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> ja
     is_wide = len(x) >= WIDE and shape.outputs % COLUMNS[1] == 0
     columns = COLUMNS[is_wide]
     tiles, groups = len(padded) // rows * (shape.outputs // columns), shape.inputs // shape.group
-    shares = next(
-        n for n in range(1, groups + 1) if groups % n == 0 and (n * tiles >= PROGRAMS[is_wide] or n == groups)
-    )
+    shares = next(n for n in range(1, groups + 1) if groups % n == 0 and (n * tiles >= PROGRAMS or n == groups))
     height = groups // shares  # groups of a program
 
     def block(size: int) -> pl.BlockSpec:
@@ -72,12 +68,13 @@ def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> ja
             None if matrix.offset is None else of_groups,
         ],
         out_specs=pl.BlockSpec((None, rows, columns), lambda row, column, share: (share, row, column)),
-        out_shape=jax.ShapeDtypeStruct((shares, len(padded), shape.outputs), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((shares, len(padded), shape.outputs), x.dtype if shares == 1 else jnp.float32),
         compiler_params=plgpu.CompilerParams(num_warps=8 if is_wide else 4, num_stages=4),
         interpret=interpret,
         name="multiply",
     )(padded, matrix.weight, matrix.scale, matrix.zero, matrix.offset)
-    return jnp.sum(products, axis=0)[: len(x)].astype(x.dtype)
+    product = products[0] if shares == 1 else jnp.sum(products, axis=0).astype(x.dtype)
+    return product[: len(x)]
 
 
 def _kernel(
@@ -106,4 +103,5 @@ def _kernel(
         return total
 
     num_groups = scale_ref.shape[0]
-    out_ref[...] = jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros(out_ref.shape, jnp.float32))
+    total = jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros(out_ref.shape, jnp.float32))
+    out_ref[...] = total.astype(out_ref.dtype)
