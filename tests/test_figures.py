@@ -251,9 +251,16 @@ def accelerators() -> Iterator[str]:
         )
     of_bits = {}
     for each in read("estimate_bits")["rows"]:
-        of_bits.setdefault((each["device"], each["shape"], each.get("bits", 16)), []).append(three_digits(each["ms"]))
-    for (device, shape, bits), cells in of_bits.items():
+        of_bits.setdefault((each["device"], each["shape"], each.get("bits", 16)), []).append(each)
+    shares = {"ms": [], "memory_ms": []}
+    for (device, shape, bits), rows in of_bits.items():
+        cells = (three_digits(each["ms"]) for each in rows)
         yield row(f"{device}, {shape}", "bfloat16" if bits == 16 else f"{bits} bits", *cells)
+        for side, found in shares.items():
+            found += [rows[0][side] / of_bits[device, shape, 16][0][side]] if bits == 4 else []
+    yield "takes {:.2f} to {:.2f} of the time, as it reads {:.2f} to {:.2f} of the bytes".format(
+        *(bound(shares[side]) for side in shares for bound in (min, max))
+    )
     for each in read("experts_h100")["results"][0]["rows"]:
         times = [f"{each[of]:.1f} ms" for of in ("estimate_ms", "bytes_ms")]
         yield row(str(each["tokens"]), f"{each['experts']:.0f}", str(each["kernels"]), *times)
