@@ -4,16 +4,18 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jlade.conversion.families import FAMILIES
+from jlade.conversion.packed import PackedTensor
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import layer_tensors
 from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, broken_rows
+from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
@@ -142,6 +144,54 @@ class ExpertTensor:
         return arrays, broken
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedExperts(ExpertTensor, PackedTensor):
+    """An array of experts that are all in four or eight bits in the files, which can be kept so."""
+
+    @classmethod
+    def of(cls, tensor: ExpertTensor) -> ExpertTensor:
+        """Returns the array, as one of this class if its experts are packed alike."""
+        are_packed = all(isinstance(each, PackedTensor) for each in tensor.experts)
+        return cls(tensor.experts, tensor.outputs, True, tensor.shape) if are_packed else tensor
+
+    @property
+    def _packed(self) -> list[PackedTensor]:
+        return [each for each in self.experts if isinstance(each, PackedTensor)]
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        return max(each.bits for each in self._packed)
+
+    @property
+    def can_stay(self) -> bool:
+        experts = self._packed
+        return all(each.can_stay for each in experts) and all(each.shapes == experts[0].shapes for each in experts)
+
+    @property
+    def shapes(self) -> GroupedMatrix:
+        def of_all(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.shape[0], *array.shape[:-1], self.shape[-1]), array.dtype)
+
+        first = self._packed[0].shapes
+        arrays: GroupedMatrix = jax.tree.map(of_all, first.replace(levels=None))  # type: ignore[attr-defined]
+        return arrays.replace(levels=first.levels)  # type: ignore[attr-defined]
+
+    def matrix(self, name: str) -> GroupedMatrix:
+        shapes = self.shapes.replace(levels=None)  # type: ignore[attr-defined]
+        arrays = jax.tree.map(lambda array: aligned(array.shape, np.dtype(array.dtype)), shapes)
+        levels: Any = None
+        for i, expert in enumerate(self._packed):
+            own: Any = expert.matrix(name)
+            levels = levels if i else own.levels
+            if not np.array_equal(levels, own.levels):
+                raise ValueError(f"{self.file}: the experts of {name} differ in the values of their codes")
+            stored = jax.tree.leaves(own.replace(levels=None))
+            for target, array in zip(jax.tree.leaves(arrays), stored, strict=True):
+                target[i] = array[..., self.outputs]
+        kept: GroupedMatrix = arrays.replace(levels=levels)
+        return kept
+
+
 def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxyType({})) -> dict[str, File]:
     """Returns the tensors of files that hold experts, by name, in the family's own format or in that of `stored`."""
     family = FAMILIES[config.family]
@@ -205,7 +255,7 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
                 half = slice(k * shape[-1], (k + 1) * shape[-1])
                 outputs = slice(k, None, 2) if layout == "interleaved" else half
             tensors[name] = ExpertTensor(experts[file.names[0]], outputs, is_packed or file.has_rows, shape)
-    return tensors
+    return {name: PackedExperts.of(tensor) for name, tensor in tensors.items()}
 
 
 def write(config: LlamaConfig, arrays: Mapping[str, jax.Array]) -> Iterator[tuple[str, jax.Array]]:

@@ -185,8 +185,16 @@ def test_defaults_of_old_configs(tmp_path):
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, r"the weights are quantized with fp8 \("),
         (
-            {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            r"the weights are quantized with awq in 4 bits \(",
+            {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+            r"the weights are quantized with hqq in 4 bits \(",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}},
+            r"the weights are quantized with awq .* which is not read: version is 'gemv', supported is 'gemm'\. Load",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 3}},
+            r"the weights are quantized with gptq in 3 bits .*: bits is 3, supported is 4 or 8\. Load",
         ),
         (
             {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},

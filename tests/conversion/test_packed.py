@@ -1,0 +1,180 @@
+"""Checkpoints in the formats of other quantizers, against values that their formulas give in NumPy."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jlade
+from jlade.conversion import load_hf, save_hf
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.llama import LlamaConfig, init_params
+from tests.texts import assert_same_texts
+from tests.tiny import PAPER, slow
+
+SHAPE = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
+SHAPE |= {"num_kv_heads": 2, "head_dim": 16, "max_positions": 64, "norm_eps": 1e-5}
+FIELDS = ("query", "key", "value", "attention_output", "gate", "up", "down")
+NAMES = [f"self_attn.{kind}_proj" for kind in "qkvo"] + [f"mlp.{kind}_proj" for kind in ("gate", "up", "down")]
+GROUP = 32
+
+
+def in_integers(codes, bits, axis, places=None):
+    """Returns numbers of `bits` bits in integers of 32, the lowest bits first, along an axis."""
+    count = 32 // bits
+    codes = np.moveaxis(codes.astype(np.int64), axis, -1)
+    codes = codes.reshape(*codes.shape[:-1], -1, count)
+    packed = sum(codes[..., place] << bits * i for i, place in enumerate(places or range(count)))
+    return np.moveaxis(packed.astype(np.uint32).view(np.int32), -1, axis)
+
+
+def random_groups(rng, bits, inputs, outputs, group):
+    """Returns codes, scales and zeros [.., out], and the group of each input."""
+    of_inputs = np.arange(inputs) // group
+    codes = rng.integers(0, 1 << bits, (inputs, outputs))
+    scales = (rng.uniform(0.5, 1, (inputs // group, outputs)) / (1 << bits)).astype(np.float16)
+    return codes, scales, rng.integers(1, 1 << bits, scales.shape), of_inputs
+
+
+def product(codes, scales, zeros, of_inputs):
+    return ((codes - zeros[of_inputs]).astype(np.float32) * scales.astype(np.float32)[of_inputs]).T
+
+
+def awq(rng, name, outputs, inputs):
+    codes, scales, zeros, of_inputs = random_groups(rng, 4, inputs, outputs, GROUP)
+    places = [0, 2, 4, 6, 1, 3, 5, 7]
+    packed = {"qweight": in_integers(codes, 4, 1, places), "qzeros": in_integers(zeros, 4, 1, places)}
+    tensors = {f"{name}.{key}": array for key, array in packed.items()} | {f"{name}.scales": scales}
+    return tensors, product(codes, scales, zeros, of_inputs)
+
+
+def gptq(rng, name, outputs, inputs, bits=4, version=1, group=GROUP, shuffled=False):
+    codes, scales, zeros, of_inputs = random_groups(rng, bits, inputs, outputs, min(group, inputs))
+    if shuffled:
+        of_inputs = rng.permutation(of_inputs)
+    packed = {"qweight": in_integers(codes, bits, 0), "qzeros": in_integers(zeros - (version == 1), bits, 1)}
+    tensors = {f"{name}.{key}": array for key, array in packed.items()}
+    tensors |= {f"{name}.scales": scales, f"{name}.g_idx": of_inputs.astype(np.int32)}
+    tensors[f"{name}.bias"] = np.zeros(outputs, np.float16)  # as AutoGPTQ writes for LLaMA
+    return tensors, product(codes, scales, zeros, of_inputs)
+
+
+def changed(write, **options):
+    return lambda *given: write(*given, **options)
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+CASES = {  # what writes a matrix, its bits, and the settings in config.json
+    "awq": (awq, 4, AWQ),
+    "gptq": (gptq, 4, GPTQ),
+    "gptq v2": (changed(gptq, version=2), 4, GPTQ | {"checkpoint_format": "gptq_v2"}),
+    "gptq in 8 bits": (changed(gptq, bits=8, group=1024), 8, GPTQ | {"bits": 8, "group_size": -1}),
+}
+
+
+def write(directory, name, seed=0, **changes):
+    """Writes a random model whose matrices a case quantizes, and returns their values by name."""
+    write_matrix, _, settings = CASES[name]
+    params = init_params(jax.random.key(seed), LlamaConfig(**SHAPE | changes))
+    save_hf(params, directory)
+    file, rng, values = directory / "model.safetensors", np.random.default_rng(seed), {}
+    tensors = load_file(file)
+    for full in [each for each in tensors if ".layers." in each and tensors[each].ndim == 2 and "gate.w" not in each]:
+        module = full.removesuffix(".weight")
+        own, values[full] = write_matrix(rng, module, *tensors.pop(full).shape)
+        tensors |= own
+    save_file(tensors, file, {"format": "pt"})
+    content = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(content | {"quantization_config": settings}))
+    return values
+
+
+def matrices(params):
+    """Returns the matrices of the layers by their names in files."""
+    return {
+        f"model.layers.{i}.{name}.weight": getattr(layer, field)
+        for i, layer in enumerate(params.layers)
+        for name, field in zip(NAMES, FIELDS, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_the_formula(name, tmp_path):
+    expected = write(tmp_path / "model", name)
+    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
+        np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
+    bits = CASES[name][1]
+    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True, bits=bits)).items():
+        assert isinstance(matrix, GroupedMatrix)
+        assert matrix.weight.dtype == ("uint8" if bits == 4 else "int8")
+        np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
+
+
+@pytest.mark.parametrize("name", ["awq", *map(slow, list(CASES)[1:])])
+def test_a_kept_model_has_one_text(name, tmp_path):
+    write(tmp_path / "model", name)
+    params, _ = jlade.load(tmp_path / "model", "float32", bits=CASES[name][1])
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
+    plain, ahead = (
+        jlade.generate(params, prompts, max_new_tokens=20, lookahead=lookahead, eos_ids=())
+        for lookahead in (None, PAPER)
+    )
+    assert_same_texts(ahead, plain)
+    dense = jlade.generate(
+        load_hf(tmp_path / "model", "float32"), prompts, max_new_tokens=20, lookahead=None, eos_ids=()
+    )
+    assert_same_texts(plain, dense)
+
+
+def test_act_order_is_read_and_rounded_again(tmp_path, monkeypatch):
+    monkeypatch.setitem(CASES, "act-order", (changed(gptq, shuffled=True), 4, GPTQ | {"desc_act": True}))
+    expected = write(tmp_path / "model", "act-order")
+    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
+        np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
+    with pytest.warns(UserWarning, match="rounded again are 14 matrices whose groups are not of adjacent inputs"):
+        rounded = load_hf(tmp_path / "model", "float32", bits=4)
+    for full, matrix in matrices(rounded).items():
+        np.testing.assert_allclose(matrix.values().T, expected[full], atol=0.1)
+    with pytest.raises(ValueError, match="strict=True refuses to round again 14 matrices"):
+        load_hf(tmp_path / "model", "float32", bits=4, strict=True)
+
+
+MIXTURE = {"num_experts": 4, "expert_size": 32, "experts_per_token": 2, "intermediate_size": 0, "qk_norm": True}
+NEOX = {"norm": "layer", "norm_bias": True, "parallel": True, "parallel_norm": True, "gated_mlp": False}
+NEOX |= {"activation": "gelu", "rotary_dim": 4, "qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
+FUSED = {  # changes of a model, its matrices that hold several of its arrays, and how
+    "phi3": ({}, {"self_attn.qkv_proj": "query key value", "mlp.gate_up_proj": "gate up"}),
+    "gpt_neox": (NEOX | {"num_kv_heads": 4}, {"attention.query_key_value": "query key value"}),
+    "qwen3_moe": (MIXTURE, {}),
+}
+
+
+@pytest.mark.parametrize("model_type", FUSED)
+def test_matrices_of_several_arrays_are_divided(model_type, tmp_path):
+    """On several devices too."""
+    changes, fused = FUSED[model_type]
+    values = write(tmp_path / "model", "awq", model_type=model_type, **changes)
+    dense = load_hf(tmp_path / "model", "float32", strict=True)
+    kept = load_hf(tmp_path / "model", "float32", strict=True, bits=4)
+    for i, (layer, of_dense) in enumerate(zip(kept.layers, dense.layers, strict=True)):
+        for field in (*FIELDS, "expert_gate", "expert_up", "expert_down"):
+            if (matrix := getattr(layer, field)) is not None:
+                found = matrix.values() if matrix.weight.ndim > 2 else matrix.values().T
+                np.testing.assert_array_equal(found, getattr(of_dense, field), err_msg=field)
+        for name, fields in fused.items():
+            arrays = [np.asarray(getattr(of_dense, field)) for field in fields.split()]
+            heads = 4 if model_type == "gpt_neox" else 1
+            joined = np.concatenate([array.reshape(heads, -1, 64) for array in arrays], axis=1).reshape(-1, 64)
+            (expected,) = [values[each] for each in values if each.endswith(f"layers.{i}.{name}.weight")]
+            np.testing.assert_array_equal(joined, expected)
+        if model_type == "qwen3_moe":
+            for n in range(4):
+                expected = values[f"model.layers.{i}.mlp.experts.{n}.up_proj.weight"]
+                np.testing.assert_array_equal(of_dense.expert_up[n], expected.T)
+    for bits, whole in ((None, dense), (4, kept)):
+        divided = load_hf(tmp_path / "model", "float32", bits=bits, mesh=jlade.make_mesh(model=2))
+        for array, expected in zip(jax.tree.leaves(divided), jax.tree.leaves(whole), strict=True):
+            np.testing.assert_array_equal(array, expected)
