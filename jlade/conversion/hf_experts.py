@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.conversion.families import FAMILIES
-from jlade.conversion.packed import PackedTensor
+from jlade.conversion.packed import FP4, PackedTensor
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import layer_tensors
 from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, broken_rows
@@ -20,8 +20,6 @@ from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
 GROUP = 32  # numbers with one exponent
-# The numbers of 4 bits: sign, exponent of two bits, one bit more (OCP Microscaling Formats, section 5.3.3).
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 class ExpertMatrix(Tensor, Protocol):

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion import hf_gptq
+from jlade.conversion import hf_compressed, hf_gptq
 from jlade.conversion.family import Family
 from jlade.conversion.weight_files import StoredTensor
 
@@ -13,6 +13,7 @@ KEYS = "quantization_config", "compression_config", "quantization"  # the last i
 ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "awq": {"bits": (4,), "version": ("gemm",), "zero_point": (True,)},
     "gptq": {"bits": (None, 4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
+    "compressed-tensors": {},
 }
 OTHER_NAMES = {"version": "format", "checkpoint_format": "format"}  # of settings, where the first is missing
 
@@ -61,8 +62,11 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
     Raises:
       ValueError: names the file, and the tensor that is missing or does not fit.
     """
-    if settings.get("quant_method") in ("awq", "gptq"):
+    method = settings.get("quant_method")
+    if method in ("awq", "gptq"):
         return hf_gptq.assembled(tensors, settings)
+    if method == "compressed-tensors":
+        return hf_compressed.assembled(tensors)
     return tensors
 
 
@@ -75,6 +79,8 @@ def _method(settings: Mapping[str, Any], key: str) -> str | None:
 
 def _wrong_setting(method: str, settings: Mapping[str, Any]) -> str | None:
     """Returns the setting that has another value than those that are read, for a message."""
+    if method == "compressed-tensors":
+        return hf_compressed.wrong_setting(settings)
     for name, values in ACCEPTED.get(method, {}).items():
         key = name if settings.get(name) is not None else OTHER_NAMES.get(name, name)
         value = settings.get(key, values[0])

@@ -16,6 +16,9 @@ from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned,
 from jlade.models import sharding as model_sharding
 from jlade.models.grouped import GroupedMatrix, pack, unpack
 
+# The numbers of 4 bits: sign, exponent of two bits, one bit more (OCP Microscaling Formats, section 5.3.3).
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
 
 class PackedTensor(abc.ABC):
     """A matrix [out, in], or experts [N, in, out], in files: a `jlade.conversion.weight_files.Tensor`.

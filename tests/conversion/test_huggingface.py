@@ -200,7 +200,22 @@ def test_defaults_of_old_configs(tmp_path):
             {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
             "the .* bitsandbytes in 8 bits",
         ),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, "the .* quantized with compressed-tensors"),
+        (
+            {"compression_config": {"quant_method": "compressed-tensors"}},
+            "the .* quantized with compressed-tensors .*: format is None, supported is 'pack-quantized' or",
+        ),
+        *(
+            (
+                {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", key: value}},
+                f"the .* quantized with compressed-tensors .*: {key} {message}, supported is ",
+            )
+            for key, value, message in [
+                ("format", "marlin-24", "is 'marlin-24'"),
+                ("quantization_status", "frozen", "is 'frozen'"),
+                ("sparsity_config", {"format": "sparse-24-bitmask"}, "is {'format': 'sparse-24-bitmask'}"),
+                ("transform_config", {"config_groups": {"R1": {}}}, "has transforms"),
+            ]
+        ),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "the weights are quantized with mxfp4"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "the weights are quantized with mlx in 4 bits"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, got 'many'"),

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -61,17 +62,70 @@ def gptq(rng, name, outputs, inputs, bits=4, version=1, group=GROUP, shuffled=Fa
     return tensors, product(codes, scales, zeros, of_inputs)
 
 
+def compressed(rng, name, outputs, inputs, bits=4, group=GROUP, has_zeros=False, shuffled=False):
+    codes, scales, zeros, of_inputs = random_groups(rng, bits, inputs, outputs, min(group, inputs))
+    if shuffled:
+        of_inputs = rng.permutation(of_inputs)
+    zeros = zeros if has_zeros else np.full_like(zeros, 1 << (bits - 1))
+    tensors = {f"{name}.weight_packed": in_integers(codes.T, bits, 1), f"{name}.weight_scale": scales.T}
+    tensors[f"{name}.weight_shape"] = np.array([outputs, inputs])
+    if has_zeros:
+        tensors[f"{name}.weight_zero_point"] = in_integers(zeros.T, bits, 0)
+    if shuffled:
+        tensors[f"{name}.weight_g_idx"] = of_inputs.astype(np.int32)
+    return tensors, product(codes, scales, zeros, of_inputs)
+
+
+def compressed_int8(rng, name, outputs, inputs):
+    codes = rng.integers(-128, 128, (outputs, inputs), np.int8)
+    scales = rng.uniform(0.001, 0.002, (outputs, 1)).astype(ml_dtypes.bfloat16)
+    return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, codes * scales.astype(np.float32)
+
+
+def compressed_fp8(rng, name, outputs, inputs, of_outputs=True):
+    codes = rng.uniform(-400, 400, (outputs, inputs)).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.0005, 0.001, (outputs, 1) if of_outputs else (1,)).astype(ml_dtypes.bfloat16)
+    tensors = {f"{name}.weight": codes, f"{name}.weight_scale": scales, f"{name}.input_scale": np.ones(1, np.float32)}
+    return tensors, codes.astype(np.float32) * scales.astype(np.float32)
+
+
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def nvfp4(rng, name, outputs, inputs):
+    codes = rng.integers(0, 16, (outputs, inputs))
+    scales = rng.uniform(50, 400, (outputs, inputs // 16)).astype(ml_dtypes.float8_e4m3fn)
+    whole = rng.uniform(2000, 3000, 1).astype(np.float32)
+    bytes_ = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8)
+    tensors = {"weight_packed": bytes_, "weight_scale": scales, "weight_global_scale": whole}
+    levels = np.array(FP4 + [-x for x in FP4], np.float32)
+    values = levels[codes] * np.repeat(scales.astype(np.float32) / whole, 16, axis=1)
+    return {f"{name}.{key}": array for key, array in tensors.items()}, values
+
+
 def changed(write, **options):
     return lambda *given: write(*given, **options)
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+PACKED, INT8, FP8, NVFP4 = (
+    {"quant_method": "compressed-tensors", "format": f"{kind}-quantized", "config_groups": {}, "ignore": ["lm_head"]}
+    for kind in ("pack", "int", "float", "nvfp4-pack")
+)
 CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "awq": (awq, 4, AWQ),
     "gptq": (gptq, 4, GPTQ),
     "gptq v2": (changed(gptq, version=2), 4, GPTQ | {"checkpoint_format": "gptq_v2"}),
     "gptq in 8 bits": (changed(gptq, bits=8, group=1024), 8, GPTQ | {"bits": 8, "group_size": -1}),
+    "compressed-tensors": (compressed, 4, PACKED),
+    "compressed-tensors with zeros": (changed(compressed, has_zeros=True), 4, PACKED),
+    "compressed-tensors of outputs": (changed(compressed, group=1024), 4, PACKED),
+    "compressed-tensors in 8 bits": (changed(compressed, bits=8, has_zeros=True), 8, PACKED),
+    "compressed-tensors in int8": (compressed_int8, 8, INT8),
+    "compressed-tensors in FP8": (compressed_fp8, None, FP8),
+    "compressed-tensors in FP8 with a scale": (changed(compressed_fp8, of_outputs=False), None, FP8),
+    "NVFP4": (nvfp4, 4, NVFP4),
 }
 
 
@@ -85,7 +139,7 @@ def write(directory, name, seed=0, **changes):
     for full in [each for each in tensors if ".layers." in each and tensors[each].ndim == 2 and "gate.w" not in each]:
         module = full.removesuffix(".weight")
         own, values[full] = write_matrix(rng, module, *tensors.pop(full).shape)
-        tensors |= own
+        tensors |= {key: np.ascontiguousarray(array) for key, array in own.items()}
     save_file(tensors, file, {"format": "pt"})
     content = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(content | {"quantization_config": settings}))
@@ -106,14 +160,15 @@ def test_values_are_those_of_the_formula(name, tmp_path):
     expected = write(tmp_path / "model", name)
     for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
         np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
-    bits = CASES[name][1]
+    if (bits := CASES[name][1]) is None:
+        return
     for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True, bits=bits)).items():
         assert isinstance(matrix, GroupedMatrix)
         assert matrix.weight.dtype == ("uint8" if bits == 4 else "int8")
         np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
 
 
-@pytest.mark.parametrize("name", ["awq", *map(slow, list(CASES)[1:])])
+@pytest.mark.parametrize("name", ["awq", *[slow(name) for name in CASES if CASES[name][1] and name != "awq"]])
 def test_a_kept_model_has_one_text(name, tmp_path):
     write(tmp_path / "model", name)
     params, _ = jlade.load(tmp_path / "model", "float32", bits=CASES[name][1])
@@ -129,8 +184,10 @@ def test_a_kept_model_has_one_text(name, tmp_path):
     assert_same_texts(plain, dense)
 
 
-def test_act_order_is_read_and_rounded_again(tmp_path, monkeypatch):
-    monkeypatch.setitem(CASES, "act-order", (changed(gptq, shuffled=True), 4, GPTQ | {"desc_act": True}))
+@pytest.mark.parametrize("settings", [GPTQ | {"desc_act": True}, PACKED], ids=["gptq", "compressed-tensors"])
+def test_act_order_is_read_and_rounded_again(settings, tmp_path, monkeypatch):
+    matrix_of = changed(compressed if settings == PACKED else gptq, shuffled=True)
+    monkeypatch.setitem(CASES, "act-order", (matrix_of, 4, settings))
     expected = write(tmp_path / "model", "act-order")
     for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
         np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
