@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion import hf_compressed, hf_gptq
+from jlade.conversion import hf_bitsandbytes, hf_compressed, hf_gptq
 from jlade.conversion.family import Family
 from jlade.conversion.weight_files import StoredTensor
 
@@ -14,6 +14,7 @@ ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "awq": {"bits": (4,), "version": ("gemm",), "zero_point": (True,)},
     "gptq": {"bits": (None, 4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
     "compressed-tensors": {},
+    "bitsandbytes": {"load_in_8bit": (False,), "load_in_4bit": (True,)},
 }
 OTHER_NAMES = {"version": "format", "checkpoint_format": "format"}  # of settings, where the first is missing
 
@@ -67,6 +68,8 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
         return hf_gptq.assembled(tensors, settings)
     if method == "compressed-tensors":
         return hf_compressed.assembled(tensors)
+    if method == "bitsandbytes":
+        return hf_bitsandbytes.assembled(tensors)
     return tensors
 
 

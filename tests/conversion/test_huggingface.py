@@ -198,7 +198,7 @@ def test_defaults_of_old_configs(tmp_path):
         ),
         (
             {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-            "the .* bitsandbytes in 8 bits",
+            "the .* bitsandbytes in 8 bits .*: load_in_8bit is True, supported is False",
         ),
         (
             {"compression_config": {"quant_method": "compressed-tensors"}},

@@ -103,6 +103,23 @@ def nvfp4(rng, name, outputs, inputs):
     return {f"{name}.{key}": array for key, array in tensors.items()}, values
 
 
+def bitsandbytes(rng, name, outputs, inputs, block=64, nested=0):
+    codes, levels = rng.integers(0, 16, outputs * inputs), np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [outputs, inputs]}
+    scales = rng.uniform(0.05, 0.1, -(-len(codes) // block)).astype(np.float32)
+    tensors = {"": (16 * codes[::2] + codes[1::2]).astype(np.uint8)[:, None], ".quant_map": levels, ".absmax": scales}
+    if nested:
+        state |= {"nested_blocksize": nested, "nested_dtype": "float32", "nested_offset": 0.075}
+        tensors[".absmax"] = rng.integers(0, 256, len(scales), np.uint8)
+        tensors[".nested_quant_map"] = np.linspace(-1, 1, 256, dtype=np.float32)
+        tensors[".nested_absmax"] = rng.uniform(0.01, 0.02, -(-len(scales) // nested)).astype(np.float32)
+        of_scales = np.repeat(tensors[".nested_absmax"], nested)[: len(scales)]
+        scales = tensors[".nested_quant_map"][tensors[".absmax"]] * of_scales + np.float32(0.075)
+    tensors[".quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    values = levels[codes] * np.repeat(scales, block)[: len(codes)]
+    return {f"{name}.weight{key}": array for key, array in tensors.items()}, values.reshape(outputs, inputs)
+
+
 def changed(write, **options):
     return lambda *given: write(*given, **options)
 
@@ -113,6 +130,7 @@ PACKED, INT8, FP8, NVFP4 = (
     {"quant_method": "compressed-tensors", "format": f"{kind}-quantized", "config_groups": {}, "ignore": ["lm_head"]}
     for kind in ("pack", "int", "float", "nvfp4-pack")
 )
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "awq": (awq, 4, AWQ),
     "gptq": (gptq, 4, GPTQ),
@@ -126,6 +144,8 @@ CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "compressed-tensors in FP8": (compressed_fp8, None, FP8),
     "compressed-tensors in FP8 with a scale": (changed(compressed_fp8, of_outputs=False), None, FP8),
     "NVFP4": (nvfp4, 4, NVFP4),
+    "bitsandbytes": (bitsandbytes, 4, BITSANDBYTES),
+    "bitsandbytes with nested scales": (changed(bitsandbytes, nested=16), 4, BITSANDBYTES),
 }
 
 
@@ -184,18 +204,28 @@ def test_a_kept_model_has_one_text(name, tmp_path):
     assert_same_texts(plain, dense)
 
 
-@pytest.mark.parametrize("settings", [GPTQ | {"desc_act": True}, PACKED], ids=["gptq", "compressed-tensors"])
-def test_act_order_is_read_and_rounded_again(settings, tmp_path, monkeypatch):
-    matrix_of = changed(compressed if settings == PACKED else gptq, shuffled=True)
+@pytest.mark.parametrize(
+    ("matrix_of", "settings", "number"),
+    [
+        (changed(gptq, shuffled=True), GPTQ | {"desc_act": True}, 14),
+        (changed(compressed, shuffled=True), PACKED, 14),
+        (changed(bitsandbytes, block=128), BITSANDBYTES, 12),  # all but those of 128 inputs
+    ],
+    ids=["gptq", "compressed-tensors", "bitsandbytes"],
+)
+def test_act_order_is_read_and_rounded_again(matrix_of, settings, number, tmp_path, monkeypatch):
+    """And blocks that end within rows."""
     monkeypatch.setitem(CASES, "act-order", (matrix_of, 4, settings))
     expected = write(tmp_path / "model", "act-order")
     for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
         np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
-    with pytest.warns(UserWarning, match="rounded again are 14 matrices whose groups are not of adjacent inputs"):
+    with pytest.warns(
+        UserWarning, match=f"rounded again are {number} matrices whose groups are not of as many adjacent inputs"
+    ):
         rounded = load_hf(tmp_path / "model", "float32", bits=4)
     for full, matrix in matrices(rounded).items():
         np.testing.assert_allclose(matrix.values().T, expected[full], atol=0.1)
-    with pytest.raises(ValueError, match="strict=True refuses to round again 14 matrices"):
+    with pytest.raises(ValueError, match=f"strict=True refuses to round again {number} matrices"):
         load_hf(tmp_path / "model", "float32", bits=4, strict=True)
 
 
