@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jlade.conversion.packed import Decoded, FileMatrix, file_matrix
+from jlade.conversion.hf_packed import Decoded, FileMatrix, file_matrix
 from jlade.conversion.parts import Shape
 from jlade.conversion.weight_files import StoredTensor, check_kind
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jlade.conversion.packed import FP4, Decoded, FileMatrix, file_matrix, unpack_integers
+from jlade.conversion.hf_packed import FP4, SCALE_TYPES, Decoded, FileMatrix, file_matrix, unpack_integers
 from jlade.conversion.parts import Shape
-from jlade.conversion.weight_files import FLOATS, StoredTensor, check_kind
+from jlade.conversion.weight_files import StoredTensor, check_kind
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "dense")
 PACKED, SHAPE, WEIGHT, SCALE = "weight_packed", "weight_shape", "weight", "weight_scale"
@@ -101,7 +101,7 @@ def _groups(prefix: str, scales: StoredTensor, outputs: int) -> int:
     """Returns the number of groups of inputs, 1 for a scale of each output or of the matrix."""
     shape = scales.shape
     groups = 1 if shape in ((), (1,), (1, 1)) else shape[1] if len(shape) == 2 and shape[0] == outputs else 0
-    if not groups or scales.dtype not in FLOATS:
+    if not groups or scales.dtype not in SCALE_TYPES:
         raise ValueError(
             f"{scales.file}: {prefix}{SCALE} has shape {shape} and type {scales.dtype}; a matrix with {outputs} "
             "outputs must have a scale in floating point for each, or for each group of its inputs"

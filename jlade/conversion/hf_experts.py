@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jlade.conversion.families import FAMILIES
-from jlade.conversion.packed import FP4, PackedTensor
+from jlade.conversion.hf_packed import FP4, shapes_of
+from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import layer_tensors
-from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, broken_rows
-from jlade.models.grouped import GroupedMatrix
+from jlade.conversion.weight_files import StoredTensor, Tensor, aligned
+from jlade.models.grouped import GroupedMatrix, pack
 from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
@@ -45,7 +46,8 @@ class File(NamedTuple):
     has_rows: bool
 
 
-class Mxfp4(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mxfp4(PackedTensor):
     """An expert's matrix [out, in] in MXFP4.
 
     Attributes:
@@ -55,9 +57,10 @@ class Mxfp4(NamedTuple):
 
     blocks: StoredTensor
     scales: StoredTensor
+    bits = 4
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> Shape:  # type: ignore[override]
         return self.scales.shape[0], GROUP * self.scales.shape[1]
 
     @property
@@ -80,14 +83,30 @@ class Mxfp4(NamedTuple):
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
         return self.blocks.stamps | self.scales.stamps
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
-        """Returns the whole matrix, the only part, and its rows with infinite elements."""
-        blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
-        numbers = FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, GROUP)
+    @property
+    def shapes(self) -> GroupedMatrix:
+        outputs, inputs = self.shape
+        shapes = shapes_of(4, inputs, outputs, inputs // GROUP, "bfloat16", has_levels=True)
+        assert shapes is not None
+        return shapes
+
+    def matrix(self, name: str) -> GroupedMatrix:
+        codes, exponents = self._read(name)
         with np.errstate(over="ignore"):  # the caller hears of it
-            values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
-            matrix = values.astype(dtype)
-        return [matrix], broken_rows(values, matrix, 0)
+            scale = np.ldexp(np.float32(1), exponents.T).astype(jnp.bfloat16)
+        return grouped(pack(codes.reshape(len(codes), -1).T, GROUP), scale, levels=FP4)
+
+    def values(self, name: str) -> np.ndarray:
+        codes, exponents = self._read(name)
+        with np.errstate(over="ignore"):  # the caller hears of it
+            values: np.ndarray = np.ldexp(FP4[codes], exponents[..., None])
+        return values.reshape(len(values), -1).T
+
+    def _read(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the codes of the numbers [out, in / 32, 32], and the exponents of their scales [out, in / 32]."""
+        blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
+        codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, GROUP)
+        return codes, scales.astype(np.int32) - 127
 
 
 @dataclasses.dataclass(frozen=True)

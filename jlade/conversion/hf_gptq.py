@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jlade.conversion.packed import Decoded, FileMatrix, file_matrix, unpack_integers
-from jlade.conversion.weight_files import FLOATS, StoredTensor, check_kind
+from jlade.conversion.hf_packed import SCALE_TYPES, Decoded, FileMatrix, file_matrix, unpack_integers
+from jlade.conversion.weight_files import StoredTensor, check_kind
 
 CODES, ZEROS, SCALES, ORDER = ".qweight", ".qzeros", ".scales", ".g_idx"  # ends of names
 # Places in the integer of eight outputs in turn, the lowest bits first.
@@ -42,7 +42,7 @@ def _awq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str,
     groups, outputs = _size(scales, module)[0], 8 * columns
     check_kind(module + CODES, codes, (inputs, columns), ("I32",))
     check_kind(module + ZEROS, zeros, (groups, columns), ("I32",))
-    check_kind(module + SCALES, scales, (groups, outputs), FLOATS)
+    check_kind(module + SCALES, scales, (groups, outputs), SCALE_TYPES)
     if groups < 1 or inputs % groups:
         raise ValueError(f"{scales.file}: {module}{SCALES} has {groups} groups, which do not divide {inputs} inputs")
     dtype = scales.value_dtype
@@ -67,7 +67,7 @@ def _gptq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str
     inputs = rows * 32 // bits
     check_kind(module + CODES, codes, (rows, outputs), ("I32",))
     check_kind(module + ZEROS, zeros, (groups, outputs * bits // 32), ("I32",))
-    check_kind(module + SCALES, scales, (groups, outputs), FLOATS)
+    check_kind(module + SCALES, scales, (groups, outputs), SCALE_TYPES)
     order = module + ORDER if module + ORDER in arrays else None
     if order is not None:
         check_kind(order, arrays[order], (inputs,), ("I32", "I64"))

@@ -10,7 +10,7 @@ import jax
 
 from jlade.conversion import hf_experts, hf_fp8, interleaved
 from jlade.conversion.families import FAMILIES
-from jlade.conversion.packed import FileMatrix
+from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few
 from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal, check_kind

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.conversion.packed import FileMatrix
+from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.weight_files import StoredTensor, aligned
 

@@ -265,3 +265,13 @@ def test_matrices_of_several_arrays_are_divided(model_type, tmp_path):
         divided = load_hf(tmp_path / "model", "float32", bits=bits, mesh=jlade.make_mesh(model=2))
         for array, expected in zip(jax.tree.leaves(divided), jax.tree.leaves(whole), strict=True):
             np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors of outputs", "compressed-tensors in int8"])
+def test_devices_divide_groups(name, tmp_path):
+    expected = write(tmp_path / "model", name)
+    params = load_hf(tmp_path / "model", "float32", bits=CASES[name][1], mesh=jlade.make_mesh(model=2))
+    for full, matrix in matrices(params).items():
+        divided = full.endswith(("o_proj.weight", "down_proj.weight"))
+        assert matrix.scale.shape[0] == (2 if divided else 1)
+        np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
