@@ -40,22 +40,34 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def assembled(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def _have_zeros(settings: Mapping[str, Any]) -> bool:
+    """Whether the integers of all groups of modules have zeros."""
+    groups = settings.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    integers = [each for each in weights if isinstance(each, dict) and each.get("type", "int") == "int"]
+    return bool(integers) and not any(each.get("symmetric", True) for each in integers)
+
+
+def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Returns the tensors of files with each matrix as one, but those in FP8, and without those of activations.
+
+    Args:
+      settings: of the quantization in config.json.
 
     Raises:
       ValueError: names the file and the tensor that is missing, or does not fit.
     """
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(OF_ACTIVATIONS)}
+    zeros, optional = (ZERO,) if _have_zeros(settings) else (), (ZERO, ORDER)
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         prefix = f"{module}."
         if kind == PACKED and tensor.dtype == "U8":
             found[prefix + WEIGHT] = _nvfp4(prefix, _take(found, prefix, (PACKED, SCALE, GLOBAL)))
         elif kind == PACKED:
-            found[prefix + WEIGHT] = _packed(prefix, _take(found, prefix, (PACKED, SCALE, SHAPE), (ZERO, ORDER)))
+            found[prefix + WEIGHT] = _packed(prefix, _take(found, prefix, (PACKED, SCALE, SHAPE, *zeros), optional))
         elif kind == WEIGHT and tensor.dtype == "I8":
-            found[prefix + WEIGHT] = _int8(prefix, _take(found, prefix, (WEIGHT, SCALE), (ZERO,)))
+            found[prefix + WEIGHT] = _int8(prefix, _take(found, prefix, (WEIGHT, SCALE, *zeros), optional))
     return found
 
 

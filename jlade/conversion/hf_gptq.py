@@ -29,7 +29,8 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
             module = name.removesuffix(CODES)
             ends = (CODES, ZEROS, SCALES, ORDER)
             arrays = {module + end: found.pop(module + end) for end in ends if module + end in found}
-            if missing := [module + end for end in ends[:3] if module + end not in arrays]:
+            needed = ends if settings.get("desc_act") and settings["quant_method"] == "gptq" else ends[:3]
+            if missing := [module + end for end in needed if module + end not in arrays]:
                 raise ValueError(f"{tensors[name].file}: {missing[0]} is missing, though {name} is there")
             build = _awq if settings["quant_method"] == "awq" else _gptq
             found[f"{module}.weight"] = build(module, arrays, settings)

@@ -67,7 +67,7 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
     if method in ("awq", "gptq"):
         return hf_gptq.assembled(tensors, settings)
     if method == "compressed-tensors":
-        return hf_compressed.assembled(tensors)
+        return hf_compressed.assembled(tensors, settings)
     if method == "bitsandbytes":
         return hf_bitsandbytes.assembled(tensors)
     return tensors

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade.conversion import load_hf, save_hf
+from jlade.conversion.weight_files import read_header
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig, init_params
 from tests.texts import assert_same_texts
@@ -130,6 +131,7 @@ PACKED, INT8, FP8, NVFP4 = (
     {"quant_method": "compressed-tensors", "format": f"{kind}-quantized", "config_groups": {}, "ignore": ["lm_head"]}
     for kind in ("pack", "int", "float", "nvfp4-pack")
 )
+ZEROS = PACKED | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "int", "symmetric": False}}}}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "awq": (awq, 4, AWQ),
@@ -137,9 +139,9 @@ CASES = {  # what writes a matrix, its bits, and the settings in config.json
     "gptq v2": (changed(gptq, version=2), 4, GPTQ | {"checkpoint_format": "gptq_v2"}),
     "gptq in 8 bits": (changed(gptq, bits=8, group=1024), 8, GPTQ | {"bits": 8, "group_size": -1}),
     "compressed-tensors": (compressed, 4, PACKED),
-    "compressed-tensors with zeros": (changed(compressed, has_zeros=True), 4, PACKED),
+    "compressed-tensors with zeros": (changed(compressed, has_zeros=True), 4, ZEROS),
     "compressed-tensors of outputs": (changed(compressed, group=1024), 4, PACKED),
-    "compressed-tensors in 8 bits": (changed(compressed, bits=8, has_zeros=True), 8, PACKED),
+    "compressed-tensors in 8 bits": (changed(compressed, bits=8, has_zeros=True), 8, ZEROS),
     "compressed-tensors in int8": (compressed_int8, 8, INT8),
     "compressed-tensors in FP8": (compressed_fp8, None, FP8),
     "compressed-tensors in FP8 with a scale": (changed(compressed_fp8, of_outputs=False), None, FP8),
@@ -275,3 +277,52 @@ def test_devices_divide_groups(name, tmp_path):
         divided = full.endswith(("o_proj.weight", "down_proj.weight"))
         assert matrix.scale.shape[0] == (2 if divided else 1)
         np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def of_other_state(array):
+    return np.frombuffer(array.tobytes().replace(b"[64, 128]", b"[64, 126]"), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "change", "message"),
+    [
+        ("awq", "qzeros", None, "qzeros is missing, though .*qweight is there"),
+        ("awq", "scales", lambda array: array[:3], r"qzeros has shape \(4, 8\); config.json implies \(3, 8\)"),
+        ("awq", "qweight", lambda array: array.astype(np.int64), "qweight is of type I64; accepted are I32"),
+        ("awq", "qweight", lambda array: array[:-32], r"down_proj.weight has shape \(64, 96\); config.json implies"),
+        ("act-order", "g_idx", None, "g_idx is missing"),
+        ("act-order", "g_idx", lambda array: array + 1, "g_idx names groups beyond the 4 that have scales"),
+        ("gptq", "g_idx", lambda array: array[:5], r"g_idx has shape \(5,\)"),
+        ("gptq", "qzeros", lambda array: array[:, :4], "has 2 bits; accepted are 4 and 8"),
+        ("gptq", "bias", lambda array: array + 1, "1 tensors are not of this model: .*down_proj.bias"),
+        ("compressed-tensors", "weight_shape", lambda array: array + 1, "has 16 columns for 129 inputs"),
+        ("compressed-tensors", "weight_scale", lambda array: array[:5], r"weight_scale has shape \(5, 4\)"),
+        ("compressed-tensors with zeros", "weight_zero_point", None, "weight_zero_point is missing"),
+        ("compressed-tensors in int8", "weight_scale", None, "weight_scale is missing"),
+        ("NVFP4", "weight_scale", lambda array: array.astype(np.float32), "weight_scale is of type F32"),
+        ("NVFP4", "weight_global_scale", None, "weight_global_scale is missing"),
+        ("bitsandbytes", "weight.absmax", None, "weight.absmax is missing"),
+        (
+            "bitsandbytes",
+            "weight.quant_state.bitsandbytes__nf4",
+            lambda array: array[:9],
+            "must be JSON with the shape",
+        ),
+        ("bitsandbytes", "weight.quant_state.bitsandbytes__nf4", of_other_state, "has 4096 bytes for a matrix of"),
+        ("bitsandbytes", "weight.quant_map", lambda array: array[:8], r"quant_map has shape \(8,\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(name, end, change, message, tmp_path, monkeypatch):
+    monkeypatch.setitem(CASES, "act-order", (changed(gptq, shuffled=True), 4, GPTQ | {"desc_act": True}))
+    write(tmp_path / "model", name)
+    file, full = tmp_path / "model" / "model.safetensors", f"model.layers.1.mlp.down_proj.{end}"
+    tensors = {key: stored.read_bytes(key) for key, stored in read_header(file).items()}
+    array = tensors.pop(full)
+    if change is not None:
+        tensors[full] = np.ascontiguousarray(change(array))
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=rf"safetensors: .*{message}|model: .*{message}"):
+        load_hf(tmp_path / "model", "float32")
