@@ -10,7 +10,7 @@ import numpy as np
 
 from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Shape
-from jlade.conversion.weight_files import StoredTensor
+from jlade.conversion.weight_files import CHUNK, StoredTensor
 from jlade.models.grouped import GroupedMatrix, pack
 
 SCALE_TYPES = ("F32", "F16", "BF16")  # in safetensors' spelling
@@ -96,10 +96,12 @@ class FileMatrix(PackedTensor, StoredTensor):
     def values(self, name: str) -> np.ndarray:
         codes, scale, groups, zero, levels = self._decoded()
         values = codes.astype(np.float32) if levels is None else levels[codes & 15]
-        with np.errstate(all="ignore"):  # the broken rows tell of it
-            if zero is not None:
-                values -= zero.astype(np.float32)[groups]
-            values *= scale.astype(np.float32)[groups]
+        step = max(1, CHUNK // self.shape[0])
+        for some in (slice(begin, begin + step) for begin in range(0, len(values), step)):
+            with np.errstate(all="ignore"):  # the broken rows tell of it
+                if zero is not None:
+                    values[some] -= zero[groups[some]].astype(np.float32)
+                values[some] *= scale[groups[some]].astype(np.float32)
         return values
 
     def divide(self, shapes: Iterable[Shape]) -> list[StoredTensor]:

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade.conversion import load_hf, save_hf
+from jlade.conversion.memory import load_held
 from jlade.conversion.weight_files import read_header
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig, init_params
@@ -326,3 +327,10 @@ def test_tensors_that_do_not_fit_are_refused(name, end, change, message, tmp_pat
     save_file(tensors, file)
     with pytest.raises(ValueError, match=rf"safetensors: .*{message}|model: .*{message}"):
         load_hf(tmp_path / "model", "float32")
+
+
+def test_quantized_models_in_memory_are_refused(tmp_path):
+    write(tmp_path / "model", "awq")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    with pytest.raises(ValueError, match="model is quantized with awq; only its files are read"):
+        load_held(config, {}, np.asarray)
