@@ -1,5 +1,6 @@
 """Checkpoints in the formats of other quantizers, against values that their formulas give in NumPy."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,10 +13,11 @@ import jlade
 from jlade.conversion import load_hf, save_hf
 from jlade.conversion.memory import load_held
 from jlade.conversion.weight_files import read_header
+from jlade.models.architecture import DELTA, Latent, Recurrence
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig, init_params
 from tests.texts import assert_same_texts
-from tests.tiny import PAPER, slow
+from tests.tiny import PAPER, slow, slow_but
 
 SHAPE = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
 SHAPE |= {"num_kv_heads": 2, "head_dim": 16, "max_positions": 64, "norm_eps": 1e-5}
@@ -235,39 +237,45 @@ def test_act_order_is_read_and_rounded_again(matrix_of, settings, number, tmp_pa
 MIXTURE = {"num_experts": 4, "expert_size": 32, "experts_per_token": 2, "intermediate_size": 0, "qk_norm": True}
 NEOX = {"norm": "layer", "norm_bias": True, "parallel": True, "parallel_norm": True, "gated_mlp": False}
 NEOX |= {"activation": "gelu", "rotary_dim": 4, "qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
-FUSED = {  # changes of a model, its matrices that hold several of its arrays, and how
-    "phi3": ({}, {"self_attn.qkv_proj": "query key value", "mlp.gate_up_proj": "gate up"}),
-    "gpt_neox": (NEOX | {"num_kv_heads": 4}, {"attention.query_key_value": "query key value"}),
-    "qwen3_moe": (MIXTURE, {}),
+LATENT = MIXTURE | {"routing": "sigmoids", "selection_bias": True, "intermediate_size": 32, "qk_norm": False}
+LATENT |= {"latent": Latent(64, rank=32, rotated=16, unrotated=16, value_size=16), "num_kv_heads": 1, "head_dim": 48}
+RECURRENT = MIXTURE | {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 4, 8, 8, 8, 4), "output_gate": True}
+RECURRENT |= {"intermediate_size": 32, "shared_router": True, "rotary_dim": 4, "norm": "rms_plus_one"}
+FAMILIES = {  # whose files have several arrays in a matrix, or an array in several
+    "phi3": {},
+    "gpt_neox": NEOX | {"num_kv_heads": 4},
+    "qwen3_moe": MIXTURE,
+    "deepseek_v3": LATENT | {"rotary_dim": 16, "interleaved_rotary": True, "norm_eps": 1e-6},
+    "qwen3_next": RECURRENT | {"norm_eps": 1e-6},
 }
 
 
-@pytest.mark.parametrize("model_type", FUSED)
-def test_matrices_of_several_arrays_are_divided(model_type, tmp_path):
+@pytest.mark.parametrize("model_type", slow_but(FAMILIES, "gpt_neox", "qwen3_moe"))
+def test_arrays_are_those_of_a_model_in_floating_point(model_type, tmp_path):
     """On several devices too."""
-    changes, fused = FUSED[model_type]
-    values = write(tmp_path / "model", "awq", model_type=model_type, **changes)
-    dense = load_hf(tmp_path / "model", "float32", strict=True)
-    kept = load_hf(tmp_path / "model", "float32", strict=True, bits=4)
-    for i, (layer, of_dense) in enumerate(zip(kept.layers, dense.layers, strict=True)):
-        for field in (*FIELDS, "expert_gate", "expert_up", "expert_down"):
-            if (matrix := getattr(layer, field)) is not None:
-                found = matrix.values() if matrix.weight.ndim > 2 else matrix.values().T
-                np.testing.assert_array_equal(found, getattr(of_dense, field), err_msg=field)
-        for name, fields in fused.items():
-            arrays = [np.asarray(getattr(of_dense, field)) for field in fields.split()]
-            heads = 4 if model_type == "gpt_neox" else 1
-            joined = np.concatenate([array.reshape(heads, -1, 64) for array in arrays], axis=1).reshape(-1, 64)
-            (expected,) = [values[each] for each in values if each.endswith(f"layers.{i}.{name}.weight")]
-            np.testing.assert_array_equal(joined, expected)
-        if model_type == "qwen3_moe":
-            for n in range(4):
-                expected = values[f"model.layers.{i}.mlp.experts.{n}.up_proj.weight"]
-                np.testing.assert_array_equal(of_dense.expert_up[n], expected.T)
-    for bits, whole in ((None, dense), (4, kept)):
-        divided = load_hf(tmp_path / "model", "float32", bits=bits, mesh=jlade.make_mesh(model=2))
-        for array, expected in zip(jax.tree.leaves(divided), jax.tree.leaves(whole), strict=True):
-            np.testing.assert_array_equal(array, expected)
+    values = write(tmp_path / "model", "awq", model_type=model_type, **FAMILIES[model_type])
+    save_hf(
+        init_params(jax.random.key(0), LlamaConfig(**SHAPE | FAMILIES[model_type] | {"model_type": model_type})),
+        tmp_path / "dense",
+    )
+    file = tmp_path / "dense" / "model.safetensors"
+    save_file(load_file(file) | {name: np.ascontiguousarray(array) for name, array in values.items()}, file)
+    expected = load_hf(tmp_path / "dense", "float32", strict=True)
+    for mesh in (None, jlade.make_mesh(model=2)):
+        for array, wanted in zip(
+            jax.tree.leaves(load_hf(tmp_path / "model", "float32", mesh=mesh)), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_array_equal(array, wanted)
+        kept = load_hf(tmp_path / "model", "float32", bits=4, mesh=mesh)
+        number = 0
+        for layer, of_dense in zip(kept.layers, expected.layers, strict=True):
+            for field in dataclasses.fields(layer):
+                matrix = getattr(layer, field.name)
+                if isinstance(matrix, GroupedMatrix) and matrix.scale.dtype == "float16":  # others are rounded
+                    number += 1
+                    found = matrix.values() if matrix.weight.ndim > 2 else matrix.values().T
+                    np.testing.assert_array_equal(found, getattr(of_dense, field.name), err_msg=field.name)
+        assert number >= 12
 
 
 @pytest.mark.parametrize("name", ["compressed-tensors of outputs", "compressed-tensors in int8"])
