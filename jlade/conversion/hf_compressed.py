@@ -29,8 +29,9 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     given = [each for each in formats if each not in (None, "mixed-precision")]
     if others := [each for each in given or [None] if each not in FORMATS]:
         return f"format is {others[0]!r}, supported is {' or '.join(map(repr, FORMATS))}"
-    if settings.get("quantization_status", "compressed") != "compressed":
-        return f"quantization_status is {settings['quantization_status']!r}, supported is 'compressed'"
+    status = settings.get("quantization_status", "compressed")
+    if status not in ("compressed", "frozen"):  # early files are compressed and say frozen
+        return f"quantization_status is {status!r}, supported is 'compressed' or 'frozen'"
     sparsity = settings.get("sparsity_config") or {}
     if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         return f"sparsity_config is {sparsity!r}, supported is the format 'dense'"

@@ -10,8 +10,8 @@ from jlade.conversion.hf_packed import SCALE_TYPES, Decoded, FileMatrix, file_ma
 from jlade.conversion.weight_files import StoredTensor, check_kind
 
 CODES, ZEROS, SCALES, ORDER = ".qweight", ".qzeros", ".scales", ".g_idx"  # ends of names
-# Places in the integer of eight outputs in turn, the lowest bits first.
-AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+# Of eight outputs in turn, the places in their integer, of which 0 has the lowest bits.
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -52,8 +52,7 @@ def _awq(module: str, arrays: Mapping[str, StoredTensor], settings: Mapping[str,
 
 def _decode_awq(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, order: np.ndarray | None = None) -> Decoded:
     def in_order(packed: np.ndarray) -> np.ndarray:
-        places = unpack_integers(packed, 4, axis=1).reshape(len(packed), -1, 8)
-        return (places[..., AWQ_PLACES].reshape(len(packed), -1) - 8).astype(np.int8)
+        return unpack_integers(packed, 4, axis=1, places=AWQ_PLACES).view(np.int8) - np.int8(8)
 
     groups = np.arange(len(codes)) // (len(codes) // len(scales))
     return Decoded(in_order(codes), scales, groups, in_order(zeros).astype(scales.dtype))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -177,15 +177,21 @@ def shapes_of(
     )
 
 
-def unpack_integers(packed: np.ndarray, bits: int, axis: int) -> np.ndarray:
-    """Returns the numbers of `bits` bits in integers of 32 [rows, columns], the lowest bits first, along an axis.
+def unpack_integers(packed: np.ndarray, bits: int, axis: int, places: Sequence[int] | None = None) -> np.ndarray:
+    """Returns the numbers of `bits` bits in integers of 32 [rows, columns], which follow one another along an axis.
+
+    Args:
+      places: of the numbers in an integer, of which 0 has the lowest bits; in their order unless given.
 
     Returns:
       uint8, with 32 / `bits` times the rows or columns.
     """
-    integers, mask = packed.view(np.uint32), (1 << bits) - 1
-    numbers = [((integers >> shift) & mask).astype(np.uint8) for shift in range(0, 32, bits)]
+    integers, count, mask = packed.view(np.uint32), 32 // bits, (1 << bits) - 1
     rows, columns = packed.shape
-    count = len(numbers)
-    shape = (rows * count, columns) if axis == 0 else (rows, columns * count)
-    return np.stack(numbers, axis=axis + 1).reshape(shape)
+    numbers = np.empty((rows, count, columns) if axis == 0 else (rows, columns, count), np.uint8)
+    step = max(1, CHUNK // (8 * max(1, columns)))
+    for some in (slice(begin, begin + step) for begin in range(0, rows, step)):
+        for i, place in enumerate(places or range(count)):
+            target = numbers[some, i] if axis == 0 else numbers[some, :, i]
+            target[...] = (integers[some] >> (bits * place)) & mask
+    return numbers.reshape((rows * count, columns) if axis == 0 else (rows, columns * count))

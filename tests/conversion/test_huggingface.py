@@ -211,7 +211,7 @@ def test_defaults_of_old_configs(tmp_path):
             )
             for key, value, message in [
                 ("format", "marlin-24", "is 'marlin-24'"),
-                ("quantization_status", "frozen", "is 'frozen'"),
+                ("quantization_status", "calibration", "is 'calibration'"),
                 ("sparsity_config", {"format": "sparse-24-bitmask"}, "is {'format': 'sparse-24-bitmask'}"),
                 ("transform_config", {"config_groups": {"R1": {}}}, "has transforms"),
             ]
