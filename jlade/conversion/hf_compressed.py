@@ -23,9 +23,7 @@ OF_ACTIVATIONS = (
 
 def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     """Returns the setting in config.json with which weights are not read, for a message."""
-    groups = settings.get("config_groups")
-    groups = groups if isinstance(groups, dict) else {}
-    formats = [settings.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, dict))]
+    formats = [settings.get("format"), *(group.get("format") for group in _module_groups(settings))]
     given = [each for each in formats if each not in (None, "mixed-precision")]
     if others := [each for each in given or [None] if each not in FORMATS]:
         return f"format is {others[0]!r}, supported is {' or '.join(map(repr, FORMATS))}"
@@ -39,14 +37,6 @@ def wrong_setting(settings: Mapping[str, Any]) -> str | None:
     if transform and (not isinstance(transform, dict) or transform.get("config_groups")):
         return "transform_config has transforms, supported is none"
     return None
-
-
-def _have_zeros(settings: Mapping[str, Any]) -> bool:
-    """Whether the integers of all groups of modules have zeros."""
-    groups = settings.get("config_groups")
-    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
-    integers = [each for each in weights if isinstance(each, dict) and each.get("type", "int") == "int"]
-    return bool(integers) and not any(each.get("symmetric", True) for each in integers)
 
 
 def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -70,6 +60,19 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
         elif kind == WEIGHT and tensor.dtype == "I8":
             found[prefix + WEIGHT] = _int8(prefix, _take(found, prefix, (WEIGHT, SCALE, *zeros), optional))
     return found
+
+
+def _have_zeros(settings: Mapping[str, Any]) -> bool:
+    """Whether the integers of all groups of modules have zeros."""
+    weights = [group.get("weights") for group in _module_groups(settings)]
+    integers = [each for each in weights if isinstance(each, dict) and each.get("type", "int") == "int"]
+    return bool(integers) and not any(each.get("symmetric", True) for each in integers)
+
+
+def _module_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the settings of each group of modules."""
+    groups = settings.get("config_groups")
+    return [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
 
 
 def _take(

@@ -9,7 +9,7 @@ from jlade.conversion.family import Family
 from jlade.conversion.weight_files import StoredTensor
 
 KEYS = "quantization_config", "compression_config", "quantization"  # the last in files of MLX
-# By method, the values of its settings that are read. The first is that of a missing key; keys change other names.
+# By method, the values of settings with which weights are read. The first is that of a missing setting.
 ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "awq": {"bits": (4,), "version": ("gemm",), "zero_point": (True,)},
     "gptq": {"bits": (None, 4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
@@ -76,8 +76,8 @@ def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) 
 def _method(settings: Mapping[str, Any], key: str) -> str | None:
     if "quant_method" not in settings and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         return "bitsandbytes"
-    method: str | None = settings.get("quant_method", "mlx" if key == "quantization" else None)
-    return method
+    method = settings.get("quant_method", "mlx" if key == "quantization" else None)
+    return None if method is None else str(method)
 
 
 def _wrong_setting(method: str, settings: Mapping[str, Any]) -> str | None:
