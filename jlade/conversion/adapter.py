@@ -171,7 +171,7 @@ def _with_expert(tensor: Tensor, expert: int, change: Change) -> ExpertTensor:
         )
     experts = list(tensor.experts)
     experts[expert] = AdaptedTensor(experts[expert], change, experts[expert].shape)
-    return dataclasses.replace(tensor, experts=experts)
+    return ExpertTensor(experts, tensor.outputs, tensor.is_transposed, tensor.shape)
 
 
 class _Changes:

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from jlade.conversion import huggingface, orbax, packed
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_experts import ExpertTensor
-from jlade.conversion.hf_tensors import check_kind, check_names
+from jlade.conversion.hf_tensors import check_names
 from jlade.conversion.tensors import ARRAYS, SCALE, Sharding, bits_of, expected_tensors, named_arrays, scale_shape
-from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, Tensor, stored_tensors, write_tensors
+from jlade.conversion.weight_files import FLOATS, SINGLE_FILE, Tensor, check_kind, stored_tensors, write_tensors
 from jlade.files import written_whole
 from jlade.models.llama import LlamaConfig, LlamaParams
 

@@ -4,22 +4,23 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jlade.conversion.families import FAMILIES
+from jlade.conversion.hf_packed import FP4, shapes_of
+from jlade.conversion.packed import PackedTensor, grouped
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import layer_tensors, name_in_files
-from jlade.conversion.weight_files import StoredTensor, Tensor, aligned, broken_rows
+from jlade.conversion.weight_files import StoredTensor, Tensor, aligned
+from jlade.models.grouped import GroupedMatrix, pack
 from jlade.models.llama import LlamaConfig
 
 BLOCKS, SCALES = "_blocks", "_scales"  # suffixes of a tensor's name in MXFP4 (GPT-OSS), of its numbers and exponents
 GROUP = 32  # numbers with one exponent
-# The numbers of 4 bits: sign, exponent of two bits, one bit more (OCP Microscaling Formats, section 5.3.3).
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 class ExpertMatrix(Tensor, Protocol):
@@ -45,7 +46,8 @@ class File(NamedTuple):
     has_rows: bool
 
 
-class Mxfp4(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mxfp4(PackedTensor):
     """An expert's matrix [out, in] in MXFP4.
 
     Attributes:
@@ -55,9 +57,10 @@ class Mxfp4(NamedTuple):
 
     blocks: StoredTensor
     scales: StoredTensor
+    bits = 4
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> Shape:  # type: ignore[override]
         return self.scales.shape[0], GROUP * self.scales.shape[1]
 
     @property
@@ -80,14 +83,30 @@ class Mxfp4(NamedTuple):
     def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
         return self.blocks.stamps | self.scales.stamps
 
-    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
-        """Returns the whole matrix, the only part, and its rows with infinite elements."""
-        blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
-        numbers = FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, GROUP)
+    @property
+    def shapes(self) -> GroupedMatrix:
+        outputs, inputs = self.shape
+        shapes = shapes_of(4, inputs, outputs, inputs // GROUP, "bfloat16", has_levels=True)
+        assert shapes is not None
+        return shapes
+
+    def matrix(self, name: str) -> GroupedMatrix:
+        codes, exponents = self._read(name)
         with np.errstate(over="ignore"):  # the caller hears of it
-            values = np.ldexp(numbers, scales.astype(np.int32)[..., None] - 127).reshape(scales.shape[0], -1)
-            matrix = values.astype(dtype)
-        return [matrix], broken_rows(values, matrix, 0)
+            scale = np.ldexp(np.float32(1), exponents.T).astype(jnp.bfloat16)
+        return grouped(pack(codes.reshape(len(codes), -1).T, GROUP), scale, levels=FP4)
+
+    def values(self, name: str) -> np.ndarray:
+        codes, exponents = self._read(name)
+        with np.errstate(over="ignore"):  # the caller hears of it
+            values: np.ndarray = np.ldexp(FP4[codes], exponents[..., None])
+        return values.reshape(len(values), -1).T
+
+    def _read(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the codes of the numbers [out, in / 32, 32], and the exponents of their scales [out, in / 32]."""
+        blocks, scales = self.blocks.read_bytes(name), self.scales.read_bytes(name)
+        codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, GROUP)
+        return codes, scales.astype(np.int32) - 127
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +159,54 @@ class ExpertTensor:
                 broken |= {expert} if broken_of_expert else set()
             arrays.append(array)
         return arrays, broken
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedExperts(ExpertTensor, PackedTensor):
+    """An array of experts that are all in four or eight bits in the files, which can be kept so."""
+
+    @classmethod
+    def of(cls, tensor: ExpertTensor) -> ExpertTensor:
+        """Returns the array, as one of this class if its experts are packed alike."""
+        are_packed = all(isinstance(each, PackedTensor) for each in tensor.experts)
+        return cls(tensor.experts, tensor.outputs, True, tensor.shape) if are_packed else tensor
+
+    @property
+    def _packed(self) -> list[PackedTensor]:
+        return [each for each in self.experts if isinstance(each, PackedTensor)]
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        return max(each.bits for each in self._packed)
+
+    @property
+    def can_stay(self) -> bool:
+        experts = self._packed
+        return all(each.can_stay for each in experts) and all(each.shapes == experts[0].shapes for each in experts)
+
+    @property
+    def shapes(self) -> GroupedMatrix:
+        def of_all(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.shape[0], *array.shape[:-1], self.shape[-1]), array.dtype)
+
+        first = self._packed[0].shapes
+        arrays: GroupedMatrix = jax.tree.map(of_all, first.replace(levels=None))  # type: ignore[attr-defined]
+        return arrays.replace(levels=first.levels)  # type: ignore[attr-defined]
+
+    def matrix(self, name: str) -> GroupedMatrix:
+        shapes = self.shapes.replace(levels=None)  # type: ignore[attr-defined]
+        arrays = jax.tree.map(lambda array: aligned(array.shape, np.dtype(array.dtype)), shapes)
+        levels: Any = None
+        for i, expert in enumerate(self._packed):
+            own: Any = expert.matrix(name)
+            levels = levels if i else own.levels
+            if not np.array_equal(levels, own.levels):
+                raise ValueError(f"{self.file}: the experts of {name} differ in the values of their codes")
+            stored = jax.tree.leaves(own.replace(levels=None))
+            for target, array in zip(jax.tree.leaves(arrays), stored, strict=True):
+                target[i] = array[..., self.outputs]
+        kept: GroupedMatrix = arrays.replace(levels=levels)
+        return kept
 
 
 def files(config: LlamaConfig, stored: Mapping[str, StoredTensor] = MappingProxyType({})) -> dict[str, File]:
@@ -206,7 +273,7 @@ def read(config: LlamaConfig, stored: Mapping[str, StoredTensor]) -> dict[str, E
                 half = slice(k * shape[-1], (k + 1) * shape[-1])
                 outputs = slice(k, None, 2) if layout == "interleaved" else half
             tensors[name] = ExpertTensor(experts[file.names[0]], outputs, is_packed or file.has_rows, shape)
-    return tensors
+    return {name: PackedExperts.of(tensor) for name, tensor in tensors.items()}
 
 
 def write(config: LlamaConfig, arrays: Mapping[str, jax.Array]) -> Iterator[tuple[str, jax.Array]]:

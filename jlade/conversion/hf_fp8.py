@@ -1,4 +1,4 @@
-"""Matrices in FP8 with a scale for each block, as DeepSeek, Qwen and GLM publish them."""
+"""Matrices in FP8 with a scale for each block, as DeepSeek, Qwen and GLM publish them, for each output, or for all."""
 
 import dataclasses
 import pathlib
@@ -10,7 +10,7 @@ from jlade.conversion.parts import Part, Shape
 from jlade.conversion.weight_files import FLOATS, StoredTensor, aligned, broken_rows
 
 FP8 = "F8_E4M3"  # in safetensors' spelling
-SCALES = "_scale_inv"  # suffix of a matrix's name, for its scales
+SCALES = "_scale_inv", "_scale"  # suffixes of a matrix's name, for its scales; the second of compressed-tensors
 BLOCK = 128  # rows and columns of a block, unless the number of scales says otherwise
 
 
@@ -52,7 +52,8 @@ class BlockScaled(StoredTensor):
     def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
         in_file = StoredTensor(self.file, self.stamp, self.offset, self.shape, self.dtype)
         read, broken = in_file.read(name, np.dtype(np.float32), parts)
-        scales = self.scales.read_bytes(name + SCALES).astype(np.float32)
+        scales = self.scales.read_bytes(name).astype(np.float32)
+        scales = scales.reshape(-1, -(-self.shape[1] // self.blocks[1]))
         arrays = []
         for values, part in zip(read, parts, strict=True):
             of_columns = np.array(part.columns) // self.blocks[1]
@@ -76,12 +77,15 @@ def scaled(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """
     found = dict(tensors)
     for name, tensor in tensors.items():
-        if tensor.dtype == FP8 and (scales := found.pop(name + SCALES, None)) is not None:
-            fits = len(tensor.shape) == len(scales.shape) == 2 and scales.dtype in FLOATS
-            rows, columns = map(_block, tensor.shape, scales.shape) if fits else (0, 0)
+        suffix = next((suffix for suffix in SCALES if name + suffix in tensors), None)
+        if tensor.dtype == FP8 and suffix is not None:
+            scales = found.pop(name + suffix)
+            of_blocks = scales.shape if len(scales.shape) == 2 else (1, 1) if scales.shape in ((), (1,)) else ()
+            fits = len(tensor.shape) == len(of_blocks) == 2 and scales.dtype in FLOATS
+            rows, columns = map(_block, tensor.shape, of_blocks) if fits else (0, 0)
             if not rows or not columns:
                 raise ValueError(
-                    f"{scales.file}: {name}{SCALES} has shape {scales.shape} and type {scales.dtype}; a matrix of "
+                    f"{scales.file}: {name}{suffix} has shape {scales.shape} and type {scales.dtype}; a matrix of "
                     f"shape {tensor.shape} must have a scale in floating point for each block"
                 )
             found[name] = BlockScaled(**vars(tensor), scales=scales, blocks=(rows, columns))

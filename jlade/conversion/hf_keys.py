@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from jlade.conversion import generation_settings
+from jlade.conversion import generation_settings, hf_quantization
 from jlade.conversion.families import FAMILIES
 from jlade.conversion.family import SIZES, Family
 from jlade.conversion.hf_rotary import ATTENTION, FULL, unread_keys
@@ -30,7 +30,6 @@ ONLY_VALUES: dict[str, Any] = {
     "use_bidirectional_attention": False,  # Gemma
     "use_mrope": False,
 } | {key: value for family in FAMILIES.values() for key, value in family.elsewhere.items()}
-QUANTIZATION = "quantization_config", "compression_config", "quantization"  # the last in files of MLX
 WITHOUT_EFFECT = {  # on the output of the model
     "architectures", "attention_dropout", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
     "cls_token_id", "dtype", "embd_pdrop", "embedding_dropout", "eod_token_id", "for_llm_compressor", "hidden_dropout",
@@ -55,36 +54,14 @@ def check_keys(file: pathlib.Path, raw: Mapping[str, Any], family: Family, stric
     if "layer_types" in accepted and isinstance(kinds, list) and not raw.get("sliding_window"):
         whole = [FULL] * len(kinds), [ATTENTION] * len(kinds)
         accepted["layer_types"] += whole if len(kinds) == raw.get("num_hidden_layers") else ()
-    _check_quantization(file, raw, family)
+    hf_quantization.check(file, raw, family)
     for key, values in sorted(accepted.items()):
         if raw.get(key) not in (None, {}, *values):
             raise ValueError(f"{file}: {key} is {raw[key]!r}; supported is {' or '.join(map(repr, values))}")
-    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *QUANTIZATION, *WITHOUT_EFFECT}
+    known = {*SIZES, *family.reads, *ONLY_VALUES, *family.only, *hf_quantization.KEYS, *WITHOUT_EFFECT}
     unknown = [key for key in raw if key not in known | generation_settings.KEYS and not key.startswith("_")]
     if named := ", ".join(unknown + unread_keys(raw, family.rotary)):
         if strict:
             raise ValueError(f"{file}: strict=True refuses unknown keys: {named}")
         # All warnings come from this level, so Python shows the warning of a file once, whoever reads it again.
         warnings.warn(f"{file}: ignored unknown keys, which strict=True refuses: {named}", stacklevel=2)
-
-
-def _check_quantization(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> None:
-    """Raises a ValueError that says how the weights are quantized, unless they are not, or in a way that is read."""
-    key = next((key for key in QUANTIZATION if raw.get(key)), None)
-    if key is None:
-        return
-    settings = raw[key] if isinstance(raw[key], dict) else {}
-    method = settings.get("quant_method", "mlx" if key == "quantization" else None)
-    if method == "mxfp4" and family.expert_layout == "interleaved":
-        return
-    if method == "fp8" and settings.get("weight_block_size") and settings.get("activation_scheme") == "dynamic":
-        return
-    bits = next(
-        (n for n, flag in ((4, "load_in_4bit"), (8, "load_in_8bit")) if settings.get(flag)), settings.get("bits")
-    )
-    raise ValueError(
-        f"{file}: the weights are quantized with {method or 'a method that is not named'}"
-        + (f" in {bits} bits" if bits else "")
-        + f" ({key}), which is not read. Load the model in floating point that they were made from, with int8=True to "
-        "halve its memory, or a GGUF file of it"
-    )

@@ -10,9 +10,10 @@ import jax
 
 from jlade.conversion import hf_experts, hf_fp8, interleaved
 from jlade.conversion.families import FAMILIES
+from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.parts import Shape
 from jlade.conversion.tensors import EMBEDDING, OUTPUT, expected_tensors, fields_of_names, first_few, name_in_files
-from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal
+from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, are_equal, check_kind
 from jlade.models.llama import LlamaConfig
 
 # Of the model without its output matrix
@@ -156,6 +157,7 @@ def model_tensors(
     found: dict[str, Tensor] = {}
     in_files = file_tensors(config)
     expected = {name: file.shape for name, file in in_files.items()} | hf_experts.shapes(config, tensors)
+    tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not _is_no_bias(name, tensors)}
     check_tensors(tensors, expected, config, directory, strict)
     for name, file in in_files.items():
         found |= zip(file.parts, file.divide(tensors[name]), strict=True)
@@ -188,17 +190,9 @@ def check_tensors(
         accepted: Collection[str] = FLOATS
         if name.endswith((hf_experts.BLOCKS, hf_experts.SCALES)):
             accepted = ("U8",)
-        elif isinstance(tensors[name], hf_fp8.BlockScaled):
-            accepted = (hf_fp8.FP8,)
+        elif isinstance(tensors[name], hf_fp8.BlockScaled | FileMatrix) and name != name_in_files(EMBEDDING, config):
+            accepted = (tensors[name].dtype,)
         check_kind(name, tensors[name], shape, accepted)
-
-
-def check_kind(name: str, stored: StoredTensor, shape: Shape, accepted: Collection[str]) -> None:
-    """Raises a ValueError unless a tensor has this shape and one of the accepted dtypes."""
-    if stored.shape != shape:
-        raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
-    if stored.dtype not in accepted:
-        raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
 
 
 def check_names(
@@ -239,6 +233,14 @@ def _is_beyond(name: str, config: LlamaConfig) -> bool:
     layers = name_in_files("model.layers.", config)
     number = name.removeprefix(layers).partition(".")[0]
     return name.startswith(layers) and number.isdecimal() and int(number) >= config.num_layers
+
+
+def _is_no_bias(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether a tensor is a bias of zeros, which AutoGPTQ writes for matrices without one."""
+    matrix = tensors.get(name.removesuffix("bias") + "weight")
+    if not name.endswith(".bias") or not isinstance(matrix, FileMatrix) or tensors[name].dtype not in FLOATS:
+        return False
+    return not tensors[name].read_bytes(name).any()
 
 
 def _is_redundant(name: str, config: LlamaConfig) -> bool:

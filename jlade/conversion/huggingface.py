@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jlade.conversion import adapter as adapters
-from jlade.conversion import adapter_config, gguf_weights, hf_experts, packed
+from jlade.conversion import adapter_config, gguf_weights, hf_experts, hf_quantization, packed
 from jlade.conversion.hf_config import auto_dtype, read_config, write_configs
 from jlade.conversion.hf_tensors import file_tensors, model_tensors
+from jlade.conversion.json_files import read_json
 from jlade.conversion.parts import Part, Shape, place, quantize
 from jlade.conversion.tensors import (
     SCALE,
@@ -28,6 +29,7 @@ from jlade.conversion.tensors import (
     expected_tensors,
     named_arrays,
     place_of,
+    say_rounded_again,
     scale_shape,
     sharding_for,
 )
@@ -77,7 +79,7 @@ def load_hf(
     Warns:
       UserWarning: names what is ignored: unknown keys of config.json, parts of the model besides text, end tokens
         outside the vocabulary, layers beyond the last, an index of files that are not there, an adapter; names the
-        tensors with NaN or infinite values, and their rows.
+        tensors with NaN or infinite values, and their rows, and those that `bits` rounds again.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
@@ -109,6 +111,7 @@ def read_params(
     sharding = sharding_for(config, sharding, mesh)
     target = check_dtype(dtype, first_dtype(tensors), source, device_of(sharding, config))
     broken: dict[str, set[int]] = {}
+    again: list[str] = []
 
     def read(name: str, shape: Shape, dtype: np.dtype) -> jax.Array:
         def read_parts(parts: Sequence[Part]) -> list[np.ndarray]:
@@ -131,6 +134,8 @@ def read_params(
                 broken[name] = outputs
             matrix = packed.place(stored, place_of(sharding, name, shape))
         else:
+            if new_bits is not None and isinstance(tensor, packed.PackedTensor) and tensor.bits <= new_bits:
+                again.append(name)
             array = read(name, shape, np.dtype(dtype_of_name(name, config, target)))
             matrix = array if new_bits is None else quantize(array, new_bits)
         jax.block_until_ready(matrix)  # so that the host holds one tensor at a time
@@ -140,6 +145,8 @@ def read_params(
 
     params = build_params(config, read_matrix)
     check_unchanged(tensors.values())
+    if again:
+        say_rounded_again(source, again, strict)
     shapes = expected_tensors(config)
     shapes |= {name + SCALE: scale_shape(shape) for name, shape in shapes.items() if name + SCALE in tensors}
     check_finite(tensors[next(iter(broken))].file if broken else source, broken, shapes, strict)
@@ -182,7 +189,9 @@ def headers_of(
     if directory in gguf_weights.unfolded:
         tensors = gguf_weights.stored_tensors(directory)
     else:
-        config, tensors = model_tensors(stored_tensors(directory, strict), config, directory, strict)
+        settings = hf_quantization.settings_of(read_json(directory / "config.json"))
+        stored = hf_quantization.assembled(stored_tensors(directory, strict), settings)
+        config, tensors = model_tensors(stored, config, directory, strict)
     if adapter is None:
         adapter_config.say_ignored(directory, strict)
         return config, tensors

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jlade.conversion.hf_packed import FileMatrix
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.weight_files import StoredTensor, aligned
 
@@ -56,6 +57,10 @@ def divide(tensor: StoredTensor, shapes: Sequence[Shape], groups: int) -> list[S
     if groups == 1:
         return tensor.divide(shapes)
     of_group = [(rows // groups, *inner) for rows, *inner in shapes]
+    if isinstance(tensor, FileMatrix):
+        rows_of_groups = np.arange(tensor.shape[0]).reshape(groups, -1)
+        ends = np.cumsum([rows for rows, *_ in of_group])
+        return [tensor.take(rows.reshape(-1)) for rows in np.split(rows_of_groups, ends[:-1], axis=1)]
     pieces = tensor.divide(of_group * groups)
     pairs = zip(shapes, (tuple(pieces[i :: len(shapes)]) for i in range(len(shapes))), strict=True)
     first = (tensor.file, tensor.stamp, tensor.offset)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jlade.conversion import hf_config
+from jlade.conversion import hf_config, hf_quantization
 from jlade.conversion.hf_tensors import model_tensors
 from jlade.conversion.huggingface import read_params
 from jlade.conversion.parts import Part, Shape
@@ -84,6 +84,9 @@ def load_held(
       ValueError, warns: as `load_hf` does, with `owner`.config and `owner`.state_dict() in the place of files.
     """
     architecture = hf_config.check(pathlib.Path(f"{owner}.config"), config)
+    method = hf_quantization.settings_of(config).get("quant_method")
+    if method in hf_quantization.ACCEPTED:
+        raise ValueError(f"{owner} is quantized with {method}; only its files are read: `jlade.load(PATH, bits=4)`")
     source = pathlib.Path(f"{owner}.state_dict()")
     held: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():

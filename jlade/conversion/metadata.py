@@ -3,8 +3,7 @@
 import pathlib
 import shutil
 
-from jlade.conversion import adapter_config
-from jlade.conversion.hf_keys import QUANTIZATION
+from jlade.conversion import adapter_config, hf_quantization
 from jlade.conversion.json_files import read_json, write_json
 
 TIED = "tie_word_embeddings"
@@ -25,7 +24,7 @@ def copy_metadata(source: pathlib.Path, target: pathlib.Path) -> None:
         original = written
     dtype_keys = [key for key in ("dtype", "torch_dtype") if key in original] or ["torch_dtype"]
     changed = dict.fromkeys(dtype_keys, written["torch_dtype"]) | {TIED: written[TIED]}
-    kept = {key: original[key] for key in original if key not in QUANTIZATION}
+    kept = {key: original[key] for key in original if key not in hf_quantization.KEYS}
     write_json(target / "config.json", kept | changed)
     (target / "generation_config.json").unlink()  # the original may have none
     for pattern in FILES:

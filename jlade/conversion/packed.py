@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
@@ -10,12 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from jlade.conversion.hf_tensors import check_kind
 from jlade.conversion.parts import Part, Shape
 from jlade.conversion.tensors import ARRAYS
-from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, broken_rows
+from jlade.conversion.weight_files import FLOATS, StoredTensor, Tensor, aligned, broken_rows, check_kind
 from jlade.models import sharding as model_sharding
-from jlade.models.grouped import GroupedMatrix, unpack
+from jlade.models.grouped import GroupedMatrix, pack, unpack
 
 
 class PackedTensor(abc.ABC):
@@ -30,6 +30,11 @@ class PackedTensor(abc.ABC):
     bits: int
 
     @property
+    def can_stay(self) -> bool:
+        """Whether the matrix is a `GroupedMatrix`: each of its groups has as many inputs, one after the other."""
+        return True
+
+    @property
     @abc.abstractmethod
     def shapes(self) -> GroupedMatrix:
         """A `jax.ShapeDtypeStruct` in the place of each array of `matrix`."""
@@ -42,9 +47,13 @@ class PackedTensor(abc.ABC):
           ValueError: names the file, and the tensor `name`, if the file cannot be read.
         """
 
+    def values(self, name: str) -> np.ndarray:
+        """Returns the elements [in, out] in float32. Errors are those of `matrix`."""
+        return values_of(self.matrix(name))
+
     def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
         """Returns distinct parts of the matrix [out, in] as `dtype`, and its rows that are not finite in them."""
-        values = values_of(self.matrix(name)).T
+        values = self.values(name).T
         arrays: list[np.ndarray] = []
         broken: set[int] = set()
         for rows, columns in parts:
@@ -94,12 +103,11 @@ class OwnMatrix(PackedTensor):
 
     @property
     def shapes(self) -> GroupedMatrix:
-        return _grouped(
-            {field: jax.ShapeDtypeStruct(each.shape, each.value_dtype) for field, each in self.arrays.items()}
-        )
+        arrays = self.arrays.items()
+        return grouped(**{field: jax.ShapeDtypeStruct(each.shape, each.value_dtype) for field, each in arrays})
 
     def matrix(self, name: str) -> GroupedMatrix:
-        return _grouped({field: each.read_bytes(name + ARRAYS[field]) for field, each in self.arrays.items()})
+        return grouped(**{field: each.read_bytes(name + ARRAYS[field]) for field, each in self.arrays.items()})
 
 
 def own_matrix(name: str, shape: Shape, arrays: Mapping[str, StoredTensor]) -> OwnMatrix:
@@ -130,7 +138,7 @@ def keeps(tensor: Tensor | None, bits: int | None) -> TypeGuard[PackedTensor]:
     """Whether a tensor stays as it is in a model that is loaded with `bits`: one of jlade's own always does."""
     if not isinstance(tensor, PackedTensor):
         return False
-    return isinstance(tensor, OwnMatrix) or (bits is not None and tensor.bits <= bits)
+    return isinstance(tensor, OwnMatrix) or (bits is not None and tensor.bits <= bits and tensor.can_stay)
 
 
 def values_of(matrix: GroupedMatrix) -> np.ndarray:
@@ -162,8 +170,28 @@ def broken_outputs(matrix: GroupedMatrix) -> set[int]:
 
 
 def place(matrix: GroupedMatrix, sharding: Sharding | None) -> GroupedMatrix:
-    """Returns a matrix in arrays of NumPy on its devices, given the sharding of the matrix in floating point."""
+    """Returns a matrix in arrays of NumPy on its devices, given the sharding of the matrix in floating point.
+
+    Groups that devices would divide become several with equal scales, if that makes all of them whole.
+    """
+    if isinstance(sharding, NamedSharding):
+        shards = model_sharding.shards_of_inputs(matrix, sharding.spec, sharding.mesh)  # type: ignore[arg-type]
+        matrix = _with_more_groups(matrix, shards // math.gcd(shards, matrix.scale.shape[-2]))
     return jax.device_put(matrix, shardings(matrix, sharding))
+
+
+def _with_more_groups(matrix: GroupedMatrix, factor: int) -> GroupedMatrix:
+    """Returns a matrix with `factor` times as many groups, or as it is if its groups do not divide so."""
+    if factor == 1 or matrix.group % (2 * factor):
+        return matrix
+    weight: Any = matrix.weight
+    if weight.dtype == np.uint8:
+        weight = pack(unpack(weight, matrix.group).reshape(matrix.shape), matrix.group // factor)
+    scale, zero, offset = (
+        None if array is None else np.repeat(np.asarray(array), factor, axis=-2)
+        for array in (matrix.scale, matrix.zero, matrix.offset)
+    )
+    return grouped(weight, scale, zero, offset, matrix.levels)
 
 
 def shardings(matrix: GroupedMatrix, sharding: Sharding | None) -> Any:
@@ -179,6 +207,8 @@ def shardings(matrix: GroupedMatrix, sharding: Sharding | None) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec, memory_kind=sharding.memory_kind), specs)
 
 
-def _grouped(arrays: Mapping[str, Any]) -> GroupedMatrix:
+def grouped(weight: Any, scale: Any, zero: Any = None, offset: Any = None, levels: Any = None) -> GroupedMatrix:
+    """Returns a `GroupedMatrix` of arrays in NumPy, or of what stands in their places."""
     tree: Any = GroupedMatrix
-    return tree(**arrays)
+    matrix: GroupedMatrix = tree(weight, scale, zero, offset, levels)
+    return matrix

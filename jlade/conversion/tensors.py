@@ -271,6 +271,14 @@ def check_finite(
     warnings.warn(f"{source}: {message}", stacklevel=3)
 
 
+def say_rounded_again(source: str | os.PathLike[str], names: list[str], strict: bool) -> None:
+    """Warns of matrices that are rounded again, though the files hold them in so few bits, or refuses if `strict`."""
+    said = f"{len(names)} matrices whose groups are not of as many adjacent inputs, as by act-order: {first_few(names)}"
+    if strict:
+        raise ValueError(f"{source}: strict=True refuses to round again {said}")
+    warnings.warn(f"{source}: rounded again are {said}", stacklevel=3)
+
+
 def first_few(names: list[str]) -> str:
     """Returns up to five names for a message."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -8,7 +8,7 @@ import math
 import pathlib
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import jax
@@ -25,8 +25,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = f"{SINGLE_FILE}.index.json"
 MAX_FILE_BYTES = 5 * 10**9
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their name in safetensors
-# Of tensors in MXFP4 and FP8 too, and of jlade's matrices in int8.
-DTYPES = FLOATS | {"U8": "uint8", "F8_E4M3": "float8_e4m3fn", "I8": "int8"}
+# Of quantized tensors too, in integers or FP8.
+DTYPES = FLOATS | {"U8": "uint8", "F8_E4M3": "float8_e4m3fn", "I8": "int8", "I32": "int32", "I64": "int64"}
 CHUNK = 2**20  # elements converted at once; they fit the processor's cache
 
 
@@ -201,6 +201,14 @@ def are_equal(first: StoredTensor, second: StoredTensor) -> bool:
         a.read_bytes("").tobytes() == b.read_bytes("").tobytes()
         for a, b in zip(first.divide(chunks), second.divide(chunks), strict=True)
     )
+
+
+def check_kind(name: str, stored: StoredTensor, shape: Shape, accepted: Collection[str]) -> None:
+    """Raises a ValueError unless a tensor has this shape and one of the accepted dtypes."""
+    if stored.shape != shape:
+        raise ValueError(f"{stored.file}: {name} has shape {stored.shape}; config.json implies {shape}")
+    if stored.dtype not in accepted:
+        raise ValueError(f"{stored.file}: {name} is of type {stored.dtype}; accepted are {', '.join(accepted)}")
 
 
 def check_unchanged(tensors: Iterable[Tensor]) -> None:

@@ -58,6 +58,7 @@ def test_mxfp4_is_read_as_by_transformers(gpt_oss, tmp_path):
     save_hf(gpt_oss, tmp_path / "model")
     packed = pack(tmp_path / "model")
     params = load_hf(tmp_path / "model", "float32", strict=True)
+    kept = load_hf(tmp_path / "model", "float32", strict=True, bits=4)
     for i, layer in enumerate(params.layers):
         gate_up, down = (
             mxfp4.convert_moe_packed_tensors(
@@ -69,6 +70,10 @@ def test_mxfp4_is_read_as_by_transformers(gpt_oss, tmp_path):
         np.testing.assert_array_equal(layer.expert_up, gate_up[..., 1::2])
         np.testing.assert_array_equal(layer.expert_down, down)
         np.testing.assert_array_equal(layer.expert_up_bias, gpt_oss.layers[i].expert_up_bias)
+        for field in ("expert_gate", "expert_up", "expert_down"):
+            matrix = getattr(kept.layers[i], field)
+            assert (matrix.group, matrix.weight.dtype, matrix.scale.dtype) == (32, "uint8", "bfloat16")
+            np.testing.assert_array_equal(matrix.values(), getattr(layer, field))
 
 
 @pytest.mark.parametrize("kind", ["hf", "jlade"])

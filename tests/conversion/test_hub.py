@@ -207,7 +207,7 @@ def test_commands_read_the_revision_alone(hub, tmp_path):
     ("changes", "message"),
     [
         ({"model_type": "mamba"}, "model_type is 'mamba'"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+        ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "hqq"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
     ],
 )

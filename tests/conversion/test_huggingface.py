@@ -185,14 +185,37 @@ def test_defaults_of_old_configs(tmp_path):
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, r"the weights are quantized with fp8 \("),
         (
-            {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            r"the weights are quantized with awq in 4 bits \(",
+            {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+            r"the weights are quantized with hqq in 4 bits \(",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}},
+            r"the weights are quantized with awq .* which is not read: version is 'gemv', supported is 'gemm'\. Load",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 3}},
+            r"the weights are quantized with gptq in 3 bits .*: bits is 3, supported is 4 or 8\. Load",
         ),
         (
             {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-            "the .* bitsandbytes in 8 bits",
+            "the .* bitsandbytes in 8 bits .*: load_in_8bit is True, supported is False",
         ),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, "the .* quantized with compressed-tensors"),
+        (
+            {"compression_config": {"quant_method": "compressed-tensors"}},
+            "the .* quantized with compressed-tensors .*: format is None, supported is 'pack-quantized' or",
+        ),
+        *(
+            (
+                {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", key: value}},
+                f"the .* quantized with compressed-tensors .*: {key} {message}, supported is ",
+            )
+            for key, value, message in [
+                ("format", "marlin-24", "is 'marlin-24'"),
+                ("quantization_status", "calibration", "is 'calibration'"),
+                ("sparsity_config", {"format": "sparse-24-bitmask"}, "is {'format': 'sparse-24-bitmask'}"),
+                ("transform_config", {"config_groups": {"R1": {}}}, "has transforms"),
+            ]
+        ),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "the weights are quantized with mxfp4"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "the weights are quantized with mlx in 4 bits"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, got 'many'"),

@@ -12,10 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 import jlade
 from jlade import conversion
-from jlade import mesh as mesh_lib
 from jlade.cli import main
 from jlade.conversion import load_hf, packed
-from jlade.models import grouped, llama, products, quantization, trial
+from jlade.models import grouped, llama, products, quantization, sharding, trial
 from jlade.models.experts import Experts
 from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
 from jlade.models.llama import Llama
@@ -321,12 +320,16 @@ def test_a_mesh_divides_groups(experts, tmp_path):
     assert_same_texts(*texts)
 
 
-def test_groups_that_a_mesh_would_cut_are_refused(tmp_path):
+def test_groups_that_a_mesh_would_cut_are_divided_when_they_are_read(tmp_path):
+    """Arrays are not: only a loader can give the parts of a group their scale."""
     params = llama.quantize(tiny_llama(), 4)  # 24 inputs of `down` in groups of 8
     conversion.save(params, tmp_path / "own")
+    mesh = jlade.make_mesh(1, 1, 2)
+    found = conversion.load(tmp_path / "own", "float32", mesh=mesh)
+    assert {layer.down.group for layer in found.layers} == {4}
+    np.testing.assert_array_equal(found.layers[0].down.values(), params.layers[0].down.values())
     message = (
         r"mesh divides 24 inputs of a matrix among 2 devices, and not its 3 groups of 8: load the model in floating"
     )
     with pytest.raises(ValueError, match=message):
-        conversion.load(tmp_path / "own", "float32", mesh=jlade.make_mesh(1, 1, 2))
-    assert mesh_lib.size(None, "model") == 1
+        sharding.put(params, sharding.mesh_for(params.config, mesh))

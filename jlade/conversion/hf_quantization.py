@@ -1,0 +1,93 @@
+"""How config.json says that weights are quantized: the methods that are read, and their tensors as matrices."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jlade.conversion import hf_bitsandbytes, hf_compressed, hf_gptq
+from jlade.conversion.family import Family
+from jlade.conversion.weight_files import StoredTensor
+
+KEYS = "quantization_config", "compression_config", "quantization"  # the last in files of MLX
+# By method, the values of settings with which weights are read. The first is that of a missing setting.
+ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "awq": {"bits": (4,), "version": ("gemm",), "zero_point": (True,)},
+    "gptq": {"bits": (None, 4, 8), "checkpoint_format": ("gptq", "gptq_v2"), "is_marlin_format": (False,)},
+    "compressed-tensors": {},
+    "bitsandbytes": {"load_in_8bit": (False,), "load_in_4bit": (True,)},
+}
+OTHER_NAMES = {"version": "format", "checkpoint_format": "format"}  # of settings, where the first is missing
+
+
+def check(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> None:
+    """Raises a ValueError that says how the weights are quantized, unless they are not, or in a way that is read."""
+    key = next((key for key in KEYS if raw.get(key)), None)
+    if key is None:
+        return
+    own = raw[key] if isinstance(raw[key], dict) else {}
+    method = _method(own, key)
+    if method == "mxfp4" and family.expert_layout == "interleaved":
+        return
+    if method == "fp8" and own.get("weight_block_size") and own.get("activation_scheme") == "dynamic":
+        return
+    wrong = None if method is None else _wrong_setting(method, own)
+    if method in ACCEPTED and wrong is None:
+        return
+    bits = next((n for n, flag in ((4, "load_in_4bit"), (8, "load_in_8bit")) if own.get(flag)), own.get("bits"))
+    raise ValueError(
+        f"{file}: the weights are quantized with {method or 'a method that is not named'}"
+        + (f" in {bits} bits" if bits else "")
+        + f" ({key}), which is not read"
+        + (f": {wrong}" if wrong else "")
+        + ". Load the model in floating point that they were made from, with int8=True to halve its memory, or a GGUF "
+        "file of it"
+    )
+
+
+def settings_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings of the quantization in the content of config.json; {} if the weights are not quantized."""
+    text = raw.get("text_config")
+    for part in (raw, text if isinstance(text, dict) else {}):
+        for key in KEYS:
+            if isinstance(part.get(key), dict) and part[key]:
+                return {**part[key], "quant_method": _method(part[key], key)}
+    return {}
+
+
+def assembled(tensors: Mapping[str, StoredTensor], settings: Mapping[str, Any]) -> Mapping[str, StoredTensor]:
+    """Returns the tensors of files, by their names there, with those of each quantized matrix as one.
+
+    Args:
+      settings: those of `settings_of`.
+
+    Raises:
+      ValueError: names the file, and the tensor that is missing or does not fit.
+    """
+    method = settings.get("quant_method")
+    if method in ("awq", "gptq"):
+        return hf_gptq.assembled(tensors, settings)
+    if method == "compressed-tensors":
+        return hf_compressed.assembled(tensors, settings)
+    if method == "bitsandbytes":
+        return hf_bitsandbytes.assembled(tensors)
+    return tensors
+
+
+def _method(settings: Mapping[str, Any], key: str) -> str | None:
+    if "quant_method" not in settings and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        return "bitsandbytes"
+    method = settings.get("quant_method", "mlx" if key == "quantization" else None)
+    return None if method is None else str(method)
+
+
+def _wrong_setting(method: str, settings: Mapping[str, Any]) -> str | None:
+    """Returns the setting that has another value than those that are read, for a message."""
+    if method == "compressed-tensors":
+        return hf_compressed.wrong_setting(settings)
+    for name, values in ACCEPTED.get(method, {}).items():
+        key = name if settings.get(name) is not None else OTHER_NAMES.get(name, name)
+        value = settings.get(key, values[0])
+        own = value.lower() if isinstance(value, str) else value
+        if own not in values and not (value is None and name in OTHER_NAMES):
+            return f"{key} is {value!r}, supported is {' or '.join(repr(each) for each in values if each is not None)}"
+    return None

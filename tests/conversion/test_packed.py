@@ -1,0 +1,344 @@
+"""Checkpoints in the formats of other quantizers, against values that their formulas give in NumPy."""
+
+import dataclasses
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jlade
+from jlade.conversion import load_hf, save_hf
+from jlade.conversion.memory import load_held
+from jlade.conversion.weight_files import read_header
+from jlade.models.architecture import DELTA, Latent, Recurrence
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.llama import LlamaConfig, init_params
+from tests.texts import assert_same_texts
+from tests.tiny import PAPER, slow, slow_but
+
+SHAPE = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
+SHAPE |= {"num_kv_heads": 2, "head_dim": 16, "max_positions": 64, "norm_eps": 1e-5}
+FIELDS = ("query", "key", "value", "attention_output", "gate", "up", "down")
+NAMES = [f"self_attn.{kind}_proj" for kind in "qkvo"] + [f"mlp.{kind}_proj" for kind in ("gate", "up", "down")]
+GROUP = 32
+
+
+def in_integers(codes, bits, axis, places=None):
+    """Returns numbers of `bits` bits in integers of 32, the lowest bits first, along an axis."""
+    count = 32 // bits
+    codes = np.moveaxis(codes.astype(np.int64), axis, -1)
+    codes = codes.reshape(*codes.shape[:-1], -1, count)
+    packed = sum(codes[..., place] << bits * i for i, place in enumerate(places or range(count)))
+    return np.moveaxis(packed.astype(np.uint32).view(np.int32), -1, axis)
+
+
+def random_groups(rng, bits, inputs, outputs, group):
+    """Returns codes, scales and zeros [.., out], and the group of each input."""
+    of_inputs = np.arange(inputs) // group
+    codes = rng.integers(0, 1 << bits, (inputs, outputs))
+    scales = (rng.uniform(0.5, 1, (inputs // group, outputs)) / (1 << bits)).astype(np.float16)
+    return codes, scales, rng.integers(1, 1 << bits, scales.shape), of_inputs
+
+
+def product(codes, scales, zeros, of_inputs):
+    return ((codes - zeros[of_inputs]).astype(np.float32) * scales.astype(np.float32)[of_inputs]).T
+
+
+def awq(rng, name, outputs, inputs):
+    codes, scales, zeros, of_inputs = random_groups(rng, 4, inputs, outputs, GROUP)
+    places = [0, 2, 4, 6, 1, 3, 5, 7]
+    packed = {"qweight": in_integers(codes, 4, 1, places), "qzeros": in_integers(zeros, 4, 1, places)}
+    tensors = {f"{name}.{key}": array for key, array in packed.items()} | {f"{name}.scales": scales}
+    return tensors, product(codes, scales, zeros, of_inputs)
+
+
+def gptq(rng, name, outputs, inputs, bits=4, version=1, group=GROUP, shuffled=False):
+    codes, scales, zeros, of_inputs = random_groups(rng, bits, inputs, outputs, min(group, inputs))
+    if shuffled:
+        of_inputs = rng.permutation(of_inputs)
+    packed = {"qweight": in_integers(codes, bits, 0), "qzeros": in_integers(zeros - (version == 1), bits, 1)}
+    tensors = {f"{name}.{key}": array for key, array in packed.items()}
+    tensors |= {f"{name}.scales": scales, f"{name}.g_idx": of_inputs.astype(np.int32)}
+    tensors[f"{name}.bias"] = np.zeros(outputs, np.float16)  # as AutoGPTQ writes for LLaMA
+    return tensors, product(codes, scales, zeros, of_inputs)
+
+
+def compressed(rng, name, outputs, inputs, bits=4, group=GROUP, has_zeros=False, shuffled=False):
+    codes, scales, zeros, of_inputs = random_groups(rng, bits, inputs, outputs, min(group, inputs))
+    if shuffled:
+        of_inputs = rng.permutation(of_inputs)
+    zeros = zeros if has_zeros else np.full_like(zeros, 1 << (bits - 1))
+    tensors = {f"{name}.weight_packed": in_integers(codes.T, bits, 1), f"{name}.weight_scale": scales.T}
+    tensors[f"{name}.weight_shape"] = np.array([outputs, inputs])
+    if has_zeros:
+        tensors[f"{name}.weight_zero_point"] = in_integers(zeros.T, bits, 0)
+    if shuffled:
+        tensors[f"{name}.weight_g_idx"] = of_inputs.astype(np.int32)
+    return tensors, product(codes, scales, zeros, of_inputs)
+
+
+def compressed_int8(rng, name, outputs, inputs):
+    codes = rng.integers(-128, 128, (outputs, inputs), np.int8)
+    scales = rng.uniform(0.001, 0.002, (outputs, 1)).astype(ml_dtypes.bfloat16)
+    return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, codes * scales.astype(np.float32)
+
+
+def compressed_fp8(rng, name, outputs, inputs, of_outputs=True):
+    codes = rng.uniform(-400, 400, (outputs, inputs)).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.0005, 0.001, (outputs, 1) if of_outputs else (1,)).astype(ml_dtypes.bfloat16)
+    tensors = {f"{name}.weight": codes, f"{name}.weight_scale": scales, f"{name}.input_scale": np.ones(1, np.float32)}
+    return tensors, codes.astype(np.float32) * scales.astype(np.float32)
+
+
+FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def nvfp4(rng, name, outputs, inputs):
+    codes = rng.integers(0, 16, (outputs, inputs))
+    scales = rng.uniform(50, 400, (outputs, inputs // 16)).astype(ml_dtypes.float8_e4m3fn)
+    whole = rng.uniform(2000, 3000, 1).astype(np.float32)
+    bytes_ = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8)
+    tensors = {"weight_packed": bytes_, "weight_scale": scales, "weight_global_scale": whole}
+    levels = np.array(FP4 + [-x for x in FP4], np.float32)
+    values = levels[codes] * np.repeat(scales.astype(np.float32) / whole, 16, axis=1)
+    return {f"{name}.{key}": array for key, array in tensors.items()}, values
+
+
+def bitsandbytes(rng, name, outputs, inputs, block=64, nested=0):
+    codes, levels = rng.integers(0, 16, outputs * inputs), np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [outputs, inputs]}
+    scales = rng.uniform(0.05, 0.1, -(-len(codes) // block)).astype(np.float32)
+    tensors = {"": (16 * codes[::2] + codes[1::2]).astype(np.uint8)[:, None], ".quant_map": levels, ".absmax": scales}
+    if nested:
+        state |= {"nested_blocksize": nested, "nested_dtype": "float32", "nested_offset": 0.075}
+        tensors[".absmax"] = rng.integers(0, 256, len(scales), np.uint8)
+        tensors[".nested_quant_map"] = np.linspace(-1, 1, 256, dtype=np.float32)
+        tensors[".nested_absmax"] = rng.uniform(0.01, 0.02, -(-len(scales) // nested)).astype(np.float32)
+        of_scales = np.repeat(tensors[".nested_absmax"], nested)[: len(scales)]
+        scales = tensors[".nested_quant_map"][tensors[".absmax"]] * of_scales + np.float32(0.075)
+    tensors[".quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    values = levels[codes] * np.repeat(scales, block)[: len(codes)]
+    return {f"{name}.weight{key}": array for key, array in tensors.items()}, values.reshape(outputs, inputs)
+
+
+def changed(write, **options):
+    return lambda *given: write(*given, **options)
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+PACKED, INT8, FP8, NVFP4 = (
+    {"quant_method": "compressed-tensors", "format": f"{kind}-quantized", "config_groups": {}, "ignore": ["lm_head"]}
+    for kind in ("pack", "int", "float", "nvfp4-pack")
+)
+ZEROS = PACKED | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "int", "symmetric": False}}}}
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+CASES = {  # what writes a matrix, its bits, and the settings in config.json
+    "awq": (awq, 4, AWQ),
+    "gptq": (gptq, 4, GPTQ),
+    "gptq v2": (changed(gptq, version=2), 4, GPTQ | {"checkpoint_format": "gptq_v2"}),
+    "gptq in 8 bits": (changed(gptq, bits=8, group=1024), 8, GPTQ | {"bits": 8, "group_size": -1}),
+    "compressed-tensors": (compressed, 4, PACKED),
+    "compressed-tensors with zeros": (changed(compressed, has_zeros=True), 4, ZEROS),
+    "compressed-tensors of outputs": (changed(compressed, group=1024), 4, PACKED),
+    "compressed-tensors in 8 bits": (changed(compressed, bits=8, has_zeros=True), 8, ZEROS),
+    "compressed-tensors in int8": (compressed_int8, 8, INT8),
+    "compressed-tensors in FP8": (compressed_fp8, None, FP8),
+    "compressed-tensors in FP8 with a scale": (changed(compressed_fp8, of_outputs=False), None, FP8),
+    "NVFP4": (nvfp4, 4, NVFP4),
+    "bitsandbytes": (bitsandbytes, 4, BITSANDBYTES),
+    "bitsandbytes with nested scales": (changed(bitsandbytes, nested=16), 4, BITSANDBYTES),
+}
+
+
+def write(directory, name, seed=0, **changes):
+    """Writes a random model whose matrices a case quantizes, and returns their values by name."""
+    write_matrix, _, settings = CASES[name]
+    params = init_params(jax.random.key(seed), LlamaConfig(**SHAPE | changes))
+    save_hf(params, directory)
+    file, rng, values = directory / "model.safetensors", np.random.default_rng(seed), {}
+    tensors = load_file(file)
+    for full in [each for each in tensors if ".layers." in each and tensors[each].ndim == 2 and "gate.w" not in each]:
+        module = full.removesuffix(".weight")
+        own, values[full] = write_matrix(rng, module, *tensors.pop(full).shape)
+        tensors |= {key: np.ascontiguousarray(array) for key, array in own.items()}
+    save_file(tensors, file, {"format": "pt"})
+    content = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(content | {"quantization_config": settings}))
+    return values
+
+
+def matrices(params):
+    """Returns the matrices of the layers by their names in files."""
+    return {
+        f"model.layers.{i}.{name}.weight": getattr(layer, field)
+        for i, layer in enumerate(params.layers)
+        for name, field in zip(NAMES, FIELDS, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_the_formula(name, tmp_path):
+    expected = write(tmp_path / "model", name)
+    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
+        np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
+    if (bits := CASES[name][1]) is None:
+        return
+    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True, bits=bits)).items():
+        assert isinstance(matrix, GroupedMatrix)
+        assert matrix.weight.dtype == ("uint8" if bits == 4 else "int8")
+        np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
+
+
+@pytest.mark.parametrize("name", ["awq", *[slow(name) for name in CASES if CASES[name][1] and name != "awq"]])
+def test_a_kept_model_has_one_text(name, tmp_path):
+    write(tmp_path / "model", name)
+    params, _ = jlade.load(tmp_path / "model", "float32", bits=CASES[name][1])
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6]]
+    plain, ahead = (
+        jlade.generate(params, prompts, max_new_tokens=20, lookahead=lookahead, eos_ids=())
+        for lookahead in (None, PAPER)
+    )
+    assert_same_texts(ahead, plain)
+    dense = jlade.generate(
+        load_hf(tmp_path / "model", "float32"), prompts, max_new_tokens=20, lookahead=None, eos_ids=()
+    )
+    assert_same_texts(plain, dense)
+
+
+@pytest.mark.parametrize(
+    ("matrix_of", "settings", "number"),
+    [
+        (changed(gptq, shuffled=True), GPTQ | {"desc_act": True}, 14),
+        (changed(compressed, shuffled=True), PACKED, 14),
+        (changed(bitsandbytes, block=128), BITSANDBYTES, 12),  # all but those of 128 inputs
+    ],
+    ids=["gptq", "compressed-tensors", "bitsandbytes"],
+)
+def test_act_order_is_read_and_rounded_again(matrix_of, settings, number, tmp_path, monkeypatch):
+    """And blocks that end within rows."""
+    monkeypatch.setitem(CASES, "act-order", (matrix_of, 4, settings))
+    expected = write(tmp_path / "model", "act-order")
+    for full, matrix in matrices(load_hf(tmp_path / "model", "float32", strict=True)).items():
+        np.testing.assert_array_equal(matrix, expected[full], err_msg=full)
+    with pytest.warns(
+        UserWarning, match=f"rounded again are {number} matrices whose groups are not of as many adjacent inputs"
+    ):
+        rounded = load_hf(tmp_path / "model", "float32", bits=4)
+    for full, matrix in matrices(rounded).items():
+        np.testing.assert_allclose(matrix.values().T, expected[full], atol=0.1)
+    with pytest.raises(ValueError, match=f"strict=True refuses to round again {number} matrices"):
+        load_hf(tmp_path / "model", "float32", bits=4, strict=True)
+
+
+MIXTURE = {"num_experts": 4, "expert_size": 32, "experts_per_token": 2, "intermediate_size": 0, "qk_norm": True}
+NEOX = {"norm": "layer", "norm_bias": True, "parallel": True, "parallel_norm": True, "gated_mlp": False}
+NEOX |= {"activation": "gelu", "rotary_dim": 4, "qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
+LATENT = MIXTURE | {"routing": "sigmoids", "selection_bias": True, "intermediate_size": 32, "qk_norm": False}
+LATENT |= {"latent": Latent(64, rank=32, rotated=16, unrotated=16, value_size=16), "num_kv_heads": 1, "head_dim": 48}
+RECURRENT = MIXTURE | {"recurrent_layers": (0,), "recurrence": Recurrence(DELTA, 4, 8, 8, 8, 4), "output_gate": True}
+RECURRENT |= {"intermediate_size": 32, "shared_router": True, "rotary_dim": 4, "norm": "rms_plus_one"}
+FAMILIES = {  # whose files have several arrays in a matrix, or an array in several
+    "phi3": {},
+    "gpt_neox": NEOX | {"num_kv_heads": 4},
+    "qwen3_moe": MIXTURE,
+    "deepseek_v3": LATENT | {"rotary_dim": 16, "interleaved_rotary": True, "norm_eps": 1e-6},
+    "qwen3_next": RECURRENT | {"norm_eps": 1e-6},
+}
+
+
+@pytest.mark.parametrize("model_type", slow_but(FAMILIES, "gpt_neox", "qwen3_moe"))
+def test_arrays_are_those_of_a_model_in_floating_point(model_type, tmp_path):
+    """On several devices too."""
+    values = write(tmp_path / "model", "awq", model_type=model_type, **FAMILIES[model_type])
+    save_hf(
+        init_params(jax.random.key(0), LlamaConfig(**SHAPE | FAMILIES[model_type] | {"model_type": model_type})),
+        tmp_path / "dense",
+    )
+    file = tmp_path / "dense" / "model.safetensors"
+    save_file(load_file(file) | {name: np.ascontiguousarray(array) for name, array in values.items()}, file)
+    expected = load_hf(tmp_path / "dense", "float32", strict=True)
+    for mesh in (None, jlade.make_mesh(model=2)):
+        for array, wanted in zip(
+            jax.tree.leaves(load_hf(tmp_path / "model", "float32", mesh=mesh)), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_array_equal(array, wanted)
+        kept = load_hf(tmp_path / "model", "float32", bits=4, mesh=mesh)
+        number = 0
+        for layer, of_dense in zip(kept.layers, expected.layers, strict=True):
+            for field in dataclasses.fields(layer):
+                matrix = getattr(layer, field.name)
+                if isinstance(matrix, GroupedMatrix) and matrix.scale.dtype == "float16":  # others are rounded
+                    number += 1
+                    found = matrix.values() if matrix.weight.ndim > 2 else matrix.values().T
+                    np.testing.assert_array_equal(found, getattr(of_dense, field.name), err_msg=field.name)
+        assert number >= 12
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors of outputs", "compressed-tensors in int8"])
+def test_devices_divide_groups(name, tmp_path):
+    expected = write(tmp_path / "model", name)
+    params = load_hf(tmp_path / "model", "float32", bits=CASES[name][1], mesh=jlade.make_mesh(model=2))
+    for full, matrix in matrices(params).items():
+        divided = full.endswith(("o_proj.weight", "down_proj.weight"))
+        assert matrix.scale.shape[0] == (2 if divided else 1)
+        np.testing.assert_array_equal(matrix.values().T, expected[full], err_msg=full)
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def of_other_state(array):
+    return np.frombuffer(array.tobytes().replace(b"[64, 128]", b"[64, 126]"), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "change", "message"),
+    [
+        ("awq", "qzeros", None, "qzeros is missing, though .*qweight is there"),
+        ("awq", "scales", lambda array: array[:3], r"qzeros has shape \(4, 8\); config.json implies \(3, 8\)"),
+        ("awq", "qweight", lambda array: array.astype(np.int64), "qweight is of type I64; accepted are I32"),
+        ("awq", "qweight", lambda array: array[:-32], r"down_proj.weight has shape \(64, 96\); config.json implies"),
+        ("act-order", "g_idx", None, "g_idx is missing"),
+        ("act-order", "g_idx", lambda array: array + 1, "g_idx names groups beyond the 4 that have scales"),
+        ("gptq", "g_idx", lambda array: array[:5], r"g_idx has shape \(5,\)"),
+        ("gptq", "qzeros", lambda array: array[:, :4], "has 2 bits; accepted are 4 and 8"),
+        ("gptq", "bias", lambda array: array + 1, "1 tensors are not of this model: .*down_proj.bias"),
+        ("compressed-tensors", "weight_shape", lambda array: array + 1, "has 16 columns for 129 inputs"),
+        ("compressed-tensors", "weight_scale", lambda array: array[:5], r"weight_scale has shape \(5, 4\)"),
+        ("compressed-tensors with zeros", "weight_zero_point", None, "weight_zero_point is missing"),
+        ("compressed-tensors in int8", "weight_scale", None, "weight_scale is missing"),
+        ("NVFP4", "weight_scale", lambda array: array.astype(np.float32), "weight_scale is of type F32"),
+        ("NVFP4", "weight_global_scale", None, "weight_global_scale is missing"),
+        ("bitsandbytes", "weight.absmax", None, "weight.absmax is missing"),
+        (
+            "bitsandbytes",
+            "weight.quant_state.bitsandbytes__nf4",
+            lambda array: array[:9],
+            "must be JSON with the shape",
+        ),
+        ("bitsandbytes", "weight.quant_state.bitsandbytes__nf4", of_other_state, "has 4096 bytes for a matrix of"),
+        ("bitsandbytes", "weight.quant_map", lambda array: array[:8], r"quant_map has shape \(8,\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(name, end, change, message, tmp_path, monkeypatch):
+    monkeypatch.setitem(CASES, "act-order", (changed(gptq, shuffled=True), 4, GPTQ | {"desc_act": True}))
+    write(tmp_path / "model", name)
+    file, full = tmp_path / "model" / "model.safetensors", f"model.layers.1.mlp.down_proj.{end}"
+    tensors = {key: stored.read_bytes(key) for key, stored in read_header(file).items()}
+    array = tensors.pop(full)
+    if change is not None:
+        tensors[full] = np.ascontiguousarray(change(array))
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=rf"safetensors: .*{message}|model: .*{message}"):
+        load_hf(tmp_path / "model", "float32")
+
+
+def test_quantized_models_in_memory_are_refused(tmp_path):
+    write(tmp_path / "model", "awq")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    with pytest.raises(ValueError, match="model is quantized with awq; only its files are read"):
+        load_held(config, {}, np.asarray)
