@@ -6,11 +6,11 @@
 
 Quality: a model in float32 continues every prompt greedily. Each kind of weights then reads prompt and text in one
 pass, and its predictions are compared with the predictions in float32. For Q4_0 and Q4_1 the package gguf rounds the
-matrices of layers. The weights of SmolLM2 come from a file in Q4_1: its figures are those of rounding once more. Speed:
-decoding steps with weights in few bits, and with weights in jlade's default dtype on this device, timed in turns. The
-time of a step excludes prefill: it is the difference between a long and a short text. `temporary MB` is the memory of
-`jlade.decode`, compiled as one program, besides its arguments and results. A copy of the weights in floating point
-would show there.
+matrices of layers. `calibrated` weighs errors by the inputs on 4096 tokens of docs/usage.md. The weights of SmolLM2
+come from a file in Q4_1: its figures are those of rounding once more. Speed: decoding steps with weights in few bits,
+and with weights in jlade's default dtype on this device, timed in turns. The time of a step excludes prefill: it is the
+difference between a long and a short text. `temporary MB` is the memory of `jlade.decode`, compiled as one program,
+besides its arguments and results. A copy of the weights in floating point would show there.
 """
 
 import dataclasses
@@ -38,11 +38,13 @@ from benchmarks import inflate, report
 from benchmarks.accelerator import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
 from jlade.conversion import gguf_blocks
+from jlade.conversion.calibration import mean_squares
 from jlade.mesh import device_of
 from jlade.models.architecture import is_matrix
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaLayer, LlamaParams, quantize
 
+CALIBRATION = Path(__file__).parent.parent / "docs" / "usage.md"
 FEW, MANY = 16, 144  # new tokens of two texts; their difference in time is that of steps alone
 
 
@@ -80,6 +82,7 @@ def main() -> None:
 def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int) -> dict[str, dict[str, float]]:
     """Returns the figures of each kind of weights, means over the tokens of all texts."""
     reference, tokenizer = jlade.demo("float32") if model == "demo" else jlade.load(model, "float32")
+    text = tokenizer.encode(CALIBRATION.read_text(encoding="utf-8")).ids[:4096]
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), reference)
     kinds = {
         "float32": reference,
@@ -88,6 +91,7 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
         "int8, bfloat16": quantize(half),
         "4 bits, float32": quantize(reference, 4),
         "4 bits, bfloat16": quantize(half, 4),
+        "4 bits, calibrated": quantize(reference, 4, importance=mean_squares(reference, text)),
         "Q4_0, float32": _as_in_gguf(reference, "Q4_0"),
         "Q4_1, float32": _as_in_gguf(reference, "Q4_1"),
     }
@@ -219,11 +223,11 @@ def _num_bytes(params: LlamaParams) -> int:
 
 
 def _table(title: str, figures: dict[str, dict[str, float]]) -> Table:
-    table = Table(title, *figures)
+    table = Table(title, *next(iter(figures.values())))
     for column in table.columns[1:]:
         column.justify = "right"
-    for name in next(iter(figures.values())):
-        table.add_row(name, *(f"{column[name]:.4g}" for column in figures.values()))
+    for name, values in figures.items():
+        table.add_row(name, *(f"{value:.4g}" for value in values.values()))
     return table
 
 

@@ -102,14 +102,21 @@ def unpack(weight: Any, group: int) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames=("group",))
-def quantize_in_groups(matrix: jax.Array, group: int) -> GroupedMatrix:
+def quantize_in_groups(
+    matrix: jax.Array, group: int, importance: jax.Array | np.ndarray | None = None
+) -> GroupedMatrix:
     """Returns `matrix` [in, out], or experts [N, in, out], in four bits with the scales and offsets of groups.
 
     Scales that divide the range of a group into one of `STEPS` make codes from its numbers, which the best scale and
     offset for these codes follow, by least squares. Those with the least error are taken. A group of equal numbers has
     the scale 1. One with NaN or infinite elements has a scale of NaN, so that products with it are not finite either.
+
+    Args:
+      matrix, group: see above.
+      importance: [in], of the squared errors of each input's weights; None for equal ones.
     """
     *others, num_inputs, outputs = matrix.shape
+    factors = _factors(importance, num_inputs, group).reshape(*(1,) * len(others), -1, group)
     stored = matrix.reshape(*others, num_inputs // group, group, outputs)
     groups = stored.astype(jnp.float32)
     is_finite = jnp.all(jnp.isfinite(groups), axis=-2)
@@ -126,11 +133,12 @@ def quantize_in_groups(matrix: jax.Array, group: int) -> GroupedMatrix:
             element = jax.lax.dynamic_index_in_dim(stored, i, -2, keepdims=False).astype(jnp.float32)
             element = (element - middle) / radius  # from -1 to 1, so that squares are in range
             code = _nearest((element + 1) * (steps / 2) - 8)
-            new = element, code, code**2, code * element
+            factor = jax.lax.dynamic_index_in_dim(factors, i, -1)
+            new = (factor * each for each in (element, code, code**2, code * element))
             return tuple(total + each for total, each in zip(sums, new, strict=True))
 
         element, code, square, product = jax.lax.fori_loop(0, group, add, (jnp.zeros_like(radius),) * 4)
-        scale = (group * product - code * element) / jnp.maximum(group * square - code**2, 1.0)
+        scale = (group * product - code * element) / jnp.maximum(group * square - code**2, 1e-3)
         offset = (element - scale * code) / group
         return scale * product + offset * element, scale, offset
 
@@ -144,6 +152,16 @@ def quantize_in_groups(matrix: jax.Array, group: int) -> GroupedMatrix:
     codes = _nearest((groups - above) / unit)
     packed: jax.Array = pack(codes.astype(jnp.int8).reshape(matrix.shape), group)
     return GroupedMatrix(packed, scale, offset=offset)
+
+
+def _factors(importance: jax.Array | np.ndarray | None, num_inputs: int, group: int) -> jax.Array:
+    """Returns the factors [groups, group] of squared errors, with a mean of 1 in each group."""
+    if importance is None:
+        return jnp.ones((num_inputs // group, group))
+    factors = jnp.asarray(importance, jnp.float32).reshape(-1, group)
+    mean = jnp.mean(factors, axis=-1, keepdims=True)
+    least = 1e-3  # so that a group has more than one number that counts
+    return (jnp.where(mean > 0, factors / jnp.where(mean > 0, mean, 1.0), 1.0) + least) / (1 + least)
 
 
 def _nearest(values: jax.Array) -> jax.Array:
