@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ def mean_squares(params: LlamaParams, tokens: Sequence[int]) -> list[dict[str, n
         sums[int(number)] = sums[int(number)] + np.asarray(squares)
 
     def observed(i: int, layer: LlamaLayer) -> LlamaLayer:
-        matrices = {}
+        matrices: dict[str, Any] = {}
         for field, array in vars(layer).items():
             if is_matrix(field) and isinstance(array, jax.Array) and array.ndim == 2:
                 matrices[field] = Observed(array, jnp.int32(len(names)), record)
