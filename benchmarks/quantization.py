@@ -7,10 +7,10 @@
 Quality: a model in float32 continues every prompt greedily. Each kind of weights then reads prompt and text in one
 pass, and its predictions are compared with the predictions in float32. For Q4_0 and Q4_1 the package gguf rounds the
 matrices of layers. `calibrated` weighs errors by the inputs on 4096 tokens of docs/usage.md. The weights of SmolLM2
-come from a file in Q4_1: its figures are those of rounding once more. Speed: decoding steps with weights in few bits,
-and with weights in jlade's default dtype on this device, timed in turns. The time of a step excludes prefill: it is the
-difference between a long and a short text. `temporary MB` is the memory of `jlade.decode`, compiled as one program,
-besides its arguments and results. A copy of the weights in floating point would show there.
+come from a file in Q4_1: its figures are those of rounding once more, but for those of the file. Speed: decoding steps
+with weights in few bits, and with weights in jlade's default dtype on this device, timed in turns. The time of a step
+excludes prefill: it is the difference between a long and a short text. `temporary MB` is the memory of `jlade.decode`,
+compiled as one program, besides its arguments and results. A copy of the weights in floating point would show there.
 """
 
 import dataclasses
@@ -95,6 +95,8 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
         "Q4_0, float32": _as_in_gguf(reference, "Q4_0"),
         "Q4_1, float32": _as_in_gguf(reference, "Q4_1"),
     }
+    if model != "demo":
+        kinds["bits=4 of the file"] = jlade.load(model, "float32", bits=4)[0]
     ids = [each["ids"] if model == "demo" else tokenizer.encode(each["text"]).ids for each in prompts]
     rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in kinds}
     size = max(map(len, ids)) + max_new_tokens

@@ -228,6 +228,13 @@ def test_an_offset_and_outliers_cost_little():
     assert error < (1 / 15) ** 2 / 12
 
 
+def test_four_bits_of_normal_numbers_lose_little():
+    """Scales that are not fitted lose 0.0080 of the mean square, and multiples of one scale 0.0090."""
+    matrix = jax.random.normal(jax.random.key(0), (512, 64))
+    error = jnp.mean(jnp.square(quantize_in_groups(matrix, 64).values() - matrix))
+    assert error < 0.0071
+
+
 def test_the_largest_matrices_are_rounded_without_many_copies():
     matrix = jax.ShapeDtypeStruct((4096, 14336), jnp.float32)
     program = quantize_in_groups.lower(matrix, 64).compile()
