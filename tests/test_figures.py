@@ -125,11 +125,13 @@ def models() -> Iterator[str]:
         "same most likely token": ".1%",
         "perplexity of the texts": ".3f",
     }
-    of_models = {"quantization": QUANTIZED, "quantization_smollm2": {**QUANTIZED, **OF_FILE}}
-    for name, labels in of_models.items():
+    of_smollm2 = {name: label for name, label in (QUANTIZED | OF_FILE).items() if not name.startswith("Q4_1")}
+    for name, labels in {"quantization": QUANTIZED, "quantization_smollm2": of_smollm2}.items():
         quality = read(name)["quality"]
         for kind, label in labels.items():
             yield row(label, *(format(quality[kind][key], form) for key, form in forms.items()))
+    size = {name: each["weights, MB"] for name, each in read("quantization_smollm2")["quality"].items()}
+    yield f"to {size['4 bits, float32'] / size['float32']:.2f}x the bytes of float32"
     speed = read("quantization_134m")["speed"]
     for kind, label in (("int8", "int8 takes"), ("4 bits", "Four bits take")):
         share, gain = speed[kind]["weights, MB"] / speed["float32"]["weights, MB"], speed[kind]["speed"]
@@ -853,6 +855,7 @@ SOURCES: dict[str, dict[str, str]] = {
     },
     "server.md": {"4 MB": SETTING, **dict.fromkeys(("2.5", "3.1", "3.2", "3.5", "3.6", "4.5"), VERSION)},
     "speed.md": {
+        "0.5625": "arithmetic: four bits, and two numbers of 16 for each 64 weights",
         "1.1": "the size of TinyLlama",
         "5.5": SHAPES,
         "90%": SETTING,
