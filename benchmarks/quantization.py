@@ -1,15 +1,19 @@
-"""Quality and speed of int8 weights.
+"""Quality and speed of weights in eight and four bits.
 
     python benchmarks/quantization.py                   # quality, and speed on the demo model
     python benchmarks/quantization.py --shape 7b        # the same quality, and speed at a 7 B shape (`inflate.py`)
+    python benchmarks/quantization.py --model smollm2 --prompts 6 --quality-only
 
-Quality: the demo model in float32 continues every prompt greedily. Each kind of weights then reads prompt and text in
-one pass, and its predictions are compared with the predictions in float32. Speed: decoding steps with int8 weights, and
-with weights in jlade's default dtype on this device, timed in turns. The time of a step excludes prefill: it is the
-difference between a long and a short text. `temporary MB` is the memory of `jlade.decode`, compiled as one program,
-besides its arguments and results. A copy of the weights in floating point would show there.
+Quality: a model in float32 continues every prompt greedily. Each kind of weights then reads prompt and text in one
+pass, and its predictions are compared with the predictions in float32. For Q4_0 and Q4_1 the package gguf rounds the
+matrices of layers. `calibrated` weighs errors by the inputs on 4096 tokens of docs/usage.md. The weights of SmolLM2
+come from a file in Q4_1: its figures are those of rounding once more, but for those of the file. Speed: decoding steps
+with weights in few bits, and with weights in jlade's default dtype on this device, timed in turns. The time of a step
+excludes prefill: it is the difference between a long and a short text. `temporary MB` is the memory of `jlade.decode`,
+compiled as one program, besides its arguments and results. A copy of the weights in floating point would show there.
 """
 
+import dataclasses
 import json
 import statistics
 import sys
@@ -21,6 +25,7 @@ from typing import Any
 # Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +37,14 @@ import jlade
 from benchmarks import inflate, report
 from benchmarks.accelerator import PROMPTS
 from jlade.config import PLAIN, SMALL_BLOCK
+from jlade.conversion import gguf_blocks
+from jlade.conversion.calibration import mean_squares
 from jlade.mesh import device_of
-from jlade.models.llama import LlamaParams, quantize
+from jlade.models.architecture import is_matrix
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.llama import LlamaLayer, LlamaParams, quantize
 
+CALIBRATION = Path(__file__).parent.parent / "docs" / "usage.md"
 FEW, MANY = 16, 144  # new tokens of two texts; their difference in time is that of steps alone
 
 
@@ -43,38 +53,54 @@ def main() -> None:
     parser.add_argument(
         "--shape", choices=inflate.SHAPES, help="shape of the model for speed (default: the demo model)"
     )
+    parser.add_argument("--model", default="demo", help="for quality: demo, smollm2 or a path (default: demo)")
+    parser.add_argument("--prompts", type=int, metavar="P", help="the first prompts alone")
     parser.add_argument("--speed-only", action="store_true", help="skip quality")
+    parser.add_argument("--quality-only", action="store_true", help="skip speed")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="M", help="tokens of each text")
     parser.add_argument("--repeat", type=int, default=7, metavar="R", help="timings of each program")
     options = parser.parse_args()
 
-    prompts = [json.loads(line)["ids"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    quality = {} if options.speed_only else _quality(prompts, options.max_new_tokens)
-    params, _ = jlade.demo()
-    if options.shape is not None:
-        params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
-    speed = _speed({params.norm.dtype.name: params, "int8": quantize(params)}, prompts[0], options.repeat)
-    if quality:
-        Console().print(_table("quality, demo model", quality))
-    Console().print(_table(f"speed, {options.shape or 'demo model'}", speed))
-    settings = {"shape": options.shape or "demo", "prompts": len(prompts), "repeat": options.repeat}
-    settings |= {"max_new_tokens": options.max_new_tokens}
+    lines = PROMPTS.read_text(encoding="utf-8").splitlines()[: options.prompts]
+    prompts = [json.loads(line)["ids"] for line in lines]
+    quality, speed = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
+    if not options.speed_only:
+        quality = _quality(options.model, [json.loads(line) for line in lines], options.max_new_tokens)
+        Console().print(_table(f"quality, {options.model}", quality))
+    if not options.quality_only:
+        params, _ = jlade.demo()
+        if options.shape is not None:
+            params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
+        models = {params.norm.dtype.name: params, "int8": quantize(params), "4 bits": quantize(params, 4)}
+        speed = _speed(models, prompts[0], options.repeat)
+        Console().print(_table(f"speed, {options.shape or 'demo'}", speed))
+    settings = {"model": options.model, "shape": options.shape or "demo", "prompts": len(prompts)}
+    settings |= {"repeat": options.repeat, "max_new_tokens": options.max_new_tokens}
     report.write(options.json, settings | {"quality": quality, "speed": speed})
 
 
-def _quality(prompts: Sequence[list[int]], max_new_tokens: int) -> dict[str, dict[str, float]]:
+def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int) -> dict[str, dict[str, float]]:
     """Returns the figures of each kind of weights, means over the tokens of all texts."""
-    reference, _ = jlade.demo("float32")
-    half, _ = jlade.demo("bfloat16")
+    reference, tokenizer = jlade.demo("float32") if model == "demo" else jlade.load(model, "float32")
+    text = tokenizer.encode(CALIBRATION.read_text(encoding="utf-8")).ids[:4096]
+    half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), reference)
     kinds = {
         "float32": reference,
         "bfloat16": half,
         "int8, float32": quantize(reference),
         "int8, bfloat16": quantize(half),
+        "4 bits, float32": quantize(reference, 4),
+        "4 bits, bfloat16": quantize(half, 4),
+        "4 bits, calibrated": quantize(reference, 4, importance=mean_squares(reference, text)),
+        "Q4_0, float32": _as_in_gguf(reference, "Q4_0"),
+        "Q4_1, float32": _as_in_gguf(reference, "Q4_1"),
     }
+    if model != "demo":
+        kinds["bits=4 of the file"] = jlade.load(model, "float32", bits=4)[0]
+    ids = [each["ids"] if model == "demo" else tokenizer.encode(each["text"]).ids for each in prompts]
     rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in kinds}
-    size = max(map(len, prompts)) + max_new_tokens
-    for prompt in track(prompts, "quality"):
+    size = max(map(len, ids)) + max_new_tokens
+    for prompt in track(ids, "quality"):
         out = jlade.generate(reference, prompt, max_new_tokens=max_new_tokens, lookahead=None, eos_ids=())
         tokens = np.array([*prompt, *out.tokens[0]], np.int32)
         padded = np.pad(tokens, (0, size - len(tokens)))  # no token sees the padding; one program serves all texts
@@ -95,6 +121,26 @@ def _quality(prompts: Sequence[list[int]], max_new_tokens: int) -> dict[str, dic
             "perplexity of the texts": float(np.exp(figures["text"].mean())),
         }
     return result
+
+
+def _as_in_gguf(params: LlamaParams, kind: str) -> LlamaParams:
+    """Returns the parameters with the matrices of layers as the package gguf rounds them to a type."""
+
+    def rounded(matrix: jax.Array) -> GroupedMatrix:
+        type_ = gguf.GGMLQuantizationType[kind]
+        blocks = gguf.quants.quantize(np.asarray(matrix), type_).reshape(
+            len(matrix), -1, gguf.GGML_QUANT_SIZES[type_][1]
+        )
+        arrays = gguf_blocks.KINDS[kind].unpack(blocks)
+        return GroupedMatrix(
+            **{field: jnp.asarray(array.reshape(len(matrix), -1).T) for field, array in arrays.items()}
+        )
+
+    def rounded_layer(layer: LlamaLayer) -> LlamaLayer:
+        fields = [name for name in vars(layer) if is_matrix(name) and getattr(layer, name) is not None]
+        return dataclasses.replace(layer, **{name: rounded(getattr(layer, name)) for name in fields})
+
+    return quantize(dataclasses.replace(params, layers=tuple(map(rounded_layer, params.layers))))
 
 
 @jax.jit
@@ -179,11 +225,11 @@ def _num_bytes(params: LlamaParams) -> int:
 
 
 def _table(title: str, figures: dict[str, dict[str, float]]) -> Table:
-    table = Table(title, *figures)
+    table = Table(title, *next(iter(figures.values())))
     for column in table.columns[1:]:
         column.justify = "right"
-    for name in next(iter(figures.values())):
-        table.add_row(name, *(f"{column[name]:.4g}" for column in figures.values()))
+    for name, values in figures.items():
+        table.add_row(name, *(f"{value:.4g}" for value in values.values()))
     return table
 
 

@@ -119,22 +119,37 @@ def models() -> Iterator[str]:
     (oss,) = [x for x in read("real_configs")["rows"] if (x["model"], x["place"]) == ("gpt-oss-20b", "h100")]
     yield f"gpt-oss-20b takes {oss['needed_bytes'] / 1e9:.0f} GB in bfloat16"
     yield f"1.1 B parameters take {loading()['bfloat16']['of_weights']:.3f}x the memory of the weights"
-    quality = read("quantization")["quality"]
-    rounded = [quality[name] for name in ("bfloat16", "int8, float32", "int8, bfloat16")]
-    for label, key, form in (
-        ("relative error of the logits", "relative error of the logits", ".1%"),
-        ("KL divergence, nats per token", "KL divergence, nats a token", ".5f"),
-        ("same most likely token", "same most likely token", ".1%"),
-        (
-            f"perplexity of the texts (float32: {quality['float32']['perplexity of the texts']:.3f})",
-            "perplexity of the texts",
-            ".3f",
-        ),
-    ):
-        yield row(label, *(format(each[key], form) for each in rounded))
+    forms = {
+        "relative error of the logits": ".1%",
+        "KL divergence, nats a token": ".5f",
+        "same most likely token": ".1%",
+        "perplexity of the texts": ".3f",
+    }
+    of_smollm2 = {name: label for name, label in (QUANTIZED | OF_FILE).items() if not name.startswith("Q4_1")}
+    for name, labels in {"quantization": QUANTIZED, "quantization_smollm2": of_smollm2}.items():
+        quality = read(name)["quality"]
+        for kind, label in labels.items():
+            yield row(label, *(format(quality[kind][key], form) for key, form in forms.items()))
+    size = {name: each["weights, MB"] for name, each in read("quantization_smollm2")["quality"].items()}
+    yield f"to {size['4 bits, float32'] / size['float32']:.2f}x the bytes of float32"
     speed = read("quantization_134m")["speed"]
-    yield f"it takes {speed['int8']['weights, MB'] / speed['float32']['weights, MB']:.2f}x the bytes of float32"
-    yield f"and runs at {speed['int8']['speed']:.2f}x its speed"
+    for kind, label in (("int8", "int8 takes"), ("4 bits", "Four bits take")):
+        share, gain = speed[kind]["weights, MB"] / speed["float32"]["weights, MB"], speed[kind]["speed"]
+        yield f"{label} {share:.2f}x the bytes of float32 and run{'s' * (kind == 'int8')} at {gain:.2f}x its speed"
+
+
+QUANTIZED = {  # kinds of weights and their rows
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "int8, float32": "int8, computing in float32",
+    "int8, bfloat16": "int8, computing in bfloat16",
+    "4 bits, float32": "four bits, computing in float32",
+    "4 bits, bfloat16": "four bits, computing in bfloat16",
+    "4 bits, calibrated": "four bits, calibrated, computing in float32",
+    "Q4_0, float32": "Q4_0, computing in float32",
+    "Q4_1, float32": "Q4_1, computing in float32",
+}
+OF_FILE = {"bits=4 of the file": "four bits of the file, computing in float32"}
 
 
 def loading() -> dict[str, dict[str, Any]]:
@@ -539,10 +554,8 @@ def speed() -> Iterator[str]:
         peak = f"{each['of_weights']:.2f}x" if way == "safetensors" else f"{each['of_weights']:.3f}x"
         yield row(label, f"{each['seconds']:.2f} s", f"{each['of_safetensors']:.2f}x", peak)
     int8 = read("quantization_134m")["speed"]
-    rates = [int8[name]["plain decoding, tokens/s"] for name in ("int8", "float32")]
-    yield "with int8 weights runs at {:.1f} tokens/s, with float32 weights at {:.1f} tokens/s".format(*rates)
-    small = int8["int8"]["weights, MB"] / int8["float32"]["weights, MB"]
-    yield f"{int8['int8']['speed']:.2f}x the speed with {small:.2f}x the bytes"
+    rates = [int8[name]["plain decoding, tokens/s"] for name in ("int8", "4 bits", "float32")]
+    yield "runs at {:.1f} tokens/s with int8 weights, at {:.1f} in four bits, and at {:.1f} in float32".format(*rates)
 
 
 SMOLLM2_METHODS = {
@@ -854,6 +867,7 @@ SOURCES: dict[str, dict[str, str]] = {
     },
     "server.md": {"4 MB": SETTING, **dict.fromkeys(("2.5", "3.1", "3.2", "3.5", "3.6", "4.5"), VERSION)},
     "speed.md": {
+        "0.5625": "arithmetic: four bits, and two numbers of 16 for each 64 weights",
         "1.1": "the size of TinyLlama",
         "5.5": SHAPES,
         "90%": SETTING,

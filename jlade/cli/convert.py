@@ -15,12 +15,14 @@ from jlade.cli import interrupts, progress
 from jlade.cli import options as options_lib
 from jlade.cli.inspection import DTYPE_CHOICES, read_headers
 from jlade.conversion import location, orbax
+from jlade.conversion.calibration import mean_squares
 from jlade.conversion.hf_config import auto_dtype
 from jlade.conversion.metadata import copy_metadata
 from jlade.conversion.tensors import check_dtype
 from jlade.files import written_whole
+from jlade.generation.tokenizer_files import load_tokenizer
 from jlade.models import quantization
-from jlade.models.llama import LlamaParams
+from jlade.models.llama import LlamaParams, quantize
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,6 +50,12 @@ def parser() -> argparse.ArgumentParser:
         "file)",
     )
     options_lib.add_bits(result)
+    result.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="round to 4 bits so that errors of the weights of large inputs are small: a text like those that the "
+        "model will read, some thousand words; the host then holds the model in floating point",
+    )
     result.add_argument(
         "--to",
         choices=("jlade", "hf", "orbax"),
@@ -81,6 +89,7 @@ def run(options: argparse.Namespace) -> None:
     if kinds and options.to == "hf":
         asked = f"--bits {options.bits}" if options.bits else str(source)
         raise ValueError(f"--to hf writes floating point alone, and {asked} has matrices in {' and '.join(kinds)}")
+    tokens = _calibration(options, source)
     num_bytes = mesh.num_bytes(shapes)
     _check_space(target, num_bytes)
 
@@ -88,13 +97,32 @@ def run(options: argparse.Namespace) -> None:
     place = jax.sharding.SingleDeviceSharding(cpu)
     with _bars() as bar:
         advance = bar("reading", sum(headers.bytes_by_dtype.values()))
-        params = load(source, dtype, place, advance, options.bits, options.strict, adapter=options.adapter)
+        bits = options.bits if tokens is None else None
+        params = load(source, dtype, place, advance, bits, options.strict, adapter=options.adapter)
+        if tokens is not None:
+            params = quantize(params, options.bits, importance=mean_squares(params, tokens))
         try:
             _write(params, source, target, options.to, bar("writing", num_bytes))
         except ValueError as error:
             raise ValueError(f"{target} was not written: {error}") from error
     stored = " and ".join([*kinds, str(dtype)])
     print(f"{target}: {headers.num_parameters:,} parameters, {decimal(num_bytes)} of {stored}")
+
+
+def _calibration(options: argparse.Namespace, source: pathlib.Path) -> list[int] | None:
+    """Returns the tokens to calibrate with, None for none."""
+    if options.calibrate is None:
+        return None
+    if options.bits != 4:
+        raise ValueError("--calibrate needs --bits 4")
+    tokenizer = load_tokenizer(source, options.strict)
+    if tokenizer is None:
+        raise ValueError(f"{source} has no tokenizer.json, which --calibrate needs")
+    text = pathlib.Path(options.calibrate).read_text(encoding="utf-8")
+    if not text.strip():
+        raise ValueError(f"{options.calibrate} has no text to calibrate with")
+    tokens: list[int] = tokenizer.encode(text).ids
+    return tokens
 
 
 def _check_space(target: pathlib.Path, num_bytes: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jlade.conversion import adapter_config, hf_experts
 from jlade.conversion.adapter_config import AdapterConfig
+from jlade.conversion.gguf_weights import Blocks
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors, own_names, text_part
 from jlade.conversion.parts import Part, Shape
@@ -163,6 +164,8 @@ def merge(
 
 def _with_expert(tensor: Tensor, expert: int, change: Change) -> ExpertTensor:
     """Returns an array of all experts with a change of the matrix of one of them."""
+    if isinstance(tensor, Blocks):
+        tensor = tensor.values
     assert isinstance(tensor, ExpertTensor)
     if tensor.outputs != slice(None):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files, dequantized while they are read."""
+"""The tensors of GGUF files, dequantized while they are read, or kept in the four or eight bits of the file."""
 
 import dataclasses
 import math
@@ -6,15 +6,19 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from jlade.conversion import gguf_blocks
 from jlade.conversion.gguf_architectures import architecture_of
 from jlade.conversion.hf_experts import ExpertTensor
 from jlade.conversion.hf_tensors import FileTensor, check_names, file_tensors
 from jlade.conversion.json_files import Values, read_json, write_json
+from jlade.conversion.packed import PackedTensor
 from jlade.conversion.parts import Part, Shape, runs
-from jlade.conversion.tensors import expected_tensors
+from jlade.conversion.tensors import ARRAYS, EMBEDDING, expected_tensors
 from jlade.conversion.weight_files import CHUNK, Tensor, aligned, broken_rows
+from jlade.models.grouped import GroupedMatrix
 from jlade.models.llama import LlamaConfig
 
 INDEX = "model.gguf.index.json"  # in an unfolded directory
@@ -39,7 +43,7 @@ class GGUFTensor:
       offset: of the first byte.
       dtype: in GGUF's spelling.
       name: in the file.
-      head_dim: of queries and keys whose rows are permuted, see `_stored_rows`; 0 if they are not.
+      head_dim: of queries and keys whose rows are permuted, see `stored_rows`; 0 if they are not.
       added: to every element of the file.
     """
 
@@ -79,22 +83,17 @@ class GGUFTensor:
         Raises:
           ValueError: names the file and the tensor, if the file cannot be read.
         """
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+        from gguf import GGMLQuantizationType, quants
 
-        kind = GGMLQuantizationType[self.dtype]
-        block, size = GGML_QUANT_SIZES[kind]  # elements and bytes
-        height, width = (*self.shape, 1)[:2]
-        try:
-            stored = np.memmap(self.file, np.uint8, "r", self.offset, (height, width // block * size))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.file}: {self.name} cannot be read: {error}") from error
+        kind, (block, size) = GGMLQuantizationType[self.dtype], self.block
+        stored = self.stored()
         arrays = {part: aligned((len(part.rows), len(part.columns)), dtype) for part in parts}
         broken: set[int] = set()
         for run in runs(parts):
             rows, first, end = run[0].rows, run[0].columns.start // block, -(-run[-1].columns.stop // block)
             step = max(1, CHUNK // ((end - first) * block))
             for begin in range(0, len(rows), step):
-                blocks = stored[self._stored_rows(rows[begin : begin + step]), first * size : end * size]
+                blocks = stored[self.stored_rows(rows[begin : begin + step]), first * size : end * size]
                 with np.errstate(all="ignore"):  # the broken rows tell of it
                     values = quants.dequantize(np.ascontiguousarray(blocks), kind)
                     if self.added:
@@ -106,7 +105,26 @@ class GGUFTensor:
                         broken |= broken_rows(source, chunk, rows.start + begin)
         return [array if len(self.shape) == 2 else array[:, 0] for array in arrays.values()], broken
 
-    def _stored_rows(self, rows: range) -> slice | np.ndarray:
+    @property
+    def block(self) -> tuple[int, int]:
+        """Elements and bytes of a block."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        return GGML_QUANT_SIZES[GGMLQuantizationType[self.dtype]]
+
+    def stored(self) -> np.ndarray:
+        """Returns the bytes [rows, bytes] in the file, those of experts one after the other.
+
+        Raises:
+          ValueError: names the file and the tensor, if the file cannot be read.
+        """
+        (block, size), (*rows, width) = self.block, self.shape if len(self.shape) > 1 else (*self.shape, 1)
+        try:
+            return np.memmap(self.file, np.uint8, "r", self.offset, (math.prod(rows), width // block * size))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.file}: {self.name} cannot be read: {error}") from error
+
+    def stored_rows(self, rows: range) -> slice | np.ndarray:
         """Returns the places in the file of a model's rows.
 
         Rotary embeddings of llama.cpp rotate neighbours, those of LLaMA in Hugging Face's format the halves of a head:
@@ -117,6 +135,85 @@ class GGUFTensor:
         head, place = np.divmod(np.arange(rows.start, rows.stop), self.head_dim)
         half, pair = np.divmod(place, self.head_dim // 2)
         return head * self.head_dim + 2 * pair + half
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks(PackedTensor):
+    """A matrix, or experts, whose type is one of `gguf_blocks.KINDS`.
+
+    Attributes:
+      shape: [out, in], or [N, in, out] of experts.
+      tensor: in the file, [out, in] or [N, out, in].
+      dense: the tensor dequantized.
+    """
+
+    shape: Shape
+    tensor: GGUFTensor
+    dense: Tensor
+
+    @property
+    def kind(self) -> gguf_blocks.Kind:
+        return gguf_blocks.KINDS[self.tensor.dtype]
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        return self.kind.bits
+
+    @property
+    def file(self) -> pathlib.Path:
+        return self.tensor.file
+
+    @property
+    def stamps(self) -> dict[pathlib.Path, tuple[int, ...]]:
+        return self.tensor.stamps
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    @property
+    def value_dtype(self) -> str:
+        return self.dense.value_dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tensor.num_bytes
+
+    @property
+    def shapes(self) -> GroupedMatrix:
+        *others, outputs, inputs = self.tensor.shape
+        block, size = self.tensor.block
+        arrays = {
+            field: jax.ShapeDtypeStruct((*others, inputs // block * array.shape[-1], outputs), array.dtype)
+            for field, array in self.kind.unpack(np.zeros((1, size), np.uint8)).items()
+        }
+        return self._grouped(arrays, jax.ShapeDtypeStruct((16,), np.float32))
+
+    def matrix(self, name: str) -> GroupedMatrix:
+        *others, outputs, inputs = self.tensor.shape
+        block, size = self.tensor.block
+        stored = self.tensor.stored()
+        arrays = {
+            field: aligned(array.shape, array.dtype)
+            for field in ARRAYS
+            if field != "levels" and (array := getattr(self.shapes, field)) is not None
+        }
+        step = max(1, CHUNK // inputs)
+        for expert in range(math.prod(others)):
+            for begin in range(0, outputs, step):
+                rows = range(begin, min(begin + step, outputs))
+                of_rows = np.asarray(stored[expert * outputs :][self.tensor.stored_rows(rows)])
+                for field, array in self.kind.unpack(of_rows.reshape(len(rows), inputs // block, size)).items():
+                    target = arrays[field].reshape(-1, *arrays[field].shape[-2:])[expert]
+                    target[:, begin : begin + step] = array.reshape(len(rows), -1).T
+        return self._grouped(arrays, np.array(self.kind.levels or (0,) * 16, np.float32))
+
+    def _grouped(self, arrays: Mapping[str, Any], levels: Any) -> GroupedMatrix:
+        tree: Any = GroupedMatrix
+        return tree(**arrays, levels=None if self.kind.levels is None else levels)
+
+    def read(self, name: str, dtype: np.dtype, parts: Sequence[Part]) -> tuple[list[np.ndarray], set[int]]:
+        return self.dense.read(name, dtype, parts)
 
 
 def check_tensors(tensors: Mapping[str, GGUFTensor], config: LlamaConfig, metadata: Values) -> dict[str, GGUFTensor]:
@@ -180,9 +277,12 @@ def stored_tensors(directory: pathlib.Path) -> dict[str, Tensor]:
     for name, fields in index["tensors"].items():
         file, stamp, shape = pathlib.Path(fields["file"]), stamps[fields["file"]], tuple(fields["shape"])
         tensor = GGUFTensor(**{**fields, "file": file, "stamp": stamp, "shape": shape})
-        found[name] = tensor
-        if len(tensor.shape) == 3:
-            number, outputs, inputs = tensor.shape
+        values: Tensor = tensor
+        if len(shape) == 3:
+            number, outputs, inputs = shape
             experts = tensor.divide([(outputs, inputs)] * number)
-            found[name] = ExpertTensor(experts, slice(None), True, (number, inputs, outputs))
+            shape = number, inputs, outputs
+            values = ExpertTensor(experts, slice(None), True, shape)
+        is_kept = tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING  # which steps read by rows
+        found[name] = Blocks(shape, tensor, values) if is_kept else values
     return found

@@ -129,7 +129,8 @@ def own_matrix(name: str, shape: Shape, arrays: Mapping[str, StoredTensor]) -> O
     rows, of_groups = inputs // (2 if weight.dtype == "U8" else 1), (*others, groups, outputs)
     check_kind(name, weight, (*others, rows, outputs), ("U8", "I8"))
     for field in arrays.keys() - {"weight"}:
-        expected = ((16,), ("F32",)) if field == "levels" else (of_groups, FLOATS)
+        accepted = (*FLOATS, "I8") if field == "zero" else FLOATS
+        expected = ((16,), ("F32",)) if field == "levels" else (of_groups, accepted)
         check_kind(name + ARRAYS[field], arrays[field], *expected)
     return OwnMatrix(shape, arrays)
 

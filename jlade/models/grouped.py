@@ -10,6 +10,7 @@ import numpy as np
 
 GROUP = 64  # inputs with one scale
 LEAST_GROUP = 8
+STEPS = 14.0, 14.33, 14.67, 15.0, 15.33, 15.67, 16.0  # of the range of a group; codes have 15
 TILE = 2**18  # elements of a matrix converted at once on CPUs; they fit the processor's cache
 
 
@@ -103,21 +104,71 @@ def unpack(weight: Any, group: int) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames=("group",))
-def quantize_in_groups(matrix: jax.Array, group: int) -> GroupedMatrix:
-    """Returns `matrix` [in, out], or experts [N, in, out], in four bits, each number rounded to a multiple of a scale.
+def quantize_in_groups(
+    matrix: jax.Array, group: int, importance: jax.Array | np.ndarray | None = None
+) -> GroupedMatrix:
+    """Returns `matrix` [in, out], or experts [N, in, out], in four bits with the scales and offsets of groups.
 
-    The number of a group with the largest magnitude gives its scale: it becomes -8 times that. A group of zeros has the
-    scale 1. One with NaN or infinite elements has a scale of NaN, so that products with it are not finite either.
+    Scales that divide the range of a group into one of `STEPS` make codes from its numbers, which the best scale and
+    offset for these codes follow, by least squares. Those with the least error are taken. A group of equal numbers has
+    the scale 1. One with NaN or infinite elements has a scale of NaN, so that products with it are not finite either.
+
+    Args:
+      matrix, group: see above.
+      importance: [in], of the squared errors of each input's weights; None for equal ones.
     """
     *others, num_inputs, outputs = matrix.shape
-    groups = matrix.astype(jnp.float32).reshape(*others, num_inputs // group, group, outputs)
-    largest = jnp.argmax(jnp.abs(groups), axis=-2, keepdims=True)
-    scale = jnp.take_along_axis(groups, largest, axis=-2) / -8
-    scale = jnp.where(jnp.abs(scale) < np.finfo(np.float32).tiny, 1.0, scale).astype(jnp.bfloat16)
-    scale = jnp.where(jnp.all(jnp.isfinite(groups), axis=-2, keepdims=True), scale, jnp.nan)
-    codes = jnp.clip(jnp.round(groups / scale.astype(jnp.float32)), -8, 7)
+    factors = _factors(importance, num_inputs, group).reshape(*(1,) * len(others), -1, group)
+    stored = matrix.reshape(*others, num_inputs // group, group, outputs)
+    groups = stored.astype(jnp.float32)
+    is_finite = jnp.all(jnp.isfinite(groups), axis=-2)
+    least, largest = jnp.min(groups, axis=-2), jnp.max(groups, axis=-2)
+    middle, radius = least / 2 + largest / 2, largest / 2 - least / 2
+    is_flat = radius < 8 * np.finfo(np.float32).tiny  # processors flush smaller scales to 0
+    radius = jnp.where(is_flat, 1.0, radius)
+
+    def fit(steps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the decrease of the squared error, the scale and the offset, for the codes of a number of steps."""
+
+        def add(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            """Adds each group's element i, one at a time: all would take several copies of the matrix."""
+            element = jax.lax.dynamic_index_in_dim(stored, i, -2, keepdims=False).astype(jnp.float32)
+            element = (element - middle) / radius  # from -1 to 1, so that squares are in range
+            code = _nearest((element + 1) * (steps / 2) - 8)
+            factor = jax.lax.dynamic_index_in_dim(factors, i, -1)
+            new = (factor * each for each in (element, code, code**2, code * element))
+            return tuple(total + each for total, each in zip(sums, new, strict=True))
+
+        element, code, square, product = jax.lax.fori_loop(0, group, add, (jnp.zeros_like(radius),) * 4)
+        scale = (group * product - code * element) / jnp.maximum(group * square - code**2, 1e-3)
+        offset = (element - scale * code) / group
+        return scale * product + offset * element, scale, offset
+
+    decreases, *fitted = jax.vmap(fit)(jnp.array(STEPS))
+    best = jnp.argmax(decreases, axis=0)[None]
+    scale, offset = (jnp.take_along_axis(each, best, axis=0)[0] for each in fitted)
+    scale = jnp.where(is_flat, 1.0, scale * radius).astype(jnp.bfloat16)
+    scale = jnp.where(is_finite, scale, jnp.nan)
+    offset = jnp.where(is_flat, middle, offset * radius + middle).astype(jnp.bfloat16)
+    above, unit = (each.astype(jnp.float32)[..., None, :] for each in (offset, scale))
+    codes = _nearest((groups - above) / unit)
     packed: jax.Array = pack(codes.astype(jnp.int8).reshape(matrix.shape), group)
-    return GroupedMatrix(packed, scale[..., 0, :])
+    return GroupedMatrix(packed, scale, offset=offset)
+
+
+def _factors(importance: jax.Array | np.ndarray | None, num_inputs: int, group: int) -> jax.Array:
+    """Returns the factors [groups, group] of squared errors, with a mean of 1 in each group."""
+    if importance is None:
+        return jnp.ones((num_inputs // group, group))
+    factors = jnp.asarray(importance, jnp.float32).reshape(-1, group)
+    mean = jnp.mean(factors, axis=-1, keepdims=True)
+    least = 1e-3  # so that a group has more than one number that counts
+    return (jnp.where(mean > 0, factors / jnp.where(mean > 0, mean, 1.0), 1.0) + least) / (1 + least)
+
+
+def _nearest(values: jax.Array) -> jax.Array:
+    """Returns the nearest codes, in float32."""
+    return jnp.clip(jnp.round(values), -8, 7)
 
 
 def multiply(x: jax.Array, matrix: GroupedMatrix) -> jax.Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jlade.models import products
 from jlade.models.grouped import GroupedMatrix
+from jlade.models.observed import Observed
 from jlade.models.quantization import Int8Matrix, Matrix, multiply
 
 SMALL_BLOCK = 128  # tokens, of all sequences together
@@ -47,6 +48,8 @@ def _multiply(x: jax.Array, weight: Matrix) -> jax.Array:
     Up to `SMALL_BLOCK` tokens are multiplied as weight times transposed x: on CPUs that reads the weights up to four
     times faster. Other compilers choose the order themselves.
     """
+    if isinstance(weight, Observed):
+        weight = weight.tell(x)
     if isinstance(weight, GroupedMatrix):
         return products.multiply(x, weight)
     if isinstance(weight, Int8Matrix):

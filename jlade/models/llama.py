@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 import flax.struct
@@ -620,7 +620,9 @@ def init_params(key: jax.Array, config: LlamaConfig, dtype: jax.typing.DTypeLike
     return LlamaParams(embedding, layers, neutral, output, config, norm_bias, output_bias, of_layers)
 
 
-def quantize(params: LlamaParams, bits: int = 8, shards: int = 1) -> LlamaParams:
+def quantize(
+    params: LlamaParams, bits: int = 8, shards: int = 1, importance: Sequence[Mapping[str, Any]] | None = None
+) -> LlamaParams:
     """Returns the parameters with their matrices in 8 or 4 bits; those in few bits stay as they are.
 
     Norms, biases, embeddings for each layer and an untied embedding keep their dtype, and an output matrix has 8 bits.
@@ -629,19 +631,25 @@ def quantize(params: LlamaParams, bits: int = 8, shards: int = 1) -> LlamaParams
     Args:
       bits: 8 or 4.
       shards: devices that a mesh divides the model among, whose parts of a matrix then have whole groups.
+      importance: of the inputs of the matrices of each layer [in], by field, for four bits: a result of
+        `jlade.conversion.calibration.mean_squares`.
 
     Raises:
       ValueError: `bits` is neither.
     """
     quantization.check_bits(bits)
 
-    def rounded(matrix: Any, bits: int) -> Any:
-        return matrix if matrix is None or is_quantized(matrix) else quantization.quantize(matrix, bits, shards)
+    def rounded(matrix: Any, bits: int, of_inputs: Any = None) -> Any:
+        if matrix is None or is_quantized(matrix):
+            return matrix
+        return quantization.quantize(matrix, bits, shards, of_inputs)
 
-    def rounded_layer(layer: LlamaLayer) -> LlamaLayer:
+    def rounded_layer(layer: LlamaLayer, of_inputs: Mapping[str, Any]) -> LlamaLayer:
         names = (field.name for field in dataclasses.fields(layer) if is_matrix(field.name))
-        return dataclasses.replace(layer, **{name: rounded(getattr(layer, name), bits) for name in names})
+        matrices = {name: rounded(getattr(layer, name), bits, of_inputs.get(name)) for name in names}
+        return dataclasses.replace(layer, **matrices)
 
     name = "embedding" if params.output is None else "output"
     output = rounded(getattr(params, name), OUTPUT_BITS)
-    return dataclasses.replace(params, layers=tuple(map(rounded_layer, params.layers)), **{name: output})
+    layers = tuple(map(rounded_layer, params.layers, importance or [{}] * len(params.layers)))
+    return dataclasses.replace(params, layers=layers, **{name: output})

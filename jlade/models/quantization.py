@@ -75,18 +75,21 @@ def check_bits(bits: int | None) -> None:
         raise ValueError(f"bits must be {', '.join(map(str, BITS))} or None, got {bits!r}")
 
 
-def quantize(matrix: jax.Array, bits: int, shards: int = 1) -> Quantized:
+def quantize(
+    matrix: jax.Array, bits: int, shards: int = 1, importance: jax.Array | np.ndarray | None = None
+) -> Quantized:
     """Returns `matrix` [out, in], or experts [N, in, out], in `bits` bits.
 
     Four bits take groups of at least eight inputs: other matrices are in eight.
 
     Args:
       shards: devices that may divide the inputs of a matrix, whose parts then have whole groups.
+      importance: of each input [in] in four bits, such as its mean square on some text; None for equal ones.
     """
     inputs_first = jnp.swapaxes(matrix, 0, 1) if matrix.ndim == 2 else matrix
     num_inputs = inputs_first.shape[-2]
     group = group_of(num_inputs // shards if num_inputs % shards == 0 else num_inputs)
-    return quantize_in_groups(inputs_first, group) if bits == 4 and group else quantize_matrix(matrix)
+    return quantize_in_groups(inputs_first, group, importance) if bits == 4 and group else quantize_matrix(matrix)
 
 
 @jax.jit

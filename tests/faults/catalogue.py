@@ -368,6 +368,20 @@ FAULTS = (
         ("tests/models/test_quantization.py::test_no_element_moves_by_more_than_half_a_step",),
     ),
     Fault(
+        "the scale of four bits is not fitted to the codes",
+        "jlade/models/grouped.py",
+        "scale = (group * product - code * element) / jnp.maximum(group * square - code**2, 1e-3)",
+        "scale = 2 / steps + 0 * code",
+        ("tests/models/test_quantization.py::test_four_bits_of_normal_numbers_lose_little",),
+    ),
+    Fault(
+        "the importance of inputs is that of other inputs",
+        "jlade/models/grouped.py",
+        "jnp.asarray(importance, jnp.float32).reshape(-1, group)",
+        "jnp.asarray(importance, jnp.float32)[::-1].reshape(-1, group)",
+        ("tests/conversion/test_calibration.py::test_errors_of_important_inputs_get_smaller",),
+    ),
+    Fault(
         "the last rows of an int8 matrix are not multiplied",
         "jlade/models/quantization.py",
         "jax.lax.fori_loop(0, -(-num_rows // rows), some_rows, empty)",
@@ -1073,6 +1087,20 @@ FAULTS = (
         "head * self.head_dim + 2 * pair + half",
         "head * self.head_dim + place + 0 * pair + 0 * half",
         ("tests/conversion/test_gguf.py::test_tensors_are_those_of_the_gguf_package_bit_for_bit",),
+    ),
+    Fault(
+        "the last four offsets of a block in Q4_K lack their upper bits",
+        "jlade/conversion/gguf_blocks.py",
+        "(high >> 4) | (middle >> 6 << 4)",
+        "(high >> 4) | (middle >> 8 << 4)",
+        ("tests/conversion/test_packed_gguf.py::test_elements_are_those_of_the_gguf_package_bit_for_bit",),
+    ),
+    Fault(
+        "a tied embedding in a GGUF file is kept in groups",
+        "jlade/conversion/gguf_weights.py",
+        "tensor.dtype in gguf_blocks.KINDS and name != EMBEDDING",
+        "tensor.dtype in gguf_blocks.KINDS",
+        ("tests/conversion/test_packed_gguf.py::test_other_types_are_rounded_and_tied_embeddings_are_in_int8",),
     ),
     Fault(
         "norms of Gemma in a GGUF file keep the added one",

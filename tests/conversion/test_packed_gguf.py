@@ -1,0 +1,141 @@
+"""Matrices of GGUF files in the four or eight bits that the files hold, against the package gguf."""
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jlade
+from jlade import conversion
+from jlade.conversion import load_gguf, packed
+from jlade.conversion.gguf import unfold
+from jlade.conversion.gguf_blocks import KINDS
+from jlade.conversion.huggingface import headers_of, loaded_shapes
+from jlade.models.grouped import is_grouped
+from jlade.models.quantization import is_int8, quantize
+from tests.conversion.gguf_files import convert, write
+from tests.conversion.test_gguf import WIDE, halves_apart, reference
+from tests.conversion.test_round_trip import assert_equal
+from tests.conversion.test_sharded import assert_placed
+from tests.texts import assert_same_texts
+from tests.tiny import PAPER, slow
+
+FOUR = [kind for kind in KINDS if KINDS[kind].bits == 4]
+
+
+def values(matrix):
+    """Returns the elements [out, in] float32, or [N, in, out] of experts."""
+    elements = packed.values_of(jax.tree.map(np.asarray, matrix))
+    return elements if elements.ndim == 3 else elements.T
+
+
+def dequantized(params):
+    """Returns the parameters with the values of matrices in groups in their place."""
+
+    def dense(leaf):
+        return jnp.asarray(values(leaf)) if is_grouped(leaf) else leaf
+
+    return jax.tree.map(dense, params, is_leaf=is_grouped)
+
+
+def assert_same_arrays(matrix, expected):
+    for got, wanted in zip(jax.tree.leaves(matrix), jax.tree.leaves(expected), strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_elements_are_those_of_the_gguf_package_bit_for_bit(kind, tmp_path):
+    file = write(tmp_path / "model.gguf", kind=kind, **WIDE)
+    params, expected = load_gguf(file, "float32", bits=8), reference(file)
+    (layer,) = params.layers
+    names = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "attention_output": "attn_output"}
+    names |= {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
+    matrices = {f"blk.0.{name}.weight": getattr(layer, field) for field, name in names.items()}
+    for name, matrix in (matrices | {"output.weight": params.output}).items():
+        wanted = expected[name]
+        if "attn_q" in name or "attn_k" in name:
+            wanted = halves_apart(wanted, 32)
+        assert matrix.weight.dtype == (jnp.uint8 if KINDS[kind].bits == 4 else jnp.int8)
+        assert values(matrix).tobytes() == np.ascontiguousarray(wanted).tobytes()
+    assert isinstance(params.embedding, jax.Array)
+    if kind in FOUR:
+        assert_equal(load_gguf(file, "float32", bits=4), params)
+    else:  # four bits are fewer than those of the file
+        rounded = load_gguf(file, "float32", bits=4).layers[0].gate
+        assert_same_arrays(rounded, quantize(load_gguf(file, "float32").layers[0].gate, 4))
+
+
+@pytest.mark.parametrize("bits", [8, slow(4)])
+def test_other_types_are_rounded_and_tied_embeddings_are_in_int8(bits, tmp_path):
+    kinds = {"blk.0.ffn_up.weight": "Q5_0", "blk.0.ffn_down.weight": "F16", "token_embd.weight": "Q4_0"}
+    file = write(tmp_path / "model.gguf", kind="Q4_0", kinds=kinds, tied=True, **WIDE)
+    params, plain = (load_gguf(file, "float32", bits=each) for each in (bits, None))
+    (layer,), (dense,) = params.layers, plain.layers
+    for name in ("up", "down"):
+        assert_same_arrays(getattr(layer, name), quantize(getattr(dense, name), bits))
+    assert is_int8(params.embedding)
+    assert params.embedding.weight.dtype == jnp.int8
+    np.testing.assert_array_equal(values(layer.gate), dense.gate)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", slow("Q4_K"), slow("IQ4_NL"), slow("Q6_K")])
+def test_texts_with_and_without_lookahead_are_those_of_the_elements(kind, tmp_path):
+    file = write(tmp_path / "model.gguf", kind=kind, **WIDE)
+    params = load_gguf(file, "float32", bits=8)
+    prompts = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5]]
+    settings = {"max_new_tokens": 24, "eos_ids": ()}
+    plain = jlade.generate(params, prompts, lookahead=None, **settings)
+    assert_same_texts(jlade.generate(params, prompts, lookahead=PAPER, **settings), plain)
+    assert_same_texts(jlade.generate(dequantized(params), prompts, lookahead=None, **settings), plain)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", slow("Q8_0"), slow("IQ4_XS")])
+def test_a_mesh_of_two_and_shapes_and_jlades_own_files(kind, tmp_path):
+    file, mesh = write(tmp_path / "model.gguf", kind=kind, **WIDE), jlade.make_mesh(model=2)
+    params = load_gguf(file, "float32", bits=8)
+    assert_placed(load_gguf(file, "float32", bits=8, mesh=mesh), params, mesh)
+    config, tensors = headers_of(unfold(file))
+    shapes = loaded_shapes(tensors, config, np.dtype("float32"), 8)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    conversion.save(params, tmp_path / "own")
+    assert_equal(conversion.load(tmp_path / "own", "float32"), params)
+
+
+def test_parts_of_joined_tensors_and_experts_are_kept(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    common = {"vocab_size": 48, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    common |= {"num_key_value_heads": 2, "intermediate_size": 64, "pad_token_id": 0}
+    phi3 = transformers.Phi3Config(**common)
+    moe = transformers.MixtralConfig(**common, num_local_experts=4)
+    for arch, config, added in (("phi3", phi3, {}), ("llama", moe, {"expert_count": 4, "expert_used_count": 2})):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        file = convert(model, tmp_path / f"{arch}.gguf", arch, added, kind="Q4_1")
+        params, plain = (load_gguf(file, "float32", bits=bits) for bits in (8, None))
+        leaves = jax.tree.leaves(params, is_leaf=is_grouped)
+        assert sum(map(is_grouped, leaves)) == 8
+        for kept, dense in zip(leaves, jax.tree.leaves(plain), strict=True):
+            np.testing.assert_array_equal(values(kept) if is_grouped(kept) else kept, dense)
+        settings = {"max_new_tokens": 12, "eos_ids": ()}
+        assert_same_texts(*(jlade.generate(each, [3, 1, 4], **settings) for each in (params, dequantized(params))))
+
+
+def test_scales_that_are_not_finite_are_named(tmp_path):
+    file = write(tmp_path / "model.gguf", kind="Q4_0", **WIDE)
+    (tensor,) = [t for t in gguf.GGUFReader(file).tensors if t.name == "blk.0.ffn_up.weight"]
+    content = bytearray(file.read_bytes())
+    begin = tensor.data_offset + 3 * 8 * 18  # the fourth row
+    content[begin : begin + 2] = np.float16(np.nan).tobytes()
+    file.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"model\.layers\.0\.mlp\.up_proj\.weight \(1 of 512 rows: 3\)$"):
+        load_gguf(file, bits=4)
+
+
+def test_a_file_that_is_cut_short_after_its_header_was_read_is_named(tmp_path, monkeypatch):
+    file = write(tmp_path / "model.gguf", kind="Q4_0", **WIDE)
+    directory = unfold(file)
+    monkeypatch.setattr("jlade.conversion.gguf.unfold", lambda path: directory)
+    file.write_bytes(file.read_bytes()[:4096])
+    with pytest.raises(ValueError, match=r"model\.gguf: .* cannot be read"):
+        load_gguf(file, bits=4)
