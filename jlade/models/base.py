@@ -14,9 +14,10 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 Params = Any  # the model's own pytree of arrays
 Cache = Any  # a `KVCache`, or a pytree of the decoder's own; see `Decoder`
-# Keys and values [B, T, KV heads, head_dim] of a block, per layer; keys alone where they are the values
+# Keys and values [B, T, KV heads, head_dim] of a block, per layer; keys alone where they are the values. In 8 bits they
+# are followed by their scales [B, T, KV heads].
 BlockKV = Sequence[tuple[jax.Array, ...]]
-Layers = tuple[tuple[jax.Array, ...], ...]  # keys, and values where there are, per layer
+Layers = tuple[tuple[jax.Array, ...], ...]  # keys, then values and scales of both where there are, per layer
 
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
 
@@ -37,11 +38,20 @@ class KVCache:
     values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]; () where the keys are the values
     length: jax.Array  # [B] int32, tokens before the next block
     states: Any = ()  # [B, ...] in every array, of recurrent layers, which each token changes
+    # Of vectors in 8 bits, () for others: see `jlade.models.kv_rounding`
+    key_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32; [B, 2, S] for the two parts of a latent
+    value_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32
+
+    @property
+    def arrays(self) -> dict[str, tuple[jax.Array, ...]]:
+        """The arrays of all layers that have entries, by their fields; those that there are."""
+        names = "keys", "values", "key_scales", "value_scales"
+        return {name: arrays for name in names if (arrays := getattr(self, name))}
 
     @property
     def layers(self) -> list[tuple[jax.Array, ...]]:
-        """Keys and values of each layer, or keys alone where they are the values."""
-        return list(zip(*filter(None, (self.keys, self.values)), strict=True))
+        """The arrays of each layer, in the order of a `BlockKV`."""
+        return list(zip(*self.arrays.values(), strict=True))
 
     @property
     def divisible(self) -> int:
@@ -171,7 +181,7 @@ def commit(
       cache, block_kv, indices, num_accepted: those of `Decoder.commit`.
       windows: the sliding window of each layer, None for a layer without; () if no layer has one.
     """
-    layers, blocks = (cache.keys, cache.values)[: len(block_kv[0])], tuple(zip(*block_kv, strict=True))
+    layers, blocks = tuple(cache.arrays.values()), tuple(zip(*block_kv, strict=True))
     pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
     kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
@@ -179,8 +189,9 @@ def commit(
     on_gpu = write_slices if are_short else scatter
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
-    keys, *values = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
-    return KVCache(keys=keys, values=values[0] if values else (), length=cache.length + num_accepted)
+    written = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
+    fields = dict(zip(cache.arrays, written, strict=True))
+    return dataclasses.replace(cache, **fields, length=cache.length + num_accepted)
 
 
 def scatter(
@@ -218,7 +229,7 @@ def scatter(
 def _scatter(layer: jax.Array, block: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Array:
     """Writes the block's tokens with `indices` [B, A] to `entries` [B, A]. Under `jax.jit`, it is traced once."""
     sequence = jnp.arange(len(layer), dtype=jnp.int32)[:, None]
-    chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim]
+    chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim], or [B, A, KV heads] of scales
     return layer.at[sequence, :, entries].set(chosen, mode="drop", unique_indices=True)
 
 
@@ -277,17 +288,19 @@ def _write_slice(
     layer: jax.Array, block: jax.Array, i: jax.Array, start: jax.Array, indices: jax.Array, accepted: jax.Array
 ) -> jax.Array:
     """Writes the tokens of sequence i with `indices` [A] that are `accepted` [A] to the entries from `start` on."""
-    layer = with_layout_constraint(layer, Layout((0, 1, 2, 3)))  # otherwise slices too have the entries first
-    at = (i, jnp.zeros_like(i), start, jnp.zeros_like(i))
-    old = jax.lax.dynamic_slice(layer, at, (1, layer.shape[1], len(indices), layer.shape[3]))
+    axes, vector = tuple(range(layer.ndim)), layer.shape[3:]  # () for scales
+    layer = with_layout_constraint(layer, Layout(axes))  # otherwise slices too have the entries first
+    at = (i, jnp.zeros_like(i), start, *[jnp.zeros_like(i)] * len(vector))
+    old = jax.lax.dynamic_slice(layer, at, (1, layer.shape[1], len(indices), *vector))
     new = jnp.swapaxes(block[i, indices], 0, 1)[None].astype(layer.dtype)
-    return jax.lax.dynamic_update_slice(layer, jnp.where(accepted[None, None, :, None], new, old), at)
+    is_new = jnp.expand_dims(accepted, tuple(axis for axis in axes if axis != 2))
+    return jax.lax.dynamic_update_slice(layer, jnp.where(is_new, new, old), at)
 
 
 def _write_layers(
     write: Callable[[jax.Array, jax.Array, Kind], jax.Array], layers: Layers, blocks: Layers, kinds: Sequence[Kind]
 ) -> Layers:
-    """Returns `write(layer, block, kind)` of keys and values of each layer."""
+    """Returns `write(layer, block, kind)` of each array of each layer."""
     pairs = zip(layers, blocks, strict=True)
     return tuple(tuple(itertools.starmap(write, zip(*pair, kinds, strict=True))) for pair in pairs)
 

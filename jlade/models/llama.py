@@ -14,7 +14,18 @@ from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import MODEL
-from jlade.models import attention, base, experts, implementations, latent, padding, per_layer, recurrent, rotary
+from jlade.models import (
+    attention,
+    base,
+    experts,
+    implementations,
+    kv_rounding,
+    latent,
+    padding,
+    per_layer,
+    recurrent,
+    rotary,
+)
 from jlade.models.architecture import LlamaConfig as LlamaConfig
 from jlade.models.architecture import dtype_of, is_matrix, layer_arrays
 from jlade.models.attention import Operands, attend
@@ -168,6 +179,8 @@ class Llama:
       axes: of the mesh, that divide heads, MLP columns and vocabulary; see `jlade.models.sharding`. `forward` and
         `logits` are then part of a `jax.shard_map` over these axes, and `logits` returns a slice of the vocabulary.
       pads: whether blocks are padded to sizes that CPUs multiply faster. The results are those of the block itself.
+      kv_dtype: of keys and values, "int8" or "float8_e4m3fn", None for the dtype of the parameters; see
+        `jlade.models.kv_rounding`.
     """
 
     config: LlamaConfig
@@ -175,15 +188,18 @@ class Llama:
     experts: str = "auto"
     axes: tuple[str, ...] = ()
     pads: bool = False
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        kv_rounding.check(self.kv_dtype)
         attention.check_implementation(self.attention)
         experts.check_implementation(self.experts)
 
     def __repr__(self) -> str:
         """Names what the time of a step depends on: tuned settings are stored under it."""
         of_experts = f", experts={self.experts!r}" if self.config.num_experts else ""
-        return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{of_experts})"
+        of_cache = "" if self.kv_dtype is None else f", kv_dtype={self.kv_dtype!r}"
+        return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{of_experts}{of_cache})"
 
     def on(self, params: Any, mesh: Mesh | None = None) -> Self:
         """Returns the decoder for the device that holds `params`, or for those of a mesh, with kernels resolved.
@@ -206,9 +222,10 @@ class Llama:
         chosen = Implementations(self.attention, self.experts)
 
         def cache_dtype() -> Any:
-            return base.cache_shapes(self, params, 1, 1).keys[0].dtype
+            unrounded = dataclasses.replace(self, kv_dtype=None)
+            return base.cache_shapes(unrounded, params, 1, 1).keys[0].dtype
 
-        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh)
+        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh, self.kv_dtype)
         return dataclasses.replace(self, attention=found.attention, experts=found.experts)
 
     @property
@@ -236,10 +253,15 @@ class Llama:
                 number = (key.weight if is_int8(key) else key).shape[0] // size
             return batch_size, number, num_entries, size
 
+        entries = c.entries_by_layer(capacity)
+        shapes = [shape(layer, entries[layer]) for layer in c.kv_layers]
+
         def zeros() -> tuple[jax.Array, ...]:
-            entries = c.entries_by_layer(capacity)
-            shapes = (shape(layer, entries[layer]) for layer in c.kv_layers)
-            return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
+            return tuple(jnp.zeros(shape, self.kv_dtype or params.norm.dtype) for shape in shapes)
+
+        def scales() -> tuple[jax.Array, ...]:
+            parts = 1 if c.latent is None else 2
+            return tuple(jnp.zeros((batch, parts * heads, number)) for batch, heads, number, _ in shapes)
 
         def state(layer: LlamaLayer) -> recurrent.State:
             assert c.recurrence is not None
@@ -247,9 +269,13 @@ class Llama:
             shards = c.recurrence.values // len(layer.value_filter)
             return recurrent.init_state(c.recurrence, batch_size, shards, params.norm.dtype)
 
-        keys, values = zeros(), zeros() if c.latent is None else ()
+        names = ("keys", "values")[: c.arrays_per_layer]
+        arrays = {name: zeros() for name in names}
+        if self.kv_dtype is not None:
+            arrays |= {f"{name.removesuffix('s')}_scales": scales() for name in names}
         states = tuple(state(params.layers[i]) for i in c.recurrent_layers)
-        return KVCache(keys=keys, values=values, length=jnp.zeros(batch_size, jnp.int32), states=states)
+        arrays = {"values": ()} | arrays
+        return KVCache(**arrays, length=jnp.zeros(batch_size, jnp.int32), states=states)
 
     def forward(
         self,
@@ -341,8 +367,9 @@ def _layer(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
-    Those are `earlier`, of an earlier layer, for a layer without its own. `own` [B, T, P] are its own inputs. Under
-    `jax.jit`, layers of one shape are traced and lowered once.
+    Those are `earlier`, of an earlier layer, for a layer without its own. They are in 8 bits, followed by their scales,
+    where those of `prefix` are. `own` [B, T, P] are its own inputs. Under `jax.jit`, layers of one shape are traced and
+    lowered once.
     """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
@@ -353,10 +380,12 @@ def _layer(
         queries, *projected = _project(layer, normed, rotation, query_scales, cached[0].shape[-1], c, axes)
     else:
         queries, *projected = latent.project(projections, normed, rotation, query_scales, c)
+    split = None if c.latent is None else c.latent.rank
+    if len(cached) > c.arrays_per_layer:  # with scales
+        projected = list(kv_rounding.round_all(projected, cached[0].dtype, split))
     kept = earlier or tuple(projected)
-    # Keys alone are the values too.
-    operands = Operands(queries, kept[0], kept[-1], cached[0], cached[-1], length, block_mask, positions, layer.sinks)
-    mixed = attend(operands, window, attention, c.score_scale, c.attention_cap)
+    operands = Operands.of(queries, kept, cached, length, block_mask, positions, layer.sinks)
+    mixed = attend(operands, window, attention, c.score_scale, c.attention_cap, split)
     if projections is not None:
         mixed = latent.values(projections, mixed)
     mixed = mixed.reshape(*hidden.shape[:2], -1)

@@ -70,8 +70,9 @@ def random_case(seed: int, dtype=np.float32, mask_shape=(5, 5)):
 def form(request, monkeypatch):
     """Runs a test with the form for CPUs and TPUs, and with that for GPUs."""
 
-    def attend(operands, window, scale, cap):
-        return plain.attend_in_chunks(operands, window=window, scale=scale, cap=cap, unrolled=request.param)
+    def attend(operands, window, scale, cap, split):
+        options = {"window": window, "scale": scale, "cap": cap, "split": split}
+        return plain.attend_in_chunks(operands, **options, unrolled=request.param)
 
     monkeypatch.setattr(plain, "attend", attend)
 
@@ -117,7 +118,7 @@ def test_a_ring_has_the_tokens_of_the_window(form, window, size, chunk, monkeypa
     ids=["loop", "unrolled", "tpu"],
 )
 def test_numbers_that_are_not_finite_reach_the_tokens_that_see_them_alone(run, monkeypatch):
-    monkeypatch.setattr(plain, "attend", lambda operands, window, scale, cap: run(operands, window=window))
+    monkeypatch.setattr(plain, "attend", lambda operands, window, *_: run(operands, window=window))
     (queries, keys, values, *cached), length, mask = random_case(2)
     keys = keys.at[0, 3, 0].set(jnp.nan)
     values = values.at[1, 2, 1].set(jnp.nan).at[2, 4, 0].set(jnp.inf)
