@@ -185,17 +185,6 @@ def num_bytes(tree: Any) -> int:
     return sum(local_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def from_one(x: jax.Array, axes: str) -> jax.Array:
-    """Returns the array of the one device along `axes` of a `jax.shard_map` whose elements are not zeros, everywhere.
-
-    It may differ between elements. Numbers in 8 bits are sent as such: XLA adds floating-point ones in 16.
-    """
-    if x.dtype.itemsize > 1 or not jnp.issubdtype(x.dtype, jnp.floating):
-        return jax.lax.psum(x, axes)
-    bits = jax.lax.psum(jax.lax.bitcast_convert_type(x, jnp.int8), axes)
-    return jax.lax.bitcast_convert_type(bits, x.dtype)
-
-
 @contextlib.contextmanager
 def transfers() -> Iterator[None]:
     """Lets arrays come from the host, and texts return to it, also under a `jax.transfer_guard` of the caller."""

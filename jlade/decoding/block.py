@@ -99,4 +99,4 @@ def _share(form: TreeShape | Form, num_tokens: jax.Array, config: DecodeConfig, 
 
 def _gather(own: jax.Array, place: jax.Array) -> jax.Array:
     """Returns [K, ...] on every device, each entry from the one device where `place` [K] is within `own` [M, ...]."""
-    return mesh_lib.from_one(own.at[place].get(mode="fill", fill_value=0), LOOKAHEAD)
+    return jax.lax.psum(own.at[place].get(mode="fill", fill_value=0), LOOKAHEAD)

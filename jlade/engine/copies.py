@@ -51,7 +51,7 @@ def _keep(params: Params, prefix: Prefix, index: jax.Array, *, size: int, config
 
         def copy(array: jax.Array) -> jax.Array:
             row = jax.lax.dynamic_slice_in_dim(array, place, 1)
-            return row if groups == 1 else mesh_lib.from_one(jnp.where(is_here, row, jnp.zeros_like(row)), DATA)
+            return row if groups == 1 else jax.lax.psum(jnp.where(is_here, row, jnp.zeros_like(row)), DATA)
 
         cache = resize(prefix.cache, prefix.cache.length, cache_shapes(config.decoder, params, number, size))
         kept: Prefix = jax.tree.map(copy, Prefix(cache, prefix.sources))

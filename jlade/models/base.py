@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from jlade.models.kv_rounding import TILE
+
 Params = Any  # the model's own pytree of arrays
 Cache = Any  # a `KVCache`, or a pytree of the decoder's own; see `Decoder`
 # Keys and values [B, T, KV heads, head_dim] of a block, per layer; keys alone where they are the values. In 8 bits they
@@ -158,6 +160,7 @@ class Kind(NamedTuple):
 
     size: int  # S
     is_ring: bool
+    tile: int = 1  # entries that are written together
 
 
 def num_entries(window: int | None, capacity: int) -> int:
@@ -217,7 +220,7 @@ def scatter(
             is_kept, entries = is_kept & (offset >= num_accepted[:, None] - size), entries % size
         return jnp.where(is_kept, entries, size + offset)
 
-    places = {kind: place(*kind) for kind in dict.fromkeys(kinds)}
+    places = {kind: place(kind.size, kind.is_ring) for kind in dict.fromkeys(kinds)}
 
     def write(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
         return _scatter(layer, block, indices, places[kind])
@@ -248,13 +251,15 @@ def write_slices(
     """
     batch_size, num_chosen = indices.shape
 
-    def place(size: int, is_ring: bool) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
+    def place(size: int, is_ring: bool, tile: int) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
         """Returns the slices of a layer of `size` entries: first entry [B], tokens [B, K], which are accepted [B, K].
 
-        In a ring the tokens may begin near the end and continue from entry 0 on, in a second slice.
+        They are whole tiles. In a ring the tokens may begin near the end and continue from entry 0 on, in a second
+        slice.
         """
-        count = min(num_chosen, size)
-        starts = [jnp.minimum(length % size if is_ring else length, size - count)]
+        count = min(-(-(num_chosen + tile - 1) // tile) * tile, size)
+        first = length % size if is_ring else length
+        starts = [jnp.minimum(first if tile == 1 else first // tile * tile, size - count)]
         if is_ring and count < size:
             starts.append(jnp.zeros_like(length))
         slices = []
@@ -264,18 +269,25 @@ def write_slices(
                 last = num_accepted[:, None] - 1
                 offset = last - (last - offset) % size
             accepted = (offset >= 0) & (offset < num_accepted[:, None])
-            slices.append((start, jnp.take_along_axis(indices, jnp.maximum(offset, 0), axis=1), accepted))
+            chosen = jnp.maximum(offset, 0) if tile == 1 else jnp.clip(offset, 0, num_chosen - 1)
+            slices.append((start, jnp.take_along_axis(indices, chosen, axis=1), accepted))
         return slices
 
-    places = {kind: place(*kind) for kind in dict.fromkeys(kinds)}
+    def in_tiles(layer: jax.Array, kind: Kind) -> Kind:
+        is_whole = layer.dtype.itemsize == 1 and kind.size % TILE == 0
+        return kind._replace(tile=TILE) if is_whole else kind
+
+    tiled = [in_tiles(layer, kind) for arrays in layers for layer, kind in zip(arrays, kinds, strict=True)]
+    places = {kind: place(*kind) for kind in dict.fromkeys(tiled)}
 
     def write(i: jax.Array, layers: Layers) -> Layers:
         own = jax.tree.map(lambda x: x[i], places)
         sequence = i.astype(jnp.int32)  # with 64-bit types, loops count in int64
 
         def write_layer(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
+            kind = in_tiles(layer, kind)
             for each in own[kind]:
-                layer = _write_slice(layer, block, sequence, *each)
+                layer = _write_slice(layer, block, sequence, *each, tile=kind.tile)
             return layer
 
         return _write_layers(write_layer, layers, blocks, kinds)
@@ -283,18 +295,30 @@ def write_slices(
     return jax.lax.fori_loop(0, batch_size, write, layers)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="tile")
 def _write_slice(
-    layer: jax.Array, block: jax.Array, i: jax.Array, start: jax.Array, indices: jax.Array, accepted: jax.Array
+    layer: jax.Array,
+    block: jax.Array,
+    i: jax.Array,
+    start: jax.Array,
+    indices: jax.Array,
+    accepted: jax.Array,
+    tile: int,
 ) -> jax.Array:
-    """Writes the tokens of sequence i with `indices` [A] that are `accepted` [A] to the entries from `start` on."""
+    """Writes the tokens of sequence i with `indices` [A] that are `accepted` [A] to the entries from `start` on.
+
+    Tiles have an axis of their own while they are written. XLA would otherwise copy the whole layer to smaller ones.
+    """
     axes, vector = tuple(range(layer.ndim)), layer.shape[3:]  # () for scales
     layer = with_layout_constraint(layer, Layout(axes))  # otherwise slices too have the entries first
-    at = (i, jnp.zeros_like(i), start, *[jnp.zeros_like(i)] * len(vector))
-    old = jax.lax.dynamic_slice(layer, at, (1, layer.shape[1], len(indices), *vector))
-    new = jnp.swapaxes(block[i, indices], 0, 1)[None].astype(layer.dtype)
-    is_new = jnp.expand_dims(accepted, tuple(axis for axis in axes if axis != 2))
-    return jax.lax.dynamic_update_slice(layer, jnp.where(is_new, new, old), at)
+    entries = (len(indices),) if tile == 1 else (len(indices) // tile, tile)
+    apart = layer.reshape(*layer.shape[:2], -1, *entries[1:], *vector)
+    rest = [jnp.zeros_like(i)] * (len(entries[1:]) + len(vector))
+    at = (i, jnp.zeros_like(i), start if tile == 1 else start // tile, *rest)
+    old = jax.lax.dynamic_slice(apart, at, (1, layer.shape[1], *entries, *vector))
+    new = jnp.swapaxes(block[i, indices], 0, 1)[None].astype(layer.dtype).reshape(old.shape)
+    is_new = jnp.expand_dims(accepted.reshape(entries), (0, 1, *range(-len(vector), 0)))
+    return jax.lax.dynamic_update_slice(apart, jnp.where(is_new, new, old), at).reshape(layer.shape)
 
 
 def _write_layers(

@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}  # magnitude of a rounded element, by dtype
-DTYPES = tuple(LARGEST)
+DTYPES = INT8, FLOAT8 = "int8", "float8_e4m3fn"
+LARGEST = {INT8: 127.0, FLOAT8: 448.0}  # magnitude of a rounded element
+# Arrays hold the bits of floating-point numbers: to scatter these, XLA for CPUs converts the whole cache to 16 bits.
+TILE = 32  # entries of an array of bytes that TPUs hold together: smaller parts are in another layout
+STORED = {INT8: jnp.int8, FLOAT8: jnp.uint8}
 
 
 def check(kv_dtype: Any) -> None:
@@ -23,14 +26,21 @@ def check(kv_dtype: Any) -> None:
         )
 
 
-def round_all(arrays: Sequence[jax.Array], kv_dtype: jax.typing.DTypeLike, split: int | None) -> tuple[jax.Array, ...]:
+def round_all(arrays: Sequence[jax.Array], kv_dtype: str, split: int | None) -> tuple[jax.Array, ...]:
     """Returns keys and values, or either, rounded, followed by the scales of each; arguments are those of `rounded`."""
     pairs = [rounded(array, kv_dtype, split) for array in arrays]
     return (*(numbers for numbers, _ in pairs), *(scales for _, scales in pairs))
 
 
-def rounded(x: jax.Array, kv_dtype: jax.typing.DTypeLike, split: int | None = None) -> tuple[jax.Array, jax.Array]:
-    """Returns the 8-bit numbers [B, T, KH, D] and float32 scales [B, T, KH] of vectors [B, T, KH, D].
+def numbers(stored: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Returns the 8-bit numbers of an array of `STORED` in a floating-point dtype, which holds them exactly."""
+    if stored.dtype == STORED[FLOAT8]:
+        stored = jax.lax.bitcast_convert_type(stored, FLOAT8)
+    return stored.astype(dtype)
+
+
+def rounded(x: jax.Array, kv_dtype: str, split: int | None = None) -> tuple[jax.Array, jax.Array]:
+    """Returns the 8-bit numbers [B, T, KH, D], as `STORED`, and float32 scales [B, T, KH] of vectors [B, T, KH, D].
 
     No element changes by more than half the scale in int8, and by more than 2^-4 of itself or 2^-10 of the scale in
     float8_e4m3fn. A vector of zeros has the scale 1. One with NaN or infinite elements has zeros and the scale NaN:
@@ -43,17 +53,26 @@ def rounded(x: jax.Array, kv_dtype: jax.typing.DTypeLike, split: int | None = No
         rotated elements, whose magnitudes have nothing in common. KH is then 1, and the scales are [B, T, 2].
     """
     parts = [x] if split is None else jnp.split(x, [split], axis=-1)
-    pairs = [_rounded(part, jnp.dtype(kv_dtype)) for part in parts]
-    numbers, scales = (jnp.concatenate(each, axis=-1) for each in zip(*pairs, strict=True))
-    return numbers, scales
+    pairs = [_rounded(part, kv_dtype) for part in parts]
+    stored, scales = (jnp.concatenate(each, axis=-1) for each in zip(*pairs, strict=True))
+    return stored, scales
 
 
-def _rounded(x: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
+def _rounded(x: jax.Array, kv_dtype: str) -> tuple[jax.Array, jax.Array]:
     x = x.astype(jnp.float32)
     is_finite = jnp.all(jnp.isfinite(x), axis=-1)
-    scale = jnp.max(jnp.abs(x), axis=-1) / np.float32(LARGEST[dtype.name])
+    scale = jnp.max(jnp.abs(x), axis=-1) / np.float32(LARGEST[kv_dtype])
     scale = jnp.where(scale < np.finfo(np.float32).tiny, 1.0, scale)  # processors flush smaller scales to 0
-    numbers = jnp.where(is_finite[..., None], x / scale[..., None], 0)
-    if dtype == jnp.int8:
-        numbers = jnp.round(numbers)
-    return numbers.astype(dtype), jnp.where(is_finite, scale, jnp.nan)
+    scaled = jnp.where(is_finite[..., None], x / scale[..., None], 0)
+    if kv_dtype == FLOAT8:
+        stored = jax.lax.bitcast_convert_type(scaled.astype(FLOAT8), STORED[FLOAT8])
+    else:
+        stored = jnp.round(scaled).astype(STORED[kv_dtype])
+    return stored, jnp.where(is_finite, scale, jnp.nan)
+
+
+def take_tiles(layer: jax.Array, start: jax.Array, count: int) -> jax.Array:
+    """Returns `count` entries of a layer [B, KH, S, D] from `start` on, all multiples of `TILE`, as TPUs hold them."""
+    tiles = layer.reshape(*layer.shape[:2], -1, TILE, layer.shape[3])
+    taken = jax.lax.dynamic_slice_in_dim(tiles, start // TILE, count // TILE, 2)
+    return taken.reshape(*layer.shape[:2], count, layer.shape[3])

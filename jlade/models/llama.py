@@ -257,7 +257,8 @@ class Llama:
         shapes = [shape(layer, entries[layer]) for layer in c.kv_layers]
 
         def zeros() -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros(shape, self.kv_dtype or params.norm.dtype) for shape in shapes)
+            dtype = params.norm.dtype if self.kv_dtype is None else kv_rounding.STORED[self.kv_dtype]
+            return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 
         def scales() -> tuple[jax.Array, ...]:
             parts = 1 if c.latent is None else 2
@@ -293,7 +294,9 @@ class Llama:
         hidden = scale(embed(params.embedding, c.vocab_size), float(np.asarray(c.embedding_scale, params.norm.dtype)))
         rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
-        run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
+        run = functools.partial(
+            _layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes, kv_dtype=self.kv_dtype
+        )
         tree = None if c.recurrence is None else recurrent.ancestry(block_mask, c.recurrence.taps)
         own_inputs: Sequence[jax.Array | None] = [None] * c.num_layers
         if params.per_layer is not None:
@@ -347,7 +350,7 @@ class Llama:
         )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "window"))
+@functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "kv_dtype", "window"))
 def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
@@ -363,12 +366,13 @@ def _layer(
     attention: str,
     experts: str,
     axes: tuple[str, ...],
+    kv_dtype: str | None,
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
-    Those are `earlier`, of an earlier layer, for a layer without its own. They are in 8 bits, followed by their scales,
-    where those of `prefix` are. `own` [B, T, P] are its own inputs. Under `jax.jit`, layers of one shape are traced and
+    Those are `earlier`, of an earlier layer, for a layer without its own. With `kv_dtype` they are in 8 bits and
+    followed by their scales. `own` [B, T, P] are its own inputs. Under `jax.jit`, layers of one shape are traced and
     lowered once.
     """
     c = config
@@ -381,8 +385,8 @@ def _layer(
     else:
         queries, *projected = latent.project(projections, normed, rotation, query_scales, c)
     split = None if c.latent is None else c.latent.rank
-    if len(cached) > c.arrays_per_layer:  # with scales
-        projected = list(kv_rounding.round_all(projected, cached[0].dtype, split))
+    if kv_dtype is not None:
+        projected = list(kv_rounding.round_all(projected, kv_dtype, split))
     kept = earlier or tuple(projected)
     operands = Operands.of(queries, kept, cached, length, block_mask, positions, layer.sinks)
     mixed = attend(operands, window, attention, c.score_scale, c.attention_cap, split)

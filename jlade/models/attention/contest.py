@@ -147,5 +147,5 @@ def _exact(case: _Case, window: int | None = None, cap: float | None = None) -> 
 
 def _float32(arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
     """Returns keys and values in float32, given with or without their scales."""
-    keys, values, *scales = (np.asarray(jax.device_get(x)).astype(np.float32) for x in arrays)
+    keys, values, *scales = (np.asarray(kv_rounding.numbers(jax.device_get(x), np.float32)) for x in arrays)
     return [x * scale[..., None] for x, scale in zip((keys, values), scales, strict=True)] if scales else [keys, values]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jlade.models import layers
+from jlade.models import kv_rounding, layers
 from jlade.models.attention.operands import Operands
 
 CHUNK = 256  # cache entries read at once; without a loop, a multiple
@@ -33,7 +33,11 @@ def attend(
     on_cpu = functools.partial(loop, chunk=CHUNK_ON_CPU)
     unrolled = functools.partial(attend_in_chunks, unrolled=True, **variations)
     on_tpu = functools.partial(attend_row_twice, **variations) if is_row else loop
-    on_tpu = functools.partial(on_tpu, in_rows=operands.cached_keys is operands.cached_values)
+    on_tpu = functools.partial(
+        on_tpu,
+        in_rows=operands.cached_keys is operands.cached_values,
+        in_tiles=operands.key_scales is not None and operands.cached_keys.shape[2] % CHUNK == 0,
+    )
     mixed: jax.Array = jax.lax.platform_dependent(operands, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=on_cpu)
     return mixed
 
@@ -57,6 +61,7 @@ def attend_in_chunks(
     split: int | None = None,
     chunk: int = CHUNK,
     in_rows: bool = False,
+    in_tiles: bool = False,
 ) -> jax.Array:
     """Returns `attend` by an online softmax (arXiv 1805.02867) over the block, then over chunks of the prefix.
 
@@ -69,6 +74,7 @@ def attend_in_chunks(
       chunk: entries of a chunk; of a large one, a multiple.
       in_rows: whether to fix the layout of chunks. XLA for TPUs otherwise reads keys that are the values, with a size
         that is no multiple of 128, with the entries last: it copies the whole cache to that layout in every step.
+      in_tiles: whether to take chunks in the tiles of a TPU, for the same reason.
     """
     queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions, sinks, *_ = operands
     key_scales, value_scales, *cached_scales = operands[-4:]
@@ -92,7 +98,7 @@ def attend_in_chunks(
     def products(queries: jax.Array, keys: jax.Array, scales: jax.Array | None) -> jax.Array:
         if scales is None:
             return multiply(queries, keys)
-        keys = keys.astype(queries.dtype)
+        keys = kv_rounding.numbers(keys, queries.dtype)
         if split is None:
             return multiply(queries, keys) * scales[:, :, None]
         first = multiply(queries[..., :split], keys[..., :split]) * scales[:, :1, None]
@@ -107,7 +113,7 @@ def attend_in_chunks(
 
     def mix(weights: jax.Array, values: jax.Array, scales: jax.Array | None) -> jax.Array:
         if scales is not None:  # of a latent that is keys and values, the first: its rotated elements are no values
-            weights, values = weights * scales[:, :kv_heads, None], values.astype(queries.dtype)
+            weights, values = weights * scales[:, :kv_heads, None], kv_rounding.numbers(values, queries.dtype)
         weights = weights.astype(values.dtype)
         return jnp.einsum("bkqs,bksd->bkqd", weights, values, preferred_element_type=jnp.float32)
 
@@ -127,9 +133,8 @@ def attend_in_chunks(
             # A ring holds the last positions. Until it is full, entry i has position i.
             rounds = (cached_length[:, None] - 1 - entries) // capacity
             mask = within_window(mask, entries + rounds * capacity)
-        chunk_keys, chunk_values = (
-            jax.lax.dynamic_slice_in_dim(x, start, chunk, 2) for x in (cached_keys, cached_values)
-        )
+        take = kv_rounding.take_tiles if in_tiles else functools.partial(jax.lax.dynamic_slice_in_dim, axis=2)
+        chunk_keys, chunk_values = (take(x, start, chunk) for x in (cached_keys, cached_values))
         if in_rows:
             in_order = Layout((0, 1, 2, 3))
             chunk_keys, chunk_values = (with_layout_constraint(x, in_order) for x in (chunk_keys, chunk_values))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models import layers
+from jlade.models import kv_rounding, layers
 from jlade.models.attention.folding import entry_positions, fold, unfold
 from jlade.models.attention.operands import Operands
 
@@ -148,7 +148,7 @@ def _kernel(
         highest_ref[...] = jnp.full_like(highest_ref, jnp.finfo(jnp.float32).min)
         total_ref[...] = jnp.zeros_like(total_ref)
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
-        keys, values = (ref[...].astype(queries_ref.dtype) for ref in (keys_ref, values_ref))
+        keys, values = (kv_rounding.numbers(ref[...], queries_ref.dtype) for ref in (keys_ref, values_ref))
         scales = [None if ref is None else ref[...] for ref in (key_scales_ref, value_scales_ref)]
         add_keys(keys, values, mask_ref[...] > 0, *scales)
 
@@ -158,13 +158,15 @@ def _kernel(
             return start + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
         # Past the end of the cache there may be NaN, and 0 * NaN is NaN.
-        values = cached_values_ref[...].astype(queries_ref.dtype)
-        values = jnp.where(entries(values.shape, 0) < in_use, values, jnp.zeros_like(values))
+        keys, values = (
+            kv_rounding.numbers(ref[...], queries_ref.dtype) for ref in (cached_keys_ref, cached_values_ref)
+        )
+        values = jnp.where(entries((chunk, values.shape[1]), 0) < in_use, values, jnp.zeros_like(values))
         scales = [
             None if ref is None else jnp.where(entries((1, chunk), 1) < in_use, ref[...], 0.0)
             for ref in (cached_key_scales_ref, cached_value_scales_ref)
         ]
-        keys, seen = cached_keys_ref[...].astype(queries_ref.dtype), entries((queries_ref.shape[0], chunk), 1) < in_use
+        seen = entries((queries_ref.shape[0], chunk), 1) < in_use
         if oldest_ref is not None:
             seen &= entry_positions(entries((1, chunk), 1), length, capacity) >= oldest_ref[...]
         add_keys(keys, values, seen, *scales)
