@@ -121,20 +121,29 @@ def models() -> Iterator[str]:
     yield f"1.1 B parameters take {loading()['bfloat16']['of_weights']:.3f}x the memory of the weights"
     quality = read("quantization")["quality"]
     rounded = [quality[name] for name in ("bfloat16", "int8, float32", "int8, bfloat16")]
+    yield from quality_rows(rounded, quality["float32"])
+    quality = read("kv_dtype")["quality"]
+    kinds = ("int8, float32", "int8, bfloat16", "float8_e4m3fn, float32", "float8_e4m3fn, bfloat16")
+    yield from quality_rows([quality[name] for name in (*kinds, "bfloat16")], quality["float32"])
+    yield f"For heads of 128 elements that is {(128 + 4) / (2 * 128):.2f}x the bytes of bfloat16"
+    speed = read("quantization_134m")["speed"]
+    yield f"it takes {speed['int8']['weights, MB'] / speed['float32']['weights, MB']:.2f}x the bytes of float32"
+    yield f"and runs at {speed['int8']['speed']:.2f}x its speed"
+
+
+def quality_rows(kinds: list[dict[str, float]], float32: dict[str, float]) -> Iterator[str]:
+    """Yields the rows of a table of kinds of weights or caches."""
     for label, key, form in (
         ("relative error of the logits", "relative error of the logits", ".1%"),
         ("KL divergence, nats per token", "KL divergence, nats a token", ".5f"),
         ("same most likely token", "same most likely token", ".1%"),
         (
-            f"perplexity of the texts (float32: {quality['float32']['perplexity of the texts']:.3f})",
+            f"perplexity of the texts (float32: {float32['perplexity of the texts']:.3f})",
             "perplexity of the texts",
             ".3f",
         ),
     ):
-        yield row(label, *(format(each[key], form) for each in rounded))
-    speed = read("quantization_134m")["speed"]
-    yield f"it takes {speed['int8']['weights, MB'] / speed['float32']['weights, MB']:.2f}x the bytes of float32"
-    yield f"and runs at {speed['int8']['speed']:.2f}x its speed"
+        yield row(label, *(format(each[key], form) for each in kinds))
 
 
 def loading() -> dict[str, dict[str, Any]]:
