@@ -79,7 +79,7 @@ def test_bytes_and_their_scales(form, entries, is_ring, monkeypatch):
     monkeypatch.setattr(base, "TILE", 4)
     lengths = [0, 3, 5, 6 if not is_ring else 29]
     indices = [[0, 3, 5], [1, 2, 3], [4, 0, 1], [5, 5, 2]]
-    kinds, layers, blocks, *rest = make(entries, lengths, indices, [3, 1, 3, 2], is_ring)
+    kinds, layers, blocks, *rest = make(entries, lengths, indices, [3, 3, 3, 2], is_ring)
 
     def with_scales(arrays):
         """Returns keys and values as bytes, and scales for both."""

@@ -198,7 +198,7 @@ def test_turns_an_engine_and_a_mesh_give_that_text_too(name, kv_dtype):
     longer = [prompt + row[:9].tolist() for prompt, row in zip(PROMPTS, expected, strict=False)]
     second = generate(longer, max_new_tokens=7, state=first.state)
     np.testing.assert_array_equal(second.tokens, expected[:, 9:])
-    with pytest.raises(ValueError, match=r"state is of another model or kv_dtype: .* int8.* accepted are .* float32"):
+    with pytest.raises(ValueError, match=r"state is of another model or kv_dtype: .*int8.* accepted are .* float32"):
         generate(longer, state=first.state, kv_dtype=None)
     sizes = {"lookahead": 2} if name == "latent" else {"model": 2}
     for each in (sizes, {"data": 2}):
