@@ -66,14 +66,14 @@ def main() -> None:
     quality, speed = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
     if not options.speed_only:
         quality = _quality(options.model, [json.loads(line) for line in lines], options.max_new_tokens)
-        Console().print(_table(f"quality, {options.model}", quality))
+        Console().print(table(f"quality, {options.model}", quality))
     if not options.quality_only:
         params, _ = jlade.demo()
         if options.shape is not None:
             params = inflate.inflate(params, inflate.SHAPES[options.shape], jax.random.key(0))
         models = {params.norm.dtype.name: params, "int8": quantize(params), "4 bits": quantize(params, 4)}
         speed = _speed(models, prompts[0], options.repeat)
-        Console().print(_table(f"speed, {options.shape or 'demo'}", speed))
+        Console().print(table(f"speed, {options.shape or 'demo'}", speed))
     settings = {"model": options.model, "shape": options.shape or "demo", "prompts": len(prompts)}
     settings |= {"repeat": options.repeat, "max_new_tokens": options.max_new_tokens}
     report.write(options.json, settings | {"quality": quality, "speed": speed})
@@ -108,7 +108,7 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
         for name, params in kinds.items():
             logprobs = np.asarray(_logprobs(params, padded))[: len(tokens) - 1]
             expected = logprobs if expected is None else expected
-            rows[name].append(_compare(logprobs, expected, tokens[1:], len(prompt) - 1))
+            rows[name].append(compare(logprobs, expected, tokens[1:], len(prompt) - 1))
     result = {}
     for name, params in kinds.items():
         figures = {key: np.concatenate([row[key] for row in rows[name]]) for key in rows[name][0]}
@@ -154,7 +154,7 @@ def _logprobs(params: LlamaParams, tokens: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(decoder.logits(params, hidden)[0])
 
 
-def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, start: int) -> dict[str, np.ndarray]:
+def compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, start: int) -> dict[str, np.ndarray]:
     """Returns figures of each of `tokens` [L] from its log-probabilities [L, V]; the text begins at `start`."""
     surprise = -np.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
     got, wanted = logprobs[start:], expected[start:]
@@ -224,7 +224,7 @@ def _num_bytes(params: LlamaParams) -> int:
     return sum(array.nbytes for array in jax.tree.leaves(params))
 
 
-def _table(title: str, figures: dict[str, dict[str, float]]) -> Table:
+def table(title: str, figures: dict[str, dict[str, float]]) -> Table:
     table = Table(title, *next(iter(figures.values())))
     for column in table.columns[1:]:
         column.justify = "right"

@@ -132,10 +132,29 @@ def models() -> Iterator[str]:
             yield row(label, *(format(quality[kind][key], form) for key, form in forms.items()))
     size = {name: each["weights, MB"] for name, each in read("quantization_smollm2")["quality"].items()}
     yield f"to {size['4 bits, float32'] / size['float32']:.2f}x the bytes of float32"
+    quality = read("kv_dtype")["quality"]
+    kinds = ("int8, float32", "int8, bfloat16", "float8_e4m3fn, float32", "float8_e4m3fn, bfloat16")
+    yield from quality_rows([quality[name] for name in (*kinds, "bfloat16")], quality["float32"])
+    yield f"For heads of 128 elements that is {(128 + 4) / (2 * 128):.2f}x the bytes of bfloat16"
     speed = read("quantization_134m")["speed"]
     for kind, label in (("int8", "int8 takes"), ("4 bits", "Four bits take")):
         share, gain = speed[kind]["weights, MB"] / speed["float32"]["weights, MB"], speed[kind]["speed"]
         yield f"{label} {share:.2f}x the bytes of float32 and run{'s' * (kind == 'int8')} at {gain:.2f}x its speed"
+
+
+def quality_rows(kinds: list[dict[str, float]], float32: dict[str, float]) -> Iterator[str]:
+    """Yields the rows of a table of kinds of weights or caches."""
+    for label, key, form in (
+        ("relative error of the logits", "relative error of the logits", ".1%"),
+        ("KL divergence, nats per token", "KL divergence, nats a token", ".5f"),
+        ("same most likely token", "same most likely token", ".1%"),
+        (
+            f"perplexity of the texts (float32: {float32['perplexity of the texts']:.3f})",
+            "perplexity of the texts",
+            ".3f",
+        ),
+    ):
+        yield row(label, *(format(each[key], form) for each in kinds))
 
 
 QUANTIZED = {  # kinds of weights and their rows

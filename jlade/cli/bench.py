@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         "experiments", nargs="*", metavar="EXPERIMENT", help="one or more of the list below (default: methods)"
     )
     options_lib.add_model(result)
+    options_lib.add_kv_dtype(result)
     result.add_argument(
         "--data",
         nargs="+",
@@ -207,7 +208,8 @@ def _run(
             return params
         return options_lib.load(argparse.Namespace(**{**vars(options), "dtype": other}))[0]
 
-    model = Model(load, dtype, tokenizer, None if options.max_new_tokens == PAPER else options.max_new_tokens)
+    limit = None if options.max_new_tokens == PAPER else options.max_new_tokens
+    model = Model(load, dtype, tokenizer, limit, options.kv_dtype)
     about = provenance.provenance() | {
         "model": options.model or "demo",
         "revision": options.revision,
@@ -216,6 +218,7 @@ def _run(
         "dtype": dtype,
         "mesh": options.mesh,
         "bits": options.bits,
+        "kv_dtype": options.kv_dtype,
         "transformers_device": answers.torch_device() if any(cell.method.setting is None for cell in cells) else None,
         "data": [dataset.name for dataset in sets],
         "max_new_tokens": options.max_new_tokens,

@@ -17,7 +17,7 @@ from jlade.cli import options as options_lib
 from jlade.cli.display import STEP_STYLES, Tally
 from jlade.config import PLAIN
 from jlade.costs import choice
-from jlade.generation import difference, text
+from jlade.generation import difference, placement, text
 from jlade.generation.options import Keywords
 from jlade.generation.results import NOT_FINITE
 from jlade.lookahead.names import label
@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> None:
         ids = text.encode(tokenizer, options.prompt)
         shown = request["lookahead"] or PLAIN
         if shown == "auto":
-            shown = choice.choose(params, params.decoder, 1, mesh_of(params))
+            decoder, mesh = placement.check(params, None, None, request["kv_dtype"])
+            shown = choice.choose(params, decoder, 1, mesh)
         others = [setting for setting in dict.fromkeys([*others, PLAIN]) if setting != shown]
         settings = [shown] if options.no_compare else [shown, *others]
         requests: list[Keywords] = [request | {"lookahead": setting} for setting in settings]
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace) -> None:
     sampling = request["sampling"]
     assert isinstance(sampling, jlade.SamplingConfig)
     first, *rest = runs.values()
-    differences = [difference.find(params, ids, first.tokens, other.tokens) for other in rest]
+    differences = [difference.find(params, ids, first.tokens, other.tokens, request["kv_dtype"]) for other in rest]
     if options.json:
         print(json.dumps(_figures(options.prompt, params, runs, differences)))
     else:

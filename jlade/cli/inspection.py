@@ -27,7 +27,7 @@ from jlade.conversion.tensors import SCALE, check_dtype, expected_tensors
 from jlade.conversion.weight_files import Tensor
 from jlade.costs import choice
 from jlade.costs import memory as memory_lib
-from jlade.generation import tokenizer_files
+from jlade.generation import placement, tokenizer_files
 from jlade.inspection import sequences
 from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
@@ -35,7 +35,7 @@ from jlade.lookahead import names
 from jlade.lookahead.names import label
 from jlade.mesh import default_device
 from jlade.models.base import cache_shapes
-from jlade.models.llama import LlamaConfig, LlamaParams
+from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
 FORMATS = {"huggingface": "in Hugging Face's format", "jlade": "in jlade's format", "gguf": "a GGUF file"}
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16")
@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         help="dtype of weights and cache in memory; auto: as in config.json, else that of the files (default: "
         "float32 on CPUs, else bfloat16)",
     )
+    options_lib.add_kv_dtype(result)
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     programs.add_arguments(result)
     return result
@@ -90,12 +91,14 @@ def run(options: argparse.Namespace) -> None:
     dtype = check_dtype(auto_dtype(options.dtype, directory), headers.dtype, directory, device)
     shapes = headers.shapes(dtype)
     weights_bytes = mesh.num_bytes(shapes)
-    cache_bytes = mesh.num_bytes(cache_shapes(shapes.decoder, shapes, batch_size, length))
-    lookahead = choice.choose(shapes, shapes.decoder, batch_size)
-    rows = Programs(shapes, shapes.decoder, device, batch_size, length)
+    decoder, _ = placement.check(shapes, None, None, options.kv_dtype)
+    assert isinstance(decoder, Llama)
+    cache_bytes = mesh.num_bytes(cache_shapes(decoder, shapes, batch_size, length))
+    lookahead = choice.choose(shapes, decoder, batch_size)
+    rows = Programs(shapes, decoder, device, batch_size, length)
     setting = dataclasses.replace(lookahead, relative_step_time=None)
     fitting = sequences.from_shapes(rows, setting, memory_lib.of_attached(device))
-    tuned = choice.find_all(shapes, shapes.decoder)
+    tuned = choice.find_all(shapes, decoder)
     facts = {
         "path": str(options.model or options_lib.DEMO),
         "format": headers.format,
@@ -106,6 +109,7 @@ def run(options: argparse.Namespace) -> None:
         "files": {"count": headers.num_files, "bytes": headers.file_bytes, "tensor_bytes": headers.bytes_by_dtype},
         "memory": {
             "dtype": dtype.name,
+            "kv_dtype": options.kv_dtype,
             "weights_bytes": weights_bytes,
             "length": length,
             "batch_size": batch_size,
@@ -118,7 +122,7 @@ def run(options: argparse.Namespace) -> None:
         "sampling": {name: value for name, value in vars(jlade.load_sampling(directory)).items() if value is not None},
         "device": device.device_kind,
         "lookahead": names.sizes(lookahead),
-        "source": "tuned" if choice.find(shapes, shapes.decoder, batch_size) else "estimated",
+        "source": "tuned" if choice.find(shapes, decoder, batch_size) else "estimated",
         "tuned": [
             {
                 "devices": found.key.devices,
@@ -241,6 +245,7 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
     temperature = sampling.pop("temperature")
     tokens = f"temperature={temperature}" if temperature else "greedy"
     dtypes = files["tensor_bytes"]
+    of_cache = "" if memory["kv_dtype"] is None else f" in {memory['kv_dtype']}"
     stored = (
         ", ".join(f"{decimal(dtypes[name])} of {name}" for name in dtypes)
         if len(dtypes) > 1
@@ -268,7 +273,8 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         "chat template": "yes" if facts["chat_template"] else "no",
         "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}" if dtypes else "not fetched",
         f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
-        "KV cache": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x {memory['length']:,} tokens",
+        f"KV cache{of_cache}": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x "
+        f"{memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),
         "engine": programs.in_words(fitting, memory["length"]),
         f"setting on {facts['device']}": f"{label(LookaheadConfig(**lookahead))}, {facts['source']}",

@@ -20,6 +20,7 @@ from jlade.generation.options import Keywords
 from jlade.generation.text import Tokenizer
 from jlade.lookahead import names
 from jlade.mesh import default_device
+from jlade.models import kv_rounding
 from jlade.models.llama import LlamaParams
 from jlade.models.quantization import BITS
 
@@ -126,6 +127,16 @@ def add_model(parser: argparse.ArgumentParser, has_batches: bool = False, **argu
     )
 
 
+def add_kv_dtype(parser: Any) -> None:
+    """Adds `--kv-dtype` to a parser or a group of one."""
+    parser.add_argument(
+        "--kv-dtype",
+        choices=kv_rounding.DTYPES,
+        help="type of the keys and values in the cache, for half the memory of bfloat16; the text may differ (default: "
+        "that of the weights)",
+    )
+
+
 def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **arguments: Any) -> None:
     """Adds the arguments that the commands which complete prompts share.
 
@@ -135,6 +146,7 @@ def add_shared(parser: argparse.ArgumentParser, lookahead: str = AUTO, **argumen
       arguments: of `add_model`.
     """
     add_model(parser, **arguments)
+    add_kv_dtype(parser)
     add_lookahead(parser, lookahead)
     for name, (kind, value, placeholder, explanation) in SETTINGS.items():
         flag = f"--{name.replace('_', '-')}"
@@ -213,6 +225,7 @@ def request(options: argparse.Namespace, are_defaults: bool = False) -> Keywords
         "lookahead": lookahead(options),
         "sampling": sampling,
         "stop": options.stop,
+        "kv_dtype": options.kv_dtype,
         "key": jax.random.key(seed),
         "constraint": recommended_constraints(options.model or DEMO, options.revision),
     }

@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
     options_lib.add_bits(result)
+    options_lib.add_kv_dtype(result)
     result.add_argument(
         "--lookahead", metavar="SETTING", help="plan for this setting, like 15,5,15 (default: the fastest)"
     )
@@ -64,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
         options.count,
         dtype=options.dtype,
         bits=options.bits,
+        kv_dtype=options.kv_dtype,
         lookahead=lookahead,
         batch_size=options.batch_size,
         capacity=options.length,
@@ -110,7 +112,7 @@ def _recommendation(found: Plan) -> str:
         least = min(option.memory.total for option in found.options)
         return (
             f"No mesh fits: a device needs at least {decimal(least)} and has {decimal(found.memory)}. Take more "
-            f"devices, --bits 8 or 4, a shorter --length or fewer texts.{more}"
+            f"devices, --bits 8 or 4, --kv-dtype, a shorter --length or fewer texts.{more}"
         )
     return f"Recommended: {_call(best)}, {_setting(best)}.\n{_parts(best)}{more}"
 

@@ -69,6 +69,7 @@ def run(options: argparse.Namespace, directory: pathlib.Path) -> None:
         options.device,
         dtype=None if options.dtype == "auto" else options.dtype,
         bits=options.bits,
+        kv_dtype=options.kv_dtype,
         lookahead=lookahead,
         batch_size=options.batch_size,
         capacity=CAPACITY if options.length is None else options.length,
@@ -101,7 +102,8 @@ def _table(found: Inspection) -> Table:
     rows = {
         "device": f"{found.device_kind}, {decimal(memory.limit)}" + (f"; each of {sizes}" if sizes else ""),
         "programs": f"{found.batch_size} x {found.capacity:,} tokens, "
-        f"{f'{found.bits} bits and ' if found.bits else ''}{found.dtype}, attention {found.attention}, "
+        f"{f'{found.bits} bits and ' if found.bits else ''}{found.dtype}, "
+        f"{f'cache in {found.kv_dtype}, ' if found.kv_dtype else ''}attention {found.attention}, "
         f"{f'experts {found.experts}, ' if found.experts else ''}compiled in {found.compile_seconds:.0f} s",
     }
     if found.failure is not None:

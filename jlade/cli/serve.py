@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         ],
     )
     options_lib.add_model(result, has_batches=True, as_word=True)
+    options_lib.add_kv_dtype(result)
     options_lib.add_lookahead(result)
     result.add_argument("--host", default="127.0.0.1", help="address to listen to (default: %(default)s)")
     result.add_argument(
@@ -229,6 +230,7 @@ def _engine(params: LlamaParams, tokenizer: Tokenizer, options: argparse.Namespa
         max_sequences=options.max_sequences,
         capacity=options.capacity,
         lookahead=options_lib.lookahead(options),
+        kv_dtype=options.kv_dtype,
         max_waiting=options.max_waiting,
         max_prediction=_max_prediction(options),
         max_grammar=check_int("--max-grammar", options.max_grammar, 0),

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--lines", action="store_true", help="each non-blank line is a prompt")
     options_lib.add_model(result, has_batches=True)
+    options_lib.add_kv_dtype(result)
     result.add_argument(
         "--batch-size", type=int, default=1, metavar="B", help="prompts to decode at once (default: %(default)s)"
     )
@@ -95,6 +96,7 @@ def run(options: argparse.Namespace) -> None:
                 batch_size=options.batch_size,
                 max_new_tokens=options.max_new_tokens,
                 sampling=sampling,
+                kv_dtype=options.kv_dtype,
                 adaptive=not options.no_fallback,
                 store=not options.no_store,
                 force=options.force,

@@ -165,7 +165,7 @@ def merge(
 def _with_expert(tensor: Tensor, expert: int, change: Change) -> ExpertTensor:
     """Returns an array of all experts with a change of the matrix of one of them."""
     if isinstance(tensor, Blocks):
-        tensor = tensor.values
+        tensor = tensor.dense
     assert isinstance(tensor, ExpertTensor)
     if tensor.outputs != slice(None):
         raise ValueError(

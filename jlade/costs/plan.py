@@ -19,7 +19,7 @@ from jlade.costs.memory import Memory
 from jlade.costs.settings import Source
 from jlade.costs.work import Collective, Layout, Shard, Work
 from jlade.lookahead import names
-from jlade.models import quantization, sharding
+from jlade.models import kv_rounding, quantization, sharding
 from jlade.models.llama import LlamaConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -99,6 +99,7 @@ class Plan:
     capacity: int
     dtype: str
     bits: int | None
+    kv_dtype: str | None
     compression: Source | float
     memory: int
     options: tuple[Option, ...]
@@ -112,7 +113,7 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values."""
-        names = ("device", "count", "batch_size", "capacity", "dtype", "bits", "compression")
+        names = ("device", "count", "batch_size", "capacity", "dtype", "bits", "kv_dtype", "compression")
         return {name: getattr(self, name) for name in names} | {
             "memory_bytes": self.memory,
             "recommended": self.recommended and _facts(self.recommended),
@@ -127,6 +128,7 @@ def plan(
     *,
     dtype: str = "bfloat16",
     bits: int | None = None,
+    kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
     lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
     batch_size: int = 1,
     capacity: int = 1024,
@@ -143,6 +145,7 @@ def plan(
       count: number of devices. Meshes of a divisor of it are considered too.
       dtype: of weights and cache: "bfloat16", "float16" or "float32".
       bits: 8 or 4 for matrices of so many bits, None for `dtype`.
+      kv_dtype: of keys and values, as in `jlade.generate`.
       lookahead: the setting, None for plain decoding, or "auto" for the fastest that has a known compression.
       batch_size: number of sequences B.
       capacity: tokens of prompt and text in the cache, which is taken to be full.
@@ -157,13 +160,14 @@ def plan(
     sheet = devices.named(device)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(repr, DTYPES))}; got {dtype!r}")
+    kv_rounding.check(kv_dtype)
     config = model if isinstance(model, LlamaConfig) else read_config(location.find(model, argument="model"))
     if check_int("capacity", capacity, 2) > config.max_positions:
         raise ValueError(f"capacity must be at most {config.max_positions}, the model's positions, got {capacity}")
     settings = _settings(lookahead, compression)
     quantization.check_bits(bits)
     shards = {
-        n: work_lib.shard(param_shapes(config, dtype, bits, n), n)
+        n: work_lib.shard(param_shapes(config, dtype, bits, n), n, kv_dtype)
         for n in _divisors(count)
         if sharding.can_divide(config, n)
     }
@@ -173,7 +177,7 @@ def plan(
         choices = [_option(setting, tokens, *request, sheet) for setting, tokens in settings.items()]
         options.append(_best(choices))
     options.sort(key=lambda option: (not option.fits, -option.tokens_per_second, option.layout.num_devices))
-    return Plan(device, count, batch_size, capacity, dtype, bits, compression, sheet.memory, tuple(options))
+    return Plan(device, count, batch_size, capacity, dtype, bits, kv_dtype, compression, sheet.memory, tuple(options))
 
 
 def step_time(work: Work, num_layers: float, device: Device) -> Step:

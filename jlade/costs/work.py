@@ -39,6 +39,7 @@ class Shard(NamedTuple):
 
     Attributes:
       arrays: shapes of the parameters there.
+      kv_dtype: of keys and values in 8 bits, None for those of the model's dtype.
       kv_heads: on this device; one, of which other devices have copies, where there are fewer than devices. See
         `heads_by_layer` where layers differ.
       vocab_size: V', all tokens where they do not divide among the devices.
@@ -49,6 +50,7 @@ class Shard(NamedTuple):
 
     config: LlamaConfig
     arrays: LlamaParams
+    kv_dtype: str | None
     heads: int
     kv_heads: int
     vocab_size: int
@@ -76,6 +78,17 @@ class Shard(NamedTuple):
         return tuple(
             heads._replace(number=heads.number * self.kv_heads // c.num_kv_heads) for heads in c.heads_by_layer
         )
+
+    @property
+    def kv_bytes(self) -> tuple[int, ...]:
+        """The bytes of a token's keys and values in each layer on this device, with their scales."""
+        c = self.config
+        if self.kv_dtype is None:
+            of_heads = [self.item * math.prod(heads) for heads in self.heads_by_layer]
+        else:  # with a float32 scale for each part of a vector
+            parts = 1 if c.latent is None else 2
+            of_heads = [heads.number * (heads.size + 4 * parts) for heads in self.heads_by_layer]
+        return tuple(c.arrays_per_layer * each for each in of_heads)
 
     @property
     def divides_vocabulary(self) -> bool:
@@ -120,12 +133,13 @@ class Work(NamedTuple):
         return sum(part.flops for part in self.parts)
 
 
-def shard(params: LlamaParams, model: int) -> Shard:
+def shard(params: LlamaParams, model: int, kv_dtype: str | None = None) -> Shard:
     """Returns the part of a model on each of `model` devices, which `jlade.models.sharding.can_divide` accepts.
 
     Args:
       params: shapes suffice.
       model: the number of devices.
+      kv_dtype: of the cache; see `Shard`.
     """
     heads = min(model, params.config.num_kv_heads)
     mesh: Any = AbstractMesh((1, 1, heads, model // heads), (*AXES, COPIES))
@@ -142,6 +156,7 @@ def shard(params: LlamaParams, model: int) -> Shard:
     return Shard(
         config=params.config,
         arrays=arrays,
+        kv_dtype=kv_dtype,
         heads=params.config.num_heads // model,
         kv_heads=params.config.num_kv_heads // heads,
         vocab_size=dense_shape(output)[0],
@@ -193,9 +208,8 @@ def cache_bytes(shard: Shard, capacity: int) -> int:
 
 def _entry_bytes(shard: Shard, capacity: int, layers: Iterable[int]) -> int:
     """Returns the bytes that some layers read of the cache of a sequence."""
-    by_layer, entries = shard.heads_by_layer, shard.config.entries_by_layer(capacity)
-    elements = sum(math.prod(by_layer[i]) * entries[i] for i in layers)
-    return shard.config.arrays_per_layer * shard.item * elements
+    by_layer, entries = shard.kv_bytes, shard.config.entries_by_layer(capacity)
+    return sum(by_layer[i] * entries[i] for i in layers)
 
 
 def _state_bytes(shard: Shard) -> int:
@@ -255,7 +269,7 @@ def _collectives(shard: Shard, layout: Layout, setting: LookaheadConfig, sequenc
 def _kept_bytes(shard: Shard) -> int:
     """Returns the bytes of a token of the keys, values and updates that `Decoder.commit` needs."""
     c, sizes = shard.config, shard.config.recurrence
-    kept = c.arrays_per_layer * shard.item * sum(math.prod(shard.heads_by_layer[i]) for i in c.kv_layers)
+    kept = sum(shard.kv_bytes[i] for i in c.kv_layers)
     if sizes is None:
         return kept
     vectors = sizes.keys + sizes.values + sizes.value_heads if sizes.has_memory else 0

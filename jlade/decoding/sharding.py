@@ -30,7 +30,8 @@ def cache_specs(decoder: Decoder) -> Cache:
     memory: Any = P(DATA, MODEL) if recurrence is not None and recurrence.has_memory else None
     state = State(memory=memory, inputs=P(DATA, None, MODEL))  # type: ignore[arg-type]
     states = (state,) * len(decoder.config.recurrent_layers)
-    return _specs(KVCache, keys=P(DATA, HEADS), values=P(DATA, HEADS), states=states)
+    of_entries = dict.fromkeys(("keys", "values", "key_scales", "value_scales"), P(DATA, HEADS))
+    return _specs(KVCache, **of_entries, states=states)
 
 
 def prefix_specs(decoder: Decoder, readers: Sources, prefix: Prefix | None = None) -> Prefix:

@@ -73,8 +73,7 @@ def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeC
     def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
         cache = resize(kept.cache, length[None], cache_shapes(config.decoder, params, 1, capacity))
         if isinstance(cache, KVCache):  # tokens past the length may have left NaN, and 0 * NaN is NaN
-            keys, values = jax.tree.map(functools.partial(_clear, length=length), (cache.keys, cache.values))
-            cache = dataclasses.replace(cache, keys=keys, values=values)
+            cache = dataclasses.replace(cache, **jax.tree.map(functools.partial(_clear, length=length), cache.arrays))
         copy: Prefix = jax.tree.map(jnp.copy, Prefix(cache, kept.sources))  # programs that read take over its buffers
         return copy
 
@@ -96,7 +95,7 @@ def _shard(
 
 
 def _clear(layer: jax.Array, length: jax.Array) -> jax.Array:
-    """Returns a layer [1, KH, S, D] with zeros for the tokens from `length` on."""
+    """Returns a layer [1, KH, S, D], or its scales [1, KH, S], with zeros for the tokens from `length` on."""
     entry = jax.lax.broadcasted_iota(jnp.int32, layer.shape, 2)
     return jnp.where(entry < length, layer, 0)
 

@@ -78,6 +78,7 @@ class Engine:
       max_grammar: most entries of the table of a request's grammar, of 4 bytes in every row. A state has one for each
         class of tokens and 3 more, in multiples of 128. By default 2^22, at most 2^26; with 0 none.
       max_top_logprobs: most of `top_logprobs` that a request may ask for.
+      kv_dtype: as in `jlade.generate`; with 8 bits, twice as many rows fit as in bfloat16, or more.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
 
@@ -98,6 +99,7 @@ class Engine:
         max_prediction: int = 0,
         max_grammar: int = rows.GRAMMAR,
         max_top_logprobs: int = 0,
+        kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
         decoder: Decoder | None = None,
         mesh: Mesh | None = None,
     ):
@@ -117,6 +119,7 @@ class Engine:
             logprobs=True,
             top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
             stop=(),
+            kv_dtype=kv_dtype,
             decoder=decoder,
             mesh=mesh,
         )
@@ -131,7 +134,13 @@ class Engine:
             self._config = dataclasses.replace(
                 self._config, lookahead=lookahead_lib.with_grammar(self._config.lookahead)
             )
-        self._options = Options(lookahead=self._config.lookahead, tokenizer=batch.tokenizer, decoder=decoder, mesh=mesh)
+        self._options = Options(
+            lookahead=self._config.lookahead,
+            tokenizer=batch.tokenizer,
+            kv_dtype=kv_dtype,
+            decoder=decoder,
+            mesh=mesh,
+        )
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._params = sharding.put_params(params, self._config.mesh)
         predicts = "prediction" in self._config.lookahead.sources

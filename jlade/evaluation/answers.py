@@ -78,12 +78,14 @@ class Model:
       dtype: of methods that name none.
       tokenizer: of the model.
       max_new_tokens: of each answer; None for as many as the paper allows, see `answer`.
+      kv_dtype: of the cache, as in `jlade.generate`; transformers' methods have their own.
     """
 
     load: Callable[[str], LlamaParams]
     dtype: str
     tokenizer: Tokenizer
     max_new_tokens: int | None
+    kv_dtype: Any = None
     _compiled: set[Any] = dataclasses.field(default_factory=set)
     _read: tuple[Any, Prefix, float] | None = None  # the last prompt, as it was read and the seconds of reading it
 
@@ -165,6 +167,7 @@ class Model:
             tokenizer=self.tokenizer,
             key=key,
             pool=pool,
+            kv_dtype=self.kv_dtype,
             with_statistics=True,
         )
         return request_lib.make(params, list(prompt), options)

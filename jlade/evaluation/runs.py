@@ -278,7 +278,7 @@ class _Runner:
         if expected is None or method.temperature:
             return None
         params = self.model.params("float32")
-        return difference.find(params, list(prompt), expected.tokens, answer.tokens)
+        return difference.find(params, list(prompt), expected.tokens, answer.tokens, self.model.kv_dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +30,20 @@ class Difference(NamedTuple):
     logit_gap: float
 
 
-def find(params: Params, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Difference | None:
-    """Returns the first difference of two texts [L] after the same prompt [P], or None for equal ones."""
+def find(
+    params: Params, prompt: Sequence[int], one: Sequence[int], other: Sequence[int], kv_dtype: Any = None
+) -> Difference | None:
+    """Returns the first difference of two texts [L] after the same prompt [P], or None for equal ones.
+
+    `kv_dtype` is that of `jlade.generate`.
+    """
     if list(one) == list(other):
         return None
     shorter = min(len(one), len(other))
     differs = np.flatnonzero(np.asarray(one[:shorter]) != np.asarray(other[:shorter]))
     position = int(differs[0]) if len(differs) else shorter
     text = [*prompt, *one[:position]]
-    inputs, config = prepare(params, text, max_new_tokens=1, stop=(), lookahead=None)
+    inputs, config = prepare(params, text, max_new_tokens=1, stop=(), lookahead=None, kv_dtype=kv_dtype)
     cache = prefill.prefill(params, inputs, config).cache
     token = np.array([text[-1:]], np.int32)
     first, second = mesh.fetch(_largest_two(params, cache, token, config))

@@ -83,8 +83,8 @@ def _check_state(state: Any, batch_size: int, params: Params, decoder: Decoder, 
     )
     if of_state != of_model:
         raise ValueError(
-            f"state is of another model: its cache has {len(of_state)} arrays like {of_state[0]}, accepted are "
-            f"{len(of_model)} like {of_model[0]}"
+            f"state is of another model or kv_dtype: its cache has {len(of_state)} arrays like {of_state[0]}, accepted "
+            f"are {len(of_model)} like {of_model[0]}"
         )
     shape = ngram_pool.shape(decoder.vocab_size, lookahead.ngram_size, lookahead.guess_set_size)
     pool = None if state.pool is None else state.pool.shape

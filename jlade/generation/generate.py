@@ -79,6 +79,8 @@ def generate(params: Params, prompt: Prompts, options: GenerateOptions) -> Gener
         whole text ends with an end token. It needs `tokenizer`.
       constraint: a rule for all prompts, such as `jlade.NoRepeatedNgrams` or your own (see `jlade.Constraint`), or a
         list of rules; `grammar` holds besides.
+      kv_dtype: of keys and values in the cache, "int8" or "float8_e4m3fn" for half the bytes of bfloat16; that of the
+        parameters by default. Each vector is rounded once, so that the text is that of plain decoding with this cache.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, made by `jlade.make_mesh`; those of the parameters by default. In float32 the text is
         the same on any mesh. Parameters that `jlade.load` did not load for this mesh are copied there by each call.

@@ -64,9 +64,9 @@ def of_request(params: Params, request: DecodeRequest, free: int) -> str:
     if tokens < capacity and tokens * (each // capacity) <= free:
         return (
             f"{asked}, and prompt and text of {tokens} tokens would fit. Lower max_new_tokens, shorten the prompt, or "
-            f"load the model with less memory: dtype, int8, mesh"
+            f"take less memory: load the model with another dtype, int8 or mesh, or pass kv_dtype"
         )
-    return f"{asked}. Load the model with less memory (dtype, int8, mesh), or free arrays of the process"
+    return f"{asked}. Load the model with less memory (dtype, int8, mesh), pass kv_dtype, or free arrays of the process"
 
 
 def of_rows(row_bytes: int, num_rows: int, capacity: int, free: int) -> str:

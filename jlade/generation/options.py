@@ -41,6 +41,7 @@ class TextOptions:
     key: jax.Array | None = None
     grammar: Grammar | Sequence[Grammar | None] | None = None
     constraint: Constraint | Sequence[Constraint] | None = None
+    kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None
     decoder: Decoder | None = None
     mesh: Mesh | None = None
 
@@ -75,6 +76,7 @@ _HERE = {
     **dict.fromkeys(("input_ids", "inputs", "prompts"), "the prompt as the second argument"),
     "no_repeat_ngram_size": "constraint=jlade.NoRepeatedNgrams(size, vocab_size)",
     "bad_words_ids": "constraint=jlade.BannedSequences.of(sequences, vocab_size)",
+    **dict.fromkeys(("kv_cache_dtype", "cache_dtype", "type_k", "type_v"), 'kv_dtype="int8"'),
     "messages": f"as the prompt {prompts_lib.OF_CHAT}",
 }
 

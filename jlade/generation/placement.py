@@ -1,16 +1,24 @@
 """Where a request is decoded: the model, and the devices that it runs on."""
 
+import dataclasses
+
 from jax.sharding import Mesh
 
 from jlade import mesh as mesh_lib
 from jlade.mesh import DATA, MODEL
-from jlade.models import sharding
+from jlade.models import kv_rounding, sharding
 from jlade.models.base import Decoder, Params
 from jlade.models.llama import Llama, LlamaParams
 
 
-def check(params: Params, decoder: Decoder | None, mesh: Mesh | None) -> tuple[Decoder, Mesh | None]:
-    """Returns the decoder for its devices, and the mesh with the axes of `MODEL`: that of the parameters by default."""
+def check(
+    params: Params, decoder: Decoder | None, mesh: Mesh | None, kv_dtype: str | None = None
+) -> tuple[Decoder, Mesh | None]:
+    """Returns the decoder for its devices, and the mesh with the axes of `MODEL`: that of the parameters by default.
+
+    Its cache is of `kv_dtype`, if that is given.
+    """
+    kv_rounding.check(kv_dtype)
     if decoder is None and isinstance(params, LlamaParams):
         decoder = Llama(params.config)
     if decoder is None:
@@ -20,6 +28,15 @@ def check(params: Params, decoder: Decoder | None, mesh: Mesh | None) -> tuple[D
                 f"parameters made by jlade.load"
             )
         decoder = params.decoder
+    if kv_dtype is not None:
+        if not isinstance(decoder, Llama):
+            raise ValueError(
+                f"kv_dtype={kv_dtype!r} is for jlade's own models, and {type(decoder).__name__} makes its own cache: "
+                "leave it out"
+            )
+        if decoder.kv_dtype not in (None, kv_dtype):
+            raise ValueError(f"kv_dtype must be that of the decoder, {decoder.kv_dtype!r}, or None; got {kv_dtype!r}")
+        decoder = dataclasses.replace(decoder, kv_dtype=kv_dtype)
     mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
     if isinstance(decoder, Llama):
         mesh = None if mesh is None else sharding.mesh_for(decoder.config, mesh)

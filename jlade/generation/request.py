@@ -65,7 +65,7 @@ def make(
     attached.log_unseen()
     if options.tokenizer is None:
         options = dataclasses.replace(options, tokenizer=text.tokenizer_of(params))
-    decoder, mesh = placement.check(params, options.decoder, options.mesh)
+    decoder, mesh = placement.check(params, options.decoder, options.mesh, options.kv_dtype)
     vocab_size, errors = decoder.vocab_size, None if capacity is None else dict[int, Exception]()
     if options.tokenizer is not None:
         text.token_bytes(options.tokenizer)

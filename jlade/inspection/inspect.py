@@ -25,7 +25,7 @@ from jlade.inspection.programs import Programs
 from jlade.inspection.sequences import Sequences
 from jlade.lookahead import division, names
 from jlade.mesh import DATA, LOOKAHEAD, MODEL
-from jlade.models import implementations, quantization, sharding
+from jlade.models import implementations, kv_rounding, quantization, sharding
 from jlade.models.llama import Llama, LlamaParams
 
 
@@ -60,6 +60,7 @@ class Inspection:
       experts: their implementation; None for models without experts.
       lookahead: the setting.
       dtype: of the computation; bits: the fewest of an element of a matrix, None for floating point.
+      kv_dtype: of keys and values in 8 bits, None for those of `dtype`.
       memory: in bytes.
       sequences: that fit into an engine with rows of this capacity; an upper bound unless `engine` was given.
       compile_seconds: of the three programs, with tracing and lowering.
@@ -79,6 +80,7 @@ class Inspection:
     capacity: int
     dtype: str
     bits: int | None
+    kv_dtype: str | None
     memory: Memory
     sequences: Sequences
     compile_seconds: float
@@ -105,7 +107,7 @@ class Inspection:
 
     def facts(self) -> dict[str, Any]:
         """Returns JSON-like values; those of a program that the compiler refused are None."""
-        own = "device device_kind mesh attention experts batch_size capacity dtype bits fits"
+        own = "device device_kind mesh attention experts batch_size capacity dtype bits kv_dtype fits"
         result = {name: getattr(self, name) for name in own.split()}
         result |= {
             "lookahead": names.sizes(self.lookahead),
@@ -149,6 +151,7 @@ def inspect(
     capacity: int = 1024,
     attention: str = "auto",
     experts: str = "auto",
+    kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
     mesh: Mapping[str, int] | None = None,
     engine: bool = False,
     rates: Rates | None = None,
@@ -169,6 +172,7 @@ def inspect(
       capacity: tokens of prompt and text; `jlade.generate` rounds up to 1024, 2048, 4096, ...
       attention, experts: as in `jlade.models.llama.Llama`; for a device that is not attached, "auto" is its kernel
         if it has one for the model.
+      kv_dtype: of the cache, as in `jlade.generate`.
       mesh: the number of devices along some of the axes "data", "lookahead" and "model"; see `jlade.make_mesh`.
       engine: whether to compile the programs of an engine too, which takes about as long as the others, and to count
         their temporary memory in `sequences`.
@@ -179,6 +183,7 @@ def inspect(
       RuntimeError: the compiler cannot be used; the message names the remedy.
     """
     check_int("batch_size", batch_size, 1)
+    kv_rounding.check(kv_dtype)
     if isinstance(model, LlamaParams):
         directory, config = None, model.config
         if dtype is not None or bits is not None:
@@ -205,11 +210,12 @@ def inspect(
     else:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
     if is_attached:
-        decoder = Llama(config, attention, experts).on(params, divided)
+        decoder = Llama(config, attention, experts, kv_dtype=kv_dtype).on(params, divided)
     else:
         chosen = implementations.Implementations(attention, experts, "auto")
-        found = implementations.resolve_unattached(config, chosen, params, target, divided)
-        decoder = Llama(config, *found, axes=MODEL if mesh_lib.size(divided, *MODEL) > 1 else ())
+        found = implementations.resolve_unattached(config, chosen, params, target, divided, kv_dtype)
+        axes = MODEL if mesh_lib.size(divided, *MODEL) > 1 else ()
+        decoder = Llama(config, *found, axes=axes, kv_dtype=kv_dtype)
     if lookahead == "auto":
         stored = choice.find(params, decoder, batch_size, divided) if is_attached else None
         lookahead = stored.lookahead if stored else choice.estimated(params, batch_size, divided, target)
@@ -229,6 +235,7 @@ def inspect(
         capacity=capacity,
         dtype=params.norm.dtype.name,
         bits=quantization.fewest_bits(params),
+        kv_dtype=kv_dtype,
         memory=Memory(limit, None, mesh_lib.num_bytes(programs.arguments(setting)), None, None, None),
         sequences=(sequences.compiled if engine else sequences.from_shapes)(programs, setting, limit),
         compile_seconds=0.0,

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from jlade.models.kv_rounding import TILE
+
 Params = Any  # the model's own pytree of arrays
 Cache = Any  # a `KVCache`, or a pytree of the decoder's own; see `Decoder`
-# Keys and values [B, T, KV heads, head_dim] of a block, per layer; keys alone where they are the values
+# Keys and values [B, T, KV heads, head_dim] of a block, per layer; keys alone where they are the values. In 8 bits they
+# are followed by their scales [B, T, KV heads].
 BlockKV = Sequence[tuple[jax.Array, ...]]
-Layers = tuple[tuple[jax.Array, ...], ...]  # keys, and values where there are, per layer
+Layers = tuple[tuple[jax.Array, ...], ...]  # keys, then values and scales of both where there are, per layer
 
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
 
@@ -37,11 +40,20 @@ class KVCache:
     values: tuple[jax.Array, ...]  # [B, KV heads, S, head_dim]; () where the keys are the values
     length: jax.Array  # [B] int32, tokens before the next block
     states: Any = ()  # [B, ...] in every array, of recurrent layers, which each token changes
+    # Of vectors in 8 bits, () for others: see `jlade.models.kv_rounding`
+    key_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32; [B, 2, S] for the two parts of a latent
+    value_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32
+
+    @property
+    def arrays(self) -> dict[str, tuple[jax.Array, ...]]:
+        """The arrays of all layers that have entries, by their fields; those that there are."""
+        names = "keys", "values", "key_scales", "value_scales"
+        return {name: arrays for name in names if (arrays := getattr(self, name))}
 
     @property
     def layers(self) -> list[tuple[jax.Array, ...]]:
-        """Keys and values of each layer, or keys alone where they are the values."""
-        return list(zip(*filter(None, (self.keys, self.values)), strict=True))
+        """The arrays of each layer, in the order of a `BlockKV`."""
+        return list(zip(*self.arrays.values(), strict=True))
 
     @property
     def divisible(self) -> int:
@@ -148,6 +160,7 @@ class Kind(NamedTuple):
 
     size: int  # S
     is_ring: bool
+    tile: int = 1  # entries that are written together
 
 
 def num_entries(window: int | None, capacity: int) -> int:
@@ -171,7 +184,7 @@ def commit(
       cache, block_kv, indices, num_accepted: those of `Decoder.commit`.
       windows: the sliding window of each layer, None for a layer without; () if no layer has one.
     """
-    layers, blocks = (cache.keys, cache.values)[: len(block_kv[0])], tuple(zip(*block_kv, strict=True))
+    layers, blocks = tuple(cache.arrays.values()), tuple(zip(*block_kv, strict=True))
     pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
     kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
@@ -179,8 +192,9 @@ def commit(
     on_gpu = write_slices if are_short else scatter
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
-    keys, *values = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
-    return KVCache(keys=keys, values=values[0] if values else (), length=cache.length + num_accepted)
+    written = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
+    fields = dict(zip(cache.arrays, written, strict=True))
+    return dataclasses.replace(cache, **fields, length=cache.length + num_accepted)
 
 
 def scatter(
@@ -206,7 +220,7 @@ def scatter(
             is_kept, entries = is_kept & (offset >= num_accepted[:, None] - size), entries % size
         return jnp.where(is_kept, entries, size + offset)
 
-    places = {kind: place(*kind) for kind in dict.fromkeys(kinds)}
+    places = {kind: place(kind.size, kind.is_ring) for kind in dict.fromkeys(kinds)}
 
     def write(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
         return _scatter(layer, block, indices, places[kind])
@@ -218,7 +232,7 @@ def scatter(
 def _scatter(layer: jax.Array, block: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Array:
     """Writes the block's tokens with `indices` [B, A] to `entries` [B, A]. Under `jax.jit`, it is traced once."""
     sequence = jnp.arange(len(layer), dtype=jnp.int32)[:, None]
-    chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim]
+    chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim], or [B, A, KV heads] of scales
     return layer.at[sequence, :, entries].set(chosen, mode="drop", unique_indices=True)
 
 
@@ -237,13 +251,15 @@ def write_slices(
     """
     batch_size, num_chosen = indices.shape
 
-    def place(size: int, is_ring: bool) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
+    def place(size: int, is_ring: bool, tile: int) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
         """Returns the slices of a layer of `size` entries: first entry [B], tokens [B, K], which are accepted [B, K].
 
-        In a ring the tokens may begin near the end and continue from entry 0 on, in a second slice.
+        They are whole tiles. In a ring the tokens may begin near the end and continue from entry 0 on, in a second
+        slice.
         """
-        count = min(num_chosen, size)
-        starts = [jnp.minimum(length % size if is_ring else length, size - count)]
+        count = min(-(-(num_chosen + tile - 1) // tile) * tile, size)
+        first = length % size if is_ring else length
+        starts = [jnp.minimum(first if tile == 1 else first // tile * tile, size - count)]
         if is_ring and count < size:
             starts.append(jnp.zeros_like(length))
         slices = []
@@ -253,18 +269,25 @@ def write_slices(
                 last = num_accepted[:, None] - 1
                 offset = last - (last - offset) % size
             accepted = (offset >= 0) & (offset < num_accepted[:, None])
-            slices.append((start, jnp.take_along_axis(indices, jnp.maximum(offset, 0), axis=1), accepted))
+            chosen = jnp.maximum(offset, 0) if tile == 1 else jnp.clip(offset, 0, num_chosen - 1)
+            slices.append((start, jnp.take_along_axis(indices, chosen, axis=1), accepted))
         return slices
 
-    places = {kind: place(*kind) for kind in dict.fromkeys(kinds)}
+    def in_tiles(layer: jax.Array, kind: Kind) -> Kind:
+        is_whole = layer.dtype.itemsize == 1 and kind.size % TILE == 0
+        return kind._replace(tile=TILE) if is_whole else kind
+
+    tiled = [in_tiles(layer, kind) for arrays in layers for layer, kind in zip(arrays, kinds, strict=True)]
+    places = {kind: place(*kind) for kind in dict.fromkeys(tiled)}
 
     def write(i: jax.Array, layers: Layers) -> Layers:
         own = jax.tree.map(lambda x: x[i], places)
         sequence = i.astype(jnp.int32)  # with 64-bit types, loops count in int64
 
         def write_layer(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
+            kind = in_tiles(layer, kind)
             for each in own[kind]:
-                layer = _write_slice(layer, block, sequence, *each)
+                layer = _write_slice(layer, block, sequence, *each, tile=kind.tile)
             return layer
 
         return _write_layers(write_layer, layers, blocks, kinds)
@@ -272,22 +295,36 @@ def write_slices(
     return jax.lax.fori_loop(0, batch_size, write, layers)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="tile")
 def _write_slice(
-    layer: jax.Array, block: jax.Array, i: jax.Array, start: jax.Array, indices: jax.Array, accepted: jax.Array
+    layer: jax.Array,
+    block: jax.Array,
+    i: jax.Array,
+    start: jax.Array,
+    indices: jax.Array,
+    accepted: jax.Array,
+    tile: int,
 ) -> jax.Array:
-    """Writes the tokens of sequence i with `indices` [A] that are `accepted` [A] to the entries from `start` on."""
-    layer = with_layout_constraint(layer, Layout((0, 1, 2, 3)))  # otherwise slices too have the entries first
-    at = (i, jnp.zeros_like(i), start, jnp.zeros_like(i))
-    old = jax.lax.dynamic_slice(layer, at, (1, layer.shape[1], len(indices), layer.shape[3]))
-    new = jnp.swapaxes(block[i, indices], 0, 1)[None].astype(layer.dtype)
-    return jax.lax.dynamic_update_slice(layer, jnp.where(accepted[None, None, :, None], new, old), at)
+    """Writes the tokens of sequence i with `indices` [A] that are `accepted` [A] to the entries from `start` on.
+
+    Tiles have an axis of their own while they are written. XLA would otherwise copy the whole layer to smaller ones.
+    """
+    axes, vector = tuple(range(layer.ndim)), layer.shape[3:]  # () for scales
+    layer = with_layout_constraint(layer, Layout(axes))  # otherwise slices too have the entries first
+    entries = (len(indices),) if tile == 1 else (len(indices) // tile, tile)
+    apart = layer.reshape(*layer.shape[:2], -1, *entries[1:], *vector)
+    rest = [jnp.zeros_like(i)] * (len(entries[1:]) + len(vector))
+    at = (i, jnp.zeros_like(i), start if tile == 1 else start // tile, *rest)
+    old = jax.lax.dynamic_slice(apart, at, (1, layer.shape[1], *entries, *vector))
+    new = jnp.swapaxes(block[i, indices], 0, 1)[None].astype(layer.dtype).reshape(old.shape)
+    is_new = jnp.expand_dims(accepted.reshape(entries), (0, 1, *range(-len(vector), 0)))
+    return jax.lax.dynamic_update_slice(apart, jnp.where(is_new, new, old), at).reshape(layer.shape)
 
 
 def _write_layers(
     write: Callable[[jax.Array, jax.Array, Kind], jax.Array], layers: Layers, blocks: Layers, kinds: Sequence[Kind]
 ) -> Layers:
-    """Returns `write(layer, block, kind)` of keys and values of each layer."""
+    """Returns `write(layer, block, kind)` of each array of each layer."""
     pairs = zip(layers, blocks, strict=True)
     return tuple(tuple(itertools.starmap(write, zip(*pair, kinds, strict=True))) for pair in pairs)
 

@@ -28,6 +28,7 @@ def resolve(
     params: Any,
     cache_dtype: Callable[[], jax.typing.DTypeLike],
     mesh: Mesh | None,
+    kv_dtype: str | None = None,
 ) -> Implementations:
     """Returns the implementations for the device that holds `params`, or for those of a mesh.
 
@@ -36,6 +37,7 @@ def resolve(
       chosen: by the user. For a model without experts theirs is returned as it is, and so for one without groups.
       params, mesh: see `jlade.models.llama.Llama.on`.
       cache_dtype: returns the dtype of queries, keys and values. It is called for kernels alone.
+      kv_dtype: of keys and values in 8 bits, None for others.
 
     Raises:
       ValueError: one names a kernel that cannot run there.
@@ -53,7 +55,7 @@ def resolve(
     if of_attention != "plain":
         dtype = cache_dtype()
         found = {
-            attention.resolve(of_attention, device, dtype, *_heads(config, heads, mesh), may_run, variations)
+            attention.resolve(of_attention, device, dtype, *_heads(config, heads, mesh), may_run, variations, kv_dtype)
             for heads, variations in config.attention_variations.items()
         }
         of_attention = _common(found)
@@ -69,12 +71,17 @@ def resolve(
 
 
 def resolve_unattached(
-    config: LlamaConfig, chosen: Implementations, params: Any, device: jax.Device, mesh: Mesh | None
+    config: LlamaConfig,
+    chosen: Implementations,
+    params: Any,
+    device: jax.Device,
+    mesh: Mesh | None,
+    kv_dtype: str | None = None,
 ) -> Implementations:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     of_attention, of_experts, of_products = chosen
     found = {
-        attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, heads, mesh))
+        attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, heads, mesh), kv_dtype)
         for heads in config.attention_variations
     }
     of_attention = _common(found)

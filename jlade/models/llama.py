@@ -19,6 +19,7 @@ from jlade.models import (
     base,
     experts,
     implementations,
+    kv_rounding,
     latent,
     padding,
     per_layer,
@@ -188,6 +189,8 @@ class Llama:
       axes: of the mesh, that divide heads, MLP columns and vocabulary; see `jlade.models.sharding`. `forward` and
         `logits` are then part of a `jax.shard_map` over these axes, and `logits` returns a slice of the vocabulary.
       pads: whether blocks are padded to sizes that CPUs multiply faster. The results are those of the block itself.
+      kv_dtype: of keys and values, "int8" or "float8_e4m3fn", None for the dtype of the parameters; see
+        `jlade.models.kv_rounding`.
     """
 
     config: LlamaConfig
@@ -196,8 +199,10 @@ class Llama:
     products: str = "auto"
     axes: tuple[str, ...] = ()
     pads: bool = False
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        kv_rounding.check(self.kv_dtype)
         attention.check_implementation(self.attention)
         experts.check_implementation(self.experts)
         products.check_implementation(self.products)
@@ -206,6 +211,7 @@ class Llama:
         """Names what the time of a step depends on: tuned settings are stored under it."""
         others = f", experts={self.experts!r}" if self.config.num_experts else ""
         others += f", products={self.products!r}" if self.products in ("gpu", "tpu") else ""
+        others += "" if self.kv_dtype is None else f", kv_dtype={self.kv_dtype!r}"
         return f"{type(self).__qualname__}(config={self.config!r}, attention={self.attention!r}{others})"
 
     def on(self, params: Any, mesh: Mesh | None = None) -> Self:
@@ -229,9 +235,10 @@ class Llama:
         chosen = Implementations(self.attention, self.experts, self.products)
 
         def cache_dtype() -> Any:
-            return base.cache_shapes(self, params, 1, 1).keys[0].dtype
+            unrounded = dataclasses.replace(self, kv_dtype=None)
+            return base.cache_shapes(unrounded, params, 1, 1).keys[0].dtype
 
-        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh)
+        found = implementations.resolve(self.config, chosen, params, cache_dtype, mesh, self.kv_dtype)
         return dataclasses.replace(self, **found._asdict())
 
     @property
@@ -259,10 +266,16 @@ class Llama:
                 number = dense_shape(key)[0] // size
             return batch_size, number, num_entries, size
 
+        entries = c.entries_by_layer(capacity)
+        shapes = [shape(layer, entries[layer]) for layer in c.kv_layers]
+
         def zeros() -> tuple[jax.Array, ...]:
-            entries = c.entries_by_layer(capacity)
-            shapes = (shape(layer, entries[layer]) for layer in c.kv_layers)
-            return tuple(jnp.zeros(shape, params.norm.dtype) for shape in shapes)
+            dtype = params.norm.dtype if self.kv_dtype is None else kv_rounding.STORED[self.kv_dtype]
+            return tuple(jnp.zeros(shape, dtype) for shape in shapes)
+
+        def scales() -> tuple[jax.Array, ...]:
+            parts = 1 if c.latent is None else 2
+            return tuple(jnp.zeros((batch, parts * heads, number)) for batch, heads, number, _ in shapes)
 
         def state(layer: LlamaLayer) -> recurrent.State:
             assert c.recurrence is not None
@@ -270,9 +283,13 @@ class Llama:
             shards = c.recurrence.values // len(layer.value_filter)
             return recurrent.init_state(c.recurrence, batch_size, shards, params.norm.dtype)
 
-        keys, values = zeros(), zeros() if c.latent is None else ()
+        names = ("keys", "values")[: c.arrays_per_layer]
+        arrays = {name: zeros() for name in names}
+        if self.kv_dtype is not None:
+            arrays |= {f"{name.removesuffix('s')}_scales": scales() for name in names}
         states = tuple(state(params.layers[i]) for i in c.recurrent_layers)
-        return KVCache(keys=keys, values=values, length=jnp.zeros(batch_size, jnp.int32), states=states)
+        arrays = {"values": ()} | arrays
+        return KVCache(**arrays, length=jnp.zeros(batch_size, jnp.int32), states=states)
 
     def forward(
         self,
@@ -293,7 +310,9 @@ class Llama:
         hidden = scale(embed(params.embedding, c.vocab_size), factor)
         rotations = for_each_kind(c.rotated_by_layer, lambda pair: pair[0].rotation(positions, pair[1]))
         query_scales = for_each_kind(c.query_scalings_by_layer, lambda kind: kind.scales(positions))
-        run = functools.partial(_layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes)
+        run = functools.partial(
+            _layer, config=c, attention=self.attention, experts=self.experts, axes=self.axes, kv_dtype=self.kv_dtype
+        )
         tree = None if c.recurrence is None else recurrent.ancestry(block_mask, c.recurrence.taps)
         own_inputs: Sequence[jax.Array | None] = [None] * c.num_layers
         if params.per_layer is not None:
@@ -350,7 +369,7 @@ class Llama:
         )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "window"))
+@functools.partial(jax.jit, static_argnames=("config", "attention", "experts", "axes", "kv_dtype", "window"))
 def _layer(
     layer: LlamaLayer,
     hidden: jax.Array,
@@ -367,13 +386,15 @@ def _layer(
     attention: str,
     experts: str,
     axes: tuple[str, ...],
+    kv_dtype: str | None,
     window: int | None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...], recurrent.Kept | None]:
     """Returns the hidden states [B, T, E] after a layer, and the keys and values [B, T, KH, D] that it has read.
 
-    Those are `earlier`, of an earlier layer, for a layer without its own. `own` [B, T, P] are its own inputs. A layer
-    with a recurrent mixer beside attention has `of_state`, the arguments of `recurrent.mix`, and returns last what it
-    keeps of the block. Under `jax.jit`, layers of one shape are traced and lowered once.
+    Those are `earlier`, of an earlier layer, for a layer without its own. With `kv_dtype` they are in 8 bits and
+    followed by their scales. `own` [B, T, P] are its own inputs. A layer with a recurrent mixer beside attention has
+    `of_state`, the arguments of `recurrent.mix`, and returns last what it keeps of the block. Under `jax.jit`, layers
+    of one shape are traced and lowered once.
     """
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
@@ -385,10 +406,12 @@ def _layer(
         queries, *projected = _project(layer, inputs, rotation, query_scales, cached[0].shape[-1], c, axes)
     else:
         queries, *projected = latent.project(projections, normed, rotation, query_scales, c)
+    split = None if c.latent is None else c.latent.rank
+    if kv_dtype is not None:
+        projected = list(kv_rounding.round_all(projected, kv_dtype, split))
     kept = earlier or tuple(projected)
-    # Keys alone are the values too.
-    operands = Operands(queries, kept[0], kept[-1], cached[0], cached[-1], length, block_mask, positions, layer.sinks)
-    mixed = attend(operands, window, attention, c.score_scale, c.attention_cap)
+    operands = Operands.of(queries, kept, cached, length, block_mask, positions, layer.sinks)
+    mixed = attend(operands, window, attention, c.score_scale, c.attention_cap, split)
     if projections is not None:
         mixed = latent.values(projections, mixed)
     mixed = mixed.reshape(*hidden.shape[:2], -1)

@@ -56,6 +56,8 @@ def check_shapes(decoder: Decoder, params: Params) -> None:
         for layer in (*cache.keys, *cache.values):
             shape = (batch_size, None, CAPACITY, None)
             _check_array("keys and values of init_cache", layer, "[B, KV heads, S, head_dim]", shape, np.generic)
+        for layer in (*cache.key_scales, *cache.value_scales):
+            _check_array("scales of init_cache", layer, "[B, KV heads, S]", (batch_size, None, CAPACITY), np.float32)
     else:
         check_int("divisible of the cache", divisible(cache), 0)
         for array in jax.tree.leaves(cache):

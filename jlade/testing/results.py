@@ -1,5 +1,6 @@
 """Checks that commit, cache, mask and batch mean what jlade takes them for."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -31,8 +32,8 @@ def check_commit(model: Model) -> None:
     _, block_kv = model.read(model.texts)
     whole = model.commit(model.empty_cache(), block_kv, IN_ORDER, np.full(3, SIZE, np.int32))
     prefix = model.prefix
-    keys, values = jax.tree.map(lambda layer: layer[:, :, : max(LENGTHS) + 1], (prefix.keys, prefix.values))
-    new = model.commit(KVCache(keys=keys, values=values, length=prefix.length), block_kv, CHOSEN, NUM_ACCEPTED)
+    shorter = jax.tree.map(lambda layer: layer[:, :, : max(LENGTHS) + 1], prefix.arrays)
+    new = model.commit(dataclasses.replace(prefix, **shorter), block_kv, CHOSEN, NUM_ACCEPTED)
 
     lengths = [cache.length.tolist() for cache in (whole, prefix, new)]
     if lengths != [[SIZE] * 3, LENGTHS.tolist(), (LENGTHS + NUM_ACCEPTED).tolist()]:
@@ -40,7 +41,7 @@ def check_commit(model: Model) -> None:
             f"commit must add num_accepted {NUM_ACCEPTED.tolist()} to the lengths {LENGTHS.tolist()} of the cache, got "
             f"{lengths[2]}: only the first num_accepted tokens of each sequence are accepted, the others are rejected."
         )
-    for written, old, got in zip(*(jax.device_get((*c.keys, *c.values)) for c in (whole, prefix, new)), strict=True):
+    for written, old, got in zip(*(jax.device_get(_layers(c)) for c in (whole, prefix, new)), strict=True):
         for i, length in enumerate(LENGTHS):
             if not np.array_equal(got[i, :, :length], old[i, :, :length]):
                 raise AssertionError(
@@ -55,6 +56,11 @@ def check_commit(model: Model) -> None:
                 )
 
 
+def _layers(cache: KVCache) -> list[jax.Array]:
+    """Returns all arrays of a cache that have entries."""
+    return [layer for layers in cache.arrays.values() for layer in layers]
+
+
 def check_rings(model: Model) -> None:
     """Checks that layers with fewer entries than a long text has tokens keep the last ones, as rings of 7 entries."""
     size, num_accepted = max(LENGTHS) + 1, np.array([9, 2, 15], np.int32)
@@ -63,13 +69,14 @@ def check_rings(model: Model) -> None:
     is_ring = [layer.shape[2] < longest for layer in long.keys]
     _, block_kv = model.read(model.texts)
     whole = model.commit(model.empty_cache(), block_kv, IN_ORDER, np.full(3, SIZE, np.int32))
-    keys, values = (
-        tuple(layer[:, :, :size] if of_ring else layer for layer, of_ring in zip(layers, is_ring, strict=True))
-        for layers in (model.prefix.keys, model.prefix.values)
-    )
-    cache = KVCache(keys=keys, values=values, length=model.prefix.length)
+    shorter = {
+        name: tuple(layer[:, :, :size] if of_ring else layer for layer, of_ring in zip(layers, is_ring, strict=True))
+        for name, layers in model.prefix.arrays.items()
+    }
+    cache = dataclasses.replace(model.prefix, **shorter)
     new = model.commit(cache, block_kv, np.minimum(LENGTHS[:, None] + IN_ORDER, SIZE - 1), num_accepted)
-    for got, texts, of_ring in zip((*new.keys, *new.values), (*whole.keys, *whole.values), 2 * is_ring, strict=True):
+    of_arrays = len(new.arrays) * is_ring
+    for got, texts, of_ring in zip(_layers(new), _layers(whole), of_arrays, strict=True):
         for i, length in enumerate(LENGTHS + num_accepted):
             positions = np.arange(max(0, length - size), length) if of_ring else np.arange(length)
             if not np.array_equal(got[i][:, positions % got.shape[2]], texts[i][:, positions]):
@@ -86,10 +93,10 @@ def check_unused_entries(model: Model) -> None:
 
     def fill(layer: jax.Array) -> jax.Array:
         garbage = np.random.default_rng(1).normal(scale=9.0, size=layer.shape)
-        return jnp.where(in_use[:, None, :, None], layer, jnp.asarray(garbage).astype(layer.dtype))
+        seen = np.expand_dims(in_use, (1, 3)[: layer.ndim - 2])
+        return jnp.where(seen, layer, jnp.asarray(garbage).astype(layer.dtype))
 
-    keys, values = jax.tree.map(fill, (cache.keys, cache.values))
-    filled = KVCache(keys=keys, values=values, length=cache.length)
+    filled = dataclasses.replace(cache, **jax.tree.map(fill, cache.arrays))
     model.require_equal(
         model.run(model.tokens, model.positions, filled)[0],
         model.run(model.tokens, model.positions, cache)[0],

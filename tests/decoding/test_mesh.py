@@ -246,7 +246,7 @@ def test_attention_is_chosen_for_the_heads_of_a_device(monkeypatch):
     """Of 8 heads and 2 KV heads, each of 4 devices has 2 and one."""
     asked = []
 
-    def resolve(implementation, device, dtype, heads, kv_heads, head_dim, may_run, variations):
+    def resolve(implementation, device, dtype, heads, kv_heads, head_dim, may_run, variations, kv_dtype):
         asked.append((implementation, heads, kv_heads))
         return "plain"
 

@@ -1,5 +1,7 @@
 """The text of compiled programs: their loops copy neither cache nor pool."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +73,15 @@ def test_no_loop_over_steps_copies_a_cache_layer_or_the_pool(name, batch_size, w
     text = jax.jit(decode).lower(params, cache, inputs).compile().as_text()
     pool = batch_size * 2000 * lookahead.guess_set_size * (lookahead.ngram_size - 1)
     assert copies_in_loops(text, layers, pool) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
+def test_no_loop_copies_or_converts_a_cache_in_8_bits(kv_dtype):
+    params, inputs, config, layers = request_for(3, LOOKAHEADS["tree"], (1000, None))
+    config = dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, kv_dtype=kv_dtype))
+    text = jax.jit(jlade.decode, static_argnames="config").lower(params, inputs, config).compile().as_text()
+    assert copies_in_loops(text, layers) == []
 
 
 def copies_in_loops(program: str, cache_layers: frozenset[int], pool: int = 0) -> list[str]:

@@ -389,6 +389,27 @@ FAULTS = (
         ("tests/models/test_quantization.py::test_the_product_equals_that_of_the_floating_point_matrix",),
     ),
     Fault(
+        "a value in 8 bits is weighed by the scale of its key",
+        "jlade/models/attention/plain.py",
+        "mixed * shrink + mix(weights, chunk_values, scales[1])",
+        "mixed * shrink + mix(weights, chunk_values, scales[0])",
+        ("tests/models/test_kv_dtype.py::test_attention_reads_8_bits_as_the_numbers_that_they_are",),
+    ),
+    Fault(
+        "a latent and its rotated elements have one scale",
+        "jlade/models/kv_rounding.py",
+        "parts = [x] if split is None else jnp.split(x, [split], axis=-1)",
+        "parts = [x] if split is None else [x, x[..., :0]]",
+        ("tests/models/test_kv_dtype.py::test_the_parts_of_a_latent_have_scales_of_their_own",),
+    ),
+    Fault(
+        "a slice of bytes misses the tile in which the last tokens are",
+        "jlade/models/base.py",
+        "-(-(num_chosen + tile - 1) // tile) * tile",
+        "-(-num_chosen // tile) * tile",
+        ("tests/models/test_commit.py::test_bytes_and_their_scales",),
+    ),
+    Fault(
         "a sliding window has a token too many",
         "jlade/models/attention/plain.py",
         "key_positions[:, None, :] < window)",
@@ -1191,8 +1212,8 @@ FAULTS = (
     Fault(
         "a plan counts the keys of a cache and not its values",
         "jlade/costs/work.py",
-        "return shard.config.arrays_per_layer * shard.item * elements",
-        "return shard.item * elements",
+        "return tuple(c.arrays_per_layer * each for each in of_heads)",
+        "return tuple(of_heads)",
         ("tests/costs/test_plan.py::test_a_step_on_one_device_by_hand",),
     ),
     Fault(

@@ -224,7 +224,11 @@ def test_what_does_not_fit_is_refused():
     )
     refused(ValueError, "state is of another lookahead setting", state=state, lookahead=LookaheadConfig.paper(4, 4, 2))
     other = jlade.generate(tiny_llama(0, head_dim=8), [1], max_new_tokens=2, lookahead=PAPER, keep_state=True)
-    refused(ValueError, r"state is of another model: .* float32\[1, 2, 64, 8\], accepted .*6\]", state=other.state)
+    refused(
+        ValueError,
+        r"state is of another model or kv_dtype: .* float32\[1, 2, 64, 8\], accepted .*6\]",
+        state=other.state,
+    )
     refused(TypeError, "pool must be an NGramPool, got ndarray", pool=np.zeros(3))
     refused(ValueError, "pool and state cannot both be given", state=state, pool=pool)
     smaller = NGramPool.of(pool.ngrams[0, :, :2], 13)

@@ -71,6 +71,28 @@ def test_layers_of_different_sizes(form):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("entries", [8, 10])
+@pytest.mark.parametrize("is_ring", [False, True])
+def test_bytes_and_their_scales(form, entries, is_ring, monkeypatch):
+    """In tiles of 4 entries where there are whole ones."""
+    monkeypatch.setattr(base, "TILE", 4)
+    lengths = [0, 3, 5, 6 if not is_ring else 29]
+    indices = [[0, 3, 5], [1, 2, 3], [4, 0, 1], [5, 5, 2]]
+    kinds, layers, blocks, *rest = make(entries, lengths, indices, [3, 3, 3, 2], is_ring)
+
+    def with_scales(arrays):
+        """Returns keys and values as bytes, and scales for both."""
+        return (*jax.tree.map(lambda x: (99 * x).astype(jnp.int8), arrays), *jax.tree.map(lambda x: x[..., 0], arrays))
+
+    layers, blocks = with_scales(layers), with_scales(blocks)
+    run = {"tpu": base.write_slices, "default": base.scatter}[form]
+    written = jax.jit(functools.partial(run, kinds=kinds))(layers, blocks, *rest)
+    for got, expected in zip(jax.tree.leaves(written), plain_commit(layers, blocks, *rest), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+
 @hypothesis.given(st.data())
 def test_both_forms_agree_on_rings(data):
     size, num_chosen = data.draw(st.sampled_from([(1, 3), (3, 7), (5, 5), (9, 2)]))  # few programs

@@ -128,7 +128,7 @@ def test_a_kernel_must_take_the_heads_of_every_layer(params, refused, monkeypatc
     """It is tried with the variations of the layers that have these heads."""
     tried = {}
 
-    def resolve(chosen, device, dtype, heads, kv_heads, head_dim, may_run, variations):
+    def resolve(chosen, device, dtype, heads, kv_heads, head_dim, may_run, variations, kv_dtype):
         tried[Heads(kv_heads, head_dim)] = variations
         return "plain" if Heads(kv_heads, head_dim) == refused else "gpu"
 

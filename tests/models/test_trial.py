@@ -107,12 +107,13 @@ def test_every_dtype_has_a_tolerance_that_finds_a_wrong_length(dtype):
     assert not compare(one_more_key, plain, shape).passed
 
 
-def test_the_kernel_of_tpus_passes_in_simulation(monkeypatch):
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_the_kernel_of_tpus_passes_in_simulation(kv_dtype, monkeypatch):
     monkeypatch.setattr(tpu, "CHUNK", 8)
     monkeypatch.setattr(trial, "REPEAT", 1)
     kernel = functools.partial(tpu.attend, interpret=True)
     run = lambda operands: kernel(operands._replace(block_mask=operands.block_mask[None]))  # noqa: E731
-    assert compare(run, plain).passed
+    assert compare(run, plain, SHAPE._replace(kv_dtype=kv_dtype)).passed
 
 
 def in_simulation(operands, **variations):

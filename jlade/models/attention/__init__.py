@@ -22,6 +22,7 @@ def attend(
     implementation: str = "auto",
     scale: float | None = None,
     cap: float | None = None,
+    split: int | None = None,
 ) -> jax.Array:
     """Returns grouped-query attention, with one softmax over prefix and block.
 
@@ -36,6 +37,8 @@ def attend(
         for NVIDIA's Hopper GPUs and "tpu" one for TPUs. "auto" is "plain" here: `resolve` chooses for a device.
       scale: of the products of queries and keys, None for the inverse root of D.
       cap: bounds the scores, by `cap * tanh(score / cap)`.
+      split: of keys in 8 bits with two scales, [B, T, 2] and [B, 2, S]: the elements that the first one is of. These
+        alone are values. None for one scale.
 
     Returns:
       [B, T, H, D] in the dtype of the queries; scores and softmax are float32.
@@ -48,13 +51,9 @@ def attend(
         raise ValueError(f"attention with a window ({window}) needs Operands.positions [B, T]; got None")
     mask = jnp.asarray(operands.block_mask)
     mask = mask if mask.ndim == 3 else mask[None]  # [1 or B, T, T]
-    # A mask hides scores, not values: 0 * NaN is NaN. A value that is not finite makes its key NaN instead, so that it
-    # reaches the tokens that see it and no others; x - x is 0 or NaN.
-    keys = operands.keys + (operands.values - operands.values)
-    values = jnp.where(jnp.isfinite(operands.values), operands.values, 0)
-    operands = operands._replace(keys=keys, values=values, block_mask=mask)
-    if implementation in ("auto", "plain"):
-        return plain.attend(operands, window, scale, cap)
+    operands = _without_nan(operands)._replace(block_mask=mask)
+    if implementation in ("auto", "plain") or (split is not None and operands.key_scales is not None):
+        return plain.attend(operands, window, scale, cap, split)
     # Imported on demand, as some builds of JAX lack parts of Pallas.
     if implementation == "gpu":
         from jlade.models.attention import hopper
@@ -63,6 +62,18 @@ def attend(
     from jlade.models.attention import tpu
 
     return tpu.attend(operands, window, scale, cap)
+
+
+def _without_nan(operands: Operands) -> Operands:
+    """Returns the operands with finite values.
+
+    A mask hides scores, not values: 0 * NaN is NaN. A value that is not finite makes its key NaN instead, so that it
+    reaches the tokens that see it and no others; x - x is 0 or NaN. In 8 bits it is its scale that is not finite.
+    """
+    names = ("keys", "values") if operands.key_scales is None else ("key_scales", "value_scales")
+    keys, values = (getattr(operands, name) for name in names)
+    finite = keys + (values - values), jnp.where(jnp.isfinite(values), values, 0)
+    return operands._replace(**dict(zip(names, finite, strict=True)))
 
 
 def resolve(
@@ -74,6 +85,7 @@ def resolve(
     head_dim: int,
     may_run: bool = True,
     variations: Collection[Variation] = (Variation(),),
+    kv_dtype: str | None = None,
 ) -> str:
     """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
 
@@ -89,6 +101,7 @@ def resolve(
       head_dim: D, size of a head.
       may_run: whether "auto" may run a kernel on `device` to try it; otherwise only a remembered verdict counts.
       variations: those of the layers; "auto" tries a kernel with each.
+      kv_dtype: of keys and values in 8 bits, None for those of `dtype`.
 
     Raises:
       ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
@@ -96,7 +109,7 @@ def resolve(
     check_implementation(implementation)
     if implementation == "auto":
         kernel = device.platform
-        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim) is not None:
+        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim, kv_dtype) is not None:
             return "plain"
         # On demand, as most programs need no trial.
         from jlade.models import trial
@@ -105,12 +118,12 @@ def resolve(
         run, run_plain = (functools.partial(attend, implementation=name) for name in (kernel, "plain"))
 
         def passes(variation: Variation) -> bool:
-            shape = HeadShape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, variation)
+            shape = HeadShape(heads, kv_heads, head_dim, jnp.dtype(dtype).name, variation, kv_dtype)
             contest = functools.partial(prepare, run, run_plain, device, shape)
             return trial.passes("attention", kernel, device, shape, contest, may_run)
 
         return kernel if all(map(passes, variations)) else "plain"
-    if obstacle := _obstacle(implementation, device, dtype, head_dim):
+    if obstacle := _obstacle(implementation, device, dtype, head_dim, kv_dtype):
         raise ValueError(f"attention {implementation!r} {obstacle}; choose 'auto' or 'plain'")
     return implementation
 
@@ -122,13 +135,14 @@ def resolve_unattached(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    kv_dtype: str | None = None,
 ) -> str:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     kernel = device.platform
-    obstacle = _obstacle(kernel, device, dtype, head_dim)
+    obstacle = _obstacle(kernel, device, dtype, head_dim, kv_dtype)
     if implementation == "auto" and kernel in AUTOMATIC and obstacle is None:
         return kernel
-    return resolve(implementation, device, dtype, heads, kv_heads, head_dim)
+    return resolve(implementation, device, dtype, heads, kv_heads, head_dim, kv_dtype=kv_dtype)
 
 
 def check_implementation(implementation: str) -> None:
@@ -137,7 +151,9 @@ def check_implementation(implementation: str) -> None:
         raise ValueError(f"attention must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
 
 
-def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str | None:
+def _obstacle(
+    implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int, kv_dtype: str | None
+) -> str | None:
     """Returns the reason why the implementation cannot run, None if it can."""
     if implementation == "gpu":
         if reason := hopper_obstacle(device):
@@ -145,6 +161,8 @@ def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLi
         if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16) or head_dim not in range(16, 129, 16):
             shape = f"{jnp.dtype(dtype).name} and {head_dim}"
             return f"needs 16-bit floats and heads of a multiple of 16 up to 128, and these are {shape}"
+        if kv_dtype is not None:
+            return f"reads keys and values of the model's dtype alone, and kv_dtype is {kv_dtype!r}"
     if implementation == "tpu" and device.platform != "tpu":
         return f"needs a TPU, and the device is {device.device_kind}"
     if implementation == "tpu" and head_dim > LARGEST_TPU_HEAD:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jlade.models import trial
+from jlade.models import kv_rounding, trial
 from jlade.models.attention.operands import Operands, Variation
 from jlade.models.base import KVCache, commit
 from jlade.models.trial import Case, Contest
@@ -31,6 +31,7 @@ class HeadShape(NamedTuple):
     head_dim: int
     dtype: str
     variation: Variation = Variation()
+    kv_dtype: str | None = None  # of keys and values in 8 bits
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -40,7 +41,8 @@ class HeadShape(NamedTuple):
 
     def __str__(self) -> str:
         parts = f"{self.heads} heads", f"{self.kv_heads} KV heads", f"head size {self.head_dim}", self.dtype
-        return ", ".join([*parts, *(name for name, present in self.variation._asdict().items() if present)])
+        of_cache = [] if self.kv_dtype is None else [f"cache in {self.kv_dtype}"]
+        return ", ".join([*parts, *of_cache, *(name for name, here in self.variation._asdict().items() if here)])
 
 
 def prepare(run: Attend, plain: Attend, device: jax.Device, shape: HeadShape) -> Contest:
@@ -57,7 +59,8 @@ def prepare(run: Attend, plain: Attend, device: jax.Device, shape: HeadShape) ->
 class _Case(NamedTuple):
     """The arguments of attention, and the tokens to commit."""
 
-    block: tuple[jax.Array, jax.Array, jax.Array]  # queries [B, T, H, D], keys and values [B, T, KH, D]
+    queries: jax.Array  # [B, T, H, D]
+    block: tuple[jax.Array, ...]  # keys and values [B, T, KH, D], and their scales if they are in 8 bits
     cache: KVCache  # of one layer
     mask: jax.Array  # [T, T] bool
     positions: jax.Array  # [B, T] int32
@@ -68,7 +71,7 @@ class _Case(NamedTuple):
 
 def _random_case(device: jax.Device, shape: HeadShape, block_size: int) -> _Case:
     rng = np.random.default_rng(block_size)
-    heads, kv_heads, _, dtype, variation = shape
+    heads, kv_heads, _, dtype, variation, kv_dtype = shape
     batch_size, capacity = len(LENGTHS), RING if variation.window else CAPACITY
     put = functools.partial(jax.device_put, device=device)
 
@@ -78,10 +81,17 @@ def _random_case(device: jax.Device, shape: HeadShape, block_size: int) -> _Case
     def draw_heads(*sizes: int) -> jax.Array:
         return draw(batch_size, *sizes, shape.head_dim)
 
-    length = np.array(LENGTHS, np.int32)
+    def draw_vectors(size: int) -> tuple[jax.Array, ...]:
+        """Returns keys and values [B, size, KH, D], and their scales [B, size, KH] if they are in 8 bits."""
+        vectors = draw_heads(size, kv_heads), draw_heads(size, kv_heads)
+        return vectors if kv_dtype is None else kv_rounding.round_all(vectors, kv_dtype, None)
+
+    length, names = np.array(LENGTHS, np.int32), ("keys", "values", "key_scales", "value_scales")
+    cached = {name: (jnp.swapaxes(x, 1, 2),) for name, x in zip(names, draw_vectors(capacity), strict=False)}
     return _Case(
-        block=(draw_heads(block_size, heads), draw_heads(block_size, kv_heads), draw_heads(block_size, kv_heads)),
-        cache=KVCache((draw_heads(kv_heads, capacity),), (draw_heads(kv_heads, capacity),), put(length)),
+        queries=draw_heads(block_size, heads),
+        block=draw_vectors(block_size),
+        cache=KVCache(**cached, length=put(length)),
         mask=put((rng.random((block_size, block_size)) < 0.5) | np.eye(block_size, dtype=bool)),
         positions=put(length[:, None] + np.arange(block_size, dtype=np.int32)),
         sinks=draw(heads) if variation.sinks else None,
@@ -98,17 +108,14 @@ def _layers(attend: Attend, **arguments: Any) -> Callable[[_Case, jax.Array], ja
     """
 
     def run(case: _Case, count: jax.Array) -> jax.Array:
-        _, keys, values = case.block
-
         def layer(_: jax.Array, carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
             queries, cache = carry
-            prefix = cache.keys[0], cache.values[0], cache.length
-            operands = Operands(queries, keys, values, *prefix, case.mask, case.positions, case.sinks)
-            mixed = attend(operands, **arguments)
-            committed = commit(cache, [(keys, values)], case.indices, case.num_accepted)
+            rest = cache.length, case.mask, case.positions, case.sinks
+            mixed = attend(Operands.of(queries, case.block, cache.layers[0], *rest), **arguments)
+            committed = commit(cache, [case.block], case.indices, case.num_accepted)
             return mixed, dataclasses.replace(committed, length=cache.length)
 
-        queries, _ = jax.lax.fori_loop(0, count, layer, (case.block[0], case.cache))
+        queries, _ = jax.lax.fori_loop(0, count, layer, (case.queries, case.cache))
         return queries
 
     return jax.jit(run)
@@ -116,8 +123,8 @@ def _layers(attend: Attend, **arguments: Any) -> Callable[[_Case, jax.Array], ja
 
 def _exact(case: _Case, window: int | None = None, cap: float | None = None) -> np.ndarray:
     """Returns attention [B, T, H, D] in float32, by NumPy: such programs for TPUs take ten seconds to compile."""
-    arrays = (*case.block, *case.cache.keys, *case.cache.values)
-    queries, keys, values, cached_keys, cached_values = (np.asarray(jax.device_get(x), np.float32) for x in arrays)
+    queries = np.asarray(jax.device_get(case.queries)).astype(np.float32)
+    (keys, values), (cached_keys, cached_values) = _float32(case.block), _float32(case.cache.layers[0])
     newest, mask, positions, sinks = jax.device_get((case.cache.length - 1, case.mask, case.positions, case.sinks))
     batch_size, _, heads, head_dim = queries.shape
     sinks = np.full(heads, -np.inf) if sinks is None else sinks.astype(np.float32)
@@ -136,3 +143,9 @@ def _exact(case: _Case, window: int | None = None, cap: float | None = None) -> 
         mixed = weights @ np.concatenate([cached_values[b, kv_head], values[b, :, kv_head]])
         exact[b, :, h] = mixed / (np.sum(weights, axis=1, keepdims=True) + np.exp(sinks[h] - highest))
     return exact
+
+
+def _float32(arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
+    """Returns keys and values in float32, given with or without their scales."""
+    keys, values, *scales = (np.asarray(kv_rounding.numbers(jax.device_get(x), np.float32)) for x in arrays)
+    return [x * scale[..., None] for x, scale in zip((keys, values), scales, strict=True)] if scales else [keys, values]

@@ -21,6 +21,8 @@ class Folded(NamedTuple):
     mask: jax.Array  # [1 or B, R, C]
     oldest: jax.Array | None  # [B, R] int32, the first position in the window of each row; None without a window
     sinks: jax.Array | None  # [KH, R] float32
+    key_scales: jax.Array | None  # [B, KH, 1, C] float32; None without
+    value_scales: jax.Array | None
 
 
 def fold(operands: Operands, window: int | None, row_multiple: int, column_multiple: int) -> Folded:
@@ -41,7 +43,11 @@ def fold(operands: Operands, window: int | None, row_multiple: int, column_multi
         repeated = jnp.repeat(operands.sinks.astype(jnp.float32), block_size)
         sinks = _pad(repeated.reshape(kv_heads, -1), 1, row_multiple)
     mask = _pad(_pad(mask, 1, row_multiple), 2, column_multiple)
-    return Folded(queries, keys, values, mask, oldest, sinks)
+    scales = (
+        None if x is None else _pad(jnp.swapaxes(x, 1, 2)[:, :, None], 3, column_multiple)
+        for x in (operands.key_scales, operands.value_scales)
+    )
+    return Folded(queries, keys, values, mask, oldest, sinks, *scales)
 
 
 def unfold(mixed: jax.Array, heads: int, block_size: int) -> jax.Array:

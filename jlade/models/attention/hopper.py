@@ -45,7 +45,7 @@ def attend(
     tiles = pl.cdiv(rows, ROWS * warpgroups)
     splits = pl.cdiv(PROGRAMS, batch_size * kv_heads * tiles)
 
-    queries, keys, values, mask, oldest, sinks = fold(operands, window, ROWS * warpgroups, CHUNK)
+    queries, keys, values, mask, oldest, sinks, *_ = fold(operands, window, ROWS * warpgroups, CHUNK)
 
     def tiled(*shape: int, dtype: jax.typing.DTypeLike = queries.dtype) -> Any:
         """Returns shared memory in the layout of matrix products and copies; all operands need the same swizzle."""

@@ -1,6 +1,7 @@
 """The arrays of attention, for every implementation, and its variations."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -20,6 +21,9 @@ class Operands(NamedTuple):
         `block_mask[..., q, k]`; every token sees itself.
       positions: [B, T] of the block's tokens; needed with a sliding window.
       sinks: [H], a logit of each query head that joins the softmax of its scores and has no value; None for none.
+      key_scales, value_scales: [B, T, KH] float32, of keys and values in 8 bits: see `jlade.models.kv_rounding`. None
+        where keys and values have the dtype of the queries.
+      cached_key_scales, cached_value_scales: [B, KH, S] float32, those of the cache.
     """
 
     queries: jax.Array
@@ -31,6 +35,25 @@ class Operands(NamedTuple):
     block_mask: jax.Array | np.ndarray
     positions: jax.Array | None = None
     sinks: jax.Array | None = None
+    key_scales: jax.Array | None = None
+    value_scales: jax.Array | None = None
+    cached_key_scales: jax.Array | None = None
+    cached_value_scales: jax.Array | None = None
+
+    @classmethod
+    def of(cls, queries: jax.Array, block: Sequence[jax.Array], cached: Sequence[jax.Array], *rest: Any) -> Self:
+        """Returns the operands of a layer. Keys without values are the values too.
+
+        Args:
+          queries: [B, T, H, D].
+          block: keys, values where there are, and the scales of each where there are.
+          cached: the same of the cache.
+          rest: the attributes from `cached_length` to `sinks`.
+        """
+        vectors, scales = ([[x for x in arrays if x.ndim == n] for arrays in (block, cached)] for n in (4, 3))
+        both = [array for arrays in vectors for array in (arrays[0], arrays[-1])]
+        scales_of_both = [array for arrays in scales if arrays for array in (arrays[0], arrays[-1])]
+        return cls(queries, *both, *rest, *scales_of_both)
 
 
 class Variation(NamedTuple):

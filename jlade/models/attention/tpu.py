@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models import layers
+from jlade.models import kv_rounding, layers
 from jlade.models.attention.folding import entry_positions, fold, unfold
 from jlade.models.attention.operands import Operands
 
@@ -27,15 +27,16 @@ def attend(
 
     The chunks of a KV head are consecutive steps of the grid, so the state of the online softmax (arXiv 1805.02867)
     stays in scratch memory. The grid has the chunks of the longest sequence; a shorter sequence names its last chunk
-    again, which is not fetched twice.
+    again, which is not fetched twice. Keys and values in 8 bits are converted in on-chip memory, a chunk at a time.
 
     Args:
       interpret: run the kernel as plain JAX, on any device; for tests.
     """
     cached_keys, cached_values, cached_length = operands[3:6]
+    cached_scales = [x if x is None else x[:, :, None] for x in operands[-2:]]  # [B, KH, 1, S]
     batch_size, block_size, heads, head_dim = operands.queries.shape
     kv_heads, capacity = cached_keys.shape[1:3]
-    queries, keys, values, mask, oldest, sinks = fold(operands, window, 16, LANES)
+    queries, keys, values, mask, oldest, sinks, *scales = fold(operands, window, 16, LANES)
     num_masks, rows, columns = mask.shape
     chunk = min(max(SCORES // rows // LANES, 1) * LANES, CHUNK, capacity)
 
@@ -45,7 +46,14 @@ def attend(
     def cached_chunk(b: jax.Array, h: jax.Array, i: jax.Array, length: jax.Array) -> tuple[jax.Array | int, ...]:
         return b, h, jnp.minimum(i, jnp.maximum(length[b] - 1, 0) // chunk), 0
 
+    def cached_scales_chunk(b: jax.Array, h: jax.Array, i: jax.Array, length: jax.Array) -> tuple[jax.Array | int, ...]:
+        *head, chunk, _ = cached_chunk(b, h, i, length)
+        return *head, 0, chunk
+
     cached = pl.BlockSpec((None, None, chunk, head_dim), cached_chunk)
+    own_scales = pl.BlockSpec((None, None, 1, columns), lambda b, h, i, length: (b, h, 0, 0))
+    chunk_scales = pl.BlockSpec((None, None, 1, chunk), cached_scales_chunk)
+    has_scales = operands.key_scales is not None
     of_sequence = pl.BlockSpec((None, rows, 1), lambda b, h, i, length: (b, 0, 0))
     of_head = pl.BlockSpec((None, rows, 1), lambda b, h, i, length: (h, 0, 0))
     if not interpret:
@@ -73,6 +81,8 @@ def attend(
                 cached,
                 None if oldest is None else of_sequence,
                 None if sinks is None else of_head,
+                *2 * [own_scales if has_scales else None],
+                *2 * [chunk_scales if has_scales else None],
             ],
             out_specs=own(rows),
             scratch_shapes=[
@@ -88,6 +98,7 @@ def attend(
     )(
         *(cached_length, queries, keys, values, mask.astype(jnp.float32), cached_keys, cached_values),
         *(x if x is None else x[..., None] for x in (oldest, sinks)),
+        *(*scales, *cached_scales),
     )
     return unfold(mixed, heads, block_size)
 
@@ -95,6 +106,8 @@ def attend(
 def _kernel(
     length_ref: jax.Ref, queries_ref: jax.Ref, keys_ref: jax.Ref, values_ref: jax.Ref, mask_ref: jax.Ref,
     cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref, oldest_ref: jax.Ref | None, sinks_ref: jax.Ref | None,
+    key_scales_ref: jax.Ref | None, value_scales_ref: jax.Ref | None,
+    cached_key_scales_ref: jax.Ref | None, cached_value_scales_ref: jax.Ref | None,
     out_ref: jax.Ref, highest_ref: jax.Ref, total_ref: jax.Ref, mixed_ref: jax.Ref,
     *, chunk: int, capacity: int, scale: float, cap: float | None,
 ) -> None:  # fmt: skip
@@ -107,15 +120,24 @@ def _kernel(
     in_use = length if oldest_ref is None else jnp.minimum(length, capacity)  # entries
     start = pl.program_id(2) * chunk
 
-    def add_keys(keys: jax.Array, values: jax.Array, seen: jax.Array) -> None:
+    def add_keys(
+        keys: jax.Array,
+        values: jax.Array,
+        seen: jax.Array,
+        key_scales: jax.Array | None,
+        value_scales: jax.Array | None,
+    ) -> None:
         product = jax.lax.dot_general(
             queries_ref[...], keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
+        if key_scales is not None:
+            product *= key_scales
         scores = jnp.where(seen, layers.cap(product * scale, cap), -jnp.inf)
         highest = highest_ref[:, :1]
         higher = jnp.maximum(highest, jnp.max(scores, axis=1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(scores - higher)
-        mixed = jnp.dot(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+        weights_of_values = weights if value_scales is None else weights * value_scales
+        mixed = jnp.dot(weights_of_values.astype(values.dtype), values, preferred_element_type=jnp.float32)
         total = total_ref[:, :1] * shrink + jnp.sum(weights, axis=1, keepdims=True)
         highest_ref[...] = jnp.broadcast_to(higher, highest_ref.shape)
         total_ref[...] = jnp.broadcast_to(total, total_ref.shape)
@@ -126,7 +148,9 @@ def _kernel(
         highest_ref[...] = jnp.full_like(highest_ref, jnp.finfo(jnp.float32).min)
         total_ref[...] = jnp.zeros_like(total_ref)
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
-        add_keys(keys_ref[...], values_ref[...], mask_ref[...] > 0)
+        keys, values = (kv_rounding.numbers(ref[...], queries_ref.dtype) for ref in (keys_ref, values_ref))
+        scales = [None if ref is None else ref[...] for ref in (key_scales_ref, value_scales_ref)]
+        add_keys(keys, values, mask_ref[...] > 0, *scales)
 
     @pl.when(start < in_use)
     def _() -> None:
@@ -134,12 +158,18 @@ def _kernel(
             return start + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
         # Past the end of the cache there may be NaN, and 0 * NaN is NaN.
-        values = cached_values_ref[...]
-        values = jnp.where(entries(values.shape, 0) < in_use, values, jnp.zeros_like(values))
-        keys, seen = cached_keys_ref[...], entries((queries_ref.shape[0], chunk), 1) < in_use
+        keys, values = (
+            kv_rounding.numbers(ref[...], queries_ref.dtype) for ref in (cached_keys_ref, cached_values_ref)
+        )
+        values = jnp.where(entries((chunk, values.shape[1]), 0) < in_use, values, jnp.zeros_like(values))
+        scales = [
+            None if ref is None else jnp.where(entries((1, chunk), 1) < in_use, ref[...], 0.0)
+            for ref in (cached_key_scales_ref, cached_value_scales_ref)
+        ]
+        seen = entries((queries_ref.shape[0], chunk), 1) < in_use
         if oldest_ref is not None:
             seen &= entry_positions(entries((1, chunk), 1), length, capacity) >= oldest_ref[...]
-        add_keys(keys, values, seen)
+        add_keys(keys, values, seen, *scales)
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _() -> None:

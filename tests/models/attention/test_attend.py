@@ -12,7 +12,7 @@ import pytest
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.models import trial
+from jlade.models import attention, trial
 from jlade.models.attention import Operands, attend, plain, resolve, tpu
 from jlade.models.llama import Llama
 from tests.tiny import slow, tiny_llama
@@ -70,8 +70,9 @@ def random_case(seed: int, dtype=np.float32, mask_shape=(5, 5)):
 def form(request, monkeypatch):
     """Runs a test with the form for CPUs and TPUs, and with that for GPUs."""
 
-    def attend(operands, window, scale, cap):
-        return plain.attend_in_chunks(operands, window=window, scale=scale, cap=cap, unrolled=request.param)
+    def attend(operands, window, scale, cap, split):
+        options = {"window": window, "scale": scale, "cap": cap, "split": split}
+        return plain.attend_in_chunks(operands, **options, unrolled=request.param)
 
     monkeypatch.setattr(plain, "attend", attend)
 
@@ -117,7 +118,7 @@ def test_a_ring_has_the_tokens_of_the_window(form, window, size, chunk, monkeypa
     ids=["loop", "unrolled", "tpu"],
 )
 def test_numbers_that_are_not_finite_reach_the_tokens_that_see_them_alone(run, monkeypatch):
-    monkeypatch.setattr(plain, "attend", lambda operands, window, scale, cap: run(operands, window=window))
+    monkeypatch.setattr(plain, "attend", lambda operands, window, *_: run(operands, window=window))
     (queries, keys, values, *cached), length, mask = random_case(2)
     keys = keys.at[0, 3, 0].set(jnp.nan)
     values = values.at[1, 2, 1].set(jnp.nan).at[2, 4, 0].set(jnp.inf)
@@ -181,6 +182,17 @@ def test_a_single_row_is_that_of_two(window):
     got = plain.attend_row_twice(Operands(*arrays, length, mask, positions, sinks), window=window)
     expected = plain_attention(*map(np.asarray, arrays), length, mask[0], positions, window or 99, sinks=sinks)
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_the_kernel_of_gpus_does_not_read_8_bits(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
+    shape = HOPPER, jnp.bfloat16, 8, 2, 128
+    assert attention.resolve_unattached("auto", *shape, kv_dtype="int8") == "plain"
+    assert attention.resolve("auto", *shape, kv_dtype="int8") == "plain"
+    message = "attention 'gpu' reads keys and values of the model's dtype alone, and kv_dtype is 'int8'; choose 'auto' "
+    with pytest.raises(ValueError, match=message):
+        attention.resolve("gpu", *shape, kv_dtype="int8")
+    assert attention.resolve_unattached("auto", TPU, *shape[1:], kv_dtype="int8") == "tpu"
 
 
 def exported(platforms, block_size, capacity, axis=None):
