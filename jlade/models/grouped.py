@@ -70,6 +70,14 @@ class GroupedMatrix:
         values *= of_group(self.scale)
         return values if self.offset is None else values + of_group(self.offset)
 
+    def added(self) -> jax.Array | None:
+        """Returns what is added to the product of code and scale, [..., in / group, out] float32; None for nothing."""
+        offset = None if self.offset is None else self.offset.astype(jnp.float32)
+        if self.zero is None:
+            return offset
+        of_zero = -self.zero.astype(jnp.float32) * self.scale.astype(jnp.float32)
+        return of_zero if offset is None else of_zero + offset
+
     def values(self, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
         """Returns the elements [..., in, out], computed in float32 and rounded once."""
         return jnp.concatenate(self.parts(), axis=-2).astype(dtype).reshape(self.shape)
@@ -197,6 +205,12 @@ def product_of(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
 def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
     """`product_of`, some groups at a time: XLA for CPUs does not fuse, and would write out the whole matrix."""
     num_groups, outputs = matrix.scale.shape
+    # What is added to the numbers of a group is added to the product instead, once for the group.
+    begin = jnp.zeros((len(x), outputs), jnp.float32)
+    if (added := matrix.added()) is not None:
+        sums = jnp.sum(x.reshape(len(x), num_groups, -1), axis=-1, dtype=jnp.float32)
+        begin = jnp.dot(sums, added)
+    matrix = matrix.replace(zero=None, offset=None)  # type: ignore[attr-defined]
     groups = max(1, min(num_groups, TILE // (matrix.group * outputs)))
     groups = next(size for size in range(groups, 0, -1) if num_groups % size == 0)
 
@@ -208,6 +222,5 @@ def _multiply_in_tiles(matrix: GroupedMatrix, x: jax.Array) -> jax.Array:
         arrays = jax.tree.map(tile, matrix.replace(levels=None))  # type: ignore[attr-defined]
         return product + product_of(arrays.replace(levels=matrix.levels), tile(x, 1))
 
-    empty = jnp.zeros((len(x), outputs), jnp.float32)
-    product: jax.Array = jax.lax.fori_loop(0, num_groups // groups, add_tile, empty)
+    product: jax.Array = jax.lax.fori_loop(0, num_groups // groups, add_tile, begin)
     return product

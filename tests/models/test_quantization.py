@@ -13,7 +13,7 @@ import jlade
 from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, save_hf
-from jlade.models import llama, quantization
+from jlade.models import grouped, llama, quantization
 from jlade.models.grouped import quantize_in_groups
 from jlade.models.quantization import Int8Matrix, quantize_matrix
 from tests import plain_llama
@@ -239,3 +239,17 @@ def test_the_largest_matrices_are_rounded_without_many_copies():
     matrix = jax.ShapeDtypeStruct((4096, 14336), jnp.float32)
     program = quantize_in_groups.lower(matrix, 64).compile()
     assert program.memory_analysis().temp_size_in_bytes < 0.5 * 4 * matrix.size
+
+
+@pytest.mark.parametrize("codes", [jnp.uint8, jnp.int8])
+@pytest.mark.parametrize("fields", [("offset",), ("zero",), ("zero", "offset", "levels")], ids=str)
+def test_products_with_zeros_and_offsets_are_those_of_the_elements(codes, fields, monkeypatch):
+    monkeypatch.setattr(grouped, "TILE", 2**10)  # several tiles
+    rng = np.random.default_rng(0)
+    weight = rng.integers(0, 200, (64 if codes == jnp.uint8 else 128, 40)).astype(codes)
+    of_groups = {name: jnp.asarray(rng.normal(size=(4, 40)), jnp.float32) for name in ("scale", "zero", "offset")}
+    of_groups["levels"] = jnp.asarray(rng.normal(size=16), jnp.float32)
+    matrix = grouped.GroupedMatrix(jnp.asarray(weight), **{name: of_groups[name] for name in ("scale", *fields)})
+    x = jnp.asarray(rng.normal(size=(3, 128)), jnp.float32)
+    expected = np.asarray(x, np.float64) @ np.asarray(matrix.values(), np.float64)
+    np.testing.assert_allclose(grouped.multiply(x, matrix), expected, atol=1e-5 * np.abs(expected).max())
