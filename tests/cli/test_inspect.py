@@ -77,7 +77,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
         "bytes": (small_demo / "model.safetensors").stat().st_size,
         "tensor_bytes": {"bfloat16": sum(array.nbytes for array in tensors)},
     }
-    assert facts["config"] == json.loads(json.dumps(vars(params.config)))
+    assert facts["config"] == json.loads(json.dumps(dataclasses.asdict(params.config)))
     assert {name: facts[name] for name in ("path", "format", "family", "tokenizer", "chat_template")} == {
         "path": str(small_demo),
         "format": "huggingface",
