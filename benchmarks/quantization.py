@@ -82,6 +82,7 @@ def main() -> None:
 def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int) -> dict[str, dict[str, float]]:
     """Returns the figures of each kind of weights, means over the tokens of all texts."""
     reference, tokenizer = jlade.demo("float32") if model == "demo" else jlade.load(model, "float32")
+    assert tokenizer is not None
     text = tokenizer.encode(CALIBRATION.read_text(encoding="utf-8")).ids[:4096]
     half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), reference)
     kinds = {
@@ -132,13 +133,16 @@ def _as_in_gguf(params: LlamaParams, kind: str) -> LlamaParams:
             len(matrix), -1, gguf.GGML_QUANT_SIZES[type_][1]
         )
         arrays = gguf_blocks.KINDS[kind].unpack(blocks)
-        return GroupedMatrix(
+        tree: Any = GroupedMatrix
+        grouped: GroupedMatrix = tree(
             **{field: jnp.asarray(array.reshape(len(matrix), -1).T) for field, array in arrays.items()}
         )
+        return grouped
 
     def rounded_layer(layer: LlamaLayer) -> LlamaLayer:
         fields = [name for name in vars(layer) if is_matrix(name) and getattr(layer, name) is not None]
-        return dataclasses.replace(layer, **{name: rounded(getattr(layer, name)) for name in fields})
+        changed: dict[str, Any] = {name: rounded(getattr(layer, name)) for name in fields}
+        return dataclasses.replace(layer, **changed)
 
     return quantize(dataclasses.replace(params, layers=tuple(map(rounded_layer, params.layers))))
 
