@@ -39,7 +39,7 @@ def check(file: pathlib.Path, raw: Mapping[str, Any], family: Family) -> None:
         + (f" in {bits} bits" if bits else "")
         + f" ({key}), which is not read"
         + (f": {wrong}" if wrong else "")
-        + ". Load the model in floating point that they were made from, with int8=True to halve its memory, or a GGUF "
+        + ". Load the model in floating point that they were made from, with bits=8 or 4 for less memory, or a GGUF "
         "file of it"
     )
 

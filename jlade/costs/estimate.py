@@ -1,5 +1,6 @@
 """The time of a step from a device's data sheet, and a setting from it: a block as wide as the idle arithmetic."""
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from jlade.costs import settings as settings_lib
 from jlade.costs.devices import Tpu
 from jlade.lookahead import division
 from jlade.models.architecture import LlamaConfig
+from jlade.models.quantization import dense_shape, is_quantized
 
 # Shares of the data sheet's rates that programs reach. Others report of an H200 that matrix products run at 790 of 989
 # TFLOP/s and copies at 4.3 of 4.8 TB/s; jlade has not been measured there.
@@ -170,14 +172,18 @@ def estimate(
 
 def weights_of(params: Any) -> Weights:
     """Returns the weights of a pytree of parameters, or of their shapes."""
-    leaves = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
-    size = max(1, sum(leaf.size for leaf in leaves))
-    mean = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / size
+    size = max(1, _num_parameters(params))
+    mean = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")) / size
     config = getattr(params, "config", None)
     if not isinstance(config, LlamaConfig) or not config.num_experts:
         return Weights(mean)
-    experts = jax.tree.leaves([layer.experts for layer in params.layers])
-    return Weights(mean, sum(leaf.size for leaf in experts) / size, config)
+    return Weights(mean, _num_parameters([layer.experts for layer in params.layers]) / size, config)
+
+
+def _num_parameters(tree: Any) -> int:
+    """Returns the number of parameters in a pytree, which those of few bits are too."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_quantized)
+    return sum(math.prod(dense_shape(leaf)) for leaf in leaves if is_quantized(leaf) or hasattr(leaf, "dtype"))
 
 
 def step_times(platform: str, device_kind: str, batch_size: int = 1, weights: Weights = BFLOAT16) -> dict[int, float]:

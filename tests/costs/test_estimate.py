@@ -1,10 +1,15 @@
+import dataclasses
+
+import jax.numpy as jnp
 import pytest
 
 from jlade import LookaheadConfig
 from jlade.config import MAX_BLOCK_SIZE, PLAIN, SMALL_BLOCK
+from jlade.conversion.tensors import param_shapes
 from jlade.costs import devices, estimate
 from jlade.costs.devices import DEVICES
 from jlade.costs.estimate import Operation, Rates
+from jlade.models.llama import LlamaConfig
 
 TREE = LookaheadConfig()
 
@@ -120,3 +125,13 @@ def test_the_estimate_is_never_taken_for_slower_than_plain_decoding():
         estimate.speed_limit(LookaheadConfig.paper(15, 5, 15), estimate.step_times("gpu", "NVIDIA A100-SXM4-80GB", 32))
         < 1
     )
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(None, 2.0), (8, 1.0), (4, 0.5625)])
+def test_weights_are_the_bytes_of_a_parameter(bits, expected):
+    """Of a model whose matrices of layers are nearly all of it, also in experts."""
+    config = LlamaConfig(13, 512, 1024, 2, 4, 2, 128, 64)
+    for each in (config, dataclasses.replace(config, num_experts=4, expert_size=512, experts_per_token=2)):
+        weights = estimate.weights_of(param_shapes(each, jnp.bfloat16, bits))
+        assert weights.num_bytes == pytest.approx(expected, rel=0.03)
+        assert weights.in_experts == (pytest.approx(4 * 3 / 21, rel=0.02) if each.num_experts else 0)
