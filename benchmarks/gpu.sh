@@ -8,7 +8,7 @@
 #   estimate      estimated and measured times of a step, by block size                  (estimate.py)
 #   decode        bandwidth, plain and lookahead decoding, batches, blocks, peak memory  (accelerator.py)
 #   transformers  comparison with transformers, eager and compiled                       (versus_transformers_gpu.py)
-#   int8          comparison of int8 weights with bfloat16                               (quantization.py)
+#   int8          comparison of weights in int8 and in four bits with bfloat16           (quantization.py)
 #   attention     comparison of the attention kernel with plain attention                (attention.py)
 #   experts       comparison of the kernel for experts with plain JAX                    (expert_kernel.py)
 #   overhead      share of a step outside the model, loops of one's own, at a 1 B shape  (overhead.py)

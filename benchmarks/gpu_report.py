@@ -95,8 +95,10 @@ def rows(directory: Path, shape: str, small: str, device: str) -> Iterator[tuple
             for way in ("plain", "lookahead"):
                 figure = f"{way}, x transformers {name}"
                 yield row(f"jlade {figure}, batch {batch}", versus, part, figure, wanted)
-    int8 = parts(f"quantization_{shape}").get("speed", {}).get("int8", {}).get("speed", "-")
-    yield "plain decoding in int8, x bfloat16", f"{int8:.3f}" if isinstance(int8, float) else int8, "1.7"
+    of_bits = parts(f"quantization_{shape}").get("speed", {})
+    for kind, wanted in (("int8", "1.7"), ("4 bits", "2.4")):
+        gain = of_bits.get(kind, {}).get("speed", "-")
+        yield f"plain decoding in {kind}, x bfloat16", f"{gain:.3f}" if isinstance(gain, float) else gain, wanted
     yield from _attention(parts("attention"), speed)
     yield from _experts(parts("experts"))
     overhead = parts(f"overhead_{small}")

@@ -25,7 +25,6 @@ from typing import Any
 # Import from the repository, not from this folder.
 sys.path[0] = str(Path(__file__).parent.parent)
 
-import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,6 +125,8 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
 
 def _as_in_gguf(params: LlamaParams, kind: str) -> LlamaParams:
     """Returns the parameters with the matrices of layers as the package gguf rounds them to a type."""
+
+    import gguf  # for quality alone
 
     def rounded(matrix: jax.Array) -> GroupedMatrix:
         type_ = gguf.GGMLQuantizationType[kind]
