@@ -236,6 +236,15 @@ def test_experts_are_those_of_their_values():
         np.testing.assert_allclose(mixed, wanted, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+def test_simulated_kernels_give_the_products_of_all_experts(name):
+    values = jax.random.normal(jax.random.key(0), (3, 64, 128))
+    matrices = quantize_in_groups(values, 32).replace(implementation=name)
+    x = jax.random.normal(jax.random.key(1), (3, 5, 64), jnp.bfloat16)
+    expected = jnp.einsum("nti,nio->nto", x.astype(jnp.float32), matrices.values())
+    np.testing.assert_allclose(products.multiply_each(x, matrices, interpret=True), expected, atol=0.2)
+
+
 def test_loading_in_four_bits_equals_rounding_after_loading(demo, tmp_path):
     expected = llama.quantize(demo[0], 4)
     assert_equal(load_hf(DEMO, "float32", bits=4), expected)

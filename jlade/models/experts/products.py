@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jlade.models import products
 from jlade.models.grouped import GroupedMatrix, product_of
 from jlade.models.quantization import Int8Matrix, Matrix, is_int8
 
@@ -49,7 +50,9 @@ def _each_grouped(x: jax.Array, chosen: GroupedMatrix) -> jax.Array:
 
 def all_with_all(x: jax.Array, matrices: Matrix) -> jax.Array:
     """Returns the products [N, T, out] of tokens [N, T, in] with matrices [N, in, out]."""
-    weight = matrices.values(x.dtype) if isinstance(matrices, GroupedMatrix) else _weight(matrices).astype(x.dtype)
+    if isinstance(matrices, GroupedMatrix):
+        return products.multiply_each(x, matrices)
+    weight = _weight(matrices).astype(x.dtype)
     product = jnp.einsum("nti,nio->nto", x, weight, preferred_element_type=jnp.float32)
     if is_int8(matrices):
         product *= matrices.scale[:, None]

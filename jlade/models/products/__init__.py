@@ -15,7 +15,11 @@ IMPLEMENTATIONS = ("auto", "plain", "gpu", "tpu")
 
 
 def multiply(
-    x: jax.Array, matrix: GroupedMatrix, implementation: str | None = None, interpret: bool = False
+    x: jax.Array,
+    matrix: GroupedMatrix,
+    implementation: str | None = None,
+    interpret: bool = False,
+    at_once: int = 1,
 ) -> jax.Array:
     """Returns `x` [..., in] times `matrix` [in, out]: [..., out] in the dtype of `x`.
 
@@ -26,6 +30,7 @@ def multiply(
     Args:
       implementation: None for that of the matrix; see `assign`.
       interpret: run the kernel as plain JAX, on any device; for tests.
+      at_once: products like this one, under `jax.vmap`.
     """
     name, rows = implementation or matrix.implementation, x.reshape(-1, x.shape[-1])
     if name == "plain" or _obstacle(name, MatrixShape.of(matrix, x.dtype)) is not None:
@@ -34,12 +39,23 @@ def multiply(
     if name == "gpu":
         from jlade.models.products import gpu
 
-        return gpu.multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
+        return gpu.multiply(rows, matrix, interpret, at_once).reshape(*x.shape[:-1], -1)
     from jlade.models.products import tpu
 
     if len(rows) > tpu.MOST_ROWS:
         return grouped.multiply(x, matrix)
     return tpu.multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
+
+
+def multiply_each(x: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
+    """Returns `multiply` for each of `x` [N, T, in] with its matrix of [N, in, out]: [N, T, out]."""
+    levels = matrices.levels  # of all matrices
+
+    def multiply_one(x: jax.Array, matrix: GroupedMatrix) -> jax.Array:
+        whole: GroupedMatrix = matrix.replace(levels=levels)  # type: ignore[attr-defined]
+        return multiply(x, whole, interpret=interpret, at_once=matrices.shape[0])
+
+    return jax.vmap(multiply_one)(x, matrices.replace(levels=None))  # type: ignore[attr-defined]
 
 
 def assign(params: Any, implementation: str) -> Any:

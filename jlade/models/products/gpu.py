@@ -30,7 +30,7 @@ def obstacle(shape: MatrixShape) -> str | None:
     return None
 
 
-def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
+def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False, at_once: int = 1) -> jax.Array:
     """Returns the product [T, out] of `x` [T, in] in its dtype.
 
     A program multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they
@@ -38,6 +38,7 @@ def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> ja
 
     Args:
       interpret: run the kernel as plain JAX, on any device; for tests.
+      at_once: products like this one, under `jax.vmap`.
 
     Raises:
       ValueError: there is an `obstacle`.
@@ -50,7 +51,9 @@ def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> ja
     is_wide = len(x) >= WIDE and shape.outputs % COLUMNS[1] == 0
     columns = COLUMNS[is_wide]
     tiles, groups = len(padded) // rows * (shape.outputs // columns), shape.inputs // shape.group
-    shares = next(n for n in range(1, groups + 1) if groups % n == 0 and (n * tiles >= PROGRAMS or n == groups))
+    shares = next(
+        n for n in range(1, groups + 1) if groups % n == 0 and (n * tiles * at_once >= PROGRAMS or n == groups)
+    )
     height = groups // shares  # groups of a program
 
     def block(size: int) -> pl.BlockSpec:
