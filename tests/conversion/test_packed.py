@@ -203,10 +203,9 @@ def test_a_kept_model_has_one_text(name, tmp_path):
         for lookahead in (None, PAPER)
     )
     assert_same_texts(ahead, plain)
-    dense = jlade.generate(
-        load_hf(tmp_path / "model", "float32"), prompts, max_new_tokens=20, lookahead=None, eos_ids=()
-    )
-    assert_same_texts(plain, dense)
+    # Whose output matrix is rounded by `bits` where it is not in few bits in the file.
+    dense = dataclasses.replace(load_hf(tmp_path / "model", "float32"), output=params.output)
+    assert_same_texts(plain, jlade.generate(dense, prompts, max_new_tokens=20, lookahead=None, eos_ids=()))
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_loading_in_four_bits_equals_rounding_after_loading(demo, tmp_path):
 def test_the_command_converts_and_inspects_four_bits(demo, tmp_path, capsys):
     target = tmp_path / "small"
     assert main(["convert", str(DEMO), str(target), "--bits", "4"]) == 0
-    assert "5,475,584 parameters, 3.4 MB of 4 bits and int8 and bfloat16" in capsys.readouterr().out
+    assert "5,475,584 parameters, 3.6 MB of 4 bits and int8 and bfloat16" in capsys.readouterr().out
     assert main(["inspect", str(target), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     loaded, _ = jlade.load(target)

@@ -121,7 +121,8 @@ def test_variations(kernel, block_size, num_masks, variations, has_sinks, monkey
 @pytest.mark.parametrize("num_masks", [1, 2])
 def test_vmap(kernel, num_masks, monkeypatch):
     monkeypatch.setattr(hopper, "PROGRAMS", 1)  # otherwise one sequence alone is split, and rounded, differently
-    (*arrays, masks, _, _), _ = random_case(3, 2, 1, 16, 64, [3, 64], jnp.bfloat16, num_masks)
+    operands, _ = random_case(3, 2, 1, 16, 64, [3, 64], jnp.bfloat16, num_masks)
+    arrays, masks = operands[:6], operands.block_mask
     mask, axis = (masks, None) if num_masks == 1 else (masks[:, None], 0)
     each = jax.vmap(kernel, in_axes=(Operands(*[0] * len(arrays), axis),))
     alone = each(Operands(*(x[:, None] for x in arrays), mask))
