@@ -45,7 +45,7 @@ def test_texts_are_those_of_the_rule_token_by_token(lookahead):
 
 
 @OTHERS
-@pytest.mark.parametrize("lookahead", [PAPER, slow(TREE), slow(PLAIN)])
+@pytest.mark.parametrize("lookahead", [PAPER, slow(TREE)])
 def test_texts_are_those_of_other_rules_token_by_token(lookahead, kind):
     out = generate(kind=kind, lookahead=lookahead)
     assert out.tokens.tolist() == [continued(tuple(prompt), kind=kind) for prompt in PROMPTS]
