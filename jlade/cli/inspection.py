@@ -34,6 +34,7 @@ from jlade.inspection.sequences import Sequences
 from jlade.lookahead import names
 from jlade.lookahead.names import label
 from jlade.mesh import default_device
+from jlade.models import quantization
 from jlade.models.base import cache_shapes
 from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
@@ -110,6 +111,7 @@ def run(options: argparse.Namespace) -> None:
         "memory": {
             "dtype": dtype.name,
             "kv_dtype": options.kv_dtype,
+            "kinds": quantization.kinds(shapes),
             "weights_bytes": weights_bytes,
             "length": length,
             "batch_size": batch_size,
@@ -272,7 +274,7 @@ def _table(facts: dict[str, Any], fitting: Sequences) -> Table:
         "tokenizer": "yes" if facts["tokenizer"] else "no",
         "chat template": "yes" if facts["chat_template"] else "no",
         "files": f"{files['count']}, {decimal(files['bytes'])}, {stored}" if dtypes else "not fetched",
-        f"weights in {'int8 and ' if 'int8' in dtypes else ''}{memory['dtype']}": decimal(memory["weights_bytes"]),
+        f"weights in {' and '.join([*memory['kinds'], memory['dtype']])}": decimal(memory["weights_bytes"]),
         f"KV cache{of_cache}": f"{decimal(memory['kv_cache_bytes'])} for {memory['batch_size']} x "
         f"{memory['length']:,} tokens",
         "total memory": decimal(memory["total_bytes"]),

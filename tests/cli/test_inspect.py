@@ -61,6 +61,7 @@ def test_facts_equal_those_of_the_loaded_model(inspect, small_demo, demo):
     assert facts["parameters"] == sum(array.size for array in arrays)
     assert facts["memory"] == {
         "dtype": "float32",
+        "kinds": [],
         "kv_dtype": None,
         "weights_bytes": sum(array.nbytes for array in arrays),
         "length": 2048,

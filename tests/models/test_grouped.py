@@ -266,6 +266,7 @@ def test_the_command_converts_and_inspects_four_bits(demo, tmp_path, capsys):
     assert main(["inspect", str(target), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     loaded, _ = jlade.load(target)
+    assert facts["memory"]["kinds"] == ["4 bits", "int8"]
     assert facts["memory"]["weights_bytes"] == sum(x.nbytes for x in jax.tree.leaves(loaded))
     assert facts["parameters"] == 5_475_584
     assert_equal(loaded, llama.quantize(demo[0], 4))
