@@ -14,11 +14,12 @@ compiled as one program, besides its arguments and results. A copy of the weight
 """
 
 import dataclasses
+import functools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,22 +99,37 @@ def _quality(model: str, prompts: Sequence[dict[str, Any]], max_new_tokens: int)
     if model != "demo":
         kinds["bits=4 of the file"] = jlade.load(model, "float32", bits=4)[0]
     ids = [each["ids"] if model == "demo" else tokenizer.encode(each["text"]).ids for each in prompts]
+    found = figures_of_texts(reference, ids, max_new_tokens, {name: (params, None) for name, params in kinds.items()})
+    return {name: {"weights, MB": _num_bytes(params) / 1e6} | found[name] for name, params in kinds.items()}
+
+
+def figures_of_texts(
+    reference: LlamaParams,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    kinds: Mapping[str, tuple[LlamaParams, str | None]],
+) -> dict[str, dict[str, float]]:
+    """Returns the figures of each kind of weights and cache, over the tokens of all texts.
+
+    Args:
+      reference: the model that continues the prompts.
+      kinds: parameters and dtype of the cache, by name. The first one has the predictions to compare with.
+    """
     rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in kinds}
-    size = max(map(len, ids)) + max_new_tokens
-    for prompt in track(ids, "quality"):
+    size = max(map(len, prompts)) + max_new_tokens
+    for prompt in track(prompts, "quality"):
         out = jlade.generate(reference, prompt, max_new_tokens=max_new_tokens, lookahead=None, eos_ids=())
         tokens = np.array([*prompt, *out.tokens[0]], np.int32)
         padded = np.pad(tokens, (0, size - len(tokens)))  # no token sees the padding; one program serves all texts
         expected = None
-        for name, params in kinds.items():
-            logprobs = np.asarray(_logprobs(params, padded))[: len(tokens) - 1]
+        for name, (params, kv_dtype) in kinds.items():
+            logprobs = np.asarray(_logprobs(params, padded, kv_dtype))[: len(tokens) - 1]
             expected = logprobs if expected is None else expected
-            rows[name].append(compare(logprobs, expected, tokens[1:], len(prompt) - 1))
+            rows[name].append(_compare(logprobs, expected, tokens[1:], len(prompt) - 1))
     result = {}
-    for name, params in kinds.items():
-        figures = {key: np.concatenate([row[key] for row in rows[name]]) for key in rows[name][0]}
+    for name, of_texts in rows.items():
+        figures = {key: np.concatenate([row[key] for row in of_texts]) for key in of_texts[0]}
         result[name] = {
-            "weights, MB": _num_bytes(params) / 1e6,
             "relative error of the logits": float(np.sqrt(figures["error"].sum() / figures["size"].sum())),
             "KL divergence, nats a token": float(figures["kl"].mean()),
             "same most likely token": float(figures["same"].mean()),
@@ -148,18 +164,18 @@ def _as_in_gguf(params: LlamaParams, kind: str) -> LlamaParams:
     return quantize(dataclasses.replace(params, layers=tuple(map(rounded_layer, params.layers))))
 
 
-@jax.jit
-def _logprobs(params: LlamaParams, tokens: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="kv_dtype")
+def _logprobs(params: LlamaParams, tokens: jax.Array, kv_dtype: str | None) -> jax.Array:
     """Returns the log-probabilities [L, V] after each of `tokens` [L]."""
     length = len(tokens)
-    decoder = params.decoder
+    decoder = dataclasses.replace(params.decoder, kv_dtype=kv_dtype)
     cache = decoder.init_cache(params, 1, length)
     positions = jnp.arange(length, dtype=jnp.int32)[None]
     hidden, _ = decoder.forward(params, tokens[None], positions, cache, np.tri(length, dtype=bool))
     return jax.nn.log_softmax(decoder.logits(params, hidden)[0])
 
 
-def compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, start: int) -> dict[str, np.ndarray]:
+def _compare(logprobs: np.ndarray, expected: np.ndarray, tokens: np.ndarray, start: int) -> dict[str, np.ndarray]:
     """Returns figures of each of `tokens` [L] from its log-probabilities [L, V]; the text begins at `start`."""
     surprise = -np.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
     got, wanted = logprobs[start:], expected[start:]

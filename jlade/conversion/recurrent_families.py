@@ -65,6 +65,15 @@ _MAMBA_FUSED: dict[str, tuple[str, ...]] = {
 }
 # transformers bounds the steps of prompts by others, and not those of the tokens that it generates.
 _NO_LIMIT = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+_MAMBA_SIZES = {
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+    "mamba_d_state": 256,
+    "mamba_d_head": None,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
 _ONLY_MAMBA = {
     "mamba_proj_bias": (False,),
     "time_step_limit": _NO_LIMIT,
@@ -144,13 +153,7 @@ RECURRENT: dict[str, Family] = {
             "shared_intermediate_size": 1024,
             "position_embedding_type": None,
             "layer_types": None,
-            "mamba_n_groups": 1,
-            "mamba_n_heads": 128,
-            "mamba_d_state": 256,
-            "mamba_d_head": None,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
+            **_MAMBA_SIZES,
         },
         keys=GRANITE_KEYS | LOCAL_KEYS | {"intermediate_size": "shared_intermediate_size"},
         fixed={field: _if_mixture(key) for field, key in LOCAL_KEYS.items()},
@@ -174,13 +177,7 @@ RECURRENT: dict[str, Family] = {
             "attention_bias": False,
             "mlp_bias": False,
             "mamba_d_ssm": 1024,
-            "mamba_n_groups": 1,
-            "mamba_n_heads": 128,
-            "mamba_d_state": 256,
-            "mamba_d_head": None,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
+            **_MAMBA_SIZES,
             "mamba_rms_norm": False,
             "mamba_norm_before_gate": True,
         },

@@ -361,7 +361,7 @@ class LlamaConfig:
 
 
 def is_matrix(field: str) -> bool:
-    """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in int8: not routers."""
+    """Whether a field of `jlade.models.llama.LlamaLayer` has weights that may be held in few bits: not routers."""
     of_attention = ("query", "key", "value", "output_gate", "attention_output", "query_down", "key_down")
     recurrent = tuple(f"recurrent_{name}" for name in ("query", "key", "value", "gate", "output"))
     of_mlp = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down", "experts_input", "experts_output")

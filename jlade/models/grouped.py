@@ -1,6 +1,7 @@
 """Matrices in four bits, or eight, whose scales are of groups of inputs: steps read a quarter of bfloat16's bytes."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import flax.struct
@@ -65,10 +66,7 @@ class GroupedMatrix:
             return jnp.broadcast_to(array[..., None, :].astype(jnp.float32), codes.shape)
 
         values = codes.astype(jnp.float32) if self.levels is None else self.levels[codes & 15]
-        if self.zero is not None:
-            values -= of_group(self.zero)
-        values *= of_group(self.scale)
-        return values if self.offset is None else values + of_group(self.offset)
+        return rescaled(values, of_group, self.scale, self.zero, self.offset)
 
     def added(self) -> jax.Array | None:
         """Returns what is added to the product of code and scale, [..., in / group, out] float32; None for nothing."""
@@ -81,6 +79,20 @@ class GroupedMatrix:
     def values(self, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
         """Returns the elements [..., in, out], computed in float32 and rounded once."""
         return jnp.concatenate(self.parts(), axis=-2).astype(dtype).reshape(self.shape)
+
+
+def rescaled(values: jax.Array, of_group: Callable[[Any], jax.Array], scale: Any, zero: Any, offset: Any) -> jax.Array:
+    """Returns `(values - zero) * scale + offset` in float32, without what is None.
+
+    Args:
+      values: of codes, float32.
+      of_group: returns an array of groups, or a reference to one, in float32 and in a shape that fits `values`.
+      scale, zero, offset: arrays of groups.
+    """
+    if zero is not None:
+        values -= of_group(zero)
+    values *= of_group(scale)
+    return values if offset is None else values + of_group(offset)
 
 
 def is_grouped(leaf: object) -> TypeGuard[GroupedMatrix]:

@@ -144,6 +144,11 @@ def test_int8_experts_stay_within_half_a_step_of_their_scale():
     as_floats = Experts(*(int8.weight.astype(jnp.float32) * int8.scale[:, None] for int8 in rounded[:3]))
     for matrices, int8, values in zip(experts[:3], rounded[:3], as_floats[:3], strict=True):
         assert float(jnp.max(jnp.abs(values - matrices) / int8.scale[:, None])) <= 0.5001
+    assert_same_mixtures(rounded, as_floats)
+
+
+def assert_same_mixtures(rounded, as_floats):
+    """Every way gives eight experts in few bits the mixtures of the same ones in floating point."""
     x = jax.random.normal(jax.random.key(0), (20, E))
     chosen, weights = routed(x, jax.random.normal(jax.random.key(1), (8, E)), None, 3)
     for name, way in WAYS.items():

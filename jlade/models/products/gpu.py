@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jlade.models.grouped import GroupedMatrix
-from jlade.models.products.shape import MatrixShape
+from jlade.models.grouped import GroupedMatrix, rescaled
+from jlade.models.products.shape import MatrixShape, parts_of
 
 ROWS = 16, 128  # tokens of a program, at least and at most
 COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
@@ -91,16 +91,9 @@ def _kernel(
             row: jax.Array = ref[pl.ds(i, 1), :].astype(jnp.float32)
             return row
 
-        stored = weight_ref[pl.ds(i * half, half), :].astype(jnp.int32)
-        # The lower and the upper four bits, with their sign.
-        parts = (stored << 28 >> 28, stored << 24 >> 28) if half < group else (stored,)
+        parts = parts_of(weight_ref[pl.ds(i * half, half), :])
         for part, codes in enumerate(parts):
-            values = codes.astype(jnp.float32)
-            if zero_ref is not None:
-                values -= of_group(zero_ref)
-            values *= of_group(scale_ref)
-            if offset_ref is not None:
-                values += of_group(offset_ref)
+            values = rescaled(codes.astype(jnp.float32), of_group, scale_ref, zero_ref, offset_ref)
             x = x_ref[:, pl.ds(i * group + part * half, half)]
             total += jnp.dot(x, values.astype(x.dtype), preferred_element_type=jnp.float32)
         return total

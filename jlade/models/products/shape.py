@@ -1,4 +1,4 @@
-"""The shape of a matrix in groups, on which the choice of a kernel depends."""
+"""The shape of a matrix in groups, on which the choice of a kernel depends, and its codes as kernels read them."""
 
 from typing import NamedTuple
 
@@ -35,3 +35,9 @@ class MatrixShape(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.inputs} x {self.outputs} in {self.bits} bits with groups of {self.group}, {self.dtype}"
+
+
+def parts_of(stored: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns codes as int32: of bytes the lower and the upper four bits with their sign, of int8 the numbers."""
+    numbers = stored.astype(jnp.int32)
+    return (numbers << 28 >> 28, numbers << 24 >> 28) if stored.dtype == jnp.uint8 else (numbers,)

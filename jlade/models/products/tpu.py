@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jlade.models.grouped import GroupedMatrix
-from jlade.models.products.shape import MatrixShape
+from jlade.models.grouped import GroupedMatrix, rescaled
+from jlade.models.products.shape import MatrixShape, parts_of
 
 LANES = 128
 ROWS = 16  # tokens are a multiple of them
@@ -90,22 +90,15 @@ def _kernel(
     def _() -> None:
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    stored = weight_ref[...].astype(jnp.int32)
-    # The lower and the upper four bits, with their sign.
-    parts = (stored << 28 >> 28, stored << 24 >> 28) if weight_ref.dtype == jnp.uint8 else (stored,)
-    height, outputs = stored.shape
+    parts = parts_of(weight_ref[...])
+    height, outputs = weight_ref.shape
 
     def of_group(ref: Any) -> jax.Array:
         rows = ref[...].astype(jnp.float32)[:, None]
         return jnp.broadcast_to(rows, (len(rows), group // len(parts), outputs)).reshape(height, outputs)
 
     for i, codes in enumerate(parts):
-        values = codes.astype(jnp.float32)
-        if zero_ref is not None:
-            values -= of_group(zero_ref)
-        values *= of_group(scale_ref)
-        if offset_ref is not None:
-            values += of_group(offset_ref)
+        values = rescaled(codes.astype(jnp.float32), of_group, scale_ref, zero_ref, offset_ref)
         if excess:  # whose values may be NaN, and 0 * NaN is NaN
             is_last = pl.program_id(1) == pl.num_programs(1) - 1
             row = jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
