@@ -22,6 +22,19 @@ BlockKV = Sequence[tuple[jax.Array, ...]]
 Layers = tuple[tuple[jax.Array, ...], ...]  # keys, then values and scales of both where there are, per layer
 
 MULTIPLE = 128  # of the entries of a ring; devices hold and read caches in tiles
+LONGEST = 2**31 - 1  # tokens of any text
+
+
+@flax.struct.dataclass
+class Pages:
+    """Entries of layers that hold whole texts, in pages that the sequences of a batch share.
+
+    Entry i of a sequence is entry i % S of the page `table[b, i // S]`. Sequences may have pages in common: those that
+    are full of tokens that their texts begin with. Page 0 belongs to none; places of `table` without a page name it.
+    """
+
+    layers: tuple[tuple[jax.Array, ...], ...]  # arrays of each layer as those of a `KVCache`, with P pages for B
+    table: jax.Array  # [B, N] int32
 
 
 @flax.struct.dataclass
@@ -43,6 +56,7 @@ class KVCache:
     # Of vectors in 8 bits, () for others: see `jlade.models.kv_rounding`
     key_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32; [B, 2, S] for the two parts of a latent
     value_scales: tuple[jax.Array, ...] = ()  # [B, KV heads, S] float32
+    pages: Pages | None = None  # of the layers without a window, which the fields above then lack
 
     @property
     def arrays(self) -> dict[str, tuple[jax.Array, ...]]:
@@ -52,13 +66,19 @@ class KVCache:
 
     @property
     def layers(self) -> list[tuple[jax.Array, ...]]:
-        """The arrays of each layer, in the order of a `BlockKV`."""
+        """The arrays of each layer that is not in pages, in the order of a `BlockKV`."""
         return list(zip(*self.arrays.values(), strict=True))
+
+    def layers_of(self, windows: Sequence[int | None]) -> list[tuple[jax.Array, ...]]:
+        """Returns the arrays of all layers, given the window of each, in the order of a `BlockKV`."""
+        others = iter(self.layers)
+        paged = others if self.pages is None else iter(self.pages.layers)
+        return [next(paged if window is None else others) for window in windows]
 
     @property
     def divisible(self) -> int:
         """Tokens of the longest text that can be shortened: a ring that is full has lost the first ones."""
-        return 0 if self.states else min(layer.shape[2] for layer in self.keys)
+        return 0 if self.states else min((layer.shape[2] for layer in self.keys), default=LONGEST)
 
 
 class Decoder(Protocol):
@@ -160,6 +180,7 @@ class Kind(NamedTuple):
 
     size: int  # S
     is_ring: bool
+    is_paged: bool = False
     tile: int = 1  # entries that are written together
 
 
@@ -184,17 +205,23 @@ def commit(
       cache, block_kv, indices, num_accepted: those of `Decoder.commit`.
       windows: the sliding window of each layer, None for a layer without; () if no layer has one.
     """
-    layers, blocks = tuple(cache.arrays.values()), tuple(zip(*block_kv, strict=True))
-    pairs = zip(cache.keys, windows or [None] * len(cache.keys), strict=True)
-    kinds = tuple(Kind(layer.shape[2], window is not None) for layer, window in pairs)
+    windows, pages = windows or [None] * len(block_kv), cache.pages
+    arrays, blocks = (tuple(zip(*layers, strict=True)) for layers in (cache.layers_of(windows), block_kv))
+    are_paged = [pages is not None and window is None for window in windows]
+    pairs = zip(arrays[0], windows, are_paged, strict=True)
+    kinds = tuple(Kind(keys.shape[2], window is not None, is_paged) for keys, window, is_paged in pairs)
     # XLA for GPUs copies a layer to another layout, and back, to scatter as many tokens as a quarter of its entries.
     are_short = any(kind.is_ring and kind.size <= 4 * indices.shape[1] for kind in kinds)
     on_gpu = write_slices if are_short else scatter
     forms = {"tpu": write_slices, "cuda": on_gpu, "rocm": on_gpu, "default": scatter}
     forms = {platform: functools.partial(form, kinds=kinds) for platform, form in forms.items()}
-    written = jax.lax.platform_dependent(layers, blocks, cache.length, indices, num_accepted, **forms)
-    fields = dict(zip(cache.arrays, written, strict=True))
-    return dataclasses.replace(cache, **fields, length=cache.length + num_accepted)
+    table = None if pages is None else pages.table
+    written = jax.lax.platform_dependent(arrays, blocks, cache.length, indices, num_accepted, table, **forms)
+    after = list(zip(zip(*written, strict=True), are_paged, strict=True))
+    if pages is not None:
+        pages = dataclasses.replace(pages, layers=tuple(layer for layer, is_paged in after if is_paged))
+    fields = zip(cache.arrays, zip(*(layer for layer, is_paged in after if not is_paged), strict=True), strict=True)
+    return dataclasses.replace(cache, **dict(fields), pages=pages, length=cache.length + num_accepted)
 
 
 def scatter(
@@ -203,37 +230,58 @@ def scatter(
     length: jax.Array,
     indices: jax.Array,
     num_accepted: jax.Array,
+    table: jax.Array | None = None,
+    *,
     kinds: tuple[Kind, ...],
 ) -> Layers:
     """Returns the layers of a cache after `commit`. A token that is not kept gets an entry past the end: it is dropped.
 
     Args:
       layers, blocks, length, indices, num_accepted: arguments of `commit`.
+      table: that of `Pages`, if layers are in pages.
       kinds: of each layer.
     """
     offset = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
 
-    def place(size: int, is_ring: bool) -> jax.Array:
-        """Returns the entries [B, A] of the tokens in a layer of `size` entries."""
+    def place(kind: Kind) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the entries [B, A] of the tokens in a layer, and their pages [B, A]."""
+        size, pages = kind.size, None
         is_kept, entries = offset < num_accepted[:, None], length[:, None] + offset
-        if is_ring:  # of more tokens than entries, the last are kept
+        if kind.is_ring:  # of more tokens than entries, the last are kept
             is_kept, entries = is_kept & (offset >= num_accepted[:, None] - size), entries % size
-        return jnp.where(is_kept, entries, size + offset)
+        if kind.is_paged:
+            assert table is not None
+            # Places differ, those of dropped tokens too.
+            own = jnp.arange(len(length), dtype=jnp.int32)[:, None]
+            pages = jnp.where(is_kept, _pages(table, entries // size), own)
+            entries %= size
+        return jnp.where(is_kept, entries, size + offset), pages
 
-    places = {kind: place(kind.size, kind.is_ring) for kind in dict.fromkeys(kinds)}
+    places = {kind: place(kind) for kind in dict.fromkeys(kinds)}
 
     def write(layer: jax.Array, block: jax.Array, kind: Kind) -> jax.Array:
-        return _scatter(layer, block, indices, places[kind])
+        return _scatter(layer, block, indices, *places[kind])
 
     return _write_layers(write, layers, blocks, kinds)
 
 
+def _pages(table: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns the pages at places [B, A] of a table [B, N]."""
+    return jnp.take_along_axis(table, jnp.minimum(places, table.shape[1] - 1), axis=1)
+
+
 @jax.jit
-def _scatter(layer: jax.Array, block: jax.Array, indices: jax.Array, entries: jax.Array) -> jax.Array:
-    """Writes the block's tokens with `indices` [B, A] to `entries` [B, A]. Under `jax.jit`, it is traced once."""
-    sequence = jnp.arange(len(layer), dtype=jnp.int32)[:, None]
+def _scatter(
+    layer: jax.Array, block: jax.Array, indices: jax.Array, entries: jax.Array, pages: jax.Array | None
+) -> jax.Array:
+    """Writes the block's tokens with `indices` [B, A] to `entries` [B, A] of their sequences, or of `pages` [B, A].
+
+    Under `jax.jit`, it is traced once.
+    """
+    sequence = jnp.arange(len(indices), dtype=jnp.int32)[:, None]
     chosen = block[sequence, indices].astype(layer.dtype)  # [B, A, KV heads, head_dim], or [B, A, KV heads] of scales
-    return layer.at[sequence, :, entries].set(chosen, mode="drop", unique_indices=True)
+    owner = sequence if pages is None else pages
+    return layer.at[owner, :, entries].set(chosen, mode="drop", unique_indices=True)
 
 
 def write_slices(
@@ -242,6 +290,8 @@ def write_slices(
     length: jax.Array,
     indices: jax.Array,
     num_accepted: jax.Array,
+    table: jax.Array | None = None,
+    *,
     kinds: tuple[Kind, ...],
 ) -> Layers:
     """`scatter` for TPUs: writes consecutive entries of each sequence, the old ones where no token was accepted.
@@ -251,26 +301,36 @@ def write_slices(
     """
     batch_size, num_chosen = indices.shape
 
-    def place(size: int, is_ring: bool, tile: int) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-        """Returns the slices of a layer of `size` entries: first entry [B], tokens [B, K], which are accepted [B, K].
+    def place(kind: Kind) -> list[tuple[jax.Array, ...]]:
+        """Returns the slices of a layer: first entry [B], tokens [B, K], which are accepted [B, K], and the page [B].
 
         They are whole tiles. In a ring the tokens may begin near the end and continue from entry 0 on, in a second
-        slice.
+        slice; in pages they continue from entry 0 of the next pages on.
         """
+        size, tile = kind.size, kind.tile
         count = min(-(-(num_chosen + tile - 1) // tile) * tile, size)
-        first = length % size if is_ring else length
+        first = length % size if kind.is_ring or kind.is_paged else length
         starts = [jnp.minimum(first if tile == 1 else first // tile * tile, size - count)]
-        if is_ring and count < size:
+        if kind.is_paged:
+            starts += [jnp.zeros_like(length)] * -(-(num_chosen - 1) // size)
+        elif kind.is_ring and count < size:
             starts.append(jnp.zeros_like(length))
-        slices = []
-        for start in starts:
-            offset = jnp.arange(count, dtype=jnp.int32)[None, :] - (length - start)[:, None]
-            if is_ring:  # of the last accepted token that the entry may hold, negative if that is in the cache
+        slices: list[tuple[jax.Array, ...]] = []
+        for number, start in enumerate(starts):
+            begin = length - start
+            if kind.is_paged:  # of this slice, in the text
+                begin = length - (length // size + number) * size - start
+            offset = jnp.arange(count, dtype=jnp.int32)[None, :] - begin[:, None]
+            if kind.is_ring:  # of the last accepted token that the entry may hold, negative if that is in the cache
                 last = num_accepted[:, None] - 1
                 offset = last - (last - offset) % size
             accepted = (offset >= 0) & (offset < num_accepted[:, None])
             chosen = jnp.maximum(offset, 0) if tile == 1 else jnp.clip(offset, 0, num_chosen - 1)
-            slices.append((start, jnp.take_along_axis(indices, chosen, axis=1), accepted))
+            pages = []
+            if kind.is_paged:
+                assert table is not None
+                pages = [_pages(table, (length // size + number)[:, None])[:, 0]]
+            slices.append((start, jnp.take_along_axis(indices, chosen, axis=1), accepted, *pages))
         return slices
 
     def in_tiles(layer: jax.Array, kind: Kind) -> Kind:
@@ -278,7 +338,7 @@ def write_slices(
         return kind._replace(tile=TILE) if is_whole else kind
 
     tiled = [in_tiles(layer, kind) for arrays in layers for layer, kind in zip(arrays, kinds, strict=True)]
-    places = {kind: place(*kind) for kind in dict.fromkeys(tiled)}
+    places = {kind: place(kind) for kind in dict.fromkeys(tiled)}
 
     def write(i: jax.Array, layers: Layers) -> Layers:
         own = jax.tree.map(lambda x: x[i], places)
@@ -303,10 +363,13 @@ def _write_slice(
     start: jax.Array,
     indices: jax.Array,
     accepted: jax.Array,
+    page: jax.Array | None = None,
+    *,
     tile: int,
 ) -> jax.Array:
     """Writes the tokens of sequence i with `indices` [A] that are `accepted` [A] to the entries from `start` on.
 
+    The entries are those of the sequence, or of a page.
     Tiles have an axis of their own while they are written. XLA would otherwise copy the whole layer to smaller ones.
     """
     axes, vector = tuple(range(layer.ndim)), layer.shape[3:]  # () for scales
@@ -314,7 +377,8 @@ def _write_slice(
     entries = (len(indices),) if tile == 1 else (len(indices) // tile, tile)
     apart = layer.reshape(*layer.shape[:2], -1, *entries[1:], *vector)
     rest = [jnp.zeros_like(i)] * (len(entries[1:]) + len(vector))
-    at = (i, jnp.zeros_like(i), start if tile == 1 else start // tile, *rest)
+    owner = i if page is None else page
+    at = (owner, jnp.zeros_like(i), start if tile == 1 else start // tile, *rest)
     old = jax.lax.dynamic_slice(apart, at, (1, layer.shape[1], *entries, *vector))
     new = jnp.swapaxes(block[i, indices], 0, 1)[None].astype(layer.dtype).reshape(old.shape)
     is_new = jnp.expand_dims(accepted.reshape(entries), (0, 1, *range(-len(vector), 0)))
@@ -333,6 +397,33 @@ def cache_shapes(decoder: Decoder, params: Params, batch_size: int, capacity: in
     """Returns the shapes of `Decoder.init_cache`, without allocating it."""
     shapes: Cache = jax.eval_shape(lambda params: decoder.init_cache(params, batch_size, capacity), params)
     return shapes
+
+
+def in_pages(shapes: KVCache, windows: Sequence[int | None], num_pages: int, size: int) -> KVCache:
+    """Returns an empty cache whose layers without a window lie in pages.
+
+    Args:
+      shapes: of the cache without pages, for B sequences of C tokens.
+      windows: the sliding window of each layer, None for a layer without.
+      num_pages: P, page 0 included.
+      size: S, entries of a page.
+    """
+    pages = []
+    kept: list[list[jax.Array]] = [[] for _ in shapes.arrays]
+    for layer, window in zip(shapes.layers, windows, strict=True):
+        if window is None:
+            pages.append(tuple(jnp.zeros((num_pages, x.shape[1], size, *x.shape[3:]), x.dtype) for x in layer))
+        else:
+            for arrays, x in zip(kept, layer, strict=True):
+                arrays.append(jnp.zeros(x.shape, x.dtype))
+    batch_size = len(shapes.length)
+    capacity = max(
+        (keys.shape[2] for keys, window in zip(shapes.keys, windows, strict=True) if window is None), default=0
+    )
+    table = jnp.zeros((batch_size, -(-capacity // size)), jnp.int32)
+    rest = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dataclasses.replace(shapes, keys=(), values=()))
+    fields = dict(zip(shapes.arrays, map(tuple, kept), strict=True))
+    return dataclasses.replace(rest, **fields, pages=Pages(tuple(pages), table) if pages else None)
 
 
 def divisible(cache: Cache) -> int:

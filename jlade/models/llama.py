@@ -284,12 +284,24 @@ class Llama:
             return recurrent.init_state(c.recurrence, batch_size, shards, params.norm.dtype)
 
         names = ("keys", "values")[: c.arrays_per_layer]
-        arrays = {name: zeros() for name in names}
+        arrays: dict[str, Any] = {name: zeros() for name in names}
         if self.kv_dtype is not None:
             arrays |= {f"{name.removesuffix('s')}_scales": scales() for name in names}
         states = tuple(state(params.layers[i]) for i in c.recurrent_layers)
         arrays = {"values": ()} | arrays
         return KVCache(**arrays, length=jnp.zeros(batch_size, jnp.int32), states=states)
+
+    def init_pages(
+        self, params: LlamaParams, batch_size: int, capacity: int, num_pages: int, page_size: int
+    ) -> KVCache:
+        """Returns the cache of `init_cache` with its layers without a window in pages; see `base.in_pages`."""
+        shapes = base.cache_shapes(self, params, batch_size, capacity)
+        return base.in_pages(shapes, self._cached_windows, num_pages, page_size)
+
+    @property
+    def _cached_windows(self) -> list[int | None]:
+        """The windows of the layers of a cache."""
+        return [self.config.windows_by_layer[i] for i in self.config.kv_layers]
 
     def forward(
         self,
@@ -318,14 +330,15 @@ class Llama:
         if params.per_layer is not None:
             rows = embed(params.per_layer.embedding, c.per_layer_vocab_size)
             own_inputs = list(jnp.moveaxis(per_layer.inputs(params.per_layer, rows, hidden, c), 2, 0))
-        attend, cached = c.attention_layers, dict(zip(c.kv_layers, cache.layers, strict=True))
+        attend, cached = c.attention_layers, dict(zip(c.kv_layers, cache.layers_of(self._cached_windows), strict=True))
         states = {i: (state, tree) for i, state in zip(c.recurrent_layers, cache.states, strict=True)}
         kept_of_layers, kept_of_states, padded = [], [], dict[int, tuple[jax.Array, ...]]()
         for i, (layer, source, window, rotation, scales, own) in enumerate(
             zip(params.layers, c.kv_sources, c.windows_by_layer, rotations, query_scales, own_inputs, strict=True)
         ):
             if i in attend:
-                prefix, earlier = (*cached[source], cache.length), padded.get(source)
+                table = None if cache.pages is None or window is not None else cache.pages.table
+                prefix, earlier = (*cached[source], cache.length, table), padded.get(source)
                 context = prefix, block_mask, positions, earlier, own, states.get(i)
                 hidden, kept, of_state = run(layer, hidden, rotation, scales, *context, window=window)
                 if source == i:
@@ -360,9 +373,8 @@ class Llama:
         return cap(scale(logits, c.logit_scale), c.logit_cap)
 
     def commit(self, cache: KVCache, block_kv: BlockKV, indices: jax.Array, num_accepted: jax.Array) -> KVCache:
-        c, number = self.config, len(self.config.kv_layers)
-        windows = [c.windows_by_layer[i] for i in c.kv_layers]
-        committed = base.commit(cache, block_kv[:number], indices, num_accepted, windows)
+        number = len(self.config.kv_layers)
+        committed = base.commit(cache, block_kv[:number], indices, num_accepted, self._cached_windows)
         states = zip(cache.states, (recurrent.Kept(*kept) for kept in block_kv[number:]), strict=True)
         return dataclasses.replace(
             committed, states=tuple(recurrent.commit(*pair, indices, num_accepted) for pair in states)
@@ -375,7 +387,7 @@ def _layer(
     hidden: jax.Array,
     rotation: tuple[jax.Array, jax.Array] | None,
     query_scales: jax.Array | None,
-    prefix: tuple[jax.Array, ...],
+    prefix: tuple[Any, ...],
     block_mask: jax.Array | np.ndarray,
     positions: jax.Array,
     earlier: tuple[jax.Array, ...] | None,
@@ -399,7 +411,7 @@ def _layer(
     c = config
     norm = functools.partial(normalize, kind=c.norm, eps=c.norm_eps)
     normed = norm(hidden, layer.attention_norm, bias=layer.attention_norm_bias)
-    *cached, length = prefix
+    *cached, length, table = prefix
     projections = layer.projections
     if projections is None:
         inputs = scale(normed, c.multipliers.attention_input)
@@ -410,7 +422,7 @@ def _layer(
     if kv_dtype is not None:
         projected = list(kv_rounding.round_all(projected, kv_dtype, split))
     kept = earlier or tuple(projected)
-    operands = Operands.of(queries, kept, cached, length, block_mask, positions, layer.sinks)
+    operands = Operands.of(queries, kept, cached, length, block_mask, positions, layer.sinks, table=table)
     mixed = attend(operands, window, attention, c.score_scale, c.attention_cap, split)
     if projections is not None:
         mixed = latent.values(projections, mixed)

@@ -49,6 +49,25 @@ def test_commit_writes_the_accepted_tokens_and_nothing_else(case, form):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [2, 4, 12])
+@pytest.mark.parametrize("case", CASES)
+def test_commit_to_pages(case, size, form):
+    """Pages that lie anywhere hold what the entries of each sequence do; pages of no sequence stay as they are."""
+    entries, lengths, *rest = CASES[case]
+    number = -(-entries // size)
+    kinds, layers, blocks, *arguments = make(number * size, lengths, *rest, is_ring=False)
+    table = 1 + np.random.default_rng(1).permutation(len(lengths) * number).reshape(len(lengths), number)
+    table = table.astype(np.int32)
+    pages = jax.tree.map(lambda layer: in_pages(layer, table, size), layers)
+    expected = plain_commit(layers, blocks, *arguments)
+    kinds = tuple(kind._replace(size=size, is_paged=True) for kind in kinds)
+    written = FORMS[form](pages, blocks, *arguments, table, kinds=kinds)
+    for got, before, wanted in zip(*map(jax.tree.leaves, (written, pages, expected)), strict=True):
+        np.testing.assert_array_equal(of_rows(got, table), wanted)
+        np.testing.assert_array_equal(got[0], before[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", ["fewer entries left than chosen", "round the end"])
@@ -87,6 +106,13 @@ def test_bytes_and_their_scales(form, entries, is_ring, monkeypatch):
 
     layers, blocks = with_scales(layers), with_scales(blocks)
     run = {"tpu": base.write_slices, "default": base.scatter}[form]
+    if entries == 8 and not is_ring:  # in pages, the same
+        table = np.arange(1, 9, dtype=np.int32).reshape(4, 2)[:, ::-1]
+        paged = tuple(kind._replace(size=4, is_paged=True) for kind in kinds)
+        pages = jax.tree.map(lambda layer: in_pages(layer, table, 4), layers)
+        written = jax.jit(functools.partial(run, kinds=paged))(pages, blocks, *rest, table)
+        for got, expected in zip(jax.tree.leaves(written), plain_commit(layers, blocks, *rest), strict=True):
+            np.testing.assert_array_equal(of_rows(got, table), expected)
     written = jax.jit(functools.partial(run, kinds=kinds))(layers, blocks, *rest)
     for got, expected in zip(jax.tree.leaves(written), plain_commit(layers, blocks, *rest), strict=True):
         assert got.dtype == expected.dtype
@@ -131,6 +157,20 @@ def make(entries, lengths, indices, num_accepted, is_ring):
     )
     kinds = 2 * (base.Kind(entries, is_ring),)
     return kinds, layers, blocks, *(jnp.asarray(x, jnp.int32) for x in (lengths, indices, num_accepted))
+
+
+def in_pages(layer, table, size):
+    """Returns a layer [B, KH, S, ...] in the pages [P, KH, size, ...] of a table, with other numbers in page 0."""
+    pages = np.full((np.max(table) + 1, layer.shape[1], size, *layer.shape[3:]), 7, layer.dtype)
+    for row, numbers in zip(layer, table, strict=True):
+        for place, number in enumerate(numbers):
+            pages[number] = row[:, place * size : (place + 1) * size]
+    return jnp.asarray(pages)
+
+
+def of_rows(pages, table):
+    """Returns the layer [B, KH, S, ...] whose pages a table names."""
+    return np.stack([np.concatenate([pages[number] for number in row], axis=1) for row in table])
 
 
 def plain_commit(layers, blocks, lengths, indices, num_accepted):

@@ -87,7 +87,9 @@ def _random_case(device: jax.Device, shape: HeadShape, block_size: int) -> _Case
         return vectors if kv_dtype is None else kv_rounding.round_all(vectors, kv_dtype, None)
 
     length, names = np.array(LENGTHS, np.int32), ("keys", "values", "key_scales", "value_scales")
-    cached = {name: (jnp.swapaxes(x, 1, 2),) for name, x in zip(names, draw_vectors(capacity), strict=False)}
+    cached: dict[str, Any] = {
+        name: (jnp.swapaxes(x, 1, 2),) for name, x in zip(names, draw_vectors(capacity), strict=False)
+    }
     return _Case(
         queries=draw_heads(block_size, heads),
         block=draw_vectors(block_size),

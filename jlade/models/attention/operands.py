@@ -24,6 +24,8 @@ class Operands(NamedTuple):
       key_scales, value_scales: [B, T, KH] float32, of keys and values in 8 bits: see `jlade.models.kv_rounding`. None
         where keys and values have the dtype of the queries.
       cached_key_scales, cached_value_scales: [B, KH, S] float32, those of the cache.
+      table: [B, N] int32, if the entries lie in pages: those of the cache then have P pages for B, and entry i is entry
+        i % S of the page `table[b, i // S]`. None otherwise.
     """
 
     queries: jax.Array
@@ -39,9 +41,17 @@ class Operands(NamedTuple):
     value_scales: jax.Array | None = None
     cached_key_scales: jax.Array | None = None
     cached_value_scales: jax.Array | None = None
+    table: jax.Array | None = None
 
     @classmethod
-    def of(cls, queries: jax.Array, block: Sequence[jax.Array], cached: Sequence[jax.Array], *rest: Any) -> Self:
+    def of(
+        cls,
+        queries: jax.Array,
+        block: Sequence[jax.Array],
+        cached: Sequence[jax.Array],
+        *rest: Any,
+        table: jax.Array | None = None,
+    ) -> Self:
         """Returns the operands of a layer. Keys without values are the values too.
 
         Args:
@@ -49,11 +59,18 @@ class Operands(NamedTuple):
           block: keys, values where there are, and the scales of each where there are.
           cached: the same of the cache.
           rest: the attributes from `cached_length` to `sinks`.
+          table: the attribute.
         """
         vectors, scales = ([[x for x in arrays if x.ndim == n] for arrays in (block, cached)] for n in (4, 3))
         both = [array for arrays in vectors for array in (arrays[0], arrays[-1])]
         scales_of_both = [array for arrays in scales if arrays for array in (arrays[0], arrays[-1])]
-        return cls(queries, *both, *rest, *scales_of_both)
+        return cls(queries, *both, *rest, *scales_of_both)._replace(table=table)
+
+    @property
+    def capacity(self) -> int:
+        """Entries of a sequence in the cache."""
+        size: int = self.cached_keys.shape[2]
+        return size if self.table is None else size * self.table.shape[1]
 
 
 class Variation(NamedTuple):

@@ -1,6 +1,7 @@
 """Attention in plain JAX: it runs on every device and has windows, soft caps and scales."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from jlade.models.attention.operands import Operands
 CHUNK = 256  # cache entries read at once; without a loop, a multiple
 CHUNK_ON_CPU = 128  # whose time grows with the entries past the text's end; elsewhere each chunk costs a pass
 SCORES = 2**24  # in memory at once without a loop, about: 64 MB
+
+Take = Callable[[jax.Array, Any, int], jax.Array]  # entries of a layer
 
 
 def attend(
@@ -36,7 +39,7 @@ def attend(
     on_tpu = functools.partial(
         on_tpu,
         in_rows=operands.cached_keys is operands.cached_values,
-        in_tiles=operands.key_scales is not None and operands.cached_keys.shape[2] % CHUNK == 0,
+        in_tiles=operands.key_scales is not None and operands.capacity % CHUNK == 0 and operands.table is None,
     )
     mixed: jax.Array = jax.lax.platform_dependent(operands, cuda=unrolled, rocm=unrolled, tpu=on_tpu, default=on_cpu)
     return mixed
@@ -77,14 +80,17 @@ def attend_in_chunks(
       in_tiles: whether to take chunks in the tiles of a TPU, for the same reason.
     """
     queries, keys, values, cached_keys, cached_values, cached_length, block_mask, positions, sinks, *_ = operands
-    key_scales, value_scales, *cached_scales = operands[-4:]
+    key_scales, value_scales, *cached_scales, table = operands[-5:]
     batch_size, block_size, heads, head_dim = queries.shape
-    kv_heads, capacity = cached_keys.shape[1:3]
+    kv_heads, capacity = cached_keys.shape[1], operands.capacity
     grouped = (batch_size, kv_heads, heads // kv_heads, block_size)
     if unrolled:
         fewest = -(-batch_size * heads * block_size * capacity // SCORES)
         chunk *= -(-capacity // (fewest * chunk))
     chunk = min(chunk, capacity)
+    if table is not None:  # whole pages
+        page = cached_keys.shape[2]
+        chunk = max(chunk // page, 1) * page
     # Heads first and the queries of a group in one dimension: each product is one matrix product per KV head.
     scale = head_dim**-0.5 if scale is None else scale
     queries = jnp.transpose(queries * scale, (0, 2, 1, 3)).reshape(batch_size, kv_heads, -1, head_dim)
@@ -133,12 +139,14 @@ def attend_in_chunks(
             # A ring holds the last positions. Until it is full, entry i has position i.
             rounds = (cached_length[:, None] - 1 - entries) // capacity
             mask = within_window(mask, entries + rounds * capacity)
-        take = kv_rounding.take_tiles if in_tiles else functools.partial(jax.lax.dynamic_slice_in_dim, axis=2)
+        take_slice = functools.partial(jax.lax.dynamic_slice_in_dim, axis=2)
+        take_scales: Take = take_slice if table is None else functools.partial(_take_pages, table)
+        take = kv_rounding.take_tiles if in_tiles else take_scales
         chunk_keys, chunk_values = (take(x, start, chunk) for x in (cached_keys, cached_values))
         if in_rows:
             in_order = Layout((0, 1, 2, 3))
             chunk_keys, chunk_values = (with_layout_constraint(x, in_order) for x in (chunk_keys, chunk_values))
-        scales = [x if x is None else jax.lax.dynamic_slice_in_dim(x, start, chunk, 2) for x in cached_scales]
+        scales = [x if x is None else take_scales(x, start, chunk) for x in cached_scales]
         seen = scores(queries, chunk_keys, scales[0], mask)
         higher = jnp.maximum(highest, jnp.max(seen, axis=-1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(seen - higher)
@@ -165,3 +173,11 @@ def attend_in_chunks(
 
     mixed = (mixed / total).astype(queries.dtype).reshape(batch_size, heads, block_size, head_dim)
     return jnp.transpose(mixed, (0, 2, 1, 3))
+
+
+def _take_pages(table: jax.Array, layer: jax.Array, start: jax.Array | int, count: int) -> jax.Array:
+    """Returns `count` entries [B, KH, count, ...] from `start` on, both multiples of a page, of a layer in pages."""
+    kv_heads, size, *vector = layer.shape[1:]
+    pages = jax.lax.dynamic_slice_in_dim(table, start // size, count // size, axis=1)
+    taken = jnp.moveaxis(layer[pages], 1, 2)  # [B, KH, pages, S, ...]
+    return taken.reshape(len(table), kv_heads, count, *vector)
