@@ -106,6 +106,7 @@ class DecodeConfig:
       logprobs: whether to record the log-probabilities of the generated tokens.
       top_logprobs: K, the number of the most probable tokens to record with `logprobs`.
       chunks: sizes of the forward passes that read prompts; see `CHUNKS`.
+      paged: whether layers of the cache lie in pages; see `jlade.models.base.Pages`.
       mesh: the devices that the programs run on, a result of `jlade.mesh.split`; None for those of the arrays.
 
     Raises:
@@ -117,6 +118,7 @@ class DecodeConfig:
     logprobs: bool = False
     top_logprobs: int = 0
     chunks: Chunks = CHUNKS
+    paged: bool = False
     mesh: Mesh | None = None
 
     def __post_init__(self) -> None:

@@ -1,10 +1,15 @@
 """Beginnings of texts that later prompts may share. Plain Python that knows no model."""
 
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 T = TypeVar("T")
+
+
+def _nothing(value: object) -> None:
+    pass
 
 
 class _Entry(NamedTuple, Generic[T]):
@@ -22,10 +27,11 @@ class Prefixes(Generic[T]):
       least: tokens that a text has at least, and that a longer text shares with it at least.
       divisible: tokens of the longest text whose value serves a part of it. The value of a longer one serves the texts
         that begin with all of it.
+      on_drop: called with each value that is dropped.
     """
 
-    def __init__(self, memory: int, least: int, divisible: int):
-        self._memory, self._least, self._divisible = memory, least, divisible
+    def __init__(self, memory: int, least: int, divisible: int, on_drop: Callable[[T], None] = _nothing):
+        self._memory, self._least, self._divisible, self._on_drop = memory, least, divisible, on_drop
         self._entries: list[_Entry[T]] = []  # the most recently used last
 
     @property
@@ -53,14 +59,25 @@ class Prefixes(Generic[T]):
     def add(self, tokens: np.ndarray, value: T, num_bytes: int) -> None:
         """Adds the value of a text. It takes the place of the values that serve no more texts than it does."""
         new = _Entry(tokens.copy(), self._head(tokens), value, num_bytes)
-        self._entries = [each for each in self._entries if self._served(each.tokens, new) < len(each.tokens)]
+        replaced = [each for each in self._entries if self._served(each.tokens, new) == len(each.tokens)]
+        self._entries = [each for each in self._entries if not any(each is one for one in replaced)]
         self._entries.append(new)
+        for each in replaced:
+            self._on_drop(each.value)
         while self.num_bytes > self._memory:
-            del self._entries[0]
+            self.drop_oldest()
+
+    def drop_oldest(self) -> bool:
+        """Drops the value that was used least recently; returns whether there was one."""
+        if not self._entries:
+            return False
+        self._on_drop(self._entries.pop(0).value)
+        return True
 
     def clear(self) -> None:
         """Drops all values."""
-        self._entries = []
+        while self.drop_oldest():
+            pass
 
     def _served(self, tokens: np.ndarray, entry: _Entry[T]) -> int:
         number, length = self._num_shared(tokens, entry), len(entry.tokens)

@@ -19,16 +19,18 @@ class Scheduler(Generic[T]):
     Args:
       num_rows: number of rows.
       max_waiting: most requests that wait.
-
-    Attributes:
-      rows: the request of each row, None in a free one.
     """
 
     def __init__(self, num_rows: int, max_waiting: int):
-        self.rows: list[T | None] = [None] * num_rows
         self._max_waiting = max_waiting
         self._waiting: list[tuple[int, int, T]] = []  # sorted, the next one first
+        self._placed: list[tuple[int, int, T] | None] = [None] * num_rows
         self._numbers = itertools.count()
+
+    @property
+    def rows(self) -> list[T | None]:
+        """The request of each row, None in a free one."""
+        return [None if entry is None else entry[2] for entry in self._placed]
 
     @property
     def num_waiting(self) -> int:
@@ -53,7 +55,7 @@ class Scheduler(Generic[T]):
     @property
     def placeable(self) -> list[T]:
         """Those that wait, the next one first, if a row is free."""
-        return [request for *_, request in self._waiting] if None in self.rows else []
+        return [request for *_, request in self._waiting] if None in self._placed else []
 
     def can_place(self, may_run: Callable[[T], bool] = _always) -> bool:
         """Returns whether a row is free and a request that waits may run."""
@@ -61,26 +63,38 @@ class Scheduler(Generic[T]):
 
     def place(self, may_run: Callable[[T], bool] = _always) -> tuple[int, T] | None:
         """Gives the next request that may run a free row and returns both; None if there is no such row or request."""
-        if None in self.rows:
-            for index, (*_, request) in enumerate(self._waiting):
-                if may_run(request):
-                    del self._waiting[index]
-                    row = self.rows.index(None)
-                    self.rows[row] = request
-                    return row, request
+        if None in self._placed:
+            for index, entry in enumerate(self._waiting):
+                if may_run(entry[2]):
+                    row = self._placed.index(None)
+                    self._placed[row] = self._waiting.pop(index)
+                    return row, entry[2]
         return None
+
+    @property
+    def placed(self) -> list[T]:
+        """Those that have rows, in the order in which they would get them."""
+        return [request for *_, request in sorted(filter(None, self._placed), key=lambda entry: entry[:2])]
+
+    def put_back(self, request: T) -> int:
+        """Takes a request out of its row, and lets it wait again at its place in the order; returns the row."""
+        row = self.rows.index(request)
+        entry, self._placed[row] = self._placed[row], None
+        assert entry is not None
+        bisect.insort(self._waiting, entry)
+        return row
 
     def remove(self, request: T) -> int | None:
         """Removes a request, wherever it is, and returns the row that it had; None if it had none."""
         if request in self.rows:
             row = self.rows.index(request)
-            self.rows[row] = None
+            self._placed[row] = None
             return row
         self._waiting = [entry for entry in self._waiting if entry[2] != request]
         return None
 
     def clear(self) -> list[T]:
         """Removes and returns all requests."""
-        requests = [each for each in self.rows if each is not None] + [entry[2] for entry in self._waiting]
-        self.rows, self._waiting = [None] * len(self.rows), []
+        requests = [entry[2] for entry in (*filter(None, self._placed), *self._waiting)]
+        self._placed, self._waiting = [None] * len(self._placed), []
         return requests

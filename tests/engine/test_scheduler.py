@@ -51,13 +51,14 @@ def test_the_queue_is_bounded():
 
 @given(
     num_rows=st.integers(1, 3),
-    events=st.lists(st.tuples(st.sampled_from(["add", "place", "remove"]), st.integers(0, 9)), max_size=60),
+    events=st.lists(st.tuples(st.sampled_from(["add", "place", "remove", "put back"]), st.integers(0, 9)), max_size=60),
 )
 def test_any_order_of_events_equals_a_sorted_list(num_rows, events):
-    scheduler, rows, waiting = Scheduler(num_rows, max_waiting=5), {}, []
+    scheduler, rows, waiting, priorities = Scheduler(num_rows, max_waiting=5), {}, [], {}
     for number, (event, choice) in enumerate(events):
         if event == "add" and len(waiting) < 5:
             scheduler.add(number, choice)
+            priorities[number] = choice
             waiting = sorted([*waiting, (-choice, number)])
         elif event == "place":
             free = [row for row in range(num_rows) if row not in rows]
@@ -70,5 +71,11 @@ def test_any_order_of_events_equals_a_sorted_list(num_rows, events):
             assert scheduler.remove(request) == had
             rows = {row: each for row, each in rows.items() if each != request}
             waiting = [entry for entry in waiting if entry[1] != request]
+        elif event == "put back" and rows:
+            row = sorted(rows)[choice % len(rows)]
+            assert scheduler.put_back(rows[row]) == row
+            request = rows.pop(row)
+            waiting = sorted([*waiting, (-priorities[request], request)])
+        assert scheduler.placed == sorted(rows.values(), key=lambda request: (-priorities[request], request))
         assert scheduler.rows == [rows.get(row) for row in range(num_rows)]
         assert scheduler.num_waiting == len(waiting)
