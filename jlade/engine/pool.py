@@ -4,7 +4,6 @@ Each group of devices along `data` has pages of its own, with the same numbers. 
 page 0, which belongs to no text, for the others.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,4 +108,4 @@ def _shard(
     of_device: Callable[..., Layers], config: DecodeConfig, *specs: Any, out: PartitionSpec = SPECS
 ) -> Callable[..., Layers]:
     """Returns a function of pages and other arrays that each device runs on its part."""
-    return functools.partial(mesh_lib.shard(of_device, config.mesh, (SPECS, *specs), out))
+    return mesh_lib.shard(of_device, config.mesh, (SPECS, *specs), out)
