@@ -40,10 +40,11 @@ class Programs(NamedTuple):
     capacity: int
     mesh: Mesh | None = None  # a result of `mesh_for`; `device` is then one of its devices
     rates: Rates | None = None  # that the device reaches; None for shares of its data sheet
+    page_size: int | None = None  # of a cache in pages, as that of an engine
 
     def config(self, lookahead: LookaheadConfig) -> DecodeConfig:
         chunks = CHUNKS_ON_CPU if self.device.platform == "cpu" else CHUNKS
-        return DecodeConfig(self.decoder, lookahead, chunks=chunks, mesh=self.mesh)
+        return DecodeConfig(self.decoder, lookahead, chunks=chunks, paged=self.page_size is not None, mesh=self.mesh)
 
     def inputs(self, length: int, lookahead: LookaheadConfig = PLAIN) -> Inputs:
         """Returns random prompts of `length` tokens, to be continued up to the capacity."""
@@ -60,7 +61,11 @@ class Programs(NamedTuple):
         """Returns the shapes of the arguments of `decode`."""
 
         def start(params: LlamaParams) -> DecodeState:
-            cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
+            if self.page_size is None:
+                cache = self.decoder.init_cache(params, self.batch_size, self.capacity)
+            else:
+                number = self.batch_size * -(-self.capacity // self.page_size)
+                cache = self.decoder.init_pages(params, self.batch_size, self.capacity, number + 1, self.page_size)
             return prefill.start(Prefix(cache), self.inputs(1, lookahead), self.config(lookahead))
 
         state = sharding.state_shapes(start, self.params, self.config(lookahead))
@@ -112,10 +117,11 @@ class Programs(NamedTuple):
         arrays = (leaf.weight if quantization.is_quantized(leaf) else leaf for leaf in leaves)
         weights = (mesh_lib.local_size(x) for x in arrays if x.ndim > 1)
         tables = (mesh_lib.local_size(x) for x in jax.tree.leaves(memory.drafts.states))
+        in_pages = [] if memory.cache.pages is None else [keys for keys, *_ in memory.cache.pages.layers]
         memories = (state.memory for state in memory.cache.states if state.memory is not None)
         sizes = Sizes(
             weights=frozenset(weights),
-            cache_layers=frozenset(map(mesh_lib.local_size, [*memory.cache.keys, *memories])),
+            cache_layers=frozenset(map(mesh_lib.local_size, [*memory.cache.keys, *in_pages, *memories])),
             tables=frozenset(size for size in tables if size > FEW),
             experts_read=self.experts_read(tokens),
         )
