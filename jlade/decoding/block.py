@@ -6,6 +6,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig
@@ -32,14 +33,16 @@ class Block:
     tree: Tree  # the M drafts among them, fields [B, ...]
     share: Share | None  # fields [B, ...]; None if the device computes the whole block
     first_draft: int = flax.struct.field(pytree_node=False)  # index of the first draft in the whole block
+    # [B] int32, tokens of its prompt that a row reads, 0 in a row that makes a step; None where all make steps
+    num_read: jax.Array | None = None
 
     @property
     def axes(self) -> Any:
         """The argument `in_axes` of `jax.vmap` over the sequences."""
         axes = None if self.share is None else division.BATCH_AXES
-        each = 0 if self.share is not None or isinstance(self.tree.form, Form) else None
+        each = 0 if np.ndim(self.positions) == 2 else None
         changed: Any = dataclasses.replace  # to axes, which are no arrays
-        return changed(self, tokens=0, positions=each, mask=each, outputs=None, tree=0, share=axes)
+        return changed(self, tokens=0, positions=each, mask=each, outputs=None, tree=0, share=axes, num_read=0)
 
     def gather(self, own: jax.Array, rows: slice | jax.Array = slice(None)) -> jax.Array:
         """Returns some `rows` of the outputs [R, ...] of one sequence, given those of this device [R', ...]."""

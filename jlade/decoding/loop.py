@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
-from jlade.decoding import ahead, sharding
+from jlade.decoding import ahead, reading, sharding
 from jlade.decoding import prefill as prefill_lib
 from jlade.decoding import step as step_lib
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory
@@ -52,7 +52,7 @@ def step(params: Params, state: DecodeState, config: DecodeConfig) -> DecodeStat
     """Returns the state after one step, at the width that the state's pace gives."""
     if state.pace is None and config.mesh is None:
         return step_lib.step(params, state, config, Level(config.lookahead))
-    return _steps(params, state, jnp.int32(1), None, config)
+    return _steps(params, state, jnp.int32(1), None, None, config)
 
 
 def run_steps(
@@ -61,10 +61,14 @@ def run_steps(
     config: DecodeConfig,
     max_steps: int | jax.Array = NO_LIMIT,
     stop_at: int | jax.Array | None = None,
+    until: jax.Array | None = None,
 ) -> DecodeState:
     """Makes steps in place until every sequence has ended, at most `max_steps`, in one compiled program.
 
     With `stop_at` it returns as soon as no more than this many sequences are running. Other numbers compile nothing.
+
+    With `until` [B] int32, sequences of fewer tokens than their prompts read them, in the same forward passes in which
+    the others make steps. It returns as soon as one of them has `until` tokens, without which it does not go on.
 
     It takes over the buffers of `state.memory`, so `state` must not be used afterwards. Its other arrays, which are
     small, may be shared with the caller. A loop of these calls costs what `jlade.decode` costs, and the time to
@@ -72,7 +76,7 @@ def run_steps(
     """
     small = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]  # an argument of its own
     stop_at = None if stop_at is None else jnp.int32(stop_at)
-    after = _run(params, small, state.memory, jnp.int32(max_steps), stop_at, config)
+    after = _run(params, small, state.memory, jnp.int32(max_steps), stop_at, until, config)
     return dataclasses.replace(after, inputs=state.inputs)
 
 
@@ -83,25 +87,36 @@ def _run(
     memory: Memory,
     max_steps: jax.Array,
     stop_at: jax.Array | None,
+    until: jax.Array | None,
     config: DecodeConfig,
 ) -> DecodeState:
-    after = _steps(params, dataclasses.replace(small, memory=memory), max_steps, stop_at, config)
+    after = _steps(params, dataclasses.replace(small, memory=memory), max_steps, stop_at, until, config)
     # A program copies each argument that it returns unchanged: in every step of a stream, the table of stop strings.
     return dataclasses.replace(after, inputs=None)  # type: ignore[arg-type]  # `run_steps` has them
 
 
 def _steps(
-    params: Params, state: DecodeState, max_steps: jax.Array, stop_at: jax.Array | None, config: DecodeConfig
+    params: Params,
+    state: DecodeState,
+    max_steps: jax.Array,
+    stop_at: jax.Array | None,
+    until: jax.Array | None,
+    config: DecodeConfig,
 ) -> DecodeState:
     """Makes steps on the program's devices."""
     loop = functools.partial(_loop, config=config)
     specs = sharding.state_specs(state.inputs, config)
-    in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec(), PartitionSpec()
-    return mesh_lib.shard(loop, config.mesh, in_specs, specs)(params, state, max_steps, stop_at)
+    in_specs = sharding.param_specs(params, config.mesh), specs, PartitionSpec(), PartitionSpec(), sharding.BATCH
+    return mesh_lib.shard(loop, config.mesh, in_specs, specs)(params, state, max_steps, stop_at, until)
 
 
 def _loop(
-    params: Params, state: DecodeState, max_steps: jax.Array, stop_at: jax.Array | None, config: DecodeConfig
+    params: Params,
+    state: DecodeState,
+    max_steps: jax.Array,
+    stop_at: jax.Array | None,
+    until: jax.Array | None,
+    config: DecodeConfig,
 ) -> DecodeState:
     """`_steps` for the sequences of a device."""
 
@@ -112,9 +127,34 @@ def _loop(
         return _next(carry, step_lib.step(params, carry.state, config, Level(config.lookahead)), config.mesh)
 
     carry = _Carry(state, jnp.int32(0), _count(~state.done, config.mesh))
+    if until is not None:
+        return _reading_loop(params, carry, goes_on, until, config)
     if state.pace is None:
         return jax.lax.while_loop(goes_on, make_step, carry).state
     return _adaptive_loop(params, carry, goes_on, config)
+
+
+def _reading_loop(
+    params: Params, carry: _Carry, goes_on: Callable[[_Carry], jax.Array], until: jax.Array, config: DecodeConfig
+) -> DecodeState:
+    """Makes steps while `goes_on`, in which rows read, up to the one in which the first of these has read enough.
+
+    The pace stays as it is: it is of steps of other widths.
+    """
+    level = reading.level(carry.state, config)
+
+    def num_left(state: DecodeState) -> jax.Array:
+        return _count(reading.is_reading(state) & (state.num_tokens < until), config.mesh)
+
+    def goes_on_reading(carry: tuple[_Carry, jax.Array]) -> jax.Array:
+        return goes_on(carry[0]) & (carry[1] == at_first)
+
+    def make_step(carry: tuple[_Carry, jax.Array]) -> tuple[_Carry, jax.Array]:
+        state = step_lib.step(params, carry[0].state, config, level, until)
+        return _next(carry[0], state, config.mesh), num_left(state)
+
+    at_first = num_left(carry.state)
+    return jax.lax.while_loop(goes_on_reading, make_step, (carry, at_first))[0].state
 
 
 def _next(carry: _Carry, state: DecodeState, mesh: Mesh | None) -> _Carry:

@@ -111,8 +111,8 @@ class _Reading:
             num_read = jnp.minimum(jnp.clip(to_read - cache.length, 0, chunk), after_pass)
             if states:
                 previous = jnp.where(positions == 0, NONE, read(positions - 1))
-                best = _best(params, hidden, self.decoder, vocabulary)
-                states = jax.vmap(self.readers.read)(states, Passage(tokens, previous, best, num_read))
+                tokens_after = best(params, hidden, self.decoder, vocabulary)
+                states = jax.vmap(self.readers.read)(states, Passage(tokens, previous, tokens_after, num_read))
             return Prefix(self.decoder.commit(cache, block_kv, index, num_read), states), left - chunk
 
         prefix = Prefix(cache, states)
@@ -130,13 +130,13 @@ def _read(params: Params, prompts: jax.Array, lengths: jax.Array, prefix: Prefix
     return read(params, prompts, lengths, prefix)
 
 
-def _best(params: Params, hidden: jax.Array, decoder: Decoder, vocabulary: VocabularyShard) -> jax.Array:
+def best(params: Params, hidden: jax.Array, decoder: Decoder, vocabulary: VocabularyShard) -> jax.Array:
     """Returns the tokens of the highest logits [B, T, k] of hidden states [B, T, E], a few at a time to save memory."""
     batch_size, size, width = hidden.shape
     together = math.gcd(size, ROWS)
     groups = jnp.swapaxes(hidden.reshape(batch_size, size // together, together, width), 0, 1)
-    best = jax.lax.map(lambda group: vocabulary.top(decoder.logits(params, group), RANKS), groups)
-    return jnp.swapaxes(best, 0, 1).reshape(batch_size, size, RANKS)
+    found = jax.lax.map(lambda group: vocabulary.top(decoder.logits(params, group), RANKS), groups)
+    return jnp.swapaxes(found, 0, 1).reshape(batch_size, size, RANKS)
 
 
 def fitting(chunks: Chunks, capacity: int) -> Chunks:

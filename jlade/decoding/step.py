@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.constraints import constraint as constraints
-from jlade.decoding import sampling, sharding
+from jlade.decoding import prefill, reading, sampling, sharding
 from jlade.decoding.block import Block, lay_out
 from jlade.decoding.predict import Predictions, predict
 from jlade.decoding.state import DecodeConfig, DecodeState
@@ -24,11 +24,14 @@ class Seen(NamedTuple):
     """The result of the forward pass over a block, on several devices that of the device's share."""
 
     logits: jax.Array  # [B, R, V]
-    best: jax.Array | None  # [B, R, k] int32, tokens of the highest logits; None if no source has use for them
+    # [B, R, k] int32, tokens of the highest logits, where rows read [B, T, k]; None if no source has use for them
+    best: jax.Array | None
     block_kv: Any  # keys and values of the block's tokens, for `Decoder.commit`
 
 
-def step(params: Params, state: DecodeState, config: DecodeConfig, level: Level) -> DecodeState:
+def step(
+    params: Params, state: DecodeState, config: DecodeConfig, level: Level, until: jax.Array | None = None
+) -> DecodeState:
     """Returns the state after one step. A sequence that is done stays as it is.
 
     On a mesh this is part of a `jax.shard_map`: each device has the sequences of its `data` group, computes its
@@ -41,27 +44,39 @@ def step(params: Params, state: DecodeState, config: DecodeConfig, level: Level)
       config: the static settings; `config.lookahead` is the full width.
       level: the width of this step. Its window has all columns of the state's or none, and its drafts are the first of
         the state's.
+      until: for rows that read, see `reading.add`; None where none does.
     """
     block = lay_out(state, config, level.setting)
+    if until is not None:
+        block = reading.add(block, state, until, config)
     seen = forward(params, state, block, config, level)
 
     def finish(state: DecodeState, block: Block, logits: jax.Array, best: jax.Array | None) -> Any:
         """Returns the state of one sequence after the step, but for its cache, and the verdict."""
-        predictions = predict(state, block, logits, config, level.setting)
-        verdict = verify(state, block, predictions, config, level.setting)
-        after = accept(state, block, verdict)
+        before = state if until is None else reading.waiting(state)
+        predictions = predict(before, block, logits, config, level.setting)
+        verdict = verify(before, block, predictions, config, level.setting)
+        accepted = after = accept(before, block, verdict)
+        if until is not None:
+            after = reading.advance(state, accepted, block)
         if level.drafts:
-            drafts = draft(after, learn(state, after, block, best, predictions, verdict, config, level), config)
+            of_outputs = best if best is None or until is None else best[block.outputs]
+            drafts = learn(before, accepted, block, of_outputs, predictions, verdict, config, level)
+            if until is not None:
+                drafts = reading.learn(drafts, state, block, best, config)
+            drafts = draft(after, drafts, config)
         else:
             drafts = state.memory.drafts.none()
-        memory, moved = dataclasses.replace(state.memory, drafts=drafts), advance(state, after, predictions, level)
+        memory, moved = dataclasses.replace(state.memory, drafts=drafts), advance(before, accepted, predictions, level)
         return dataclasses.replace(after, memory=memory, window=moved), verdict
 
     axes = sharding.batch_axes(sharding.state_specs(state.inputs, config))
     finish_all = jax.vmap(finish, in_axes=(axes, block.axes, 0, 0), out_axes=(axes, 0))
     after, verdict = finish_all(state, block, seen.logits, seen.best)
-    block_kv, indices = block.accepted(seen.block_kv, verdict.path)
-    cache = config.decoder.commit(state.memory.cache, block_kv, indices, verdict.num_accepted)
+    (block_kv, indices), num_accepted = block.accepted(seen.block_kv, verdict.path), verdict.num_accepted
+    if until is not None:
+        indices, num_accepted = reading.committed(block, indices, num_accepted)
+    cache = config.decoder.commit(state.memory.cache, block_kv, indices, num_accepted)
     return dataclasses.replace(after, memory=dataclasses.replace(after.memory, cache=cache))
 
 
@@ -70,8 +85,13 @@ def forward(params: Params, state: DecodeState, block: Block, config: DecodeConf
     positions = (state.num_tokens - 1)[:, None] + jnp.broadcast_to(block.positions, block.tokens.shape)
     hidden, block_kv = config.decoder.forward(params, block.tokens, positions, state.memory.cache, block.mask)
     logits = config.decoder.logits(params, hidden[:, block.outputs])
-    has_readers = level.drafts and config.sources.readers.sources
-    return Seen(logits, config.vocabulary.top(logits, RANKS) if has_readers else None, block_kv)
+    if not (level.drafts and config.sources.readers.sources):
+        best = None
+    elif block.num_read is None:
+        best = config.vocabulary.top(logits, RANKS)
+    else:
+        best = prefill.best(params, hidden, config.decoder, config.vocabulary)
+    return Seen(logits, best, block_kv)
 
 
 def learn(

@@ -981,6 +981,20 @@ FAULTS = (
         "done=copied.done",
         ("tests/engine/test_running.py::test_rows_move_with_all_that_they_hold",),
     ),
+    Fault(
+        "a row that reads accepts what it predicts",
+        "jlade/decoding/reading.py",
+        "done=state.done | is_reading(state)",
+        "done=state.done",
+        ("tests/decoding/test_reading.py::test_reading_stops_where_it_is_told_to",),
+    ),
+    Fault(
+        "recycled logits learn nothing from prompts that rows read",
+        "jlade/decoding/reading.py",
+        "states=drafts.states | read",
+        "states=drafts.states",
+        ("tests/decoding/test_reading.py::test_a_row_that_has_read_is_that_of_prefill",),
+    ),
     # Server.
     Fault(
         "the usage leaves the prompt out of the total",
