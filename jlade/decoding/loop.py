@@ -123,15 +123,31 @@ def _loop(
     def goes_on(carry: _Carry) -> jax.Array:
         return (carry.num_running > (0 if stop_at is None else stop_at)) & (carry.num_steps < max_steps)
 
-    def make_step(carry: _Carry) -> _Carry:
-        return _next(carry, step_lib.step(params, carry.state, config, Level(config.lookahead)), config.mesh)
+    def step_at(level: Level, carry: _Carry) -> _Carry:
+        return _next(carry, step_lib.step(params, carry.state, config, level), config.mesh)
 
     carry = _Carry(state, jnp.int32(0), _count(~state.done, config.mesh))
     if until is not None:
         return _reading_loop(params, carry, goes_on, until, config)
-    if state.pace is None:
-        return jax.lax.while_loop(goes_on, make_step, carry).state
-    return _adaptive_loop(params, carry, goes_on, config)
+    if state.pace is not None:
+        return _adaptive_loop(params, carry, goes_on, config)
+    make_step = functools.partial(step_at, Level(config.lookahead))
+    if _may_be_plain(state, config):  # as sequences end; none begins here
+        carry = jax.lax.while_loop(lambda carry: goes_on(carry) & _has_drafts(carry.state, config), make_step, carry)
+        make_step = functools.partial(step_at, adaptive.REST)
+    return jax.lax.while_loop(goes_on, make_step, carry).state
+
+
+def _may_be_plain(state: DecodeState, config: DecodeConfig) -> bool:
+    """Returns whether the steps of a setting are wider than plain ones, and sequences may do without drafts."""
+    return state.inputs.has_drafts is not None and config.lookahead.block_size > 1
+
+
+def _has_drafts(state: DecodeState, config: DecodeConfig) -> jax.Array:
+    """Returns whether steps verify drafts for a sequence that runs, also on another device."""
+    has_drafts = state.inputs.has_drafts
+    assert has_drafts is not None
+    return _count(has_drafts & ~state.done, config.mesh) > 0
 
 
 def _reading_loop(
@@ -189,9 +205,14 @@ def _adaptive_loop(
     costs = carry.state.inputs.costs
     assert costs is not None
 
+    may_be_plain = _may_be_plain(carry.state, config)
+
     def is_at(index: int, carry: _Carry) -> jax.Array:
         assert carry.state.pace is not None
-        return goes_on(carry) & (carry.state.pace.level == index)
+        level = carry.state.pace.level
+        if may_be_plain:
+            level = jnp.where(_has_drafts(carry.state, config), level, len(levels) - 1)
+        return goes_on(carry) & (level == index)
 
     def step_at(level: Level, carry: _Carry) -> _Carry:
         before = carry.state
@@ -205,6 +226,9 @@ def _adaptive_loop(
             pace = adaptive.choose(before.pace, accepted, _mean(forecast, ~after.done, config.mesh), costs)
         else:
             pace = adaptive.update(before.pace, accepted, costs)
+        if may_be_plain and level == levels[-1]:
+            without = adaptive.pause(before.pace)
+            pace = jax.tree.map(functools.partial(jnp.where, _has_drafts(before, config)), pace, without)
         return _next(carry, dataclasses.replace(after, pace=pace), config.mesh)
 
     def all_levels(carry: _Carry) -> _Carry:

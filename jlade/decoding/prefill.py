@@ -236,15 +236,18 @@ def _start_of_device(
         noise: Any,
         constraint: Constraint | None,
         constraint_state: Any,
+        has_drafts: jax.Array | None,
     ) -> Drafts:
         states = sources.start(states, Prompt(tokens, length, known, longest))
         guide = constraints.guide(constraint, constraint_state)
-        return sources.draft(states, None, Text(tokens, length, inputs.corpus, noise, guide))
+        text = Text(tokens, length, inputs.corpus, noise, guide, has_drafts=has_drafts)
+        return sources.draft(states, None, text)
 
     constraint_axes = sharding.batch_axes(sharding.constraint_specs(inputs.constraint))
-    draft_all = jax.vmap(draft, in_axes=(0, 0, 0, 0, 0, constraint_axes, 0))
+    draft_all = jax.vmap(draft, in_axes=(0, 0, 0, 0, 0, constraint_axes, 0, 0))
     constraint_state = _constraint_state(inputs, constraint_axes)
-    drafts = draft_all(states, prompts, lengths, known, noise, inputs.constraint, constraint_state)
+    of_constraint = inputs.constraint, constraint_state
+    drafts = draft_all(states, prompts, lengths, known, noise, *of_constraint, inputs.has_drafts)
 
     first_window = functools.partial(window.start, window_size=lookahead.window_size, ngram_size=lookahead.ngram_size)
     count = functools.partial(sampling.count_prompt, vocab_size=config.decoder.vocab_size)

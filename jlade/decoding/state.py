@@ -50,6 +50,8 @@ class Inputs:
       sources: the initial states [B, ...] of sources of drafts, by their names, such as the n-grams of "pool"; with
         `cache`, those that were made with it. Absent ones are empty.
       corpus: other texts in which drafts are searched, for all sequences. None for no other texts.
+      has_drafts: [B] bool, whether steps verify drafts for a sequence; None for all sequences. Where no sequence that
+        runs has any, steps are plain.
       constraint: the tokens that the texts may have; None for any.
     """
 
@@ -62,6 +64,7 @@ class Inputs:
     cache: Cache | None = None
     sources: dict[str, State] = flax.struct.field(default_factory=dict)
     corpus: Annotated[TextIndex | None, SHARED] = None
+    has_drafts: jax.Array | None = None
     constraint: Constraint | None = None
 
     def rows(self, indices: np.ndarray) -> Self:

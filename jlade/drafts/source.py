@@ -38,6 +38,7 @@ class Text(NamedTuple):
     noise: jax.Array | None  # [D, V] float32, of the next positions, NaN for greedy decoding; None if it is not known
     guide: "Guide | None" = None  # None for any text
     recycled: Any = None  # the state of `recycled`, None without this source
+    has_drafts: jax.Array | None = None  # [] bool, whether drafts are made for it; None for drafts
 
 
 class Guide(NamedTuple):

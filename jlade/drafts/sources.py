@@ -119,6 +119,9 @@ class Sources:
         if record is None:
             record = record_lib.start(np.concatenate([np.zeros(0), *(source.rates for _, source in self.sources)]))
         proposals = self.propose(states, text, record.rates)
+        if text.has_drafts is not None:
+            tokens = jnp.where(text.has_drafts, proposals.tokens, NONE)
+            proposals = dataclasses.replace(proposals, tokens=tokens)
         if self.tree_size is None:
             return Drafts(Tree(proposals.tokens, self.shape, jnp.asarray(self.numbers), None), None, None, states)
         chances = record.rates[proposals.kinds]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, Self, TypedDict, Unpack
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
@@ -25,8 +26,8 @@ from jlade.engine.worker import Worker
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import request as request_lib
 from jlade.generation import stop_strings
-from jlade.generation.options import GREEDY, Options, unknown
-from jlade.generation.prompts import Prompt, Prompts
+from jlade.generation.options import GREEDY, Keywords, Options, unknown
+from jlade.generation.prompts import HostArray, Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
 from jlade.mesh import device_of, transfers
@@ -48,6 +49,7 @@ class RequestOptions(TypedDict, total=False):
     eos_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
+    lookahead: bool
     prediction: Prompts | None
     grammar: Grammar | Sequence[Grammar | None] | None
     logprobs: bool
@@ -235,7 +237,7 @@ class Engine:
           prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
             `prediction`, `grammar`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`; at most 32
-            `eos_ids`.
+            `eos_ids`. With `lookahead=False` steps verify no drafts for the request; its text is the same.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
@@ -325,9 +327,15 @@ class Engine:
             options = options | {"prediction": None}
         if options.get("grammar") is not None and not self._size.grammar:
             raise ValueError("grammar needs an engine that was made with max_grammar, the most entries of a table")
+        has_drafts = options.get("lookahead", True)
+        if not isinstance(has_drafts, bool):
+            raise TypeError(f"lookahead of a request must be True or False, got {has_drafts!r}: Engine has the setting")
         # Stop strings are the host's to find: the device gets no table of them.
-        given = dataclasses.replace(self._options, **(options | {"stop": ()}))
+        changes: Keywords = {**options, "stop": (), "lookahead": self._options.lookahead}
+        given = dataclasses.replace(self._options, **changes)
         checked = request_lib.make(self._params, prompts, given, self.max_sequences, self.capacity)
+        of_each: HostArray = np.full(len(checked.inputs.lengths), has_drafts)
+        checked = dataclasses.replace(checked, inputs=dataclasses.replace(checked.inputs, has_drafts=of_each))
         rows.check(checked, self._size)
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)

@@ -128,6 +128,7 @@ class Row:
         words: HostArray = np.asarray(jax.random.key_data(inputs.key)).reshape(-1)
         key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(inputs.key))
         places: HostArray = np.array([place], np.int32)
+        has_drafts: HostArray = np.ones(1, bool) if inputs.has_drafts is None else inputs.has_drafts
         return cls(
             Inputs(
                 prompts=prompts,
@@ -137,6 +138,7 @@ class Row:
                 ),
                 key=sampling.threefry(key),
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
+                has_drafts=has_drafts,
                 sources={"prediction": _predicted(inputs, size.prediction)} if size.prediction else {},
             ),
             places,

@@ -156,6 +156,11 @@ def rest(pace: Pace) -> Pace:
     return dataclasses.replace(pace, level=level, age=age, num_steps=pace.num_steps.at[plain].add(1))
 
 
+def pause(pace: Pace) -> Pace:
+    """Records a plain step of sequences without drafts, which tells nothing about those with drafts."""
+    return dataclasses.replace(pace, num_steps=pace.num_steps.at[-1].add(1))
+
+
 def update(pace: Pace, accepted: jax.Array, costs: jax.Array) -> Pace:
     """Records a step and chooses the level of the next one.
 
