@@ -71,8 +71,10 @@ def step(
         return dataclasses.replace(after, memory=memory, window=moved), verdict
 
     axes = sharding.batch_axes(sharding.state_specs(state.inputs, config))
+    # Sequences may share the pages of a cache: it is no array of theirs.
+    axes, rest = (dataclasses.replace(x, memory=dataclasses.replace(x.memory, cache=None)) for x in (axes, state))
     finish_all = jax.vmap(finish, in_axes=(axes, block.axes, 0, 0), out_axes=(axes, 0))
-    after, verdict = finish_all(state, block, seen.logits, seen.best)
+    after, verdict = finish_all(rest, block, seen.logits, seen.best)
     (block_kv, indices), num_accepted = block.accepted(seen.block_kv, verdict.path), verdict.num_accepted
     if until is not None:
         indices, num_accepted = reading.committed(block, indices, num_accepted)
