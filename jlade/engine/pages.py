@@ -28,6 +28,10 @@ class Allocator:
         """Pages that no text holds."""
         return len(self._free)
 
+    def num_holders(self, page: int) -> int:
+        """Returns how many texts hold a page."""
+        return self._num_holders[page]
+
     def missing(self, pages: list[int], num_tokens: int) -> int:
         """Returns how many pages a text lacks for so many tokens."""
         return max(0, number_for(num_tokens, self.size) - len(pages))

@@ -1,10 +1,11 @@
-"""The pages of an engine on the device: which are there, and copies of them.
+"""The pages of an engine: on the device, and which texts hold them.
 
 Each group of devices along `data` has pages of its own, with the same numbers. A program that is about one group's gets
 page 0, which belongs to no text, for the others.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,21 +17,166 @@ from jlade import mesh as mesh_lib
 from jlade.decoding import ahead
 from jlade.decoding.sharding import BATCH, param_specs
 from jlade.decoding.state import DecodeConfig
+from jlade.engine import pages
+from jlade.engine.pages import Allocator
+from jlade.generation.prompts import HostArray
 from jlade.mesh import DATA, HEADS
-from jlade.models.base import Params
+from jlade.models.base import Cache, KVCache, Pages, Params
 
 Layers = tuple[tuple[jax.Array, ...], ...]  # [P, KH, S, ...] in every array, of each layer in pages
 
 SPECS = PartitionSpec(DATA, HEADS)
 
 
-@ahead.jit(static_argnames=("config", "capacity", "number", "size"))
-def empty(params: Params, *, config: DecodeConfig, capacity: int, number: int, size: int) -> Layers:
+class Pool:
+    """The pages of an engine. A model whose cache has none, such as one with windows in all layers, needs none.
+
+    Args:
+      params: of the engine, or their shapes.
+      config: of the engine.
+      capacity: C, tokens of a row.
+      num_tokens: that the pages of all groups hold together, at least `capacity` in each.
+
+    Attributes:
+      config: of programs that read the pages.
+      is_used: whether there are any.
+    """
+
+    def __init__(self, params: Params, config: DecodeConfig, capacity: int, num_tokens: int):
+        self._params, self._capacity = params, capacity
+        size = min(pages.SIZE, capacity)
+        groups = mesh_lib.size(config.mesh, DATA)
+        self._num_places = pages.number_for(capacity, size)
+        number = max(pages.number_for(num_tokens, size * groups), self._num_places)
+        self._allocators = [Allocator(number, size) for _ in range(groups)]
+        self.is_used = is_paged(params, config)
+        self.config = dataclasses.replace(config, paged=self.is_used)
+        self._layers: Layers | None = None
+        self.make_room: Callable[[int], bool] = lambda group: False  # drops what is kept of a group, if there is any
+
+    @property
+    def layers(self) -> Layers:
+        """The arrays of the pages, made when they are first asked for; shapes for shapes of parameters."""
+        if self._layers is None:
+            size, number = self._allocators[0].size, self._allocators[0].number
+            self._layers = empty(self._params, config=self.config, number=number, size=size) if self.is_used else ()
+        return self._layers
+
+    def clear(self) -> None:
+        """Drops the arrays, which a failed program may have taken with it. The texts that hold pages must be gone."""
+        self._layers = None
+
+    def num_free(self, group: int) -> int:
+        """Returns the pages of a group that no text holds."""
+        return self._allocators[group].num_free
+
+    def attach(self, cache: Cache, held: Mapping[int, Sequence[int]]) -> Cache:
+        """Returns a cache with the pages, for a program that takes them over.
+
+        Args:
+          cache: of B rows, without pages.
+          held: the pages of some of them.
+        """
+        if not self.is_used:
+            return cache
+        table: HostArray = np.zeros((len(cache.length), self._num_places), np.int32)
+        for row, numbers in held.items():
+            table[row, : len(numbers)] = numbers
+        return dataclasses.replace(cache, pages=Pages(self.layers, table))
+
+    def detach(self, cache: Cache) -> Cache:
+        """Returns the cache without pages, given that of a program, and keeps these."""
+        if not self.is_used:
+            return cache
+        if not isinstance(cache.length, jax.ShapeDtypeStruct):
+            self._layers = cache.pages.layers
+        return dataclasses.replace(cache, pages=None)
+
+    def grow(self, held: list[int], num_tokens: int, group: int) -> bool:
+        """Gives a text the pages for so many tokens; returns whether there were enough. `make_room` may free some."""
+        allocator = self._allocators[group]
+        missing = allocator.missing(held, min(num_tokens, self._capacity)) if self.is_used else 0
+        while allocator.num_free < missing:
+            if not self.make_room(group):
+                return False
+        held += allocator.take(missing)
+        return True
+
+    def share(self, held: Sequence[int], num_tokens: int, group: int) -> list[int] | None:
+        """Returns the pages of a text that begins with so many tokens of another, None if there is no page for it.
+
+        Full pages belong to both texts. Of the last page, to which each of them will write, it gets a copy.
+        """
+        if not self.is_used:
+            return []
+        allocator = self._allocators[group]
+        full, rest = divmod(num_tokens, allocator.size)
+        shared = list(held[: full + (rest > 0)])
+        allocator.share(shared)
+        if rest:
+            last = shared.pop()
+            if not self.grow(shared, num_tokens, group):
+                self.drop([*shared, last], group)
+                return None
+            self._layers = copy(self.layers, last, shared[-1], rest, group, self.config)
+            self.drop([last], group)
+        return shared
+
+    def keep(self, held: Sequence[int], num_tokens: int, group: int) -> list[int]:
+        """Returns the pages of the first tokens of a text, which are kept: the text may grow in the last of them."""
+        kept = list(held[: pages.number_for(num_tokens, self._allocators[group].size)]) if self.is_used else []
+        self._allocators[group].share(kept)
+        return kept
+
+    def drop(self, held: Sequence[int], group: int, is_spoiled: bool = False) -> None:
+        """Takes its pages from a text. If its numbers may not be finite, they are cleared before others get them."""
+        allocator = self._allocators[group]
+        for page in held if is_spoiled else ():
+            if allocator.num_holders(page) == 1:
+                self._layers = copy(self.layers, 0, page, 0, group, self.config)
+        allocator.drop(held)
+
+    def take_out(self, held: Sequence[int], group: int) -> Any:
+        """Returns the contents of the pages of a text, in NumPy."""
+        return take(self.layers, self._padded(held), group, self.config) if self.is_used else ()
+
+    def put_in(self, contents: Any, held: Sequence[int], group: int) -> None:
+        """Writes what `take_out` has returned to the pages of a text, of which there are as many."""
+        if self.is_used:
+            self._layers = put(self.layers, self._padded(held), contents, group, self.config)
+
+    def compile(self) -> None:
+        """Compiles the programs of pages, for shapes of parameters."""
+        if self.is_used:
+            copy(self.layers, 0, 0, 0, 0, self.config)
+            put(self.layers, self._padded([]), take(self.layers, self._padded([]), 0, self.config), 0, self.config)
+
+    def _padded(self, held: Sequence[int]) -> list[int]:
+        return [*held, *[0] * (self._num_places - len(held))]
+
+
+def is_paged(params: Params, config: DecodeConfig) -> bool:
+    """Returns whether caches of a model have layers that may lie in pages."""
+    make = getattr(config.decoder, "init_pages", None)
+    return make is not None and jax.eval_shape(lambda params: make(params, 1, 1, 1, 1), params).pages is not None
+
+
+def init_cache(params: Params, config: DecodeConfig, batch_size: int, capacity: int, paged: bool) -> Cache:
+    """Returns an empty cache, of what does not lie in pages if other layers do."""
+    if not paged:
+        return config.decoder.init_cache(params, batch_size, capacity)
+    cache = config.decoder.init_pages(params, batch_size, capacity, 1, 1)  # type: ignore[attr-defined]
+    return dataclasses.replace(cache, pages=None)
+
+
+@ahead.jit(static_argnames=("config", "number", "size"))
+def empty(params: Params, *, config: DecodeConfig, number: int, size: int) -> Layers:
     """Returns pages of zeros: page 0 and `number` others in each group, of `size` tokens."""
 
     def of_device(params: Params) -> Layers:
-        layers: Layers = config.decoder.init_pages(params, 1, capacity, number + 1, size).pages.layers  # type: ignore[attr-defined]
-        return layers
+        cache: KVCache = config.decoder.init_pages(params, 1, size, number + 1, size)  # type: ignore[attr-defined]
+        assert cache.pages is not None
+        return cache.pages.layers
 
     return mesh_lib.shard(of_device, config.mesh, (param_specs(params, config.mesh),), SPECS)(params)
 

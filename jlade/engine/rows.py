@@ -235,6 +235,54 @@ def _insert(
     return written
 
 
+def take_out(state: DecodeState, index: int, config: DecodeConfig) -> DecodeState:
+    """Returns the state [1, ...] of a row in NumPy, without its pages and the table of its grammar; see `put_in`."""
+    taken = _take_out(_without_constraint(state), np.int32(index), config=config)
+    return mesh_lib.fetch(taken)  # type: ignore[no-any-return]
+
+
+@ahead.jit(static_argnames="config")
+def _take_out(state: DecodeState, index: jax.Array, *, config: DecodeConfig) -> DecodeState:
+    def of_array(spec: PartitionSpec, rows: jax.Array) -> jax.Array:
+        if jax.dtypes.issubdtype(rows.dtype, jax.dtypes.prng_key):
+            rows = jax.random.key_data(rows)
+        return jax.lax.dynamic_slice_in_dim(rows, index, 1) if len(spec) and spec[0] == DATA else rows
+
+    specs = sharding.state_specs(state.inputs, config)
+    taken: DecodeState = jax.tree.map(of_array, jax.tree.broadcast(specs, state), state)
+    return taken
+
+
+def put_in(state: DecodeState, taken: DecodeState, index: int, config: DecodeConfig) -> DecodeState:
+    """Puts what `take_out` has returned into a row, which has the table of its grammar. It is written in place."""
+    rest = dataclasses.replace(_without_constraint(state), memory=None)  # type: ignore[arg-type]
+    after = _put_in(rest, state.memory, taken, np.int32(index), config=config)
+    constraint = state.inputs.constraint
+    return dataclasses.replace(after, inputs=dataclasses.replace(after.inputs, constraint=constraint))
+
+
+@ahead.jit(static_argnames="config", donate_argnames="memory")
+def _put_in(
+    rest: DecodeState, memory: Memory, taken: DecodeState, index: jax.Array, *, config: DecodeConfig
+) -> DecodeState:
+    state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
+    key = jax.random.wrap_key_data(taken.inputs.key, impl=jax.random.key_impl(state.inputs.key))
+    taken = dataclasses.replace(taken, inputs=dataclasses.replace(taken.inputs, key=key))
+    specs = sharding.state_specs(state.inputs, config)
+
+    def of_array(spec: PartitionSpec, rows: jax.Array) -> jax.Array:
+        return jnp.repeat(rows, groups, axis=0) if groups > 1 and len(spec) and spec[0] == DATA else rows
+
+    taken = jax.tree.map(of_array, jax.tree.broadcast(specs, taken), taken)
+    written: DecodeState = _write(state, taken, index, specs, config)
+    return written
+
+
+def _without_constraint(state: DecodeState) -> DecodeState:
+    """Returns a state without the tables of its rows, which stay where they are."""
+    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None))
+
+
 def put_table(state: DecodeState, table: Table, index: int, config: DecodeConfig) -> DecodeState:
     """Gives the request that was inserted into a row the table of its grammar, which is written in place."""
     inputs, tables = state.inputs, state.inputs.constraint
