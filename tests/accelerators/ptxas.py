@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.inspection import targets
+from jlade.models import kv_rounding
 from jlade.models.attention import Operands, hopper
 from jlade.models.experts import hopper as experts
 
@@ -30,6 +31,7 @@ class Case:
     batch_size: int = 1
     num_masks: int = 1
     dtype: str = "bfloat16"
+    kv_dtype: str | None = None
     window: int | None = None
     cap: float | None = None
     chunk: int = hopper.CHUNK
@@ -42,13 +44,19 @@ class Case:
         block = self.batch_size, self.block_size, kv_heads, self.head_dim
         cache = self.batch_size, kv_heads, capacity, self.head_dim
         queries = self.batch_size, self.block_size, kv_heads * self.group, self.head_dim
-        arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for shape in (queries, block, block, cache, cache)]
+        of_keys = self.dtype if self.kv_dtype is None else kv_rounding.STORED[self.kv_dtype]
+        arrays = [
+            jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+            for shape, dtype in ((queries, self.dtype), *((x, of_keys) for x in (block, block, cache, cache)))
+        ]
+        of_scales = [] if self.kv_dtype is None else [block[:-1], block[:-1], cache[:-1], cache[:-1]]
+        scales = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in of_scales]
         length = jax.ShapeDtypeStruct((self.batch_size,), jnp.int32)
         positions = jax.ShapeDtypeStruct((self.batch_size, self.block_size), jnp.int32)
         mask = jax.ShapeDtypeStruct((self.num_masks, self.block_size, self.block_size), bool)
         (device,), _ = targets.find("h100")
         attend = functools.partial(hopper.attend, window=self.window, cap=self.cap)
-        return targets.compile_for(device, attend, Operands(*arrays, length, mask, positions))
+        return targets.compile_for(device, attend, Operands(*arrays, length, mask, positions, None, *scales))
 
 
 @dataclasses.dataclass(frozen=True)
