@@ -238,13 +238,13 @@ def _insert(
 def take_out(state: DecodeState, index: int, config: DecodeConfig) -> DecodeState:
     """Returns the state [1, ...] of a row in NumPy, without its pages and the table of its grammar; see `put_in`."""
     taken = _take_out(_without_constraint(state), np.int32(index), config=config)
-    return mesh_lib.fetch(taken)  # type: ignore[no-any-return]
+    return mesh_lib.fetch(taken)
 
 
 @ahead.jit(static_argnames="config")
 def _take_out(state: DecodeState, index: jax.Array, *, config: DecodeConfig) -> DecodeState:
     def of_array(spec: PartitionSpec, rows: jax.Array) -> jax.Array:
-        if jax.dtypes.issubdtype(rows.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(rows.dtype, jax.dtypes.prng_key):
             rows = jax.random.key_data(rows)
         return jax.lax.dynamic_slice_in_dim(rows, index, 1) if len(spec) and spec[0] == DATA else rows
 

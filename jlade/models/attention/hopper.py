@@ -32,15 +32,16 @@ def attend(
     Dtypes are bfloat16 and float16, D is 16, 32, ... 128. The keys, cache first and block last, are cut into chunks,
     and the chunks are split among programs that run at the same time (flash decoding). Each program computes an online
     softmax (arXiv 1805.02867) over its chunks; the partial results are joined at the end. Keys and values in 8 bits are
-    converted in shared memory, a chunk at a time. With a capacity below `CHUNK` or not a multiple of 8, plain attention
-    runs instead.
+    converted in shared memory, a chunk at a time. With a capacity below `CHUNK` or not a multiple of 8, or pages that
+    have no whole chunks, plain attention runs instead.
 
     Args:
       interpret: parameters of Pallas that simulate the GPU on a CPU; for tests.
     """
     batch_size, block_size, heads, head_dim = operands.queries.shape
-    kv_heads, capacity = operands.cached_keys.shape[1:3]
-    if capacity < CHUNK or capacity % 8:  # the hardware copies whole chunks, from entries 0, 8, ...
+    kv_heads, capacity = operands.keys.shape[2], operands.capacity
+    has_chunks = operands.table is None or operands.cached_keys.shape[2] % CHUNK == 0
+    if capacity < CHUNK or capacity % 8 or not has_chunks:  # the hardware copies whole chunks, from entries 0, 8, ...
         return plain.attend(operands, window, scale, cap)
     rows = heads // kv_heads * block_size
     warpgroups = 1 if rows <= ROWS else 2  # they share the keys and values of a program
@@ -105,8 +106,10 @@ def attend(
         interpret=interpret,
     )
     block = [keys, values, *(x[:, :, 0] for x in scales if x is not None)]
-    cache = [x for x in (*operands[3:5], *operands[-2:]) if x is not None]
-    mixed, highest, total = kernel(operands.cached_length, queries, block, cache, mask.astype(queries.dtype), oldest)
+    scales_of_cache = operands.cached_key_scales, operands.cached_value_scales
+    cache = [x for x in (operands.cached_keys, operands.cached_values, *scales_of_cache) if x is not None]
+    numbers = [x for x in (operands.cached_length, operands.table) if x is not None]
+    mixed, highest, total = kernel(numbers, queries, block, cache, mask.astype(queries.dtype), oldest)
 
     peak = jnp.max(highest, axis=2, keepdims=True)
     shrink = jnp.exp2(highest - peak)
@@ -120,7 +123,7 @@ def attend(
 
 
 def _kernel(
-    length_ref: jax.Ref, queries_ref: jax.Ref, block_refs: list[jax.Ref], cached_refs: list[jax.Ref],
+    number_refs: list[jax.Ref], queries_ref: jax.Ref, block_refs: list[jax.Ref], cached_refs: list[jax.Ref],
     mask_ref: jax.Ref, oldest_ref: jax.Ref | None, mixed_ref: jax.Ref, highest_ref: jax.Ref, total_ref: jax.Ref,
     *,
     queries_smem: jax.Ref, keys_smem: jax.Ref, values_smem: jax.Ref, weights_smem: jax.Ref,
@@ -132,14 +135,16 @@ def _kernel(
     """Computes one split of a KV head's keys for one tile of its queries: one warpgroup loads, the others compute.
 
     Scores are exponents of 2, as GPUs have an instruction for powers of two. `block_refs` and `cached_refs` are keys,
-    values and, in 8 bits, the scales of each.
+    values and, in 8 bits, the scales of each; `number_refs` the lengths and, for a cache in pages, their table.
     """
     sequence, head, part = (jax.lax.axis_index(name) for name in ("sequence", "head", "part"))
     warpgroup = jax.lax.axis_index("warpgroup")
     splits, warpgroups = mixed_ref.shape[2], queries_smem.shape[0]
     mask = sequence if mask_ref.shape[0] > 1 else 0
     tile, split = jax.lax.div(part, jnp.int32(splits)), jax.lax.rem(part, jnp.int32(splits))
-    capacity, head_dim = cached_refs[0].shape[2:]
+    length_ref, *table_ref = number_refs
+    part_size, head_dim = cached_refs[0].shape[2:]  # of a row, or of a page
+    capacity = part_size * table_ref[0].shape[1] if table_ref else part_size
     slots = keys_smem.shape[0]
 
     length = length_ref[sequence]
@@ -168,17 +173,22 @@ def _kernel(
                 scales = [scales_smem.at[n, scales_slot(i)] for n in range(2)]
                 to = [(smem, numbers_ready.at[slot]) for smem in (*numbers, *scales)]
 
-            def copy(refs: list[jax.Ref], start: jax.Array) -> None:
+            def copy(refs: list[jax.Ref], owner: jax.Array, start: jax.Array) -> None:
                 for ref, (smem, ready) in zip(refs, to, strict=True):
-                    plgpu.copy_gmem_to_smem(ref.at[sequence, head, pl.ds(start, CHUNK)], smem, ready)
+                    plgpu.copy_gmem_to_smem(ref.at[owner, head, pl.ds(start, CHUNK)], smem, ready)
 
             @pl.when(chunk < cached_chunks)
             def _() -> None:
-                copy(cached_refs, first_entry(chunk))
+                if table_ref:
+                    per_page = jnp.int32(part_size // CHUNK)
+                    page = table_ref[0][sequence, jax.lax.div(chunk, per_page)]
+                    copy(cached_refs, page, jax.lax.rem(chunk, per_page) * CHUNK)
+                else:
+                    copy(cached_refs, sequence, first_entry(chunk))
 
             @pl.when(chunk >= cached_chunks)
             def _() -> None:
-                copy(block_refs, (chunk - cached_chunks) * CHUNK)
+                copy(block_refs, sequence, (chunk - cached_chunks) * CHUNK)
 
         if numbers_smem is not None:
             pl.loop(0, jnp.minimum(count, slots))(load)

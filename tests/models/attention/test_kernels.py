@@ -67,6 +67,34 @@ def test_equals_plain_attention(
     np.testing.assert_array_equal(run(poisoned), got)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("in_8_bits", [False, slow(True)])
+def test_a_cache_in_pages_is_read_as_one_in_rows(kernel, in_8_bits, monkeypatch):
+    """Pages of two chunks, in any order; page 0 and another one that no sequence has hold huge numbers."""
+    monkeypatch.setattr(hopper, "PROGRAMS", 6)
+    monkeypatch.setattr(tpu_module, "CHUNK", 256)
+    size, lengths = 128, [0, 130, 384]
+    operands, _ = random_case(5, 4, 2, 32, 384, lengths, jnp.bfloat16)
+    if in_8_bits:
+        keys, values, *scales = kv_rounding.round_all(operands[1:3], "int8", None)
+        cached = (jnp.swapaxes(x, 1, 2) for x in operands[3:5])
+        rounded = kv_rounding.round_all(list(cached), "int8", None)
+        *cached, key_scales, value_scales = (jnp.swapaxes(x, 1, 2) for x in rounded)
+        operands = Operands(operands[0], keys, values, *cached, *operands[5:9], *scales, key_scales, value_scales)
+    table = (1 + np.random.default_rng(0).permutation(9)).reshape(3, 3).astype(np.int32)
+
+    def in_pages(layer):
+        pages = np.full((11, *layer.shape[1:2], size, *layer.shape[3:]), 99, layer.dtype)
+        for row, numbers in zip(np.asarray(layer), table, strict=True):
+            pages[numbers] = np.moveaxis(row.reshape(row.shape[0], 3, size, *row.shape[2:]), 1, 0)
+        return jnp.asarray(pages)
+
+    names = [name for name in Operands._fields if name.startswith("cached_") and name != "cached_length"]
+    of_cache = {name: getattr(operands, name) for name in names}
+    paged = operands._replace(**{name: x if x is None else in_pages(x) for name, x in of_cache.items()}, table=table)
+    np.testing.assert_array_equal(jax.jit(kernel)(paged), jax.jit(kernel)(operands))
+
+
 def test_float32_on_a_tpu(monkeypatch):
     monkeypatch.setattr(tpu_module, "CHUNK", 32)
     operands, _ = random_case(5, 4, 2, 6, 70, [0, 33, 70], jnp.float32)
