@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.constraints.grammar import Grammar
 from jlade.decoding import sharding
-from jlade.engine import rows, width
+from jlade.engine import reading, rows, width
 from jlade.engine.job import Job
 from jlade.engine.programs import Programs
 from jlade.engine.reading import PromptReader
@@ -63,7 +63,7 @@ class Engine:
     A request's text is that of `jlade.generate` alone with its key, whatever else runs. With
     `verification="rejection"`, steps of adaptive width and prefixes give another text of the same distribution.
 
-    A thread of the engine makes rounds: it reads a chunk of one prompt, and makes a few steps of all rows that run.
+    A thread of the engine makes rounds: it reads a part of prompts, and makes a few steps of all rows that run.
     Any thread may submit. Use it in a `with` statement, or call `close`.
 
     Args:
@@ -147,16 +147,16 @@ class Engine:
         self._params = sharding.put_params(params, self._config.mesh)
         predicts = "prediction" in self._config.lookahead.sources
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs)
-        self._programs = Programs(self._params, self._config, widths, self._size)
+        device = device_of(params, self._config.mesh)
+        beside = reading.may_read_beside(self._config, device)
+        self._programs = Programs(self._params, self._config, widths, self._size, beside)
         self._reader = PromptReader(
             self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs
         )
 
         scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
         self._running = Running(self._params, self._config, widths, self._programs)
-        self._worker = Worker(
-            scheduler, self._reader, self._running, self._programs, self._config, device_of(params, self._config.mesh)
-        )
+        self._worker = Worker(scheduler, self._reader, self._running, self._programs, self._config, device, beside)
         self._usual = Controls.GREEDY  # of most requests
 
     @property

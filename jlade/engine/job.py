@@ -46,6 +46,11 @@ class Job:
             self._token_bytes = token_bytes(checked.tokenizer)
             self._detokenizer = Detokenizer(checked.tokenizer, checked.stop[0])
 
+    @property
+    def prompt(self) -> np.ndarray:
+        """The tokens of the prompt."""
+        return np.asarray(self._checked.inputs.prompts[0, : self._begin])
+
     @functools.cached_property
     def row(self) -> rows.Row:
         """The arrays of the request."""

@@ -87,9 +87,14 @@ class Prefixes(Generic[T]):
         """Returns how many tokens a text shares with that of an entry; 0 if they are fewer than `least`."""
         if self._head(tokens) != entry.head:  # of most entries, and quick
             return 0
-        size = min(len(tokens), len(entry.tokens))
-        differs = np.flatnonzero(tokens[:size] != entry.tokens[:size])
-        return int(differs[0]) if len(differs) else size
+        return num_shared(tokens, entry.tokens)
 
     def _head(self, tokens: np.ndarray) -> bytes:
         return tokens[: self._least].astype(np.int32).tobytes()
+
+
+def num_shared(tokens: np.ndarray, others: np.ndarray) -> int:
+    """Returns the number of tokens with which both of two texts begin."""
+    size = min(len(tokens), len(others))
+    differs = np.flatnonzero(tokens[:size] != others[:size])
+    return int(differs[0]) if len(differs) else size

@@ -26,6 +26,7 @@ class Steps(NamedTuple):
 
     num_rows: int
     controls: Controls
+    reads: bool = False  # whether rows may read their prompts in these steps
 
 
 class Others(NamedTuple):
@@ -42,14 +43,19 @@ class Programs:
       params, config: of the engine.
       widths: of the steps of a state, by its number of rows.
       size: of the rows.
+      beside: whether rows read their prompts in the steps of the others.
     """
 
-    def __init__(self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], size: rows.Size):
+    def __init__(
+        self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], size: rows.Size, beside: bool
+    ):
         self._params, self._config, self._widths, self._size = ahead.shapes(params), config, widths, size
-        self._sizes = sorted(widths)
+        self._sizes, self._beside = sorted(widths), beside
         # Steps that record log-probabilities without alternatives take hardly longer than those with all controls.
         is_used = {Controls.GRAMMAR: bool(size.grammar), Controls.ALL: bool(size.top_logprobs)}
         self._kinds = [each for each in Controls if is_used.get(each, True)]
+        # Steps in which rows read are few: two programs for each size suffice.
+        self._reading_kinds = [Controls.SAMPLED, self._kinds[-1]]
         self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Steps | Others] = set()  # by requests
         self._states: dict[int, DecodeState] = {}  # shapes, by the number of rows
@@ -59,21 +65,21 @@ class Programs:
         """Number of parts that are to be compiled."""
         return len(self._left)
 
-    def fastest(self, num_rows: int, controls: Controls) -> Steps:
-        """Returns the fastest steps of at least so many rows with these controls."""
-        return next(self._fitting(num_rows, controls))
+    def fastest(self, num_rows: int, controls: Controls, reads: bool = False) -> Steps:
+        """Returns the fastest steps of at least so many rows with these controls, in which rows read or none does."""
+        return next(self._fitting(num_rows, controls, reads))
 
-    def find(self, num_rows: int, controls: Controls) -> Steps | None:
+    def find(self, num_rows: int, controls: Controls, reads: bool = False) -> Steps | None:
         """Returns the fastest ones of these that are there. If there are none, `fastest` is compiled next."""
         left = self._left
-        found = next((steps for steps in self._fitting(num_rows, controls) if steps not in left), None)
+        found = next((steps for steps in self._fitting(num_rows, controls, reads) if steps not in left), None)
         if found is None:
-            self._wanted.update(itertools.islice(self._fitting(num_rows, controls), 1))
+            self._wanted.update(itertools.islice(self._fitting(num_rows, controls, reads), 1))
         return found
 
-    def get(self, num_rows: int, controls: Controls) -> Steps:
+    def get(self, num_rows: int, controls: Controls, reads: bool = False) -> Steps:
         """Returns those of `find`, or `fastest` if there are none, which compiles when it runs."""
-        return self.find(num_rows, controls) or self.fastest(num_rows, controls)
+        return self.find(num_rows, controls, reads) or self.fastest(num_rows, controls, reads)
 
     def may_score(self) -> bool:
         """Returns whether the log-probabilities of prompts are there. If they are not, they are compiled next."""
@@ -97,6 +103,8 @@ class Programs:
         order: list[Steps | Others] = []
         for sizes, kinds in ((least, usual), (self._sizes, usual), (self._sizes, self._kinds)):
             order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
+            if self._beside:
+                order += [self.fastest(size, kind, reads=True) for size in sizes for kind in kinds]
             order += [Others(size, "prefixes") for size in sizes]
         self._left = tuple(dict.fromkeys([*order, Others(least[0], "scores")]))
 
@@ -116,19 +124,20 @@ class Programs:
         """Lets programs that are not there compile when they first run."""
         self._left = ()
 
-    def _fitting(self, num_rows: int, controls: Controls) -> Iterator[Steps]:
+    def _fitting(self, num_rows: int, controls: Controls, reads: bool) -> Iterator[Steps]:
         """Yields the steps of at least so many rows with these controls or more, the fastest first."""
         for size in self._sizes:
-            for kind in self._kinds:
+            for kind in self._reading_kinds if reads else self._kinds:
                 if size >= num_rows and kind >= controls:
-                    yield Steps(size, kind)
+                    yield Steps(size, kind, reads)
 
     def compile(self, part: Steps | Others) -> None:
         """Compiles a part, and what it needs."""
         state, config, capacity = self._state(part.num_rows), self._config, self._size.capacity
         match part:
-            case Steps(num_rows, controls):
-                after = rows.run(self._params, self._widths[num_rows].put(state), config, controls, 1, 0)
+            case Steps(num_rows, controls, reads):
+                until: HostArray | None = np.zeros(num_rows, np.int32) if reads else None
+                after = rows.run(self._params, self._widths[num_rows].put(state), config, controls, 1, 0, until)
                 # On several devices another program than for arrays that were placed by `_insert` itself.
                 rows.insert(width.bare(after), self._prefix, self._row, 0, config)
             case Others(_, "scores"):

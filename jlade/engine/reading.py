@@ -1,17 +1,25 @@
-"""Prompts are read one at a time, each from the longest beginning that an earlier text has left."""
+"""Prompts are read from the longest beginning that an earlier text has left: alone, or beside the steps of rows.
+
+A chunk of one prompt is read by a program of its own. Rows read their prompts in the steps of the others. A pass then
+has a chunk of each row, also of those that make steps, for which an accelerator hardly takes longer than for the steps.
+On CPUs, whose passes take as long as their tokens, prompts are read alone.
+"""
 
 import dataclasses
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 
+from jlade import mesh as mesh_lib
 from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
-from jlade.engine import copies, rows, scoring
+from jlade.engine import copies, prefixes, rows, scoring
 from jlade.engine.job import Job
 from jlade.engine.prefixes import Prefixes
 from jlade.engine.programs import Programs
 from jlade.engine.scoring import PromptLogProbs
+from jlade.mesh import LOOKAHEAD
 from jlade.models.base import Params, divisible
 
 
@@ -20,7 +28,7 @@ class PromptReading:
     """A request whose prompt is being read."""
 
     job: Job
-    prefix: Prefix | None = None
+    prefix: Prefix | None = None  # None before the first chunk, and once a row has it
     num_read: int = 0
     parting: int = 0  # tokens that it shares with another text, whose reading is kept
     scores: list[LogProbs] = dataclasses.field(default_factory=list)  # of chunks, if the request asks for them
@@ -28,12 +36,26 @@ class PromptReading:
     @property
     def tokens(self) -> np.ndarray:
         """The tokens to read, all but the last of the prompt."""
-        return np.asarray(self.job.row.inputs.prompts[0, : self.job.length - 1])
+        return self.job.prompt[:-1]
 
     @property
     def is_done(self) -> bool:
         """Whether the prompt has been read."""
-        return self.prefix is not None and self.num_read == self.job.length - 1
+        return self.num_read == len(self.tokens)
+
+    @property
+    def until(self) -> int:
+        """The tokens after which what has been read is kept."""
+        return self.parting if self.num_read < self.parting else len(self.tokens)
+
+
+# Where prompts are read alone
+APART = frozenset({"cpu"})
+
+
+def may_read_beside(config: DecodeConfig, device: jax.Device) -> bool:
+    """Returns whether rows may read their prompts in the steps of the others."""
+    return device.platform not in APART and mesh_lib.size(config.mesh, LOOKAHEAD) == 1
 
 
 class PromptReader:
@@ -63,34 +85,48 @@ class PromptReader:
             memory = self.row_bytes * num_rows
         self._sizes = copies.sizes(capacity) if memory else []
         # A shorter beginning saves no pass over the weights.
-        least, longest = config.chunks[-1][0], divisible(row.cache)
-        self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=least, divisible=longest)
+        self._least = config.chunks[-1][0]
+        self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=self._least, divisible=divisible(row.cache))
+
+    def begin(self, job: Job) -> PromptReading:
+        """Returns the reading of a prompt with what is kept of its beginning."""
+        reading = PromptReading(job)
+        # Tokens that are not read have no log-probabilities.
+        kept, reading.num_read = (None, 0) if job.scores_prompt else self._prefixes.find(reading.tokens)
+        reading.prefix = self._unread() if kept is None else self._restore(kept, reading.num_read)
+        reading.parting = self._prefixes.parting(reading.tokens)
+        job.request.num_cached = reading.num_read
+        self.num_tokens += job.length
+        self.num_cached += reading.num_read
+        return reading
 
     def read(self, reading: PromptReading) -> None:
-        """Reads a chunk of a prompt."""
-        tokens = reading.tokens
-        if reading.prefix is None:
-            # Tokens that are not read have no log-probabilities.
-            kept, reading.num_read = (None, 0) if reading.job.scores_prompt else self._prefixes.find(tokens)
-            reading.prefix = self._unread() if kept is None else self._restore(kept, reading.num_read)
-            reading.parting = self._prefixes.parting(tokens)
-            reading.job.request.num_cached = reading.num_read
-            self.num_tokens += reading.job.length
-            self.num_cached += reading.num_read
-        if reading.num_read < len(tokens):
-            until = reading.parting if reading.num_read < reading.parting else len(tokens)
-            row = reading.job.row
-            if reading.job.scores_prompt:
-                reading.scores.append(
-                    scoring.score(self._params, reading.prefix.cache, row.inputs.prompts, until, self._config)
-                )
-            reading.prefix, reading.num_read = rows.read(
-                self._params, reading.prefix, row, reading.num_read, until, self._config
+        """Reads a chunk of a prompt that no row reads."""
+        assert reading.prefix is not None
+        row, until = reading.job.row, reading.until
+        if reading.job.scores_prompt:
+            reading.scores.append(
+                scoring.score(self._params, reading.prefix.cache, row.inputs.prompts, until, self._config)
             )
-            if reading.num_read == until:
-                self._keep(tokens[:until], reading.prefix, 0)
-            if reading.is_done and reading.scores:
-                reading.job.request.prompt_logprobs = PromptLogProbs.join(reading.scores, reading.job.num_alternatives)
+        reading.prefix, num_read = rows.read(self._params, reading.prefix, row, reading.num_read, until, self._config)
+        self._advance(reading, num_read, reading.prefix, 0)
+        if reading.is_done and reading.scores:
+            reading.job.request.prompt_logprobs = PromptLogProbs.join(reading.scores, reading.job.num_alternatives)
+
+    def advance(self, reading: PromptReading, num_read: int, state: DecodeState, index: int) -> None:
+        """Takes note of the tokens that a row has read."""
+        self._advance(reading, num_read, copies.prefix_of(state, self._config), index)
+
+    def _advance(self, reading: PromptReading, num_read: int, prefix: Prefix, index: int) -> None:
+        until, reading.num_read = reading.until, num_read
+        if num_read == until:
+            self._keep(reading.tokens[:until], prefix, index)
+
+    def is_read(self, job: Job, readings: Iterable[PromptReading]) -> bool:
+        """Returns whether a beginning of a prompt is being read that will be kept: it need not be read again."""
+        tokens = job.prompt[:-1]
+        shared = ((prefixes.num_shared(tokens, each.tokens), each.job.request.num_cached) for each in readings)
+        return bool(self._sizes) and any(number > max(self._least - 1, cached) for number, cached in shared)
 
     def keep_row(self, state: DecodeState, index: int, text: np.ndarray) -> None:
         """Keeps the text of a row, for a prompt that continues it: all but its last token, which has not been read."""

@@ -21,7 +21,7 @@ from jlade.config import check_int
 from jlade.constraints import grammar as grammar_lib
 from jlade.constraints.grammar import ROW_CLASSES, RowTables
 from jlade.constraints.tokens import Table
-from jlade.decoding import ahead, loop, prefill, sampling, sharding
+from jlade.decoding import ahead, loop, prefill, reading, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.drafts.prediction import Reading
@@ -211,7 +211,10 @@ def _read(params: Params, prefix: Prefix, row: Row, lengths: jax.Array, *, confi
 
 
 def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: DecodeConfig) -> DecodeState:
-    """Puts a request whose prompt has been read into a row. What is large in the state is written in place."""
+    """Puts a request into a row with what has been read of its prompt, at most all tokens but the last.
+
+    What is large in the state is written in place.
+    """
     inputs = state.inputs
     rest = dataclasses.replace(
         state,
@@ -228,7 +231,7 @@ def _insert(
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    new = dataclasses.replace(new, counts=None)
+    new = dataclasses.replace(reading.unread(new), counts=None)
     if state.constraint_state is not None:
         new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
     written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)
@@ -332,9 +335,15 @@ def place(index: jax.Array, number: int, groups: int) -> tuple[jax.Array, jax.Ar
 
 
 def run(
-    params: Params, state: DecodeState, config: DecodeConfig, controls: Controls, max_steps: int, stop_at: int
+    params: Params,
+    state: DecodeState,
+    config: DecodeConfig,
+    controls: Controls,
+    max_steps: int,
+    stop_at: int,
+    until: HostArray | None = None,
 ) -> DecodeState:
-    """Makes steps with the program for `controls`; see `run_steps`."""
+    """Makes steps with the program for `controls`, or with that in which rows read; see `run_steps`."""
     inputs, counts, logprobs = state.inputs, None, state.info.logprobs
     constraint_state = state.constraint_state
     if controls < Controls.GRAMMAR:
@@ -350,7 +359,7 @@ def run(
     if controls is not Controls.LOGPROBS:
         state = dataclasses.replace(state, info=dataclasses.replace(state.info, logprobs=None))
         config = dataclasses.replace(config, logprobs=False, top_logprobs=0)
-    after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at)
+    after = loop.run_steps(params, dataclasses.replace(state, counts=counts), config, max_steps, stop_at, until)
     info = after.info if controls is Controls.LOGPROBS else dataclasses.replace(after.info, logprobs=logprobs)
     constraint_state = constraint_state if controls < Controls.GRAMMAR else after.constraint_state
     return dataclasses.replace(after, inputs=inputs, constraint_state=constraint_state, counts=None, info=info)

@@ -3,12 +3,16 @@
 import time
 from collections.abc import Collection, Mapping
 
-from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
+import numpy as np
+
+from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.engine import rows
 from jlade.engine.job import Job
 from jlade.engine.programs import Programs, Steps
+from jlade.engine.reading import PromptReading
 from jlade.engine.rows import Controls
 from jlade.engine.width import Width
+from jlade.generation.prompts import HostArray
 from jlade.models.base import Params
 
 
@@ -22,6 +26,7 @@ class Running:
 
     Attributes:
       jobs: the requests, by their rows.
+      readings: of the requests whose rows read their prompts.
       state: None before the first request.
       least: rows of the state, at least.
     """
@@ -34,15 +39,22 @@ class Running:
     def clear(self) -> None:
         """Forgets all requests, and the state."""
         self.jobs: dict[int, Job] = {}
+        self.readings: dict[Job, PromptReading] = {}
         self.state: DecodeState | None = None
         self._stepped: DecodeState | None = None  # the state after the last steps
 
     def may_take(self, job: Job) -> bool:
         """Returns whether the steps of another request beside those that run are there."""
-        return self._programs.find(self._number(1), self._controls(job)) is not None
+        return self._are_there(job, reads=False) and (not self.readings or self.may_read(job))
 
-    def insert(self, prefix: Prefix, job: Job) -> None:
-        """Puts a request whose prompt has been read into a row."""
+    def may_read(self, job: Job) -> bool:
+        """Returns whether the steps in which another request reads its prompt are there."""
+        return self._are_there(job, reads=True)
+
+    def insert(self, reading: PromptReading) -> None:
+        """Puts a request into a row, which reads what is left of its prompt."""
+        prefix, job = reading.prefix, reading.job
+        assert prefix is not None
         if self.state is None:
             self.state = self._programs.empty(self._params, job.row)
         state = self._resize(self._programs.get(self._number(1), self._controls(job)))
@@ -51,6 +63,8 @@ class Running:
         if job.table is not None:
             self.state = rows.put_table(self.state, job.table, row, self._config)
         self.jobs[row] = job
+        if not reading.is_done:
+            reading.prefix, self.readings[job] = None, reading
 
     def keep(self, jobs: Collection[Job | None]) -> None:
         """Ends all requests but these."""
@@ -59,6 +73,7 @@ class Running:
             assert self.state is not None
             self.state = rows.end(self.state, ended)
             self.jobs = {row: job for row, job in self.jobs.items() if row not in ended}
+            self.readings = {job: reading for job, reading in self.readings.items() if job in jobs}
 
     def step(self, max_steps: int, another: bool) -> rows.Shown:
         """Makes steps up to the end of a request, and returns what the host reads of the rows.
@@ -68,17 +83,29 @@ class Running:
           another: whether another request is about to be inserted: it keeps its row, and the device has other work than
             these steps.
         """
-        controls, programs = self._controls(), self._programs
-        steps = programs.find(self._number(another), controls) or programs.get(self._number(), controls)
+        controls, programs, reads = self._controls(), self._programs, bool(self.readings)
+        steps = programs.find(self._number(another), controls, reads) or programs.get(self._number(), controls, reads)
         state = self._resize(steps)
-        is_timed = state is self._stepped and not another
+        is_timed = state is self._stepped and not another and not reads
         width, begin = self._widths[len(state.done)], time.perf_counter()
-        state = rows.run(self._params, width.put(state), self._config, steps.controls, max_steps, len(self.jobs) - 1)
+        state, stop_at, until = width.put(state), len(self.jobs) - 1, self._until(len(state.done)) if reads else None
+        state = rows.run(self._params, state, self._config, steps.controls, max_steps, stop_at, until)
         self.state = self._stepped = width.take(state)
         shown = rows.show(self.state, any(job.logprobs for job in self.jobs.values()))
         if is_timed:
             width.learn(time.perf_counter() - begin)
         return shown
+
+    def _until(self, num_rows: int) -> HostArray:
+        """Returns `until` of `run_steps`."""
+        until: HostArray = np.zeros(num_rows, np.int32)
+        for row, job in self.jobs.items():
+            if job in self.readings:
+                until[row] = self.readings[job].until + 1
+        return until
+
+    def _are_there(self, job: Job, reads: bool) -> bool:
+        return self._programs.find(self._number(1), self._controls(job), reads) is not None
 
     def _number(self, others: int = 0) -> int:
         """Returns the rows that the requests and others need."""

@@ -1,9 +1,11 @@
 """The thread of an engine: rounds, in which prompts are read and steps are made, as long as there are requests."""
 
 import atexit
+import contextlib
 import dataclasses
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
 import jax
@@ -28,6 +30,7 @@ class Worker:
     Args:
       scheduler, reader, running, programs, config: of the engine. The thread alone uses `reader` and `running`.
       device: one of those that it runs on.
+      beside: whether rows read their prompts in the steps of the others.
 
     Attributes:
       closed: whether `close` was called.
@@ -41,9 +44,10 @@ class Worker:
         programs: Programs,
         config: DecodeConfig,
         device: jax.Device,
+        beside: bool,
     ):
         self._reader, self._running, self._programs, self._config = reader, running, programs, config
-        self._device = device
+        self._device, self._beside = device, beside
         self._reading: PromptReading | None = None
         self._changed = threading.Condition()  # its lock guards the next three fields
         self._scheduler = scheduler
@@ -146,10 +150,11 @@ class Worker:
         self._reading = None
 
     def _round(self) -> None:
-        """Reads a chunk of a prompt, of a list whole prompts, and makes steps of the rows that run."""
+        """Reads a chunk of a prompt, of a list whole prompts, and makes steps of the rows that run or read."""
         self._free_rows()
+        self._place()
         while self._read() and self._is_patient():
-            pass
+            self._place()
         if self._running.jobs:
             self._step()
         self._free_rows()
@@ -167,44 +172,69 @@ class Worker:
         """Whether nobody watches the texts that run, so that they may wait for prompts that are read."""
         return all(job.of_list for job in self._scheduler.rows if job is not None)
 
-    def _read(self) -> bool:
-        """Reads a chunk of a prompt, and puts it into its row at the end; returns whether there was one to read.
-
-        It is the prompt of the next request if none is being read.
-        """
-        reading = self._reading = self._reading or self._next()
-        if reading is None:
-            return False
-        job = reading.job
-        if not job.request.done:
-            try:
-                with memory.explained(self._device, lambda _: "to read a prompt takes a row's memory, in addition"):
-                    self._reader.read(reading)
-            except Exception as error:
-                job.request._end(error)
-                self._reader.clear()
-        if job.request.done:  # failed or cancelled
+    def _place(self) -> None:
+        """Gives rows to requests that wait: to those that read beside others, up to one whose prompt is read alone."""
+        while self._reading is not None or self._begin():
+            reading = self._reading
+            if reading is None:  # it could not begin
+                continue
+            if not (reading.is_done or self._reads_beside(reading.job)):
+                break
             self._reading = None
-        elif reading.is_done:
-            assert reading.prefix is not None
-            self._running.insert(reading.prefix, job)
-            self._reading = None
-        return True
+            if not reading.job.request.done:
+                self._running.insert(reading)
 
-    def _next(self) -> PromptReading | None:
-        """Gives the next request that may run a free row; None if there is no row or no such request."""
+    def _begin(self) -> bool:
+        """Begins to read the prompt of the next request that may run; returns whether there is one and a row."""
         with self._changed:
             placed = self._scheduler.place(self._may_run)
             self._changed.notify_all()
         if placed is None:
-            return None
+            return False
         job = placed[1]
         job.request.started = time.monotonic()
-        return PromptReading(job)
+        with self._guarded(job):
+            self._reading = self._reader.begin(job)
+        return True
+
+    def _read(self) -> bool:
+        """Reads a chunk of a prompt alone, at the end into its row; returns whether there was one to read."""
+        reading = self._reading
+        if reading is None:
+            return False
+        if not reading.job.request.done:
+            with self._guarded(reading.job):
+                self._reader.read(reading)
+        if reading.job.request.done:  # failed or cancelled
+            self._reading = None
+        elif reading.is_done:
+            self._running.insert(reading)
+            self._reading = None
+        return True
+
+    @contextlib.contextmanager
+    def _guarded(self, job: Job) -> Iterator[None]:
+        """Ends a request whose prompt cannot be read."""
+        try:
+            with memory.explained(self._device, lambda _: "to read a prompt takes a row's memory, in addition"):
+                yield
+        except Exception as error:
+            job.request._end(error)
+            self._reader.clear()
+
+    def _reads_beside(self, job: Job) -> bool:
+        """Whether a row reads a prompt in the steps of others. Nobody waits for large chunks of a lone prompt."""
+        if not self._beside or job.scores_prompt or not self._running.may_read(job):
+            return False
+        with self._changed:
+            return bool(self._running.jobs) or self._scheduler.can_place(self._may_run)
 
     def _may_run(self, job: Job) -> bool:
-        """Whether the programs of a request that waits are there. If they are not, they are wanted."""
-        return self._running.may_take(job) and (not job.scores_prompt or self._programs.may_score())
+        """Whether a request that waits may run: its programs are there, otherwise wanted, and so is what it shares."""
+        if not self._running.may_take(job) or (job.scores_prompt and not self._programs.may_score()):
+            return False
+        reading = [] if self._reading is None else [self._reading]
+        return not self._beside or not self._reader.is_read(job, [*self._running.readings.values(), *reading])
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""
@@ -215,6 +245,9 @@ class Worker:
         state = self._running.state
         assert state is not None
         for index, job in self._running.jobs.items():
+            if job in self._running.readings:
+                self._advance(job, int(shown.num_tokens[index]) - 1, index)
+                continue
             try:
                 piece = job.read(shown.row(index))
                 if piece.generation is not None and job.with_statistics:
@@ -227,3 +260,14 @@ class Worker:
                     self._reader.keep_row(state, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)
+
+    def _advance(self, job: Job, num_read: int, index: int) -> None:
+        """Takes note of the tokens that a row has read of its prompt."""
+        reading, state = self._running.readings[job], self._running.state
+        assert state is not None
+        try:
+            self._reader.advance(reading, num_read, state, index)
+        except Exception as error:
+            job.request._end(error)
+        if reading.is_done:
+            del self._running.readings[job]

@@ -995,6 +995,20 @@ FAULTS = (
         "states=drafts.states",
         ("tests/decoding/test_reading.py::test_a_row_that_has_read_is_that_of_prefill",),
     ),
+    Fault(
+        "prompts that begin alike are all read",
+        "jlade/engine/reading.py",
+        "number > max(self._least - 1, cached)",
+        "number < 0",
+        ("tests/engine/test_beside.py::test_a_request_that_shares_a_beginning_waits_until_it_is_read",),
+    ),
+    Fault(
+        "a lone prompt is read in small chunks",
+        "jlade/engine/worker.py",
+        "return bool(self._running.jobs) or self._scheduler.can_place(self._may_run)",
+        "return True",
+        ("tests/engine/test_beside.py::test_a_lone_prompt_is_read_in_large_chunks",),
+    ),
     # Server.
     Fault(
         "the usage leaves the prompt out of the total",

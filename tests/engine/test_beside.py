@@ -1,0 +1,149 @@
+"""Prompts that rows read in the steps of others: texts, prefixes, programs, and the order of rows."""
+
+import concurrent.futures
+import random
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import jlade
+from jlade import SamplingConfig
+from jlade.engine import reading, rows
+from tests.compilations import recorded
+from tests.engine.test_engine import SAMPLINGS, SHARED, alone, assert_equal, draw, engine
+from tests.tiny import slow
+
+
+@pytest.fixture(autouse=True)
+def beside(monkeypatch):
+    monkeypatch.setattr(reading, "APART", frozenset())
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """A list of the rows that read in each round of steps, in the row's order."""
+    seen, run = [], rows.run
+
+    def watched(params, state, config, controls, max_steps, stop_at, until=None):
+        seen.append(0 if until is None else int(np.sum(until > 0)))
+        return run(params, state, config, controls, max_steps, stop_at, until)
+
+    monkeypatch.setattr(rows, "run", watched)
+    return seen
+
+
+@pytest.mark.parametrize("setting", ["windows", slow("tree"), slow("adaptive"), slow("paper"), slow("latent")])
+def test_a_text_is_that_of_its_request_alone(setting, rounds):
+    """Random requests arrive at random times from two threads; a part of them is cancelled on the way."""
+    with engine(setting) as running:
+
+        def client(seed):
+            chance, made = random.Random(seed), []
+            for _ in range(10):
+                prompt, options = draw(chance)
+                request = running.submit(prompt, priority=chance.randint(0, 2), **options)
+                if chance.random() < 0.2:
+                    request.cancel()
+                elif chance.random() < 0.2:
+                    next(iter(request))
+                    request.cancel()
+                made.append((prompt, options, request))
+                time.sleep(chance.choice([0, 0, 0.01]))
+            return made
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            requests = [each for made in pool.map(client, range(2)) for each in made]
+        ended = 0
+        for prompt, options, request in requests:
+            try:
+                got = request.result(timeout=300)
+            except concurrent.futures.CancelledError:
+                continue
+            assert_equal(got, alone(prompt, options, setting))
+            ended += 1
+        assert 10 < ended < len(requests)
+    assert max(rounds) > 1, "several prompts are read at once"
+
+
+def test_a_request_that_shares_a_beginning_waits_until_it_is_read(rounds):
+    """The first prompt is read beside another one; the second finds what it has left, and so does the third."""
+    options = {"max_new_tokens": 9, "eos_ids": ()}
+    other, prompts = [7] * 30, [[*SHARED, *end] for end in ([1, 2], [3, 4], [3, 4, 5])]
+    with engine(max_sequences=4) as running:
+        requests = [running.submit(prompt, **options) for prompt in (other, *prompts)]
+        for request, prompt in zip(requests, (other, *prompts), strict=True):
+            assert_equal(request.result(timeout=300), alone(prompt, options))
+        assert [request.num_cached for request in requests] == [0, 0, len(SHARED), len(SHARED) + 1]
+    assert max(rounds) > 0
+
+
+def test_a_lone_prompt_is_read_in_large_chunks(rounds):
+    with engine() as running:
+        assert_equal(running.submit(SHARED, max_new_tokens=9).result(300), alone(SHARED, {"max_new_tokens": 9}))
+    assert set(rounds) == {0}
+
+
+@pytest.mark.slow
+def test_after_the_warm_up_nothing_compiles():
+    chance = random.Random(4)
+    drawn = [draw(chance) for _ in range(20)]
+    with engine(max_sequences=2) as running, recorded() as compilations:
+        running.warm_up()
+        compilations.clear()
+        requests = [running.submit(prompt, with_statistics=True, **options) for prompt, options in drawn]
+        requests.append(running.submit(SHARED, prompt_logprobs=True, max_new_tokens=3))
+        for request in requests:
+            assert request.result(timeout=300).lengths[0] > 0
+        assert requests[-1].prompt_logprobs is not None
+        assert compilations == []
+
+
+@pytest.mark.slow
+def test_requests_wait_for_the_programs_in_which_they_read():
+    """Until these are there a prompt is read alone."""
+    options = {"max_new_tokens": 40, "eos_ids": (), "sampling": SAMPLINGS[2], "key": jax.random.key(3)}
+    with engine(max_sequences=2) as running:
+        parts = running.compile(SAMPLINGS[2])
+        next(parts)
+        first = running.submit([1], **options)
+        next(parts)
+        requests = [first, running.submit(SHARED, **options)]
+        for _ in parts:
+            pass
+        for request, prompt in zip(requests, ([1], SHARED), strict=True):
+            assert_equal(request.result(timeout=300), alone(prompt, options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"data": 3, "model": 2}, {"lookahead": 2}], ids=str)
+def test_meshes(axes, rounds):
+    """A block that devices divide has no prompts."""
+    chance = random.Random(2)
+    drawn = [draw(chance) for _ in range(6)]
+    with engine(mesh=jlade.make_mesh(**axes)) as running:
+        requests = [running.submit(prompt, **options) for prompt, options in drawn]
+        results = [request.result(timeout=300) for request in requests]
+    for result, (prompt, options) in zip(results, drawn, strict=True):
+        assert_equal(result, alone(prompt, options))
+    assert (max(rounds) > 0) == ("data" in axes)
+
+
+def test_a_fault_while_rows_read_ends_them_and_the_engine_goes_on(monkeypatch):
+    run, options = rows.run, {"max_new_tokens": 3, "sampling": SamplingConfig()}
+
+    def failing(*arguments):
+        if arguments[-1] is not None:
+            raise RuntimeError("a fault")
+        return run(*arguments)
+
+    with engine() as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(rows, "run", failing)
+            requests = [running.submit([number, *SHARED], **options) for number in range(3)]
+            for request in requests:
+                with pytest.raises(RuntimeError, match="a fault"):
+                    request.result(timeout=300)
+        result = running.submit(SHARED, **options).result(timeout=300)
+    assert_equal(result, alone(SHARED, options))
