@@ -1,4 +1,4 @@
-"""Copies of what rows have read, for prompts that begin as their texts."""
+"""Copies of what rows have read and does not lie in pages, for prompts that begin as their texts."""
 
 import dataclasses
 import functools
@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec
 from jlade import mesh as mesh_lib
 from jlade.decoding import ahead, sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
-from jlade.engine import rows
+from jlade.engine import pool, rows
 from jlade.mesh import DATA
-from jlade.models.base import KVCache, Params, cache_shapes, resize
+from jlade.models.base import KVCache, Params, resize
 
 LEAST = 128  # tokens that a copy has room for; a power of two times as many if it has more
 
@@ -53,7 +53,7 @@ def _keep(params: Params, prefix: Prefix, index: jax.Array, *, size: int, config
             row = jax.lax.dynamic_slice_in_dim(array, place, 1)
             return row if groups == 1 else jax.lax.psum(jnp.where(is_here, row, jnp.zeros_like(row)), DATA)
 
-        cache = resize(prefix.cache, prefix.cache.length, cache_shapes(config.decoder, params, number, size))
+        cache = resize(prefix.cache, prefix.cache.length, pool.rest_shapes(params, config, number, size))
         kept: Prefix = jax.tree.map(copy, Prefix(cache, prefix.sources))
         return kept
 
@@ -71,7 +71,7 @@ def restore(params: Params, kept: Prefix, length: int, config: DecodeConfig, cap
 @ahead.jit(static_argnames=("config", "capacity"))
 def _restore(params: Params, kept: Prefix, length: jax.Array, *, config: DecodeConfig, capacity: int) -> Prefix:
     def of_device(params: Params, kept: Prefix, length: jax.Array) -> Prefix:
-        cache = resize(kept.cache, length[None], cache_shapes(config.decoder, params, 1, capacity))
+        cache = resize(kept.cache, length[None], pool.rest_shapes(params, config, 1, capacity))
         if isinstance(cache, KVCache):  # tokens past the length may have left NaN, and 0 * NaN is NaN
             cache = dataclasses.replace(cache, **jax.tree.map(functools.partial(_clear, length=length), cache.arrays))
         copy: Prefix = jax.tree.map(jnp.copy, Prefix(cache, kept.sources))  # programs that read take over its buffers

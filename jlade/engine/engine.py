@@ -10,11 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.constraints.grammar import Grammar
-from jlade.decoding import sharding
+from jlade.decoding import ahead, sharding
 from jlade.engine import reading, rows, width
 from jlade.engine.job import Job
+from jlade.engine.pool import Pool
 from jlade.engine.programs import Programs
 from jlade.engine.reading import PromptReader
 from jlade.engine.request import Request
@@ -30,7 +32,7 @@ from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prompts import HostArray, Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
-from jlade.mesh import device_of, transfers
+from jlade.mesh import DATA, device_of, transfers
 from jlade.models.base import Decoder, Params
 
 # More than any engine needs: a slip is an error before it takes memory.
@@ -74,8 +76,12 @@ class Engine:
       capacity: most tokens of a prompt and its text; by default 4096, or as many as the model reads.
       lookahead: as in `jlade.generate`; "auto" has costs of steps for each number of rows.
       max_waiting: requests that may wait for a row.
+      cache_tokens: tokens whose keys and values are held at once, those of all rows and of what is kept; by default
+        `capacity` for every row. With fewer, rows of short texts leave room for long ones. When none is left, kept
+        texts are dropped, then requests wait on the host, those that came last first; their texts are the same.
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
-        they do; by default as many as the rows take. With 0 every prompt is read from its first token.
+        they do, as long as no row needs these; by default as many as the rows take. With 0 every prompt is read from
+        its first token.
       max_prediction: most tokens of a prediction, at most 2^20; with 0 requests have none, and steps search for none.
       max_grammar: most entries of the table of a request's grammar, of 4 bytes in every row. A state has one for each
         class of tokens and 3 more, in multiples of 128. By default 2^22, at most 2^26; with 0 none.
@@ -97,6 +103,7 @@ class Engine:
         capacity: int | None = None,
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         max_waiting: int = 1024,
+        cache_tokens: int | None = None,
         prefix_memory: int | None = None,
         max_prediction: int = 0,
         max_grammar: int = rows.GRAMMAR,
@@ -149,13 +156,23 @@ class Engine:
         self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs)
         device = device_of(params, self._config.mesh)
         beside = reading.may_read_beside(self._config, device)
-        self._programs = Programs(self._params, self._config, widths, self._size, beside)
+        least = capacity * mesh_lib.size(self._config.mesh, DATA)
+        if cache_tokens is None:
+            cache_tokens = max_sequences * capacity
+        elif check_int("cache_tokens", cache_tokens, 1) < least:
+            raise ValueError(
+                f"cache_tokens must be at least {least}, one row of capacity={capacity} in each group of devices along "
+                f"data, got {cache_tokens}"
+            )
+        both = ahead.shapes(self._params), self._params
+        shapes, pool = (Pool(each, self._config, max_sequences, capacity, cache_tokens) for each in both)
+        self._programs = Programs(self._params, self._config, widths, self._size, shapes, beside)
         self._reader = PromptReader(
-            self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs
+            self._params, self._config, self.max_sequences, capacity, prefix_memory, self._programs, pool
         )
 
         scheduler: Scheduler[Job] = Scheduler(max_sequences, max_waiting)
-        self._running = Running(self._params, self._config, widths, self._programs)
+        self._running = Running(self._params, self._config, widths, self._programs, pool)
         self._worker = Worker(scheduler, self._reader, self._running, self._programs, self._config, device, beside)
         self._usual = Controls.GREEDY  # of most requests
 

@@ -27,6 +27,9 @@ class Job:
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
         self.scores_prompt = False  # whether the log-probabilities of the prompt are asked for
+        self.group = 0  # of devices along `data`, whose row it has
+        self.pages: list[int] = []  # of its text, in that group
+        self.taken: Any = None  # what `Running.take_out` has taken out of its row
         self._place = 0 if checked.inputs.key.ndim else index  # in the batch whose key it shares
         inputs, stop = checked.inputs.rows(np.array([index])), checked.stop[index : index + 1]
         checked = dataclasses.replace(checked, inputs=inputs, stop=stop)
@@ -50,6 +53,17 @@ class Job:
     def prompt(self) -> np.ndarray:
         """The tokens of the prompt."""
         return np.asarray(self._checked.inputs.prompts[0, : self._begin])
+
+    @property
+    def most(self) -> int:
+        """The tokens that the text has at most, with the prompt."""
+        return self._begin + int(self._checked.inputs.stopping.max_new_tokens[0])
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it has ended as it should: all numbers that it has left in its pages are finite."""
+        future = self.request._future
+        return future.done() and future.exception() is None and future.result().finish_reason != ("error",)
 
     @functools.cached_property
     def row(self) -> rows.Row:

@@ -5,6 +5,7 @@ page 0, which belongs to no text, for the others.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec
 from jlade import mesh as mesh_lib
 from jlade.decoding import ahead
 from jlade.decoding.sharding import BATCH, param_specs
-from jlade.decoding.state import DecodeConfig
+from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.engine import pages
 from jlade.engine.pages import Allocator
 from jlade.generation.prompts import HostArray
@@ -34,20 +35,22 @@ class Pool:
     Args:
       params: of the engine, or their shapes.
       config: of the engine.
+      num_rows: B.
       capacity: C, tokens of a row.
-      num_tokens: that the pages of all groups hold together, at least `capacity` in each.
+      num_tokens: that the pages of all groups hold together, at least `capacity` in each. There is one page more for
+        each row, for the copy of the last page of a text that it continues.
 
     Attributes:
       config: of programs that read the pages.
       is_used: whether there are any.
     """
 
-    def __init__(self, params: Params, config: DecodeConfig, capacity: int, num_tokens: int):
+    def __init__(self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, num_tokens: int):
         self._params, self._capacity = params, capacity
         size = min(pages.SIZE, capacity)
         groups = mesh_lib.size(config.mesh, DATA)
         self._num_places = pages.number_for(capacity, size)
-        number = max(pages.number_for(num_tokens, size * groups), self._num_places)
+        number = max(pages.number_for(num_tokens, size * groups), self._num_places) + num_rows // groups
         self._allocators = [Allocator(number, size) for _ in range(groups)]
         self.is_used = is_paged(params, config)
         self.config = dataclasses.replace(config, paged=self.is_used)
@@ -63,8 +66,35 @@ class Pool:
         return self._layers
 
     def clear(self) -> None:
-        """Drops the arrays, which a failed program may have taken with it. The texts that hold pages must be gone."""
+        """Drops the arrays, which a failed program may have taken with it, and forgets the texts that hold pages."""
         self._layers = None
+        self._allocators = [Allocator(each.number, each.size) for each in self._allocators]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a failed program has taken the arrays with it."""
+        return any(x.is_deleted() for x in jax.tree.leaves(self._layers))
+
+    @property
+    def num_groups(self) -> int:
+        """The groups of devices along `data`."""
+        return len(self._allocators)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of the pages of C tokens."""
+        return self._num_places * self.page_bytes
+
+    @functools.cached_property
+    def page_bytes(self) -> int:
+        """The bytes of a page."""
+        if not self.is_used:
+            return 0
+        size, shapes = self._allocators[0].size, ahead.shapes(self._params)
+        make = functools.partial(empty, config=self.config, size=size)
+        one, two = (jax.eval_shape(functools.partial(make, number=number), shapes) for number in (0, 1))
+        one_bytes, two_bytes = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(each)) for each in (one, two))
+        return (two_bytes - one_bytes) // self.num_groups
 
     def num_free(self, group: int) -> int:
         """Returns the pages of a group that no text holds."""
@@ -91,6 +121,16 @@ class Pool:
         if not isinstance(cache.length, jax.ShapeDtypeStruct):
             self._layers = cache.pages.layers
         return dataclasses.replace(cache, pages=None)
+
+    def attach_to(self, state: DecodeState, held: Mapping[int, Sequence[int]]) -> DecodeState:
+        """Returns a state with the pages; see `attach`."""
+        cache = self.attach(state.memory.cache, held)
+        return dataclasses.replace(state, memory=dataclasses.replace(state.memory, cache=cache))
+
+    def detach_from(self, state: DecodeState) -> DecodeState:
+        """Returns a state without the pages; see `detach`."""
+        cache = self.detach(state.memory.cache)
+        return dataclasses.replace(state, memory=dataclasses.replace(state.memory, cache=cache))
 
     def grow(self, held: list[int], num_tokens: int, group: int) -> bool:
         """Gives a text the pages for so many tokens; returns whether there were enough. `make_room` may free some."""
@@ -161,12 +201,17 @@ def is_paged(params: Params, config: DecodeConfig) -> bool:
     return make is not None and jax.eval_shape(lambda params: make(params, 1, 1, 1, 1), params).pages is not None
 
 
-def init_cache(params: Params, config: DecodeConfig, batch_size: int, capacity: int, paged: bool) -> Cache:
-    """Returns an empty cache, of what does not lie in pages if other layers do."""
-    if not paged:
+def init_rest(params: Params, config: DecodeConfig, batch_size: int, capacity: int) -> Cache:
+    """Returns an empty cache of what does not lie in pages."""
+    if not is_paged(params, config):
         return config.decoder.init_cache(params, batch_size, capacity)
     cache = config.decoder.init_pages(params, batch_size, capacity, 1, 1)  # type: ignore[attr-defined]
     return dataclasses.replace(cache, pages=None)
+
+
+def rest_shapes(params: Params, config: DecodeConfig, batch_size: int, capacity: int) -> Cache:
+    """Returns the shapes of `init_rest`."""
+    return jax.eval_shape(lambda params: init_rest(params, config, batch_size, capacity), params)
 
 
 @ahead.jit(static_argnames=("config", "number", "size"))
@@ -176,7 +221,10 @@ def empty(params: Params, *, config: DecodeConfig, number: int, size: int) -> La
     def of_device(params: Params) -> Layers:
         cache: KVCache = config.decoder.init_pages(params, 1, size, number + 1, size)  # type: ignore[attr-defined]
         assert cache.pages is not None
-        return cache.pages.layers
+        # A program that needs no argument has its results on any device, and takes shapes for arrays.
+        first = jax.tree.leaves(params)[0]
+        layers, _ = jax.lax.optimization_barrier((cache.pages.layers, first[(0,) * first.ndim]))
+        return layers
 
     return mesh_lib.shard(of_device, config.mesh, (param_specs(params, config.mesh),), SPECS)(params)
 

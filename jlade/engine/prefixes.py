@@ -41,11 +41,20 @@ class Prefixes(Generic[T]):
 
     def find(self, tokens: np.ndarray) -> tuple[T | None, int]:
         """Returns the value that serves most tokens of a text, and their number; None and 0 if it is below `least`."""
-        number, index = max(((self._served(tokens, entry), i) for i, entry in enumerate(self._entries)), default=(0, 0))
+        number, index = self._best(tokens)
         if number < self._least:
             return None, 0
         self._entries.append(self._entries.pop(index))
         return self._entries[-1].value, number
+
+    def num_served(self, tokens: np.ndarray) -> int:
+        """Returns the number of tokens that `find` would."""
+        number, _ = self._best(tokens)
+        return number if number >= self._least else 0
+
+    def _best(self, tokens: np.ndarray) -> tuple[int, int]:
+        """Returns the most tokens that a value serves, and the index of its entry."""
+        return max(((self._served(tokens, entry), i) for i, entry in enumerate(self._entries)), default=(0, 0))
 
     def parting(self, tokens: np.ndarray) -> int:
         """Returns how many tokens a text shares with another, served by a value or not; 0 if it is below `least`."""

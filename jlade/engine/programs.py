@@ -4,6 +4,7 @@ A request waits for programs of its own alone. It runs by the fastest steps that
 more rows than it needs give the same text.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from jlade.constraints.tokens import Table
 from jlade.decoding import ahead
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import copies, rows, scoring, width
+from jlade.engine.pool import Pool
 from jlade.engine.rows import Controls, Row
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
@@ -43,12 +45,20 @@ class Programs:
       params, config: of the engine.
       widths: of the steps of a state, by its number of rows.
       size: of the rows.
+      pool: of the pages, for shapes of parameters.
       beside: whether rows read their prompts in the steps of the others.
     """
 
     def __init__(
-        self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], size: rows.Size, beside: bool
+        self,
+        params: Params,
+        config: DecodeConfig,
+        widths: Mapping[int, Width],
+        size: rows.Size,
+        pool: Pool,
+        beside: bool,
     ):
+        self._pool = pool
         self._params, self._config, self._widths, self._size = ahead.shapes(params), config, widths, size
         self._sizes, self._beside = sorted(widths), beside
         # Steps that record log-probabilities without alternatives take hardly longer than those with all controls.
@@ -137,11 +147,13 @@ class Programs:
         match part:
             case Steps(num_rows, controls, reads):
                 until: HostArray | None = np.zeros(num_rows, np.int32) if reads else None
-                after = rows.run(self._params, self._widths[num_rows].put(state), config, controls, 1, 0, until)
+                state = self._pool.attach_to(self._widths[num_rows].put(state), {})
+                after = rows.run(self._params, state, self._pool.config, controls, 1, 0, until)
                 # On several devices another program than for arrays that were placed by `_insert` itself.
-                rows.insert(width.bare(after), self._prefix, self._row, 0, config)
+                rows.insert(width.bare(self._pool.detach_from(after)), self._prefix, self._row, 0, config)
             case Others(_, "scores"):
-                scoring.of_chunk(self._params, self._prefix.cache, self._row.inputs.prompts, config=config)
+                cache = self._pool.attach(self._prefix.cache, {})
+                scoring.of_chunk(self._params, cache, self._row.inputs.prompts, config=self._pool.config)
             case Others(num_rows, _):
                 for size in copies.sizes(capacity):
                     kept = copies.keep(self._params, copies.prefix_of(state, config), 0, size, config)
@@ -163,8 +175,11 @@ class Programs:
     @functools.cached_property
     def _prefix(self) -> Prefix:
         """The shapes of a prompt that has been read."""
-        prefix = rows.unread(self._params, config=self._config, capacity=self._size.capacity)
-        return rows.read(self._params, prefix, self._row, 0, 1, self._config)[0]
+        pool, prefix = self._pool, rows.unread(self._params, config=self._config, capacity=self._size.capacity)
+        prefix = dataclasses.replace(prefix, cache=pool.attach(prefix.cache, {}))
+        prefix = rows.read(self._params, prefix, self._row, 0, 1, pool.config)[0]
+        pool.compile()
+        return dataclasses.replace(prefix, cache=pool.detach(prefix.cache))
 
     def _state(self, num_rows: int) -> DecodeState:
         """Returns the shapes of the state of so many rows. The programs that lead there and back are compiled."""
@@ -181,4 +196,6 @@ class Programs:
                 state = rows.put_table(state, self._table, 0, config)
             rows.take(state, 0)
             self._states[num_rows] = rows.end(state, set())
+            if self._pool.is_used:
+                rows.put_in(state, rows.take_out(state, 0, config), 0, config)
         return self._states[num_rows]

@@ -6,7 +6,8 @@ On CPUs, whose passes take as long as their tokens, prompts are read alone.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,11 +17,19 @@ from jlade.decoding.sampling import LogProbs
 from jlade.decoding.state import DecodeConfig, DecodeState, Prefix
 from jlade.engine import copies, prefixes, rows, scoring
 from jlade.engine.job import Job
+from jlade.engine.pool import Pool
 from jlade.engine.prefixes import Prefixes
 from jlade.engine.programs import Programs
 from jlade.engine.scoring import PromptLogProbs
 from jlade.mesh import LOOKAHEAD
 from jlade.models.base import Params, divisible
+
+
+class Kept(NamedTuple):
+    """What is kept of a text."""
+
+    rest: Prefix  # all that does not lie in pages
+    pages: list[int]
 
 
 @dataclasses.dataclass
@@ -66,6 +75,7 @@ class PromptReader:
       num_rows, capacity: B and C.
       memory: bytes on all devices together for what is kept; by default as many as the rows take.
       programs: those that are there.
+      pool: of the pages.
 
     Attributes:
       capacity: C.
@@ -75,26 +85,57 @@ class PromptReader:
     """
 
     def __init__(
-        self, params: Params, config: DecodeConfig, num_rows: int, capacity: int, memory: int | None, programs: Programs
+        self,
+        params: Params,
+        config: DecodeConfig,
+        num_rows: int,
+        capacity: int,
+        memory: int | None,
+        programs: Programs,
+        pool: Pool,
     ):
         self._params, self._config, self.capacity, self._programs = params, config, capacity, programs
+        self._pool = pool
         self.num_tokens = self.num_cached = 0
         row = jax.eval_shape(self._unread)
-        self.row_bytes = copies.num_bytes(row) // len(row.cache.length)
+        self.row_bytes = copies.num_bytes(row) // len(row.cache.length) + pool.row_bytes
         if memory is None:
             memory = self.row_bytes * num_rows
         self._sizes = copies.sizes(capacity) if memory else []
         # A shorter beginning saves no pass over the weights.
         self._least = config.chunks[-1][0]
-        self._prefixes: Prefixes[Prefix] = Prefixes(memory, least=self._least, divisible=divisible(row.cache))
 
-    def begin(self, job: Job) -> PromptReading:
-        """Returns the reading of a prompt with what is kept of its beginning."""
-        reading = PromptReading(job)
+        def prefixes_of(group: int) -> Prefixes[Kept]:
+            return Prefixes(
+                memory // pool.num_groups,
+                least=self._least,
+                divisible=divisible(row.cache),
+                on_drop=lambda kept: pool.drop(kept.pages, group),
+            )
+
+        self._prefixes = [prefixes_of(group) for group in range(pool.num_groups)]
+        pool.make_room = lambda group: self._prefixes[group].drop_oldest()
+
+    def choose(self, job: Job, groups: Collection[int]) -> int:
+        """Returns the one of these groups of devices that has most of a prompt, and of equal ones most free pages."""
+        served = {group: self._prefixes[group].num_served(job.prompt[:-1]) for group in groups}
+        return max(groups, key=lambda group: (served[group], self._pool.num_free(group)))
+
+    def begin(self, job: Job) -> PromptReading | None:
+        """Returns the reading of a prompt with what is kept of its beginning; None if there are too few pages."""
+        reading, prefixes = PromptReading(job), self._prefixes[job.group]
         # Tokens that are not read have no log-probabilities.
-        kept, reading.num_read = (None, 0) if job.scores_prompt else self._prefixes.find(reading.tokens)
-        reading.prefix = self._unread() if kept is None else self._restore(kept, reading.num_read)
-        reading.parting = self._prefixes.parting(reading.tokens)
+        kept, reading.num_read = (None, 0) if job.scores_prompt else prefixes.find(reading.tokens)
+        shared = [] if kept is None else self._pool.share(kept.pages, reading.num_read, job.group)
+        if shared is None or not self._pool.grow(shared, job.length, job.group):
+            # The pages of what is kept may be those that are missing; room was made of all else.
+            self._pool.drop(shared or [], job.group)
+            kept, reading.num_read, shared = None, 0, []
+            if not self._pool.grow(shared, job.length, job.group):
+                return None
+        job.pages = shared
+        reading.prefix = self._unread() if kept is None else self._restore(kept.rest, reading.num_read)
+        reading.parting = prefixes.parting(reading.tokens)
         job.request.num_cached = reading.num_read
         self.num_tokens += job.length
         self.num_cached += reading.num_read
@@ -104,11 +145,13 @@ class PromptReader:
         """Reads a chunk of a prompt that no row reads."""
         assert reading.prefix is not None
         row, until = reading.job.row, reading.until
-        if reading.job.scores_prompt:
-            reading.scores.append(
-                scoring.score(self._params, reading.prefix.cache, row.inputs.prompts, until, self._config)
-            )
-        reading.prefix, num_read = rows.read(self._params, reading.prefix, row, reading.num_read, until, self._config)
+        pool, job = self._pool, reading.job
+        cache = pool.attach(reading.prefix.cache, {job.group: job.pages})
+        if job.scores_prompt:
+            reading.scores.append(scoring.score(self._params, cache, row.inputs.prompts, until, pool.config))
+        prefix = dataclasses.replace(reading.prefix, cache=cache)
+        prefix, num_read = rows.read(self._params, prefix, row, reading.num_read, until, pool.config)
+        reading.prefix = dataclasses.replace(prefix, cache=pool.detach(prefix.cache))
         self._advance(reading, num_read, reading.prefix, 0)
         if reading.is_done and reading.scores:
             reading.job.request.prompt_logprobs = PromptLogProbs.join(reading.scores, reading.job.num_alternatives)
@@ -120,7 +163,7 @@ class PromptReader:
     def _advance(self, reading: PromptReading, num_read: int, prefix: Prefix, index: int) -> None:
         until, reading.num_read = reading.until, num_read
         if num_read == until:
-            self._keep(reading.tokens[:until], prefix, index)
+            self._keep(reading.job, reading.tokens[:until], prefix, index)
 
     def is_read(self, job: Job, readings: Iterable[PromptReading]) -> bool:
         """Returns whether a beginning of a prompt is being read that will be kept: it need not be read again."""
@@ -128,13 +171,14 @@ class PromptReader:
         shared = ((prefixes.num_shared(tokens, each.tokens), each.job.request.num_cached) for each in readings)
         return bool(self._sizes) and any(number > max(self._least - 1, cached) for number, cached in shared)
 
-    def keep_row(self, state: DecodeState, index: int, text: np.ndarray) -> None:
+    def keep_row(self, job: Job, state: DecodeState, index: int, text: np.ndarray) -> None:
         """Keeps the text of a row, for a prompt that continues it: all but its last token, which has not been read."""
-        self._keep(text[:-1], copies.prefix_of(state, self._config), index)
+        self._keep(job, text[:-1], copies.prefix_of(state, self._config), index)
 
     def clear(self) -> None:
         """Drops all prefixes."""
-        self._prefixes.clear()
+        for each in self._prefixes:
+            each.clear()
 
     def _unread(self) -> Prefix:
         return rows.unread(self._params, config=self._config, capacity=self.capacity)
@@ -142,8 +186,10 @@ class PromptReader:
     def _restore(self, kept: Prefix, length: int) -> Prefix:
         return copies.restore(self._params, kept, length, self._config, self.capacity)
 
-    def _keep(self, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
-        if self._prefixes.is_new(tokens) and self._programs.may_keep(len(prefix.cache.length)):
+    def _keep(self, job: Job, tokens: np.ndarray, prefix: Prefix, index: int) -> None:
+        kept = self._prefixes[job.group]
+        if kept.is_new(tokens) and self._programs.may_keep(len(prefix.cache.length)):
             size = next(size for size in self._sizes if size >= len(tokens))
-            kept = copies.keep(self._params, prefix, index, size, self._config)
-            self._prefixes.add(tokens, kept, copies.num_bytes(kept))
+            rest = copies.keep(self._params, prefix, index, size, self._config)
+            pages = self._pool.keep(job.pages, len(tokens), job.group)
+            kept.add(tokens, Kept(rest, pages), copies.num_bytes(rest) + len(pages) * self._pool.page_bytes)

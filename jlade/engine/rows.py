@@ -26,6 +26,7 @@ from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.drafts.prediction import Reading
 from jlade.drafts.tree import NONE
+from jlade.engine import pool as pool_lib
 from jlade.generation.prompts import HostArray
 from jlade.generation.request import DecodeRequest
 from jlade.generation.stopping import EOS_SLOTS
@@ -184,7 +185,7 @@ def _unread(params: Params, num_rows: int, capacity: int, config: DecodeConfig) 
     def of_device(params: Params) -> Prefix:
         each = num_rows // mesh_lib.size(config.mesh, DATA)
         states = prefill.for_each(readers.empty(), each)
-        return Prefix(config.decoder.init_cache(params, each, capacity), states)
+        return Prefix(pool_lib.init_rest(params, config, each, capacity), states)
 
     specs = sharding.prefix_specs(config.decoder, readers)
     return mesh_lib.shard(of_device, config.mesh, (sharding.param_specs(params, config.mesh),), specs)(params)

@@ -1,5 +1,6 @@
 """The requests that run: the rows of one decode state, which has as few rows as hold them."""
 
+import collections
 import time
 from collections.abc import Collection, Mapping
 
@@ -8,6 +9,7 @@ import numpy as np
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.engine import rows
 from jlade.engine.job import Job
+from jlade.engine.pool import Pool
 from jlade.engine.programs import Programs, Steps
 from jlade.engine.reading import PromptReading
 from jlade.engine.rows import Controls
@@ -23,6 +25,7 @@ class Running:
       params, config: of the engine.
       widths: of the steps of a state, by its number of rows. There are states of these sizes alone.
       programs: those that are there.
+      pool: of the pages.
 
     Attributes:
       jobs: the requests, by their rows.
@@ -31,17 +34,26 @@ class Running:
       least: rows of the state, at least.
     """
 
-    def __init__(self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], programs: Programs):
+    def __init__(
+        self, params: Params, config: DecodeConfig, widths: Mapping[int, Width], programs: Programs, pool: Pool
+    ):
         self._params, self._config, self._widths, self._programs = params, config, widths, programs
+        self._pool = pool
         self.clear()
         self.least = 1
 
     def clear(self) -> None:
-        """Forgets all requests, and the state."""
+        """Forgets all requests, and the state with its pages."""
+        self._pool.clear()
         self.jobs: dict[int, Job] = {}
         self.readings: dict[Job, PromptReading] = {}
         self.state: DecodeState | None = None
         self._stepped: DecodeState | None = None  # the state after the last steps
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a failed program has taken the pages with it."""
+        return self._pool.is_lost
 
     def may_take(self, job: Job) -> bool:
         """Returns whether the steps of another request beside those that run are there."""
@@ -55,10 +67,7 @@ class Running:
         """Puts a request into a row, which reads what is left of its prompt."""
         prefix, job = reading.prefix, reading.job
         assert prefix is not None
-        if self.state is None:
-            self.state = self._programs.empty(self._params, job.row)
-        state = self._resize(self._programs.get(self._number(1), self._controls(job)))
-        row = next(row for row in range(len(state.done)) if row not in self.jobs)
+        state, row = self._free_row(job)
         self.state = rows.insert(state, prefix, job.row, row, self._config)
         if job.table is not None:
             self.state = rows.put_table(self.state, job.table, row, self._config)
@@ -66,12 +75,68 @@ class Running:
         if not reading.is_done:
             reading.prefix, self.readings[job] = None, reading
 
+    def take_out(self, job: Job) -> None:
+        """Takes a request out of its row, and all that it has there to the host."""
+        assert self.state is not None
+        row = next(row for row, each in self.jobs.items() if each is job)
+        state = rows.take_out(self.state, row, self._config)
+        job.taken = state, self._pool.take_out(job.pages, job.group), self.readings.pop(job, None)
+        self._pool.drop(job.pages, job.group)
+        self.state, job.pages = rows.end(self.state, {row}), []
+        del self.jobs[row]
+
+    def put_in(self, job: Job) -> bool:
+        """Puts a request that was taken out into a row; returns whether there are the pages for it."""
+        if not self._pool.grow(job.pages, job.length + 1, job.group):
+            return False
+        (taken, contents, reading), job.taken = job.taken, None
+        state, row = self._free_row(job)
+        if job.table is not None:
+            state = rows.put_table(state, job.table, row, self._config)
+        self.state = rows.put_in(state, taken, row, self._config)
+        self._pool.put_in(contents, job.pages, job.group)
+        self.jobs[row] = job
+        if reading is not None:
+            self.readings[job] = reading
+        return True
+
+    def release(self, job: Job) -> None:
+        """Takes its pages from a request that has ended."""
+        self._pool.drop(job.pages, job.group, is_spoiled=not job.is_sound)
+        job.pages = []
+
+    def grow(self, job: Job, max_steps: int) -> bool:
+        """Gives a request the pages for the tokens of steps; returns whether there were enough."""
+        most = min(job.most, job.length + max_steps * self._config.lookahead.max_accepted)
+        return self._pool.grow(job.pages, most, job.group)
+
+    @property
+    def free_groups(self) -> list[int]:
+        """The groups of devices along `data` that have a free row."""
+        number = self._pool.num_groups
+        if number == 1:
+            return [0]
+        each = max(self._widths) // number
+        taken = collections.Counter(row // each for row in self.jobs)
+        return [group for group in range(number) if taken[group] < each]
+
+    def _free_row(self, job: Job) -> tuple[DecodeState, int]:
+        """Returns the state with a free row for a request, in its group of devices, and its place."""
+        if self.state is None:
+            self.state = self._programs.empty(self._params, job.row)
+        state = self._resize(self._programs.get(self._number(1), self._controls(job)))
+        each = len(state.done) // self._pool.num_groups
+        of_group = range(job.group * each, (job.group + 1) * each)
+        return state, next(row for row in of_group if row not in self.jobs)
+
     def keep(self, jobs: Collection[Job | None]) -> None:
         """Ends all requests but these."""
         ended = {row for row, job in self.jobs.items() if job not in jobs}
         if ended:
             assert self.state is not None
             self.state = rows.end(self.state, ended)
+            for row in ended:
+                self.release(self.jobs[row])
             self.jobs = {row: job for row, job in self.jobs.items() if row not in ended}
             self.readings = {job: reading for job, reading in self.readings.items() if job in jobs}
 
@@ -89,8 +154,9 @@ class Running:
         is_timed = state is self._stepped and not another and not reads
         width, begin = self._widths[len(state.done)], time.perf_counter()
         state, stop_at, until = width.put(state), len(self.jobs) - 1, self._until(len(state.done)) if reads else None
-        state = rows.run(self._params, state, self._config, steps.controls, max_steps, stop_at, until)
-        self.state = self._stepped = width.take(state)
+        state = self._pool.attach_to(state, {row: job.pages for row, job in self.jobs.items()})
+        state = rows.run(self._params, state, self._pool.config, steps.controls, max_steps, stop_at, until)
+        self.state = self._stepped = width.take(self._pool.detach_from(state))
         shown = rows.show(self.state, any(job.logprobs for job in self.jobs.values()))
         if is_timed:
             width.learn(time.perf_counter() - begin)

@@ -145,8 +145,8 @@ class Worker:
 
     def _forget(self) -> None:
         """Drops the state, which a failed program may have taken with it, and all prefixes."""
-        self._running.clear()
         self._reader.clear()
+        self._running.clear()
         self._reading = None
 
     def _round(self) -> None:
@@ -176,12 +176,14 @@ class Worker:
         """Gives rows to requests that wait: to those that read beside others, up to one whose prompt is read alone."""
         while self._reading is not None or self._begin():
             reading = self._reading
-            if reading is None:  # it could not begin
+            if reading is None:  # it failed, or goes on with its text
                 continue
             if not (reading.is_done or self._reads_beside(reading.job)):
                 break
             self._reading = None
-            if not reading.job.request.done:
+            if reading.job.request.done:
+                self._running.release(reading.job)
+            else:
                 self._running.insert(reading)
 
     def _begin(self) -> bool:
@@ -192,10 +194,19 @@ class Worker:
         if placed is None:
             return False
         job = placed[1]
-        job.request.started = time.monotonic()
+        job.group = self._reader.choose(job, self._running.free_groups)
+        has_pages = True
         with self._guarded(job):
-            self._reading = self._reader.begin(job)
-        return True
+            if job.taken is not None:
+                has_pages = self._running.put_in(job)
+            else:
+                self._reading = self._reader.begin(job)
+                has_pages = self._reading is not None
+                job.request.started = time.monotonic()
+        if not has_pages:  # nor for those behind it, which would take them for ever
+            with self._changed:
+                self._scheduler.put_back(job)
+        return has_pages
 
     def _read(self) -> bool:
         """Reads a chunk of a prompt alone, at the end into its row; returns whether there was one to read."""
@@ -206,6 +217,7 @@ class Worker:
             with self._guarded(reading.job):
                 self._reader.read(reading)
         if reading.job.request.done:  # failed or cancelled
+            self._running.release(reading.job)
             self._reading = None
         elif reading.is_done:
             self._running.insert(reading)
@@ -221,6 +233,8 @@ class Worker:
         except Exception as error:
             job.request._end(error)
             self._reader.clear()
+            if self._running.is_lost:
+                raise
 
     def _reads_beside(self, job: Job) -> bool:
         """Whether a row reads a prompt in the steps of others. Nobody waits for large chunks of a lone prompt."""
@@ -241,6 +255,7 @@ class Worker:
         with self._changed:
             reads = self._reading is not None or self._scheduler.can_place(self._may_run)
         max_steps = MORE_STEPS if self._is_patient() and not reads else STEPS
+        self._give_pages(max_steps)
         shown = self._running.step(max_steps, another=reads)
         state = self._running.state
         assert state is not None
@@ -257,9 +272,23 @@ class Worker:
                 job.request._add(piece)
                 # Texts of a list are seldom continued. An error from here on changes no result.
                 if piece.generation is not None and piece.generation.finish_reason != ("error",) and not job.of_list:
-                    self._reader.keep_row(state, index, shown.tokens[index, : shown.num_tokens[index]])
+                    self._reader.keep_row(job, state, index, shown.tokens[index, : shown.num_tokens[index]])
             except Exception as error:
                 job.request._end(error)
+
+    def _give_pages(self, max_steps: int) -> None:
+        """Gives every row the pages for its next tokens. While there are too few, the last in the order lose theirs."""
+        with self._changed:
+            order = [job for job in self._scheduler.placed if job in self._running.jobs.values()]
+        while order:
+            if self._running.grow(order[0], max_steps):
+                del order[0]
+                continue
+            job = next(job for job in reversed(order) if job.group == order[0].group)
+            order.remove(job)
+            self._running.take_out(job)
+            with self._changed:
+                self._scheduler.put_back(job)
 
     def _advance(self, job: Job, num_read: int, index: int) -> None:
         """Takes note of the tokens that a row has read of its prompt."""
