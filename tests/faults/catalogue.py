@@ -985,9 +985,16 @@ FAULTS = (
     Fault(
         "the usage leaves the prompt out of the total",
         "jlade/server/responses.py",
-        '"total_tokens": prompt + completion,',
-        '"total_tokens": completion,',
+        '"total_tokens": prompt + completion}',
+        '"total_tokens": completion}',
         ("tests/server/test_client.py::test_a_chat",),
+    ),
+    Fault(
+        "the usage of a chunk counts the tokens of its piece alone",
+        "jlade/server/responses.py",
+        "choice.num_tokens += len(piece.tokens)",
+        "choice.num_tokens = len(piece.tokens)",
+        ("tests/server/test_client.py::test_each_chunk_counts_the_tokens_so_far",),
     ),
     Fault(
         "a busy server answers as one that ends",
