@@ -3,8 +3,8 @@
     python -m tests.stress.peers llama.cpp path/to/llama.cpp/tools/server/tests --python path/to/python
     python -m tests.stress.peers openai-python path/to/openai-python --python path/to/python
 
-It starts a server of the demo model, copies the tests to a temporary folder, replaces names of models and other values of
-their own server there, and runs them by a Python that has their requirements. tests/server/README.md says how to get
+It starts a server of the demo model, copies the tests to a temporary folder, replaces names of models and other values
+of their own server there, and runs them by a Python that has their requirements. tests/server/README.md says how to get
 the tests, and why some fail. With --as-is nothing is replaced.
 """
 
