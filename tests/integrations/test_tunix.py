@@ -228,20 +228,22 @@ def test_greedy_tokens_are_those_of_the_vanilla_sampler(kind):
 
 
 def test_a_cache_in_8_bits():
-    prompts, settings = ["abcabcab", "hij"], {"max_prompt_length": 8, "forbidden_tokens": [PAD]}
+    prompts = ["abcabcab", "hij"]
+    settings = {"max_prompt_length": 8, "forbidden_tokens": [PAD], "return_logprobs": True}
     made = model()
     rounding = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE, kv_dtype="int8")
     own = Llama(parameters.describe(made, CACHE), kv_dtype="int8")
     params = parameters.convert(nnx.state(made), own.config, jnp.float32)
     ids = [rounding.tokenize(prompt) for prompt in prompts]
     bias = jlade.SamplingConfig(logit_bias={PAD: -np.inf})
-    options = {"max_new_tokens": 30, "lookahead": None, "sampling": bias, "eos_ids": [Letters().eos_id()]}
+    options = {"max_new_tokens": 30, "lookahead": None, "sampling": bias, "eos_ids": [EOS], "logprobs": True}
     expected = jlade.generate(params, ids, decoder=own, **options)
     got = rounding(prompts, 30, **settings)
     ends = [int(n) - (reason == "eos") for n, reason in zip(expected.lengths, expected.finish_reason, strict=True)]
-    for row, tokens, end in zip(got.tokens, expected.tokens, ends, strict=True):
-        np.testing.assert_array_equal(row, tokens[:end])
-    assert got.text != samplers()[1](prompts, 30, **settings).text
+    for i, end in enumerate(ends):
+        np.testing.assert_array_equal(got.tokens[i], expected.tokens[i, :end])
+        np.testing.assert_allclose(got.logprobs[i], expected.processed_logprobs[i, :end], atol=1e-5)
+    assert np.abs(np.subtract(got.logprobs[0], samplers()[1](prompts, 30, **settings).logprobs[0])).max() > 1e-4
 
 
 @pytest.mark.parametrize(
