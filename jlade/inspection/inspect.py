@@ -213,7 +213,7 @@ def inspect(
         decoder = Llama(config, attention, experts, kv_dtype=kv_dtype).on(params, divided)
     else:
         chosen = implementations.Implementations(attention, experts, "auto")
-        found = implementations.resolve_unattached(config, chosen, params, target, divided, kv_dtype)
+        found = implementations.resolve_unattached(config, chosen, params, target, divided)
         axes = MODEL if mesh_lib.size(divided, *MODEL) > 1 else ()
         decoder = Llama(config, *found, axes=axes, kv_dtype=kv_dtype)
     if lookahead == "auto":

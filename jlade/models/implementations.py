@@ -76,12 +76,11 @@ def resolve_unattached(
     params: Any,
     device: jax.Device,
     mesh: Mesh | None,
-    kv_dtype: str | None = None,
 ) -> Implementations:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     of_attention, of_experts, of_products = chosen
     found = {
-        attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, heads, mesh), kv_dtype)
+        attention.resolve_unattached(of_attention, device, params.norm.dtype, *_heads(config, heads, mesh))
         for heads in config.attention_variations
     }
     of_attention = _common(found)

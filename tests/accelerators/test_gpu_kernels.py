@@ -9,6 +9,7 @@ import pytest
 from jlade.inspection import targets
 from jlade.inspection.hlo import Module
 from jlade.models.attention import Operands, plain
+from jlade.models.kv_rounding import DTYPES
 from tests.accelerators.needs import gpu_compiler
 from tests.accelerators.ptxas import Case, ExpertsCase, spills
 
@@ -22,6 +23,10 @@ CASES = [
     *(Case(head_dim, 128, group=7) for head_dim in (80, 96, 128)),
     Case(128, 120, batch_size=2, num_masks=2),
     Case(128, 120, dtype="float16"),
+    *(Case(128, block_size, kv_dtype="int8") for block_size in (1, 64, 120)),
+    *(Case(head_dim, 60, group=2, kv_dtype="float8_e4m3fn") for head_dim in (16, 48, 64, 96, 128)),
+    *(Case(128, 128, 4, dtype="float16", kv_dtype=kv_dtype) for kv_dtype in DTYPES),
+    *(Case(128, 128, 4, kv_dtype=kv_dtype, window=512, cap=50.0) for kv_dtype in DTYPES),
     *(Case(*sizes, window=512, cap=50.0) for sizes in ((64, 60, 8), (128, 1, 1), (128, 60, 2), (128, 128, 4))),
 ]
 EXPERTS = [

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from JAX 0.11.2 on
 
 import jlade
 from jlade.costs import work as work_lib
 from jlade.mesh import num_bytes
 from jlade.models import attention, kv_rounding
-from jlade.models.attention import Operands, tpu
+from jlade.models.attention import Operands, hopper, tpu
 from jlade.models.kv_rounding import DTYPES, FLOAT8, INT8
 from jlade.models.llama import Llama, init_params
 from jlade.testing import check_decoder
@@ -105,6 +106,30 @@ def test_attention_reads_8_bits_as_the_numbers_that_they_are(form, variations, k
         monkeypatch.setattr(tpu, "attend", functools.partial(tpu.attend, interpret=True))
     got = jax.jit(run)(operands)
     np.testing.assert_allclose(got, attention.attend(exact, **variations), atol=2e-5)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="simulating the GPU needs JAX 0.11.2")
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "variations"),
+    [
+        (INT8, jnp.bfloat16, {}),
+        (FLOAT8, jnp.bfloat16, {"window": 60, "cap": 2.0, "scale": 0.3}),
+        slow(INT8, jnp.float16, {}),
+        slow(FLOAT8, jnp.float16, {}),
+    ],
+)
+def test_the_kernel_of_gpus_reads_8_bits(kv_dtype, dtype, variations, monkeypatch):
+    """A program has more chunks than slots of their numbers, and than slots of their scales."""
+    monkeypatch.setattr(hopper, "PROGRAMS", 6)
+    operands, exact = rounded_case(kv_dtype, dtype, capacity=264)
+    unused = np.arange(264) >= np.asarray(operands.cached_length)[:, None, None]
+    operands = operands._replace(cached_value_scales=jnp.where(unused, 1e30, operands.cached_value_scales))
+    interpreted = functools.partial(hopper.attend, interpret=InterpretGPUParams(detect_races=True))
+    monkeypatch.setattr(hopper, "attend", interpreted)
+    got = jax.jit(functools.partial(attention.attend, implementation="gpu", **variations))(operands)
+    assert got.dtype == dtype
+    expected = attention.attend(exact, **variations)
+    assert jnp.linalg.norm(got.astype(jnp.float32) - expected) < 2**-8 * jnp.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)

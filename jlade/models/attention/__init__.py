@@ -109,7 +109,7 @@ def resolve(
     check_implementation(implementation)
     if implementation == "auto":
         kernel = device.platform
-        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim, kv_dtype) is not None:
+        if kernel not in AUTOMATIC or _obstacle(kernel, device, dtype, head_dim) is not None:
             return "plain"
         # On demand, as most programs need no trial.
         from jlade.models import trial
@@ -123,7 +123,7 @@ def resolve(
             return trial.passes("attention", kernel, device, shape, contest, may_run)
 
         return kernel if all(map(passes, variations)) else "plain"
-    if obstacle := _obstacle(implementation, device, dtype, head_dim, kv_dtype):
+    if obstacle := _obstacle(implementation, device, dtype, head_dim):
         raise ValueError(f"attention {implementation!r} {obstacle}; choose 'auto' or 'plain'")
     return implementation
 
@@ -135,14 +135,13 @@ def resolve_unattached(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    kv_dtype: str | None = None,
 ) -> str:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     kernel = device.platform
-    obstacle = _obstacle(kernel, device, dtype, head_dim, kv_dtype)
+    obstacle = _obstacle(kernel, device, dtype, head_dim)
     if implementation == "auto" and kernel in AUTOMATIC and obstacle is None:
         return kernel
-    return resolve(implementation, device, dtype, heads, kv_heads, head_dim, kv_dtype=kv_dtype)
+    return resolve(implementation, device, dtype, heads, kv_heads, head_dim)
 
 
 def check_implementation(implementation: str) -> None:
@@ -151,9 +150,7 @@ def check_implementation(implementation: str) -> None:
         raise ValueError(f"attention must be one of {', '.join(map(repr, IMPLEMENTATIONS))}; got {implementation!r}")
 
 
-def _obstacle(
-    implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int, kv_dtype: str | None
-) -> str | None:
+def _obstacle(implementation: str, device: jax.Device, dtype: jax.typing.DTypeLike, head_dim: int) -> str | None:
     """Returns the reason why the implementation cannot run, None if it can."""
     if implementation == "gpu":
         if reason := hopper_obstacle(device):
@@ -161,8 +158,6 @@ def _obstacle(
         if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16) or head_dim not in range(16, 129, 16):
             shape = f"{jnp.dtype(dtype).name} and {head_dim}"
             return f"needs 16-bit floats and heads of a multiple of 16 up to 128, and these are {shape}"
-        if kv_dtype is not None:
-            return f"reads keys and values of the model's dtype alone, and kv_dtype is {kv_dtype!r}"
     if implementation == "tpu" and device.platform != "tpu":
         return f"needs a TPU, and the device is {device.device_kind}"
     if implementation == "tpu" and head_dim > LARGEST_TPU_HEAD:

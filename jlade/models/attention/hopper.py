@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jlade.models import kv_rounding
 from jlade.models.attention import plain
 from jlade.models.attention.folding import entry_positions, fold, unfold
 from jlade.models.attention.operands import Operands
@@ -30,8 +31,9 @@ def attend(
 
     Dtypes are bfloat16 and float16, D is 16, 32, ... 128. The keys, cache first and block last, are cut into chunks,
     and the chunks are split among programs that run at the same time (flash decoding). Each program computes an online
-    softmax (arXiv 1805.02867) over its chunks; the partial results are joined at the end. With a capacity below `CHUNK`
-    or not a multiple of 8, plain attention runs instead.
+    softmax (arXiv 1805.02867) over its chunks; the partial results are joined at the end. Keys and values in 8 bits are
+    converted in shared memory, a chunk at a time. With a capacity below `CHUNK` or not a multiple of 8, plain attention
+    runs instead.
 
     Args:
       interpret: parameters of Pallas that simulate the GPU on a CPU; for tests.
@@ -45,17 +47,26 @@ def attend(
     tiles = pl.cdiv(rows, ROWS * warpgroups)
     splits = pl.cdiv(PROGRAMS, batch_size * kv_heads * tiles)
 
-    queries, keys, values, mask, oldest, sinks, *_ = fold(operands, window, ROWS * warpgroups, CHUNK)
+    queries, keys, values, mask, oldest, sinks, *scales = fold(operands, window, ROWS * warpgroups, CHUNK)
+    in_8_bits = operands.key_scales is not None
+    slots = SLOTS * 2 // 3 if in_8_bits else SLOTS  # of 3 bytes an element, before and after the conversion, or of 2
 
     def tiled(*shape: int, dtype: jax.typing.DTypeLike = queries.dtype) -> Any:
         """Returns shared memory in the layout of matrix products and copies; all operands need the same swizzle."""
-        swizzle = next(bytes_ for bytes_ in (128, 64, 32) if 2 * head_dim % bytes_ == 0)
-        tile = (8, swizzle // jnp.dtype(dtype).itemsize)
-        return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform(tile), plgpu.SwizzleTransform(swizzle)))
+        itemsize = jnp.dtype(dtype).itemsize
+        swizzle = next(bytes_ for bytes_ in (128, 64, 32, 16) if min(itemsize, 2) * head_dim % bytes_ == 0)
+        tiling = plgpu.TilingTransform((8, swizzle // itemsize))
+        swizzling = [] if swizzle == 16 else [plgpu.SwizzleTransform(swizzle)]  # 16 bytes stay together anyway
+        return plgpu.SMEM(shape, dtype, transforms=(tiling, *swizzling))
 
     def per_row(dtype: jax.typing.DTypeLike) -> Any:
         return plgpu.SMEM((warpgroups, ROWS), dtype)
 
+    of_8_bits = {
+        "numbers_smem": tiled(2, slots, CHUNK, head_dim, dtype=keys.dtype),
+        "scales_smem": plgpu.SMEM((2, 2 * slots, CHUNK), jnp.float32),
+        "numbers_ready": plgpu.Barrier(num_arrivals=4, num_barriers=slots),
+    }
     written = min(ROWS, pl.cdiv(rows, 8) * 8)  # rows of a warpgroup with a query
     parts = (batch_size, kv_heads, splits, tiles * warpgroups, written)
     kernel = plgpu.kernel(
@@ -72,8 +83,8 @@ def attend(
         ),
         scratch_types={
             "queries_smem": tiled(warpgroups, ROWS, head_dim),
-            "keys_smem": tiled(SLOTS, CHUNK, head_dim),
-            "values_smem": tiled(SLOTS, CHUNK, head_dim),
+            "keys_smem": tiled(slots, CHUNK, head_dim),
+            "values_smem": tiled(slots, CHUNK, head_dim),
             "weights_smem": tiled(warpgroups, ROWS, CHUNK),
             "mixed_smem": tiled(warpgroups, ROWS, head_dim, dtype=jnp.float32),
             "highest_smem": per_row(jnp.float32),
@@ -81,9 +92,10 @@ def attend(
             **({} if oldest is None else {"oldest_smem": per_row(jnp.int32)}),
             "queries_ready": plgpu.Barrier(num_barriers=warpgroups),
             "mask_ready": plgpu.Barrier(num_barriers=warpgroups),
-            "keys_ready": plgpu.Barrier(num_barriers=SLOTS),
-            "values_ready": plgpu.Barrier(num_barriers=SLOTS),
-            "slot_free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=SLOTS),
+            "keys_ready": plgpu.Barrier(num_barriers=slots),
+            "values_ready": plgpu.Barrier(num_barriers=slots),
+            "slot_free": plgpu.Barrier(num_arrivals=warpgroups, num_barriers=slots),
+            **(of_8_bits if in_8_bits else {}),
         },
         grid=(splits * tiles, kv_heads, batch_size),
         grid_names=("part", "head", "sequence"),
@@ -92,9 +104,9 @@ def attend(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True),
         interpret=interpret,
     )
-    block = queries, keys, values, mask.astype(queries.dtype)
-    cache = operands.cached_keys, operands.cached_values
-    mixed, highest, total = kernel(operands.cached_length, *block, *cache, oldest)
+    block = [keys, values, *(x[:, :, 0] for x in scales if x is not None)]
+    cache = [x for x in (*operands[3:5], *operands[-2:]) if x is not None]
+    mixed, highest, total = kernel(operands.cached_length, queries, block, cache, mask.astype(queries.dtype), oldest)
 
     peak = jnp.max(highest, axis=2, keepdims=True)
     shrink = jnp.exp2(highest - peak)
@@ -103,30 +115,32 @@ def attend(
         exponents = math.log2(math.e) * sinks[:, : total[0, 0].size].reshape(1, *total.shape[1:])
         total += jnp.exp2(exponents - peak[:, :, 0])  # inf where a sink takes all the weight
     mixed = mixed / total[..., None]
-    mixed = mixed.astype(values.dtype).reshape(batch_size, kv_heads, -1, head_dim)
+    mixed = mixed.astype(queries.dtype).reshape(batch_size, kv_heads, -1, head_dim)
     return unfold(mixed, heads, block_size)
 
 
 def _kernel(
-    length_ref: jax.Ref, queries_ref: jax.Ref, keys_ref: jax.Ref, values_ref: jax.Ref, mask_ref: jax.Ref,
-    cached_keys_ref: jax.Ref, cached_values_ref: jax.Ref, oldest_ref: jax.Ref | None,
-    mixed_ref: jax.Ref, highest_ref: jax.Ref, total_ref: jax.Ref,
+    length_ref: jax.Ref, queries_ref: jax.Ref, block_refs: list[jax.Ref], cached_refs: list[jax.Ref],
+    mask_ref: jax.Ref, oldest_ref: jax.Ref | None, mixed_ref: jax.Ref, highest_ref: jax.Ref, total_ref: jax.Ref,
     *,
     queries_smem: jax.Ref, keys_smem: jax.Ref, values_smem: jax.Ref, weights_smem: jax.Ref,
     mixed_smem: jax.Ref, highest_smem: jax.Ref, total_smem: jax.Ref,
     queries_ready: jax.Ref, mask_ready: jax.Ref, keys_ready: jax.Ref, values_ready: jax.Ref, slot_free: jax.Ref,
     block_chunks: int, scale: float, cap: float | None, oldest_smem: jax.Ref | None = None,
+    numbers_smem: jax.Ref | None = None, scales_smem: jax.Ref | None = None, numbers_ready: jax.Ref | None = None,
 ) -> None:  # fmt: skip
     """Computes one split of a KV head's keys for one tile of its queries: one warpgroup loads, the others compute.
 
-    Scores are exponents of 2, as GPUs have an instruction for powers of two.
+    Scores are exponents of 2, as GPUs have an instruction for powers of two. `block_refs` and `cached_refs` are keys,
+    values and, in 8 bits, the scales of each.
     """
     sequence, head, part = (jax.lax.axis_index(name) for name in ("sequence", "head", "part"))
     warpgroup = jax.lax.axis_index("warpgroup")
     splits, warpgroups = mixed_ref.shape[2], queries_smem.shape[0]
     mask = sequence if mask_ref.shape[0] > 1 else 0
     tile, split = jax.lax.div(part, jnp.int32(splits)), jax.lax.rem(part, jnp.int32(splits))
-    capacity, head_dim = cached_keys_ref.shape[2:]
+    capacity, head_dim = cached_refs[0].shape[2:]
+    slots = keys_smem.shape[0]
 
     length = length_ref[sequence]
     in_use = length if oldest_ref is None else jnp.minimum(length, capacity)  # entries
@@ -140,32 +154,60 @@ def _kernel(
         """Returns the first cache entry of a chunk; the last chunk of a full cache overlaps the one before."""
         return jnp.minimum(chunk * CHUNK, capacity - CHUNK)
 
+    def scales_slot(i: jax.Array) -> jax.Array:
+        """Returns the slot of the scales of a chunk, which stay while the next numbers are loaded and converted."""
+        return jax.lax.rem(i, jnp.int32(2 * slots))
+
     @pl.when(warpgroup == warpgroups)
     def _() -> None:
-        @pl.loop(0, count)
-        def _(i: jax.Array) -> None:
-            chunk, slot = first + i, jax.lax.rem(i, jnp.int32(SLOTS))
+        def load(i: jax.Array) -> None:
+            chunk, slot = first + i, jax.lax.rem(i, jnp.int32(slots))
+            to = [(keys_smem.at[slot], keys_ready.at[slot]), (values_smem.at[slot], values_ready.at[slot])]
+            if numbers_smem is not None and scales_smem is not None and numbers_ready is not None:
+                numbers = [numbers_smem.at[n, slot] for n in range(2)]
+                scales = [scales_smem.at[n, scales_slot(i)] for n in range(2)]
+                to = [(smem, numbers_ready.at[slot]) for smem in (*numbers, *scales)]
 
-            def load(keys_ref: jax.Ref, values_ref: jax.Ref, start: jax.Array) -> None:
-                at = (sequence, head, pl.ds(start, CHUNK))
-                plgpu.copy_gmem_to_smem(keys_ref.at[at], keys_smem.at[slot], keys_ready.at[slot])
-                plgpu.copy_gmem_to_smem(values_ref.at[at], values_smem.at[slot], values_ready.at[slot])
-
-            @pl.when(i >= SLOTS)
-            def _() -> None:
-                plgpu.barrier_wait(slot_free.at[slot])
+            def copy(refs: list[jax.Ref], start: jax.Array) -> None:
+                for ref, (smem, ready) in zip(refs, to, strict=True):
+                    plgpu.copy_gmem_to_smem(ref.at[sequence, head, pl.ds(start, CHUNK)], smem, ready)
 
             @pl.when(chunk < cached_chunks)
             def _() -> None:
-                load(cached_keys_ref, cached_values_ref, first_entry(chunk))
+                copy(cached_refs, first_entry(chunk))
 
             @pl.when(chunk >= cached_chunks)
             def _() -> None:
-                load(keys_ref, values_ref, (chunk - cached_chunks) * CHUNK)
+                copy(block_refs, (chunk - cached_chunks) * CHUNK)
 
-        @pl.loop(jnp.maximum(count - SLOTS, 0), count)
+        if numbers_smem is not None:
+            pl.loop(0, jnp.minimum(count, slots))(load)
+
+        @pl.loop(0, count)
         def _(i: jax.Array) -> None:
-            plgpu.barrier_wait(slot_free.at[jax.lax.rem(i, jnp.int32(SLOTS))])
+            slot = jax.lax.rem(i, jnp.int32(slots))
+
+            @pl.when(i >= slots)
+            def _() -> None:
+                plgpu.barrier_wait(slot_free.at[slot])
+
+            if numbers_smem is None or numbers_ready is None:
+                load(i)
+                return
+            plgpu.barrier_wait(numbers_ready.at[slot])
+            for n, (smem, ready) in enumerate(((keys_smem, keys_ready), (values_smem, values_ready))):
+                numbers = plgpu.layout_cast(numbers_smem[n, slot], plgpu.Layout.WGMMA_UPCAST_2X)
+                smem[slot] = _converted(numbers, smem.dtype)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(ready.at[slot])
+
+            @pl.when(i + slots < count)
+            def _() -> None:
+                load(i + slots)
+
+        @pl.loop(jnp.maximum(count - slots, 0), count)
+        def _(i: jax.Array) -> None:
+            plgpu.barrier_wait(slot_free.at[jax.lax.rem(i, jnp.int32(slots))])
 
     @pl.when(warpgroup < warpgroups)
     def _() -> None:
@@ -192,9 +234,16 @@ def _kernel(
 
         def add_chunk(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             highest, total, mixed = carry
-            chunk, slot = first + i, jax.lax.rem(i, jnp.int32(SLOTS))
+            chunk, slot = first + i, jax.lax.rem(i, jnp.int32(slots))
             plgpu.barrier_wait(keys_ready.at[slot])
-            scores = _exponents(matmul(own_queries, keys_smem.at[slot].T), scale, cap)
+
+            def scaled(x: jax.Array, n: int) -> jax.Array:
+                """Returns scores times the scales of keys, n = 0, or weights times those of values, n = 1."""
+                if scales_smem is None:
+                    return x
+                return x * jax.lax.broadcast_in_dim(scales_smem[n, scales_slot(i)], x.shape, [1])
+
+            scores = _exponents(scaled(matmul(own_queries, keys_smem.at[slot].T), 0), scale, cap)
 
             def within_length() -> jax.Array:
                 entry = first_entry(chunk) + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
@@ -223,7 +272,7 @@ def _kernel(
             shrink = jnp.exp2(highest - higher)
             weights = jnp.exp2(scores - jax.lax.broadcast_in_dim(higher, scores.shape, [0]))
             total = total * shrink + jnp.sum(weights, axis=1)  # before the product, which needs their registers
-            own_weights[...] = weights.astype(own_weights.dtype)
+            own_weights[...] = scaled(weights, 1).astype(own_weights.dtype)
             plgpu.commit_smem()
             plgpu.barrier_wait(values_ready.at[slot])
             added = matmul(own_weights, values_smem.at[slot])
@@ -253,3 +302,10 @@ def _exponents(products: jax.Array, scale: float, cap: float | None) -> jax.Arra
         return products * (scale * math.log2(math.e))
     # tanh x is 1 - 2 / (1 + e^2x). The GPU's own tanh has 11 bits: too few for scores near the cap.
     return cap * math.log2(math.e) * (1 - 2 / (1 + jnp.exp2(products * (2 * math.log2(math.e) * scale / cap))))
+
+
+def _converted(numbers: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Returns `kv_rounding.numbers`. The hardware converts 8-bit floats to float16 and float32 alone."""
+    is_float = numbers.dtype == kv_rounding.STORED[kv_rounding.FLOAT8]
+    between = jnp.float32 if is_float and dtype == jnp.bfloat16 else dtype
+    return kv_rounding.numbers(numbers, between).astype(dtype)

@@ -12,7 +12,7 @@ import pytest
 
 import jlade
 from jlade import mesh as mesh_lib
-from jlade.models import attention, trial
+from jlade.models import trial
 from jlade.models.attention import Operands, attend, plain, resolve, tpu
 from jlade.models.llama import Llama
 from tests.tiny import slow, tiny_llama
@@ -182,17 +182,6 @@ def test_a_single_row_is_that_of_two(window):
     got = plain.attend_row_twice(Operands(*arrays, length, mask, positions, sinks), window=window)
     expected = plain_attention(*map(np.asarray, arrays), length, mask[0], positions, window or 99, sinks=sinks)
     np.testing.assert_allclose(got, expected, atol=1e-5)
-
-
-def test_the_kernel_of_gpus_does_not_read_8_bits(monkeypatch):
-    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
-    shape = HOPPER, jnp.bfloat16, 8, 2, 128
-    assert attention.resolve_unattached("auto", *shape, kv_dtype="int8") == "plain"
-    assert attention.resolve("auto", *shape, kv_dtype="int8") == "plain"
-    message = "attention 'gpu' reads keys and values of the model's dtype alone, and kv_dtype is 'int8'; choose 'auto' "
-    with pytest.raises(ValueError, match=message):
-        attention.resolve("gpu", *shape, kv_dtype="int8")
-    assert attention.resolve_unattached("auto", TPU, *shape[1:], kv_dtype="int8") == "tpu"
 
 
 def exported(platforms, block_size, capacity, axis=None):

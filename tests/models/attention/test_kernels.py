@@ -11,6 +11,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # pu
 import jlade
 from jlade import mesh as mesh_lib
 from jlade.generation import request
+from jlade.models import kv_rounding
 from jlade.models.attention import Operands, hopper
 from jlade.models.attention import tpu as tpu_module
 from jlade.models.llama import Llama
@@ -164,16 +165,23 @@ def test_same_text(name, module, kernel, device, dtype, variations, monkeypatch)
     [(120, 4, 128), slow(1, 1, 128), slow(8, 4, 64), slow(128, 7, 80), slow(8, 1, 96)],
 )
 @pytest.mark.parametrize(
-    ("num_masks", "variations"),
-    [(1, {}), (2, {}), (1, {"window": 512, "scale": 0.1, "cap": 50.0})],
-    ids=["one mask", "two masks", "all variations"],
+    ("num_masks", "kv_dtype", "variations"),
+    [
+        (1, None, {}),
+        (2, None, {}),
+        (1, "float8_e4m3fn", {}),
+        (1, "int8", {"window": 512, "scale": 0.1, "cap": 50.0}),
+    ],
+    ids=["one mask", "two masks", "float8", "all variations"],
 )
 @pytest.mark.parametrize(("platform", "attend"), [("cuda", hopper.attend), ("tpu", tpu_module.attend)])
-def test_lowers(platform, attend, variations, num_masks, block_size, group, head_dim):
+def test_lowers(platform, attend, variations, kv_dtype, num_masks, block_size, group, head_dim):
     """The compiler passes of Pallas run without the device, and raise for programs that it does not accept."""
     block, cache = (2, block_size, 8, head_dim), (2, 8, 8192, head_dim)
-    shapes = [(2, block_size, 8 * group, head_dim), block, block, cache, cache]
-    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    of_keys = jnp.bfloat16 if kv_dtype is None else kv_rounding.STORED[kv_dtype]
+    queries = jax.ShapeDtypeStruct((2, block_size, 8 * group, head_dim), jnp.bfloat16)
+    arrays = [jax.ShapeDtypeStruct(shape, of_keys) for shape in (block, block, cache, cache)]
+    scales = [jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32) for x in arrays if kv_dtype]
     lengths, positions = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2,), (2, block_size)))
     sinks = jax.ShapeDtypeStruct((8 * group,), jnp.bfloat16) if variations else None
     mask = jax.ShapeDtypeStruct((num_masks, block_size, block_size), bool)
@@ -181,5 +189,5 @@ def test_lowers(platform, attend, variations, num_masks, block_size, group, head
     mesh = jax.sharding.AbstractMesh((1,), ("one",), abstract_device=device if platform == "tpu" else None)
     with jax.sharding.use_abstract_mesh(mesh):
         lowered = jax.export.export(jax.jit(functools.partial(attend, **variations)), platforms=[platform])
-        program = lowered(Operands(*arrays, lengths, mask, positions, sinks)).mlir_module()
+        program = lowered(Operands(queries, *arrays, lengths, mask, positions, sinks, *scales)).mlir_module()
     assert {"cuda": "mosaic_gpu", "tpu": "tpu_custom_call"}[platform] in program
