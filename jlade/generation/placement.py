@@ -18,7 +18,6 @@ def check(
 
     Its cache is of `kv_dtype`, if that is given.
     """
-    kv_rounding.check(kv_dtype)
     if decoder is None and isinstance(params, LlamaParams):
         decoder = Llama(params.config)
     if decoder is None:
@@ -28,15 +27,7 @@ def check(
                 f"parameters made by jlade.load"
             )
         decoder = params.decoder
-    if kv_dtype is not None:
-        if not isinstance(decoder, Llama):
-            raise ValueError(
-                f"kv_dtype={kv_dtype!r} is for jlade's own models, and {type(decoder).__name__} makes its own cache: "
-                "leave it out"
-            )
-        if decoder.kv_dtype not in (None, kv_dtype):
-            raise ValueError(f"kv_dtype must be that of the decoder, {decoder.kv_dtype!r}, or None; got {kv_dtype!r}")
-        decoder = dataclasses.replace(decoder, kv_dtype=kv_dtype)
+    decoder = with_cache_in(kv_dtype, decoder)
     mesh = mesh_lib.mesh_of(params) if mesh is None else mesh
     if isinstance(decoder, Llama):
         mesh = None if mesh is None else sharding.mesh_for(decoder.config, mesh)
@@ -48,6 +39,25 @@ def check(
             f"{type(decoder).__name__}: use these devices for data or lookahead"
         )
     return decoder, mesh
+
+
+def with_cache_in(kv_dtype: str | None, decoder: Decoder) -> Decoder:
+    """Returns the decoder with a cache of `kv_dtype`, None for that of the decoder.
+
+    Raises:
+      ValueError: `kv_dtype` is no dtype of a cache, or not one that this decoder can have.
+    """
+    kv_rounding.check(kv_dtype)
+    if kv_dtype is None:
+        return decoder
+    if not isinstance(decoder, Llama):
+        raise ValueError(
+            f"kv_dtype={kv_dtype!r} is for jlade's own models, and {type(decoder).__name__} makes its own cache: "
+            "leave it out"
+        )
+    if decoder.kv_dtype not in (None, kv_dtype):
+        raise ValueError(f"kv_dtype must be that of the decoder, {decoder.kv_dtype!r}, or None; got {kv_dtype!r}")
+    return dataclasses.replace(decoder, kv_dtype=kv_dtype)
 
 
 def check_batch(batch_size: int, mesh: Mesh | None) -> None:

@@ -19,24 +19,24 @@ from jlade.models.llama import LlamaParams
 taken: weakref.WeakKeyDictionary[Any, tuple[tuple[Any, ...], LlamaParams]] = weakref.WeakKeyDictionary()
 
 
-def params(model: Any, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> LlamaParams:
+def params(model: Any, dtype: jax.typing.DTypeLike, bits: int | None, mesh: Mesh | None) -> LlamaParams:
     """Returns the weights that a model has now, copied again if they have changed since the last call.
 
     Args:
       model: of transformers, a plain module of torch.
-      dtype, mesh: of `jlade.conversion.load_hf`.
+      dtype, bits, mesh: of `jlade.conversion.load_hf`.
 
     Raises:
       ValueError: names the tensor that is not supported.
     """
-    stamp = _digests(model), str(dtype), mesh
+    stamp = _digests(model), str(dtype), bits, mesh
     if model not in taken or taken[model][0] != stamp:
         taken.pop(model, None)  # frees the old ones
-        taken[model] = stamp, _copy(model, dtype, mesh)
+        taken[model] = stamp, _copy(model, dtype, bits, mesh)
     return taken[model][1]
 
 
-def _copy(model: Any, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> LlamaParams:
+def _copy(model: Any, dtype: jax.typing.DTypeLike, bits: int | None, mesh: Mesh | None) -> LlamaParams:
     """Returns the weights of a model as parameters."""
     held = model.state_dict()
     if wrapped := [name for name in held if ".base_layer." in name]:
@@ -49,7 +49,7 @@ def _copy(model: Any, dtype: jax.typing.DTypeLike, mesh: Mesh | None) -> LlamaPa
     config["tie_word_embeddings"] = getattr(head, "weight", None) is embedding.weight  # as it is now
     with torch.no_grad():
         tensors = revert_weight_conversion(model, held)
-        return load_held(config, tensors, _to_numpy, dtype=dtype, mesh=mesh)
+        return load_held(config, tensors, _to_numpy, dtype=dtype, bits=bits, mesh=mesh)
 
 
 def _digests(model: Any) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from jlade.generation.prompts import Prompts
 from jlade.generation.request import DecodeRequest
 from jlade.generation.results import Generation, warn_of_errors
 from jlade.generation.text import Tokenizer
+from jlade.models import kv_rounding, quantization
 from jlade.models.llama import LlamaParams
 
 try:
@@ -65,6 +66,8 @@ def lookahead(
     streamer: Streamer | None = None,
     tokenizer: Tokenizer | None = None,
     dtype: jax.typing.DTypeLike = "auto",
+    bits: int | None = None,
+    kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
     mesh: Mesh | None = None,
 ) -> "Lookahead":
     """Returns the argument `custom_generate` of `model.generate`.
@@ -81,6 +84,8 @@ def lookahead(
       streamer: a streamer of transformers. `generate` does not pass its own `streamer=` on.
       tokenizer: for the stop strings of a `StopStringCriteria`. `generate` does not pass its own `tokenizer=` on.
       dtype: of the copied weights and of the computation: float32, bfloat16, float16, or "auto" for the model's.
+      bits: 8 or 4 for copied matrices of so many bits, as in `jlade.load`; the text is then that of these.
+      kv_dtype: of keys and values in the cache; see `jlade.generate`.
       mesh: devices to run on; see `jlade.generate`.
 
     Raises:
@@ -90,8 +95,10 @@ def lookahead(
         raise TypeError(f"model must be a model of transformers, got {_name(model)}")
     if sampling is not None and not isinstance(sampling, SamplingConfig):
         raise TypeError(f"sampling must be a SamplingConfig or None, got {sampling!r}")
-    options = Options(lookahead=lookahead, tokenizer=tokenizer, mesh=mesh)
-    method = Lookahead(model, dtype, options, sampling, streamer)
+    quantization.check_bits(bits)
+    kv_rounding.check(kv_dtype)
+    options = Options(lookahead=lookahead, tokenizer=tokenizer, kv_dtype=kv_dtype, mesh=mesh)
+    method = Lookahead(model, dtype, bits, options, sampling, streamer)
     if model not in torch_weights.taken:
         method.params()  # so that errors come now
     return method
@@ -103,6 +110,7 @@ class Lookahead:
 
     model: Any
     dtype: jax.typing.DTypeLike
+    bits: int | None
     options: Options
     sampling: SamplingConfig | None
     streamer: Streamer | None
@@ -166,7 +174,7 @@ class Lookahead:
 
     def params(self) -> LlamaParams:
         """Returns the weights that the model has now, as `torch_weights.params` does."""
-        return torch_weights.params(self.model, self.dtype, self.options.mesh)
+        return torch_weights.params(self.model, self.dtype, self.bits, self.options.mesh)
 
     def _generate(self, params: LlamaParams, request: DecodeRequest, input_ids: Any) -> Generation:
         """Decodes, and passes the prompt and each token to the streamer as transformers does."""

@@ -44,6 +44,8 @@ class Asked:
       tools: that an answer may use, None for none, and the form of their calls.
       limit: most new tokens; None for a chat without a limit.
       seed: None for a text that differs each time.
+      include_usage: whether a stream ends with the numbers of tokens.
+      continuous_usage: whether its other chunks have them too, up to there.
       echo: the texts of the prompts if the response is to repeat them, else empty.
       num_predicted: tokens of the prediction, 0 without one.
       steps: whether the response shows the text of each step.
@@ -59,6 +61,7 @@ class Asked:
     n: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     echo: list[str]
     num_predicted: int
     steps: bool
@@ -294,7 +297,6 @@ class Reader:
         stream, stream_options = fields.boolean(body, "stream"), fields.nested(body, "stream_options")
         if stream_options and not stream:
             raise fields.refused("stream_options", stream_options, "left out unless stream is true")
-        unsupported.refuse(stream_options, unsupported.OF_STREAMS, "stream_options.")
         grammar = structured.read(body)
         if tools is not None:
             form, asked = tools
@@ -312,6 +314,7 @@ class Reader:
             n=n,
             stream=stream,
             include_usage=fields.boolean(stream_options, "include_usage", "stream_options"),
+            continuous_usage=fields.boolean(stream_options, "continuous_usage_stats", "stream_options"),
             echo=echo,
             num_predicted=len(prediction),
             steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),

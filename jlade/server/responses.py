@@ -87,6 +87,7 @@ class Writer:
         A text that ended with an error has none for its end.
         """
         choice, chunks = self._choices[index], []
+        choice.num_tokens += len(piece.tokens)
         text, steps = choice.text(piece), choice.steps(piece) if self._asked.steps else None
         if self._asked.tools is not None:
             contents: list[Body] = [{"delta": delta} for delta in choice.deltas(text, piece.generation is not None)]
@@ -112,11 +113,7 @@ class Writer:
         """Returns the numbers of tokens; the end token of a text counts."""
         prompt = sum(map(len, self._asked.prompts))
         completion = int(sum(generation.lengths[0] for generation in generations))
-        usage: Body = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
+        usage = _usage(prompt, completion)
         if num_cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
         if self._asked.num_predicted:
@@ -133,7 +130,9 @@ class Writer:
     def _chunk(self, index: int, content: Body, logprobs: Any = None, reason: str | None = None) -> Body:
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
         chunk = self._chunk_head() | {"choices": [choice]}
-        return chunk | {"usage": None} if self._asked.include_usage else chunk
+        if not self._asked.include_usage:
+            return chunk
+        return chunk | {"usage": self._choices[index].usage() if self._asked.continuous_usage else None}
 
 
 class _Choice:
@@ -151,6 +150,11 @@ class _Choice:
         self._decoder = Detokenizer(tokenizer)
         self._calls = None if asked.tools is None else CallReader(*asked.tools)
         self._num_calls = 0
+        self.num_tokens = 0  # of the pieces so far
+
+    def usage(self) -> Body:
+        """Returns the numbers of tokens of the prompt and of the pieces so far, as vLLM counts them in each chunk."""
+        return _usage(len(self._prompt), self.num_tokens)
 
     def text(self, piece: Piece) -> str:
         """Returns the text of a piece, without that of the token that ends it."""
@@ -245,6 +249,10 @@ class _Choice:
             steps.append({"tokens": number, "text": text})
             begin = end
         return steps
+
+
+def _usage(prompt: int, completion: int) -> Body:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _of_completion(chosen: list[Body], top: list[list[Body]]) -> Body:

@@ -73,7 +73,6 @@ OF_MESSAGES: dict[str, tuple[Any, ...]] = {
     "prefix": (False,),
     "refusal": (),
 }
-OF_STREAMS = {"continuous_usage_stats": (False,)}
 
 # Fields without effect on a text that is made without beams, images and audio.
 HARMLESS = {

@@ -1,4 +1,4 @@
-"""Reports of NVIDIA's assembler, ptxas, on the Hopper kernels: the bytes that it spills from registers to memory."""
+"""Reports of NVIDIA's assembler, ptxas, on the GPU kernels: the bytes that it spills from registers to memory."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from jlade.inspection import targets
 from jlade.models import kv_rounding
 from jlade.models.attention import Operands, hopper
 from jlade.models.experts import hopper as experts
+from jlade.models.grouped import GroupedMatrix
+from jlade.models.products import gpu
 
 DIRECTORY = "MOSAIC_GPU_DUMP_TO"  # of Pallas's reports
 
@@ -80,6 +83,31 @@ class ExpertsCase:
         return targets.compile_for(device, experts.multiply, tiles, chosen, *weights)
 
 
+@dataclasses.dataclass(frozen=True)
+class ProductCase:
+    """The sizes of a kernel of products with a matrix in four bits."""
+
+    device: str
+    tokens: int
+    inputs: int
+    outputs: int
+    group: int = 64
+    dtype: str = "bfloat16"
+    field: str | None = None  # of the groups, besides their scale
+    rows: int = gpu.ROWS[1]
+    columns: int = gpu.COLUMNS[1]
+
+    def compile(self, index: int) -> Any:
+        """Returns the compiled program, the same one for each index."""
+        gpu.ROWS, gpu.COLUMNS = (gpu.ROWS[0], self.rows), (gpu.COLUMNS[0], self.columns)
+        of_groups = jax.ShapeDtypeStruct((self.inputs // self.group, self.outputs), jnp.float32)
+        codes = jax.ShapeDtypeStruct((self.inputs // 2, self.outputs), jnp.uint8)
+        matrix = GroupedMatrix(codes, of_groups, **({} if self.field is None else {self.field: of_groups}))
+        (device,), _ = targets.find(self.device)
+        x = jax.ShapeDtypeStruct((self.tokens, self.inputs), jnp.dtype(self.dtype))
+        return targets.compile_for(device, gpu.multiply, x, matrix)
+
+
 def spills(cases: list[Case | ExpertsCase], directory: pathlib.Path) -> dict[Case | ExpertsCase, int]:
     """Returns the bytes that each kernel spills and reloads.
 
@@ -88,20 +116,44 @@ def spills(cases: list[Case | ExpertsCase], directory: pathlib.Path) -> dict[Cas
         leaves no report.
       directory: an empty one, for the reports.
     """
-    settings = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-    settings |= {"MOSAIC_GPU_DUMP_PTXAS": "1", DIRECTORY: str(directory)}
+    _compile_all(cases, {"MOSAIC_GPU_DUMP_PTXAS": "1", DIRECTORY: str(directory)})
+    reports = [path.read_text() for path in sorted(directory.iterdir())]
+    return {case: _spilled(report) for case, report in zip(cases, reports, strict=True)}
+
+
+def spills_of_products(cases: list[ProductCase]) -> dict[ProductCase, int]:
+    """Returns the bytes that each kernel spills and reloads. XLA, which compiles them with Triton, logs the reports."""
+    outside = (
+        "--xla_gpu_enable_libnvptxcompiler=false --xla_gpu_enable_libnvjitlink=false"  # as a process that is logged
+    )
+    log = _compile_all(
+        cases,
+        {"XLA_FLAGS": outside, "TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "subprocess_compilation=5"},
+    )
+    reports = re.findall(r"entry function 'multiply'.*?spill loads", log, re.DOTALL)
+    return {case: _spilled(report) for case, report in zip(cases, reports, strict=True)}
+
+
+def _compile_all(cases: Sequence[Case | ExpertsCase | ProductCase], settings: dict[str, str]) -> str:
+    """Compiles cases in a process with these variables of the environment. Returns what it logs."""
+    settings |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    settings |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
     described = [(type(case).__name__, dataclasses.asdict(case)) for case in cases]
     command = [sys.executable, "-m", __name__, json.dumps(described)]
     root = pathlib.Path(__file__).parents[2]
-    subprocess.run(command, cwd=root, env=os.environ | settings, check=True, capture_output=True)
-    reports = [path.read_text() for path in sorted(directory.iterdir())]
-    found = [re.findall(r"(\d+) bytes spill (?:stores|loads)", report) for report in reports]
-    return {case: sum(map(int, numbers)) for case, numbers in zip(cases, found, strict=True)}
+    done = subprocess.run(command, cwd=root, env=os.environ | settings, check=True, capture_output=True, text=True)
+    return done.stderr
 
 
-def compile_and_report(index: int, case: Case | ExpertsCase) -> None:
-    """Compiles a kernel and leaves its report, without Pallas's other files, in the directory."""
+def _spilled(report: str) -> int:
+    return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", report)))
+
+
+def compile_and_report(index: int, case: Case | ExpertsCase | ProductCase) -> None:
+    """Compiles a kernel and leaves its report, without Pallas's other files, in the directory if there is one."""
     case.compile(index)
+    if DIRECTORY not in os.environ:
+        return
     directory = pathlib.Path(os.environ[DIRECTORY])
     (report,) = directory.glob("*.ptxas")
     report.rename(directory / f"{index:03}")

@@ -7,7 +7,10 @@ import pytest
 from jlade.inspection import targets
 from jlade.models.grouped import GroupedMatrix
 from jlade.models.products import gpu, tpu
-from tests.accelerators.needs import device, thorough
+from tests.accelerators.needs import device, gpu_compiler, thorough
+from tests.accelerators.ptxas import ProductCase, spills_of_products
+
+LLAMA = (4096, 14336), (14336, 4096), (4096, 4096), (4096, 1024)  # inputs and outputs of LLaMA 3 8B
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,14 @@ def test_kernels_compile_and_write_no_matrix(name, inputs, outputs, group, bits,
         sums = 4 * 4 * 128 * max(outputs, inputs)  # of a GPU's programs, in float32
         assert program.memory_analysis().temp_size_in_bytes < 3 * sums
         assert f"[{inputs},{outputs}]" not in program.as_text().replace(f"s8[{inputs},{outputs}]", "")
+
+
+@gpu_compiler
+@pytest.mark.parametrize("name", ["h100", "a100"])
+def test_kernels_of_gpus_keep_their_sums_in_registers(name):
+    cases = [ProductCase(name, tokens, *shape) for shape in LLAMA for tokens in (1, 8, 32, 64, 120)]
+    cases += [ProductCase(name, tokens, 4096, 4096, 32, "float16", "offset") for tokens in (8, 120)]
+    planted = ProductCase(name, 256, 4096, 4096, rows=256, columns=256)  # four times the sums
+    found = spills_of_products([*cases, planted])
+    assert found.pop(planted) > 0
+    assert found == dict.fromkeys(cases, 0)

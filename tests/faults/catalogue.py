@@ -424,6 +424,20 @@ FAULTS = (
         ("tests/models/test_kv_dtype.py::test_attention_reads_8_bits_as_the_numbers_that_they_are",),
     ),
     Fault(
+        "the copy of a model of transformers stays in the bits that were asked for first",
+        "jlade/integrations/torch_weights.py",
+        "stamp = _digests(model), str(dtype), bits, mesh",
+        "stamp = _digests(model), str(dtype), mesh",
+        ("tests/integrations/test_transformers.py::test_few_bits",),
+    ),
+    Fault(
+        "the cache of a model of transformers is not in 8 bits",
+        "jlade/integrations/transformers.py",
+        "Options(lookahead=lookahead, tokenizer=tokenizer, kv_dtype=kv_dtype, mesh=mesh)",
+        "Options(lookahead=lookahead, tokenizer=tokenizer, mesh=mesh)",
+        ("tests/integrations/test_transformers.py::test_few_bits",),
+    ),
+    Fault(
         "a latent and its rotated elements have one scale",
         "jlade/models/kv_rounding.py",
         "parts = [x] if split is None else jnp.split(x, [split], axis=-1)",
@@ -1013,9 +1027,16 @@ FAULTS = (
     Fault(
         "the usage leaves the prompt out of the total",
         "jlade/server/responses.py",
-        '"total_tokens": prompt + completion,',
-        '"total_tokens": completion,',
+        '"total_tokens": prompt + completion}',
+        '"total_tokens": completion}',
         ("tests/server/test_client.py::test_a_chat",),
+    ),
+    Fault(
+        "the usage of a chunk counts the tokens of its piece alone",
+        "jlade/server/responses.py",
+        "choice.num_tokens += len(piece.tokens)",
+        "choice.num_tokens = len(piece.tokens)",
+        ("tests/server/test_client.py::test_each_chunk_counts_the_tokens_so_far",),
     ),
     Fault(
         "a busy server answers as one that ends",

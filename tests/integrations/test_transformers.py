@@ -13,8 +13,10 @@ from tokenizers import Tokenizer, decoders, models  # noqa: E402
 from transformers.convert_slow_tokenizer import bytes_to_unicode  # noqa: E402
 from transformers.generation import logits_process, stopping_criteria  # noqa: E402
 
+import jlade  # noqa: E402
 from jlade import LookaheadConfig, SamplingConfig  # noqa: E402
 from jlade.integrations.transformers import lookahead  # noqa: E402
+from jlade.models import llama  # noqa: E402
 from tests.models.test_families import SIZES  # noqa: E402
 from tests.tiny import PAPER, slow, slow_but  # noqa: E402
 
@@ -320,6 +322,30 @@ def test_the_text_is_that_of_the_weights_at_the_call(change, changing, batch):
     assert expected.tolist() != before.tolist()
     assert_equal(expected, found)
     assert decode.params() is not params
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kv_dtype": "int8"}, {"bits": 8}, slow({"bits": 4, "kv_dtype": "float8_e4m3fn"})]
+)
+def test_few_bits(settings, batch):
+    """The text is that of `jlade.generate` with the weights in so many bits, which are copied anew for others."""
+    made, bits = make("Llama"), settings.get("bits")
+    weights = lookahead(made).params()
+    params = weights if bits is None else llama.quantize(weights, bits)
+    options = {"kv_dtype": settings.get("kv_dtype"), "eos_ids": (), "lookahead": None, "max_new_tokens": 40}
+    inputs = batch["input_ids"].numpy(), batch["attention_mask"].numpy()
+    expected = jlade.generate(params, inputs[0], attention_mask=inputs[1], **options).tokens
+    expected = torch.cat([batch["input_ids"], torch.from_numpy(expected).to(torch.long)], dim=1)
+    plain, found = both(made, lookahead(made, lookahead=PAPER, **settings), batch)
+    assert_equal(expected, found)
+    assert found.tolist() != plain.tolist()
+
+
+def test_few_bits_are_checked(model):
+    with pytest.raises(ValueError, match=r"bits must be .* or None, got 3"):
+        lookahead(model, bits=3)
+    with pytest.raises(ValueError, match=r"kv_dtype must be 'int8', .*; got 'int4'"):
+        lookahead(model, kv_dtype="int4")
 
 
 def test_another_dtype_of_the_model_is_followed():

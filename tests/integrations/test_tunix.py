@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jlade
+from jlade.models.llama import Llama
 from jlade.testing import check_decoder
 from tests.compilations import recorded
 from tests.decoding.test_programs import copies_in_loops
@@ -226,6 +227,25 @@ def test_greedy_tokens_are_those_of_the_vanilla_sampler(kind):
     assert got.logits == expected.logits == []
 
 
+def test_a_cache_in_8_bits():
+    prompts = ["abcabcab", "hij"]
+    settings = {"max_prompt_length": 8, "forbidden_tokens": [PAD], "return_logprobs": True}
+    made = model()
+    rounding = LookaheadSampler(made, Letters(), cache_config(made), lookahead=TREE, kv_dtype="int8")
+    own = Llama(parameters.describe(made, CACHE), kv_dtype="int8")
+    params = parameters.convert(nnx.state(made), own.config, jnp.float32)
+    ids = [rounding.tokenize(prompt) for prompt in prompts]
+    bias = jlade.SamplingConfig(logit_bias={PAD: -np.inf})
+    options = {"max_new_tokens": 30, "lookahead": None, "sampling": bias, "eos_ids": [EOS], "logprobs": True}
+    expected = jlade.generate(params, ids, decoder=own, **options)
+    got = rounding(prompts, 30, **settings)
+    ends = [int(n) - (reason == "eos") for n, reason in zip(expected.lengths, expected.finish_reason, strict=True)]
+    for i, end in enumerate(ends):
+        np.testing.assert_array_equal(got.tokens[i], expected.tokens[i, :end])
+        np.testing.assert_allclose(got.logprobs[i], expected.processed_logprobs[i, :end], atol=1e-5)
+    assert np.abs(np.subtract(got.logprobs[0], samplers()[1](prompts, 30, **settings).logprobs[0])).max() > 1e-4
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -363,6 +383,8 @@ def test_a_model_with_lora_is_decoded_as_it_is():
     settings = {"max_prompt_length": 8, "forbidden_tokens": [PAD]}
     expected = vanilla(["abc", "h"], 20, **settings).text
     assert ours(["abc", "h"], 20, **settings).text == expected != samplers()[1](["abc", "h"], 20, **settings).text
+    with pytest.raises(ValueError, match="kv_dtype='int8' is for jlade's own models, and ModelDecoder makes its own"):
+        LookaheadSampler(made, Letters(), cache_config(made), kv_dtype="int8")
 
 
 def test_a_group_gets_different_texts_and_earlier_ones_save_steps():

@@ -113,6 +113,24 @@ def test_a_stream_has_the_same_text(client, stop):
     assert stop or len(texts) > 4, "the text comes in parts"
 
 
+@pytest.mark.parametrize("stop", [None, ["c"]])
+def test_each_chunk_counts_the_tokens_so_far(client, stop):
+    options = {"seed": 7, "max_tokens": 30, "stop": stop, "stream": True, "n": 2}
+    counted = {"include_usage": True, "continuous_usage_stats": True}
+    *texts, last = asked(client, stream_options=counted, **options)
+    whole, seen = last.usage, {0: 0, 1: 0}
+    for chunk in texts:
+        index, usage = chunk.choices[0].index, chunk.usage
+        assert usage.prompt_tokens == whole.prompt_tokens
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+        if chunk.choices[0].delta.content:
+            assert usage.completion_tokens > seen[index]
+        seen[index] = usage.completion_tokens
+    assert sum(seen.values()) == whole.completion_tokens
+    without = list(asked(client, stream_options={"continuous_usage_stats": True}, **options))
+    assert all(chunk.usage is None for chunk in without), "as in vLLM, it needs include_usage"
+
+
 def test_choices_are_interleaved_by_index(client):
     """Choice i has the seed's key folded with i, and choice 0 that of the seed."""
     key = jax.random.key(5)

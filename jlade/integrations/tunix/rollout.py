@@ -19,6 +19,7 @@ from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.decoding import loop, prefill
 from jlade.decoding.state import Prefix
 from jlade.drafts.suffix import LONGEST
+from jlade.generation import placement
 from jlade.generation import request as request_lib
 from jlade.generation.generate import finish
 from jlade.generation.options import Options
@@ -44,9 +45,11 @@ class LookaheadSampler(sampler.Sampler):
       draft_from_rollouts: the texts that are kept for each of the last 4096 prompts, the latest ones, in which drafts
         are searched when the prompt comes again; 0 for none. A `lookahead` without "suffix" among its sources has no
         use for them.
+      kv_dtype: of keys and values in the cache, as in `jlade.generate`; None for a model that is decoded as it is.
 
     Raises:
-      TypeError, ValueError: the model cannot be decoded, see `decoder`, or `draft_from_rollouts` is negative.
+      TypeError, ValueError: the model cannot be decoded, see `decoder`, or has a cache of its own and `kv_dtype` is
+        given; `draft_from_rollouts` or `kv_dtype` is not accepted.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class LookaheadSampler(sampler.Sampler):
         *,
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         draft_from_rollouts: int = 8,
+        kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
     ):
         super().__init__(transformer, tokenizer, cache_config)
         self._lookahead = lookahead
@@ -70,6 +74,7 @@ class LookaheadSampler(sampler.Sampler):
             self._decoder, _ = models.decoder(transformer, max_positions=cache_config.cache_size)
         else:
             self._decoder = Llama(self._config)
+        self._decoder = placement.with_cache_in(kv_dtype, self._decoder)
         arrays, self._structure = jax.tree.flatten(self._transformer_state)
         self._shardings = [array.sharding for array in arrays]
         self._made: tuple[list[Any], Params] = ([], None)  # arrays of the state, and the parameters made of them
@@ -246,7 +251,7 @@ class LookaheadRollout(vanilla_rollout.VanillaRollout):
     Args:
       rollout_actor, tokenizer, rollout_config, mesh: those that `RLCluster` gives. The texts of all calls have to fit
         in `rollout_config.kv_cache_size` tokens. Arrays stay on the devices that hold the model.
-      lookahead, draft_from_rollouts: those of `LookaheadSampler`.
+      lookahead, draft_from_rollouts, kv_dtype: those of `LookaheadSampler`.
     """
 
     def __init__(
@@ -257,12 +262,12 @@ class LookaheadRollout(vanilla_rollout.VanillaRollout):
         mesh: Any = None,
         lookahead: LookaheadConfig | Literal["auto"] | None = "auto",
         draft_from_rollouts: int = 8,
+        kv_dtype: Literal["int8", "float8_e4m3fn"] | None = None,
     ):
         c = rollout_actor.config
         cache = sampler.CacheConfig(rollout_config.kv_cache_size, c.num_layers, c.num_kv_heads, c.head_dim)
-        self._sampler = LookaheadSampler(
-            rollout_actor, tokenizer, cache, lookahead=lookahead, draft_from_rollouts=draft_from_rollouts
-        )
+        settings: dict[str, Any] = {"draft_from_rollouts": draft_from_rollouts, "kv_dtype": kv_dtype}
+        self._sampler = LookaheadSampler(rollout_actor, tokenizer, cache, lookahead=lookahead, **settings)
 
     @property
     def last(self) -> Generation | None:
