@@ -2,6 +2,7 @@
 
     python benchmarks/engine.py --json results.json
     python benchmarks/engine.py --load --temperature 2 --json results.json
+    python benchmarks/engine.py --long 4000 --json results.json
 
 The limits of the texts are spread between --shortest and --longest, evenly or, with --spread geometric, by equal
 factors, in random order; end tokens are ignored. Both ways run once to compile and are then timed in turns. The texts
@@ -9,6 +10,9 @@ have to be the same. Programs that compile after the engine's `warm_up` are coun
 
 With --load it is the throughput of 1, 2, 4, ... clients, each of which submits a prompt as soon as its last text has
 ended, beside that of an engine that makes plain steps. Both are timed in turns.
+
+With --long it is the time between the pieces of --clients texts, alone and while prompts of so many tokens arrive, one
+as soon as the text of the last has its first tokens. The prompts begin differently, so that all of them are read.
 """
 
 import argparse
@@ -44,8 +48,10 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=256, metavar="M")
     parser.add_argument("--spread", choices=["even", "geometric"], default="even")
     parser.add_argument("--load", action="store_true")
-    parser.add_argument("--seconds", type=float, default=10, help="of each number of clients, with --load")
-    parser.add_argument("--temperature", type=float, default=0, help="of their texts, with --load (default: 0)")
+    parser.add_argument("--long", type=int, metavar="N")
+    parser.add_argument("--clients", type=int, default=4, metavar="N", help="with --long (default: 4)")
+    parser.add_argument("--seconds", type=float, default=10, help="of each number of clients, with --load and --long")
+    parser.add_argument("--temperature", type=float, default=0, help="of the texts of clients (default: 0)")
     parser.add_argument("--repeats", type=int, default=3, metavar="R")
     options = parser.parse_args()
 
@@ -54,7 +60,8 @@ def main() -> None:
     lookahead: Any = "auto" if options.lookahead == "auto" else names.parse(options.lookahead)
     prompts = [ids[-256:] for ids in _prompts(tokenizer)]
     prompts = (prompts * -(-options.prompts // len(prompts)))[: options.prompts]
-    figures = (_load if options.load else _list)(params, prompts, lookahead, options)
+    measure = _gaps if options.long else _load if options.load else _list
+    figures = measure(params, prompts, lookahead, options)
     report.write(options.json, vars(options) | figures)
 
 
@@ -140,6 +147,55 @@ def _load(params: Any, prompts: list[list[int]], lookahead: Any, options: argpar
             shown = ", ".join(f"{name}: {rate:.0f} tokens/s" for name, rate in medians.items())
             print(f"{number} clients: {shown}, ratio: {medians['engine'] / medians['plain']:.2f}", flush=True)
     return {"tokens_per_second": rates}
+
+
+def _gaps(params: Any, prompts: list[list[int]], lookahead: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the figures of clients while long prompts arrive."""
+    stream = np.array([token for prompt in prompts for token in prompt])
+    firsts = []  # seconds to the first tokens of long prompts
+    capacity = options.long + options.longest
+    with jlade.Engine(params, max_sequences=options.rows, capacity=capacity, lookahead=lookahead) as engine:
+        engine.warm_up()
+
+        def client(first: int, end: float) -> list[float]:
+            sampling = jlade.SamplingConfig(temperature=options.temperature)
+            gaps: list[float] = []
+            for index in itertools.count(first, options.clients):
+                request = engine.submit(
+                    prompts[index % len(prompts)], max_new_tokens=options.longest, eos_ids=(), sampling=sampling
+                )
+                before = None
+                for _ in request:
+                    now = time.perf_counter()
+                    if before is not None:
+                        gaps.append(now - before)
+                    before = now
+                    if now > end:
+                        request.cancel()
+                        return gaps
+            raise AssertionError("the count has no end")
+
+        def reader(end: float) -> None:
+            chance = np.random.default_rng(0)
+            while (begin := time.perf_counter()) < end:
+                request = engine.submit(chance.choice(stream, options.long).tolist(), max_new_tokens=1, eos_ids=())
+                request.result()
+                firsts.append(time.perf_counter() - begin)
+
+        figures: dict[str, Any] = {}
+        with concurrent.futures.ThreadPoolExecutor(options.clients + 1) as pool:
+            for name in ("alone", "with long prompts"):
+                end = time.perf_counter() + options.seconds
+                readers = [] if name == "alone" else [pool.submit(reader, end)]
+                gaps = np.concatenate(list(pool.map(client, range(options.clients), [end] * options.clients)))
+                for each in readers:
+                    each.result()
+                median, late = np.median(gaps), np.quantile(gaps, 0.99)
+                figures[name] = {"median": float(median), "p99": float(late), "gaps": len(gaps)}
+                shown = f"{1e3 * median:.1f} ms between pieces, {1e3 * late:.1f} ms at most for 99% of them"
+                print(f"{name}: {shown}, ratio: {late / median:.2f}", flush=True)
+    print(f"{len(firsts)} long prompts, {np.median(firsts):.2f} s to the first token")
+    return {"between_pieces": figures, "first_tokens": firsts}
 
 
 def _rate(engine: jlade.Engine, prompts: list[list[int]], number: int, options: argparse.Namespace) -> float:

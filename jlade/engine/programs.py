@@ -20,7 +20,11 @@ from jlade.engine.pool import Pool
 from jlade.engine.rows import Controls, Row
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
+from jlade.lookahead import adaptive
 from jlade.models.base import Params
+
+# All widths; with rows that read; plain, without drafts
+Kind = Literal["steps", "reading", "rest"]
 
 
 class Steps(NamedTuple):
@@ -28,7 +32,7 @@ class Steps(NamedTuple):
 
     num_rows: int
     controls: Controls
-    reads: bool = False  # whether rows may read their prompts in these steps
+    kind: Kind = "steps"
 
 
 class Others(NamedTuple):
@@ -64,8 +68,9 @@ class Programs:
         # Steps that record log-probabilities without alternatives take hardly longer than those with all controls.
         is_used = {Controls.GRAMMAR: bool(size.grammar), Controls.ALL: bool(size.top_logprobs)}
         self._kinds = [each for each in Controls if is_used.get(each, True)]
-        # Steps in which rows read are few: two programs for each size suffice.
-        self._reading_kinds = [Controls.SAMPLED, self._kinds[-1]]
+        # Rounds of these kinds are few, or are made without them too.
+        reading, rest = [Controls.SAMPLED, self._kinds[-1]], [Controls.GREEDY, Controls.SAMPLED]
+        self._controls: dict[Kind, list[Controls]] = {"steps": self._kinds, "reading": reading, "rest": rest}
         self._left: tuple[Steps | Others, ...] = ()  # to compile, the likeliest first
         self._wanted: set[Steps | Others] = set()  # by requests
         self._states: dict[int, DecodeState] = {}  # shapes, by the number of rows
@@ -75,21 +80,26 @@ class Programs:
         """Number of parts that are to be compiled."""
         return len(self._left)
 
-    def fastest(self, num_rows: int, controls: Controls, reads: bool = False) -> Steps:
-        """Returns the fastest steps of at least so many rows with these controls, in which rows read or none does."""
-        return next(self._fitting(num_rows, controls, reads))
+    def fastest(self, num_rows: int, controls: Controls, kind: Kind = "steps") -> Steps:
+        """Returns the fastest steps of a kind, of at least so many rows with these controls."""
+        return next(self._fitting(num_rows, controls, kind))
 
-    def find(self, num_rows: int, controls: Controls, reads: bool = False) -> Steps | None:
+    def find(self, num_rows: int, controls: Controls, kind: Kind = "steps") -> Steps | None:
         """Returns the fastest ones of these that are there. If there are none, `fastest` is compiled next."""
         left = self._left
-        found = next((steps for steps in self._fitting(num_rows, controls, reads) if steps not in left), None)
+        found = next((steps for steps in self._fitting(num_rows, controls, kind) if steps not in left), None)
         if found is None:
-            self._wanted.update(itertools.islice(self._fitting(num_rows, controls, reads), 1))
+            self._wanted.update(itertools.islice(self._fitting(num_rows, controls, kind), 1))
         return found
 
-    def get(self, num_rows: int, controls: Controls, reads: bool = False) -> Steps:
+    def get(self, num_rows: int, controls: Controls, kind: Kind = "steps") -> Steps:
         """Returns those of `find`, or `fastest` if there are none, which compiles when it runs."""
-        return self.find(num_rows, controls, reads) or self.fastest(num_rows, controls, reads)
+        return self.find(num_rows, controls, kind) or self.fastest(num_rows, controls, kind)
+
+    def to_rest(self, num_rows: int, controls: Controls) -> Steps | None:
+        """Returns the steps without drafts of so many rows with these controls, if they are there."""
+        fitting = (Steps(num_rows, each, "rest") for each in self._controls["rest"] if each >= controls)
+        return next((steps for steps in fitting if steps not in self._left), None)
 
     def may_score(self) -> bool:
         """Returns whether the log-probabilities of prompts are there. If they are not, they are compiled next."""
@@ -114,7 +124,9 @@ class Programs:
         for sizes, kinds in ((least, usual), (self._sizes, usual), (self._sizes, self._kinds)):
             order += [Steps(size, self.fastest(size, kind).controls) for size in sizes for kind in kinds]
             if self._beside:
-                order += [self.fastest(size, kind, reads=True) for size in sizes for kind in kinds]
+                order += [self.fastest(size, each, "reading") for size in sizes for each in kinds]
+            if adaptive.has_forecast(self._config.lookahead):
+                order += [Steps(size, each, "rest") for size in sizes for each in self._controls["rest"]]
             order += [Others(size, "prefixes") for size in sizes]
         self._left = tuple(dict.fromkeys([*order, Others(least[0], "scores")]))
 
@@ -134,19 +146,21 @@ class Programs:
         """Lets programs that are not there compile when they first run."""
         self._left = ()
 
-    def _fitting(self, num_rows: int, controls: Controls, reads: bool) -> Iterator[Steps]:
-        """Yields the steps of at least so many rows with these controls or more, the fastest first."""
+    def _fitting(self, num_rows: int, controls: Controls, kind: Kind) -> Iterator[Steps]:
+        """Yields the steps of a kind of at least so many rows with these controls or more, the fastest first."""
         for size in self._sizes:
-            for kind in self._reading_kinds if reads else self._kinds:
-                if size >= num_rows and kind >= controls:
-                    yield Steps(size, kind, reads)
+            for each in self._controls[kind]:
+                if size >= num_rows and each >= controls:
+                    yield Steps(size, each, kind)
 
     def compile(self, part: Steps | Others) -> None:
         """Compiles a part, and what it needs."""
         state, config, capacity = self._state(part.num_rows), self._config, self._size.capacity
         match part:
-            case Steps(num_rows, controls, reads):
-                until: HostArray | None = np.zeros(num_rows, np.int32) if reads else None
+            case Steps(num_rows, controls, "rest"):
+                rows.rest(self._params, self._pool.attach_to(state, {}), self._pool.config, controls, 1, 0)
+            case Steps(num_rows, controls, kind):
+                until: HostArray | None = np.zeros(num_rows, np.int32) if kind == "reading" else None
                 state = self._pool.attach_to(self._widths[num_rows].put(state), {})
                 after = rows.run(self._params, state, self._pool.config, controls, 1, 0, until)
                 # On several devices another program than for arrays that were placed by `_insert` itself.

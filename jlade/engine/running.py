@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from jlade import mesh as mesh_lib
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.engine import rows
 from jlade.engine.job import Job
 from jlade.engine.pool import Pool
-from jlade.engine.programs import Programs, Steps
+from jlade.engine.programs import Kind, Programs, Steps
 from jlade.engine.reading import PromptReading
 from jlade.engine.rows import Controls
 from jlade.engine.width import Width
@@ -48,7 +49,7 @@ class Running:
         self.jobs: dict[int, Job] = {}
         self.readings: dict[Job, PromptReading] = {}
         self.state: DecodeState | None = None
-        self._stepped: DecodeState | None = None  # the state after the last steps
+        self._stepped: DecodeState | None = None  # the state after the last steps, if no row read in them
 
     @property
     def is_lost(self) -> bool:
@@ -57,11 +58,11 @@ class Running:
 
     def may_take(self, job: Job) -> bool:
         """Returns whether the steps of another request beside those that run are there."""
-        return self._are_there(job, reads=False) and (not self.readings or self.may_read(job))
+        return self._are_there(job, "steps") and (not self.readings or self.may_read(job))
 
     def may_read(self, job: Job) -> bool:
         """Returns whether the steps in which another request reads its prompt are there."""
-        return self._are_there(job, reads=True)
+        return self._are_there(job, "reading")
 
     def insert(self, reading: PromptReading) -> None:
         """Puts a request into a row, which reads what is left of its prompt."""
@@ -148,17 +149,29 @@ class Running:
           another: whether another request is about to be inserted: it keeps its row, and the device has other work than
             these steps.
         """
-        controls, programs, reads = self._controls(), self._programs, bool(self.readings)
-        steps = programs.find(self._number(another), controls, reads) or programs.get(self._number(), controls, reads)
+        controls, programs = self._controls(), self._programs
+        kind: Kind = "reading" if self.readings else "steps"
+        steps = programs.find(self._number(another), controls, kind) or programs.get(self._number(), controls, kind)
         state = self._resize(steps)
-        is_timed = state is self._stepped and not another and not reads
-        width, begin = self._widths[len(state.done)], time.perf_counter()
-        state, stop_at, until = width.put(state), len(self.jobs) - 1, self._until(len(state.done)) if reads else None
-        state = self._pool.attach_to(state, {row: job.pages for row, job in self.jobs.items()})
-        state = rows.run(self._params, state, self._pool.config, steps.controls, max_steps, stop_at, until)
-        self.state = self._stepped = width.take(self._pool.detach_from(state))
+        goes_on = state is self._stepped and kind == "steps"
+        width, begin, stop_at = self._widths[len(state.done)], time.perf_counter(), len(self.jobs) - 1
+        to_rest = programs.to_rest(len(state.done), controls) if goes_on and width.rests else None
+        held, config = {row: job.pages for row, job in self.jobs.items()}, self._pool.config
+        if to_rest is None:
+            until = self._until(len(state.done)) if kind == "reading" else None
+            state = self._pool.attach_to(width.put(state), held)
+            state = rows.run(self._params, state, config, steps.controls, max_steps, stop_at, until)
+            state = width.take(self._pool.detach_from(state))
+        else:
+            before = mesh_lib.fetch(state.num_steps)
+            max_steps = min(max_steps, width.rests)
+            state = self._pool.attach_to(state, held)
+            state = rows.rest(self._params, state, config, to_rest.controls, max_steps, stop_at)
+            state = self._pool.detach_from(state)
+            width.rest(int(np.max(mesh_lib.fetch(state.num_steps) - before)))
+        self.state, self._stepped = state, state if kind == "steps" else None
         shown = rows.show(self.state, any(job.logprobs for job in self.jobs.values()))
-        if is_timed:
+        if goes_on and not another:
             width.learn(time.perf_counter() - begin)
         return shown
 
@@ -170,8 +183,8 @@ class Running:
                 until[row] = self.readings[job].until + 1
         return until
 
-    def _are_there(self, job: Job, reads: bool) -> bool:
-        return self._programs.find(self._number(1), self._controls(job), reads) is not None
+    def _are_there(self, job: Job, kind: Kind) -> bool:
+        return self._programs.find(self._number(1), self._controls(job), kind) is not None
 
     def _number(self, others: int = 0) -> int:
         """Returns the rows that the requests and others need."""

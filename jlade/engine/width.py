@@ -75,6 +75,24 @@ class Width:
         self._before = self._pace  # the last round
         self._num_steps, self._seconds = np.zeros(np.shape(costs), np.int32), 0.0  # since the last lesson
 
+    @property
+    def rests(self) -> int:
+        """The steps without drafts before the next forecast, once the first has dropped the drafts of the state."""
+        pace = self._pace
+        if pace is None or pace.level < len(pace.num_steps) or pace.age == 0:
+            return 0
+        return int(pace.wait - pace.age)
+
+    def rest(self, num_steps: int) -> None:
+        """Records as many steps without drafts, made by another program; see `adaptive.rest`."""
+        pace = self._before = self._pace
+        assert pace is not None
+        made: Any = np.zeros_like(pace.num_steps)
+        made[-1] = num_steps
+        level = pace.level if num_steps < self.rests else np.int32(len(made) - 1)
+        age = np.int32(pace.age + num_steps)
+        self._pace = dataclasses.replace(pace, level=level, age=age, num_steps=pace.num_steps + made)
+
     def put(self, state: DecodeState) -> DecodeState:
         """Returns the state with the costs and the pace of its next steps."""
         inputs = dataclasses.replace(state.inputs, costs=self._costs)

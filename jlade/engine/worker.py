@@ -247,8 +247,10 @@ class Worker:
         """Whether a request that waits may run: its programs are there, otherwise wanted, and so is what it shares."""
         if not self._running.may_take(job) or (job.scores_prompt and not self._programs.may_score()):
             return False
+        if not self._beside or job.scores_prompt:
+            return True
         reading = [] if self._reading is None else [self._reading]
-        return not self._beside or not self._reader.is_read(job, [*self._running.readings.values(), *reading])
+        return not self._reader.is_read(job, [*self._running.readings.values(), *reading])
 
     def _step(self) -> None:
         """Makes steps of the rows that run, up to the end of one, and hands on what they added."""

@@ -103,7 +103,7 @@ def test_after_the_warm_up_nothing_compiles():
 @pytest.mark.slow
 def test_requests_wait_for_the_programs_in_which_they_read():
     """Until these are there a prompt is read alone."""
-    options = {"max_new_tokens": 40, "eos_ids": (), "sampling": SAMPLINGS[2], "key": jax.random.key(3)}
+    options = {"max_new_tokens": 20, "eos_ids": (), "sampling": SAMPLINGS[2], "key": jax.random.key(3)}
     with engine(max_sequences=2) as running:
         parts = running.compile(SAMPLINGS[2])
         next(parts)

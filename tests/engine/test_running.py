@@ -1,6 +1,9 @@
 """The number of rows that a state has, and the width of their steps."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,6 +12,8 @@ from jlade import LookaheadConfig, SamplingConfig
 from jlade.config import PLAIN
 from jlade.costs import choice, learned
 from jlade.engine import rows, width
+from jlade.engine.programs import Programs
+from jlade.lookahead import adaptive
 from tests.engine.test_engine import PARAMS, alone, assert_equal, engine
 from tests.tiny import PAPER, slow
 
@@ -86,6 +91,51 @@ def host(state):
 
 def leaves(state):
     return [array for array in jax.tree.leaves(state) if array.ndim]
+
+
+def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
+    """Where a wide step costs too much, most rounds are plain ones, whose program knows of no drafts."""
+    setting, seen, rest = LookaheadConfig.tree(7, relative_step_time=9.0), [], rows.rest
+    options = {
+        "max_new_tokens": 50,
+        "sampling": SamplingConfig(temperature=2.0),
+        "eos_ids": (),
+        "with_statistics": True,
+    }
+    requests = [options | {"key": jax.random.key(index)} for index in range(2)]
+
+    def watched(*arguments):
+        seen.append(arguments[3])
+        return rest(*arguments)
+
+    def results():
+        with engine("adaptive", lookahead=setting, max_sequences=1) as running:
+            return [running.submit([index] * 5, **each).result(timeout=300) for index, each in enumerate(requests)]
+
+    monkeypatch.setattr(rows, "rest", watched)
+    found = results()
+    assert len(seen) > 20
+    assert set(seen) == {rows.Controls.SAMPLED}
+    monkeypatch.setattr(Programs, "to_rest", lambda *_: None)
+    for got, expected, (index, each) in zip(found, results(), enumerate(requests), strict=True):
+        without = {name: value for name, value in each.items() if name != "with_statistics"}
+        assert_equal(got, alone([index] * 5, without, "adaptive"))
+        np.testing.assert_array_equal(got.accepted, expected.accepted)
+        np.testing.assert_array_equal(got.statistics.num_drafted, expected.statistics.num_drafted)
+
+
+@pytest.mark.parametrize(("age", "wait", "number"), [(1, 16, 2), (14, 16, 2), (3, 4, 1), (1, 16, 0)])
+def test_steps_that_rest_are_recorded_as_in_the_loop(age, wait, number):
+    costs = np.array([4, 2, 1], np.float32)
+    pace = dataclasses.replace(adaptive.start(costs), level=jnp.int32(3), age=jnp.int32(age), wait=jnp.int32(wait))
+    one = width.Width(costs)
+    one._pace = jax.device_get(pace)
+    assert one.rests == wait - age
+    one.rest(number)
+    for _ in range(number):
+        pace = adaptive.rest(pace)
+    jax.tree.map(np.testing.assert_array_equal, one._pace, jax.device_get(pace))
+    assert (one.rests == 0) == (age + number == wait)
 
 
 @pytest.mark.parametrize(

@@ -1023,6 +1023,13 @@ FAULTS = (
         "return True",
         ("tests/engine/test_beside.py::test_a_lone_prompt_is_read_in_large_chunks",),
     ),
+    Fault(
+        "rounds without drafts never end",
+        "jlade/engine/width.py",
+        "age = np.int32(pace.age + num_steps)",
+        "age = np.int32(pace.age)",
+        ("tests/engine/test_running.py::test_steps_that_rest_are_recorded_as_in_the_loop",),
+    ),
     # Server.
     Fault(
         "the usage leaves the prompt out of the total",
