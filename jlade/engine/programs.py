@@ -4,6 +4,7 @@ A request waits for programs of its own alone. It runs by the fastest steps that
 more rows than it needs give the same text.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
@@ -143,7 +144,8 @@ class Programs:
     def empty(self, params: Params, row: Row) -> DecodeState:
         """Returns the state of as few rows as there may be, without requests."""
         size = self._size
-        return rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
+        state = rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
+        return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, corpus=row.inputs.corpus))
 
     @functools.cached_property
     def _table(self) -> Table:

@@ -24,6 +24,7 @@ from jlade.constraints.tokens import Table
 from jlade.decoding import ahead, loop, prefill, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
+from jlade.drafts.index import TextIndex
 from jlade.drafts.prediction import Reading
 from jlade.drafts.tree import NONE
 from jlade.generation.prompts import HostArray
@@ -65,7 +66,8 @@ class Size:
 
     Attributes:
       capacity: C, tokens of a prompt and its text.
-      prediction: P, tokens of a prediction; 0 for rows without.
+      prediction: most tokens of a prediction; 0 for rows without.
+      recalled: most tokens of earlier answers, which take the place of a prediction; 0 for rows without.
       grammar: entries of a grammar's table; 0 for rows without.
       top_logprobs: K, most probable tokens that are recorded at each position.
     """
@@ -74,6 +76,12 @@ class Size:
     prediction: int
     grammar: int
     top_logprobs: int
+    recalled: int = 0
+
+    @property
+    def expected(self) -> int:
+        """P, tokens that an answer is expected to resemble."""
+        return max(self.prediction, self.recalled)
 
 
 def check_capacity(capacity: Any, max_positions: int) -> int:
@@ -116,8 +124,11 @@ class Row:
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
 
     @classmethod
-    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size) -> Self:
-        """Returns the row of a request, whose key is its own or that of a batch in which it has this place."""
+    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size, corpus: TextIndex | None = None) -> Self:
+        """Returns the row of a request, whose key is its own or that of a batch in which it has this place.
+
+        The corpus is that of all rows.
+        """
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
         prompts[0, :length] = inputs.prompts[0, :length]
@@ -139,7 +150,8 @@ class Row:
                 key=sampling.threefry(key),
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
                 has_drafts=has_drafts,
-                sources={"prediction": _predicted(inputs, size.prediction)} if size.prediction else {},
+                sources={"prediction": _predicted(inputs, size.expected)} if size.expected else {},
+                corpus=corpus,
             ),
             places,
         )
@@ -152,21 +164,28 @@ class Row:
 def _predicted(inputs: Inputs, size: int) -> Reading:
     """Returns the prediction of a request, an empty one if it has none."""
     text: HostArray = np.full((1, size), NONE, np.int32)
-    if "prediction" in inputs.sources:
-        given = inputs.sources["prediction"].text[:, :size]  # padded
-        text[:, : given.shape[1]] = given
-    return Reading.begin(text)
+    if "prediction" not in inputs.sources:
+        return Reading.begin(text)
+    given: Reading = inputs.sources["prediction"]
+    tokens = given.text[:, :size]  # padded
+    text[:, : tokens.shape[1]] = tokens
+    return dataclasses.replace(given, text=text)
 
 
 @ahead.jit(static_argnames=("config", "num_rows", "grammar"))
 def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, grammar: int) -> DecodeState:
-    """Returns the state of rows without requests, with the shapes of `row`, and tables of `grammar` entries or none."""
+    """Returns the state of rows without requests, with the shapes of `row`, and tables of `grammar` entries or none.
+
+    It lacks the corpus.
+    """
     inputs = row.repeated(num_rows)
     if grammar:
         tables = RowTables.empty(num_rows, grammar, config.decoder.vocab_size)
         inputs = dataclasses.replace(inputs, constraint=tables)
     state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
-    return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
+    # Without the corpus, as a program copies each argument that it returns.
+    inputs = dataclasses.replace(state.inputs, corpus=None)
+    return dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool), counts=None)
 
 
 @ahead.jit(static_argnames=("config", "capacity"))
@@ -216,10 +235,11 @@ def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: Dec
     rest = dataclasses.replace(
         state,
         memory=None,  # type: ignore[arg-type]  # an argument of its own
-        inputs=dataclasses.replace(inputs, constraint=None),  # which stays
+        inputs=dataclasses.replace(inputs, constraint=None, corpus=None),  # which stay
     )
     after = _insert(rest, state.memory, prefix, row, np.int32(index), config=config)
-    return dataclasses.replace(after, inputs=dataclasses.replace(after.inputs, constraint=inputs.constraint))
+    inputs = dataclasses.replace(after.inputs, constraint=inputs.constraint, corpus=inputs.corpus)
+    return dataclasses.replace(after, inputs=inputs)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
@@ -228,7 +248,7 @@ def _insert(
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    new = dataclasses.replace(new, counts=None)
+    new = dataclasses.replace(new, counts=None, inputs=dataclasses.replace(new.inputs, corpus=None))
     if state.constraint_state is not None:
         new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
     written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)
@@ -384,9 +404,11 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
         return copied
 
     cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)
-    after = _copy_rest(dataclasses.replace(state, memory=memory), chosen, config=config)
+    corpus, inputs = state.inputs.corpus, dataclasses.replace(state.inputs, corpus=None)
+    after = _copy_rest(dataclasses.replace(state, memory=memory, inputs=inputs), chosen, config=config)
     cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.cache_specs(config.decoder), cache))
-    return dataclasses.replace(after, memory=dataclasses.replace(after.memory, cache=cache))
+    inputs, memory = after.inputs, dataclasses.replace(after.memory, cache=cache)
+    return dataclasses.replace(after, inputs=dataclasses.replace(inputs, corpus=corpus), memory=memory)
 
 
 @ahead.jit(static_argnames=("spec", "mesh"))
