@@ -57,10 +57,9 @@ class Guard:
             kind, _, given = headers.get("authorization", "").partition(" ")
             # All keys are compared, each in the same time.
             same = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
-            if kind.lower() == "bearer" and any(same):
-                scope.setdefault("state", {})["api_key"] = given.strip()
-            else:
+            if kind.lower() != "bearer" or not any(same):
                 raise RequestError("the API key is missing or wrong", "Authorization", "invalid_api_key", status=401)
+            scope.setdefault("state", {})["api_key"] = given.strip()
         if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             # Another type comes from a form of a foreign page, without the browser asking this server.
             raise RequestError(f"the content type must be {JSON}", "Content-Type", status=415)
