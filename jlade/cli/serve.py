@@ -23,10 +23,12 @@ from jlade.models.llama import LlamaParams
 from jlade.server.protocol import MOST_CHOICES, Reader
 
 if TYPE_CHECKING:
+    from jlade.server.keeping import Keeper
     from jlade.server.lifecycle import Loading
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "transformers", "jinja2")
 MAX_PREDICTION = 1024
+REMEMBER = 2**24
 MOST_OF_CHAT, MOST_OF_COMPLETION = 20, 5  # alternatives of a token, as OpenAI's
 
 
@@ -73,6 +75,19 @@ def parser() -> argparse.ArgumentParser:
         help=f"most tokens of a prediction, 0 to ignore predictions (default: {MAX_PREDICTION} with a tree of drafts)",
     )
     result.add_argument(
+        "--corpus", metavar="DIR", help="texts in which drafts are searched too, a directory of jlade.save_corpus"
+    )
+    result.add_argument(
+        "--remember",
+        type=int,
+        metavar="BYTES",
+        help="host memory for answers that may be drafts of later requests with the same prompt_cache_key, 0 for none "
+        f"(default: {REMEMBER} with a tree of drafts)",
+    )
+    result.add_argument(
+        "--drafts", metavar="DIR", help="keep these answers in files from one run to the next (default: in memory)"
+    )
+    result.add_argument(
         "--max-grammar",
         type=int,
         default=rows.GRAMMAR,
@@ -115,11 +130,11 @@ def run(options: argparse.Namespace) -> None:
             )
         app = lifecycle.Loading()
         server = lifecycle.Server(app)
-        url, failed = lifecycle.url(bound), []
+        url, failed, keepers = lifecycle.url(bound), [], list["Keeper"]()
 
         def start() -> None:
             try:
-                _start(app, url, keys, template, options)
+                _start(app, url, keys, template, keepers, options)
             except Exception as error:
                 failed.append(error)
                 server.should_exit = True
@@ -127,14 +142,27 @@ def run(options: argparse.Namespace) -> None:
         starting = threading.Thread(target=start, name="jlade start", daemon=True)
         starting.start()
         server.run(sockets=[bound])
+    for keeper in keepers:
+        keeper.close()
     if failed:
         raise failed[0]
     lifecycle.leave(130 if server.was_interrupted else 0)
 
 
-def _start(app: "Loading", url: str, keys: list[str], template: str | None, options: argparse.Namespace) -> None:
-    """Loads the model, makes `app` serve it at `url`, and compiles all programs, with --warm-up in the other order."""
+def _start(
+    app: "Loading",
+    url: str,
+    keys: list[str],
+    template: str | None,
+    keepers: list["Keeper"],
+    options: argparse.Namespace,
+) -> None:
+    """Loads the model, makes `app` serve it at `url`, and compiles all programs, with --warm-up in the other order.
+
+    The keeper of the remembered texts, if there is one, is added to `keepers`.
+    """
     from jlade.server.app import Service
+    from jlade.server.keeping import Keeper
 
     begin = time.monotonic()
 
@@ -154,6 +182,8 @@ def _start(app: "Loading", url: str, keys: list[str], template: str | None, opti
     say(f"{_name(options)} is being loaded, to serve it at {url}")
     params, tokenizer = options_lib.load(options)
     engine = _engine(params, tokenizer, options)
+    if options.drafts is not None:
+        keepers.append(Keeper(engine, options.drafts))
     reader = _reader(params, tokenizer, engine.capacity, template, options)
     service = Service(engine, reader, model=_name(options), keys=keys, seconds=options.timeout)
     parts, total = service.compile(), engine.num_left
@@ -178,6 +208,8 @@ def _check(options: argparse.Namespace) -> None:
             f"--max-sequences must be a multiple of {groups}, the size of data in --mesh, got {options.max_sequences}"
         )
     options.batch_size = options.max_sequences
+    if options.drafts is not None and not _remember(options):
+        raise ValueError("--drafts needs answers to keep: --remember above 0, and a lookahead with a tree")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to {2**16 - 1}, got {options.port}")
     if not options.timeout > 0:
@@ -233,6 +265,8 @@ def _engine(params: LlamaParams, tokenizer: Tokenizer, options: argparse.Namespa
         kv_dtype=options.kv_dtype,
         max_waiting=options.max_waiting,
         max_prediction=_max_prediction(options),
+        corpus=None if options.corpus is None else jlade.load_corpus(options.corpus),
+        remember=_remember(options),
         max_grammar=check_int("--max-grammar", options.max_grammar, 0),
         max_top_logprobs=_max_top_logprobs(options),
     )
@@ -249,6 +283,16 @@ def _max_prediction(options: argparse.Namespace) -> int:
     """Returns the most tokens of a prediction, by default none for a setting without a tree."""
     if options.max_prediction is not None:
         return check_int("--max-prediction", options.max_prediction, 0)
+    return MAX_PREDICTION if _has_tree(options) else 0
+
+
+def _remember(options: argparse.Namespace) -> int:
+    """Returns the bytes of remembered texts, by default none for a setting without a tree."""
+    if options.remember is not None:
+        return check_int("--remember", options.remember, 0)
+    return REMEMBER if _has_tree(options) else 0
+
+
+def _has_tree(options: argparse.Namespace) -> bool:
     lookahead = options_lib.lookahead(options)
-    has_tree = lookahead == "auto" or (lookahead is not None and bool(lookahead.tree_size))
-    return MAX_PREDICTION if has_tree else 0
+    return lookahead == "auto" or (lookahead is not None and bool(lookahead.tree_size))

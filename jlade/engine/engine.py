@@ -2,37 +2,43 @@
 
 import collections
 import dataclasses
+import functools
 import numbers
+import os
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jlade import mesh as mesh_lib
 from jlade.config import LookaheadConfig, SamplingConfig, check_int
 from jlade.constraints.grammar import Grammar
 from jlade.decoding import ahead, sharding
-from jlade.engine import reading, rows, width
+from jlade.drafts.index import TextIndex
+from jlade.engine import reading, remembered_file, rows, width
 from jlade.engine.job import Job
 from jlade.engine.pool import Pool
 from jlade.engine.programs import Programs
 from jlade.engine.reading import PromptReader
+from jlade.engine.remembered import RECALLED, Compartment, Remembered
 from jlade.engine.request import Request
 from jlade.engine.rows import Controls
 from jlade.engine.running import Running
 from jlade.engine.scheduler import Scheduler
 from jlade.engine.width import Width
 from jlade.engine.worker import Worker
+from jlade.generation import corpus as corpus_lib
 from jlade.generation import lookahead as lookahead_lib
 from jlade.generation import request as request_lib
 from jlade.generation import stop_strings
+from jlade.generation.corpus import Texts
 from jlade.generation.options import GREEDY, Keywords, Options, unknown
 from jlade.generation.prompts import HostArray, Prompt, Prompts
 from jlade.generation.results import Generation
 from jlade.generation.text import Tokenizer
-from jlade.mesh import DATA, device_of, transfers
+from jlade.mesh import DATA, device_of
 from jlade.models.base import Decoder, Params
 
 # More than any engine needs: a slip is an error before it takes memory.
@@ -52,6 +58,8 @@ class RequestOptions(TypedDict, total=False):
     stop: str | Sequence[str] | Sequence[Sequence[str]] | None
     key: jax.Array | None
     lookahead: bool
+    remember_key: str | None
+    remember: bool
     prediction: Prompts | None
     grammar: Grammar | Sequence[Grammar | None] | None
     logprobs: bool
@@ -82,6 +90,9 @@ class Engine:
       prefix_memory: bytes, on all devices together, in which prompts and texts are kept for the prompts that begin as
         they do, as long as no row needs these; by default as many as the rows take. With 0 every prompt is read from
         its first token.
+      corpus: as in `jlade.generate`, other texts in which the drafts of all requests are searched too.
+      remember: bytes of host memory in which texts that have ended are kept. Their answers are drafts for later
+        requests with the same `remember_key`; the text is the same. With 0 none are kept, and steps search for none.
       max_prediction: most tokens of a prediction, at most 2^20; with 0 requests have none, and steps search for none.
       max_grammar: most entries of the table of a request's grammar, of 4 bytes in every row. A state has one for each
         class of tokens and 3 more, in multiples of 128. By default 2^22, at most 2^26; with 0 none.
@@ -89,6 +100,9 @@ class Engine:
       kv_dtype: as in `jlade.generate`; with 8 bits, twice as many rows fit as in bfloat16, or more.
       decoder: the model that `params` belong to; needed when they are not jlade's own.
       mesh: the devices to run on, those of the parameters by default. Its axis `data` must divide the rows.
+
+    Attributes:
+      remembered: texts that have ended; `len` returns their number, and `num_bytes` is their memory.
 
     Raises:
       TypeError, ValueError: name the argument, its value and what is accepted.
@@ -105,6 +119,8 @@ class Engine:
         max_waiting: int = 1024,
         cache_tokens: int | None = None,
         prefix_memory: int | None = None,
+        corpus: Texts | None = None,
+        remember: int = 0,
         max_prediction: int = 0,
         max_grammar: int = rows.GRAMMAR,
         max_top_logprobs: int = 0,
@@ -115,6 +131,7 @@ class Engine:
         check_int("max_sequences", max_sequences, 1, MOST_SEQUENCES)
         check_int("max_waiting", max_waiting, 1)
         check_int("prefix_memory", 0 if prefix_memory is None else prefix_memory, 0)
+        check_int("remember", remember, 0)
         check_int("max_prediction", max_prediction, 0, MOST_PREDICTION)
         check_int("max_grammar", max_grammar, 0, MOST_GRAMMAR)
         self.max_sequences, self._max_prediction = max_sequences, max_prediction
@@ -124,7 +141,7 @@ class Engine:
             max_new_tokens=1,
             lookahead=lookahead,
             tokenizer=tokenizer,
-            prediction=prompts if max_prediction else None,
+            prediction=prompts if max_prediction or remember else None,
             logprobs=True,
             top_logprobs=check_int("max_top_logprobs", max_top_logprobs, 0),
             stop=(),
@@ -132,6 +149,8 @@ class Engine:
             decoder=decoder,
             mesh=mesh,
         )
+        if remember:
+            _check_remembers(lookahead)
         batch = request_lib.make(params, prompts, options)
         self._config, self._sizes = batch.config, width.sizes(self.max_sequences, batch.config.mesh)
         widths = {size: Width(batch.inputs.costs) for size in self._sizes}
@@ -143,8 +162,17 @@ class Engine:
             self._config = dataclasses.replace(
                 self._config, lookahead=lookahead_lib.with_grammar(self._config.lookahead)
             )
+        setting = self._config.lookahead
+        self._corpus: TextIndex | None = None
+        if corpus is not None:
+            vocab_size = self._config.decoder.vocab_size
+            texts = corpus_lib.searched(corpus, batch.tokenizer, vocab_size, setting, lookahead == "auto")
+            if texts is not None:
+                self._config = dataclasses.replace(self._config, lookahead=lookahead_lib.with_corpus(setting))
+                index, on_mesh = texts.on_device, self._config.mesh
+                self._corpus = index if on_mesh is None else mesh_lib.put(index, on_mesh, PartitionSpec())
         self._options = Options(
-            lookahead=self._config.lookahead,
+            lookahead=setting,  # without the corpus, which requests need not bring
             tokenizer=batch.tokenizer,
             kv_dtype=kv_dtype,
             decoder=decoder,
@@ -153,7 +181,9 @@ class Engine:
         capacity = self.capacity = rows.check_capacity(capacity, self._config.decoder.max_positions)
         self._params = sharding.put_params(params, self._config.mesh)
         predicts = "prediction" in self._config.lookahead.sources
-        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs)
+        recalled = RECALLED if remember and predicts else 0
+        self._size = rows.Size(capacity, max_prediction if predicts else 0, max_grammar, max_top_logprobs, recalled)
+        self.remembered = Remembered(remember if recalled else 0)
         device = device_of(params, self._config.mesh)
         beside = reading.may_read_beside(self._config, device)
         least = capacity * mesh_lib.size(self._config.mesh, DATA)
@@ -210,7 +240,7 @@ class Engine:
           Exception: the error of a program, when the others are there. A request that needs this one meets it again.
         """
         checked = self._check([0, 0], {"sampling": usual, "max_new_tokens": 1})
-        job = Job(checked, 0, Request(lambda: None), self._size)
+        job = Job(checked, 0, Request(lambda: None), self._size, self._corpus)
         self._usual = job.controls
         self._programs.begin(job.row, job.controls)
         return self._compile()
@@ -254,7 +284,9 @@ class Engine:
           prompt_logprobs: whether `Request.prompt_logprobs` are computed, with `top_logprobs` alternatives.
           options: `max_new_tokens`, `min_new_tokens`, `sampling`, `parse_special`, `eos_ids`, `stop`, `key`,
             `prediction`, `grammar`, `logprobs`, `top_logprobs` and `with_statistics` of `jlade.generate`; at most 32
-            `eos_ids`. With `lookahead=False` steps verify no drafts for the request; its text is the same.
+            `eos_ids`. With `lookahead=False` steps verify no drafts for the request. `remember_key` is a string, such
+            as the name of a user: earlier answers of requests with this key are its drafts; without a key none are.
+            With `remember=False` its own answer is not kept.
 
         Raises:
           TypeError, ValueError: as `jlade.generate` does, or the prompt and its new tokens exceed the capacity.
@@ -267,7 +299,7 @@ class Engine:
         request_lib.check_single(checked)
         if checked.errors:
             raise checked.errors[0]
-        return self._add(checked, 0, priority, scores=prompt_logprobs)
+        return self._add(checked, 0, priority, self._compartment(options), scores=prompt_logprobs)
 
     def generate(self, prompts: Prompts, **options: Unpack[RequestOptions]) -> list[Generation | Exception]:
         """Returns the results of all prompts, in their order.
@@ -291,21 +323,23 @@ class Engine:
         if isinstance(prompts, list | tuple) and not prompts:
             _check_names(options)
             return iter(())
-        return self._map_all(self._check(prompts, options))
+        return self._map_all(self._check(prompts, options), self._compartment(options))
 
-    def _map_all(self, checked: request_lib.DecodeRequest) -> Iterator[Generation | Exception]:
-        results = self._map(checked)
+    def _map_all(
+        self, checked: request_lib.DecodeRequest, compartment: Compartment | None
+    ) -> Iterator[Generation | Exception]:
+        results = self._map(checked, compartment)
         for index in range(len(checked.inputs.lengths)):
             yield checked.errors[index] if index in checked.errors else next(results)
 
-    def _map(self, checked: request_lib.DecodeRequest) -> Iterator[Generation]:
+    def _map(self, checked: request_lib.DecodeRequest, compartment: Compartment | None) -> Iterator[Generation]:
         requests: collections.deque[Request] = collections.deque()
         try:
             # Where the limits differ, the longest texts begin first, so that rows end at about the same time.
             for index, limit in enumerate(checked.inputs.stopping.max_new_tokens.tolist()):
                 if index in checked.errors:
                     continue
-                requests.append(self._add(checked, index, limit, of_list=True))
+                requests.append(self._add(checked, index, limit, compartment, of_list=True))
                 while requests and requests[0].done:
                     yield requests.popleft().result()
             while requests:
@@ -314,6 +348,28 @@ class Engine:
         finally:
             for request in requests:
                 request.cancel()
+
+    def save_remembered(self, path: str | os.PathLike[str]) -> None:
+        """Writes the remembered texts to a file that its owner alone may read, whole or not at all.
+
+        A file that is there is replaced.
+
+        Raises:
+          OSError: names the file.
+        """
+        remembered_file.save(self.remembered, path, self._vocabulary)
+
+    def load_remembered(self, path: str | os.PathLike[str]) -> None:
+        """Adds the texts of a file that `save_remembered` wrote, as many of the last ones as `remember` holds.
+
+        Raises:
+          ValueError: names the file, which is missing, broken, or of another version or tokenizer.
+        """
+        remembered_file.load(self.remembered, path, self._vocabulary, self._config.decoder.vocab_size)
+
+    @functools.cached_property
+    def _vocabulary(self) -> str:
+        return remembered_file.identity(self._options.tokenizer, self._config.decoder.vocab_size)
 
     @property
     def num_running(self) -> int:
@@ -349,6 +405,7 @@ class Engine:
             raise TypeError(f"lookahead of a request must be True or False, got {has_drafts!r}: Engine has the setting")
         # Stop strings are the host's to find: the device gets no table of them.
         changes: Keywords = {**options, "stop": (), "lookahead": self._options.lookahead}
+        changes = {name: value for name, value in changes.items() if name not in ("remember", "remember_key")}
         given = dataclasses.replace(self._options, **changes)
         checked = request_lib.make(self._params, prompts, given, self.max_sequences, self.capacity)
         of_each: HostArray = np.full(len(checked.inputs.lengths), has_drafts)
@@ -357,16 +414,41 @@ class Engine:
         stop = stop_strings.check(options.get("stop"), len(checked.stop), given.tokenizer, checked.config.decoder)
         return dataclasses.replace(checked, stop=stop)
 
-    @transfers()
+    def _compartment(self, options: RequestOptions) -> Compartment | None:
+        """Returns the compartment of a request's key, None for a request without one."""
+        key, keeps = options.get("remember_key"), options.get("remember", True)
+        if not isinstance(key, str | None):
+            raise TypeError(f"remember_key must be a string, or None for no drafts from earlier texts, got {key!r}")
+        if not isinstance(keeps, bool):
+            raise TypeError(f"remember must be True or False, got {keeps!r}")
+        return None if key is None or not self._size.recalled else Compartment(self.remembered, key, keeps)
+
+    @mesh_lib.transfers()
     def _add(
-        self, checked: request_lib.DecodeRequest, index: int, priority: int, of_list: bool = False, scores: bool = False
+        self,
+        checked: request_lib.DecodeRequest,
+        index: int,
+        priority: int,
+        compartment: Compartment | None,
+        of_list: bool = False,
+        scores: bool = False,
     ) -> Request:
         """Adds the request of a sequence of a batch. One of a list waits until it may, where others are refused."""
         request = Request(lambda: self._worker.remove(job))
-        job = Job(checked, index, request, self._size)
+        job = Job(checked, index, request, self._size, self._corpus)
+        job.compartment = compartment
         job.of_list, job.scores_prompt = of_list, scores
         self._worker.add(job, priority)
         return request
+
+
+def _check_remembers(lookahead: Any) -> None:
+    """Raises a ValueError for a setting without a tree."""
+    has_tree = isinstance(lookahead, LookaheadConfig) and lookahead.tree_size
+    if lookahead != "auto" and not has_tree:
+        raise ValueError(
+            f"remember needs a lookahead with a tree, such as LookaheadConfig.tree(63), got lookahead={lookahead}"
+        )
 
 
 def _check_names(options: RequestOptions) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from jlade.drafts.index import TextIndex
 from jlade.engine import rows
+from jlade.engine.remembered import Compartment
 from jlade.engine.request import Request
 from jlade.generation import results
 from jlade.generation.request import DecodeRequest
@@ -22,7 +24,9 @@ class Job:
     has ended, the row makes steps until its round ends; the result leaves these out.
     """
 
-    def __init__(self, checked: DecodeRequest, index: int, request: Request, size: rows.Size):
+    def __init__(
+        self, checked: DecodeRequest, index: int, request: Request, size: rows.Size, corpus: TextIndex | None = None
+    ):
         """Makes the job of sequence `index` of a batch that `rows.check` accepts; `request` is the caller's side."""
         self.request = request
         self.of_list = False  # whether the caller waits for the result alone, and cannot cancel it
@@ -30,6 +34,7 @@ class Job:
         self.group = 0  # of devices along `data`, whose row it has
         self.pages: list[int] = []  # of its text, in that group
         self.taken: Any = None  # what `Running.take_out` has taken out of its row
+        self.compartment: Compartment | None = None  # of earlier texts, None for a request that sees none
         self._place = 0 if checked.inputs.key.ndim else index  # in the batch whose key it shares
         inputs, stop = checked.inputs.rows(np.array([index])), checked.stop[index : index + 1]
         checked = dataclasses.replace(checked, inputs=inputs, stop=stop)
@@ -38,7 +43,7 @@ class Job:
         self.table = None if checked.tables is None else checked.tables[index]  # of its grammar
         self.controls = rows.Controls.of(checked.inputs, self.table is not None, self.logprobs)
         self.length = int(checked.inputs.lengths[0])  # tokens, with the prompt
-        self._checked, self._size = checked, size
+        self._checked, self._size, self._corpus = checked, size, corpus
         self._begin, self._num_steps = self.length, 0
         stopping = checked.inputs.stopping
         self._least = 0 if stopping.min_new_tokens is None else int(stopping.min_new_tokens[0])
@@ -68,7 +73,12 @@ class Job:
     @functools.cached_property
     def row(self) -> rows.Row:
         """The arrays of the request."""
-        return rows.Row.of(self._checked.inputs, self._place, self._checked.config.decoder.vocab_size, self._size)
+        inputs, vocab_size = self._checked.inputs, self._checked.config.decoder.vocab_size
+        if self.compartment is not None and "prediction" not in inputs.sources:
+            remembered, key, _ = self.compartment
+            expected = remembered.find(key, np.asarray(inputs.prompts[0, : self._begin]), self._size.expected)
+            inputs = dataclasses.replace(inputs, sources={"prediction": expected})
+        return rows.Row.of(inputs, self._place, vocab_size, self._size, self._corpus)
 
     def read(self, row: rows.Shown) -> Piece:
         """Returns the tokens that steps added, up to the end of the text.
@@ -87,6 +97,8 @@ class Job:
         drafted = row.num_drafted[0, self._num_steps : self._num_steps + len(accepted)]
         self.request.num_drafted += int(drafted[accepted > 0].sum())
         self._num_steps += len(accepted)
+        if ended:
+            self._remember(row)
         logprobs = row.logprobs if self.logprobs else None
         if logprobs is not None:
             number = self.num_alternatives
@@ -98,6 +110,12 @@ class Job:
             **results.of_piece(logprobs, slice(begin, self.length)),
             generation=self._generation(row, logprobs) if ended else None,
         )
+
+    def _remember(self, row: rows.Shown) -> None:
+        """Keeps the text for later requests with its key, before the caller may make one."""
+        if self.compartment is not None and self.compartment.keeps:
+            remembered, key, _ = self.compartment
+            remembered.add(key, row.tokens[0, : self.length], self._begin)
 
     def _generation(self, row: rows.Shown, logprobs: Any) -> Generation:
         ends = np.array([self.length])

@@ -178,7 +178,8 @@ class Programs:
     def empty(self, params: Params, row: Row) -> DecodeState:
         """Returns the state of as few rows as there may be, without requests."""
         size = self._size
-        return rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
+        state = rows.empty(params, row, config=self._config, num_rows=self._sizes[0], grammar=size.grammar)
+        return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, corpus=row.inputs.corpus))
 
     @functools.cached_property
     def _table(self) -> Table:

@@ -7,7 +7,7 @@ request is shows whether its text resembles an earlier one. A request without a 
 import dataclasses
 import hashlib
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from jlade.drafts.tree import NONE
 NGRAM = 3  # tokens by which texts are compared
 BUCKETS = 2**20  # of n-grams; those that share one count as the same
 FACTORS = 2_654_435_761, 2_246_822_519, 3_266_489_917  # odd, of their hash
+RECALLED = 2048  # tokens of answers that a request searches
 OVERHEAD = 512  # bytes of a text beside its arrays
 
 
@@ -109,7 +110,7 @@ class Remembered:
             for number, index in enumerate(order):
                 text = found[index][1]
                 part = text.tokens[max(0, text.begin - LONGEST) :][: left - 1]
-                if len(part) <= LONGEST:
+                if len(part) <= min(text.begin, LONGEST):  # no room for an answer
                     order = order[:number]
                     break
                 parts.append(np.append(part, NONE))
@@ -120,7 +121,7 @@ class Remembered:
                     self._texts[name] = self._texts.pop(name)
         tokens = np.full((1, size), NONE, np.int32)
         tokens[0, : size - left] = np.concatenate([np.zeros(0, np.int32), *parts])
-        reading = Reading.begin(tokens)
+        reading: Any = Reading.begin(tokens)
         if not order:
             return reading
         best = found[order[0]][1]
@@ -128,7 +129,8 @@ class Remembered:
         reading.matched[0, 0] = max(TRUSTED, agree)
         place = np.array([min(best.begin, LONGEST)], np.int32)
         reading.places[0, 0] = place[0]
-        return dataclasses.replace(reading, anchor=place)
+        found_reading: Reading = dataclasses.replace(reading, anchor=place)
+        return found_reading
 
     def _drop(self, name: tuple[str, bytes]) -> None:
         text = self._texts.pop(name, None)
@@ -160,7 +162,7 @@ def buckets(tokens: np.ndarray) -> np.ndarray:
         return np.zeros(0, np.int32)
     windows = np.lib.stride_tricks.sliding_window_view(tokens.astype(np.uint32), NGRAM)
     hashes = np.sum(windows * np.array(FACTORS, np.uint32), axis=1, dtype=np.uint32)
-    return (hashes >> np.uint32(12)).astype(np.int32)  # the 20 highest bits: lower ones depend on those below alone
+    return np.asarray(hashes // (2**32 // BUCKETS), np.int32)  # the highest bits, which depend on all of a token's
 
 
 def num_equal(one: np.ndarray, other: np.ndarray) -> int:

@@ -24,6 +24,7 @@ from jlade.constraints.tokens import Table
 from jlade.decoding import ahead, loop, prefill, reading, sampling, sharding
 from jlade.decoding.sampling import Sampling
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
+from jlade.drafts.index import TextIndex
 from jlade.drafts.prediction import Reading
 from jlade.drafts.sources import Drafts
 from jlade.drafts.tree import NONE, Tree, TreeShape
@@ -67,7 +68,8 @@ class Size:
 
     Attributes:
       capacity: C, tokens of a prompt and its text.
-      prediction: P, tokens of a prediction; 0 for rows without.
+      prediction: most tokens of a prediction; 0 for rows without.
+      recalled: most tokens of earlier answers, which take the place of a prediction; 0 for rows without.
       grammar: entries of a grammar's table; 0 for rows without.
       top_logprobs: K, most probable tokens that are recorded at each position.
     """
@@ -76,6 +78,12 @@ class Size:
     prediction: int
     grammar: int
     top_logprobs: int
+    recalled: int = 0
+
+    @property
+    def expected(self) -> int:
+        """P, tokens that an answer is expected to resemble."""
+        return max(self.prediction, self.recalled)
 
 
 def check_capacity(capacity: Any, max_positions: int) -> int:
@@ -118,8 +126,11 @@ class Row:
     place: jax.Array  # [1] int32, of the sequence in the batch whose key it shares
 
     @classmethod
-    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size) -> Self:
-        """Returns the row of a request, whose key is its own or that of a batch in which it has this place."""
+    def of(cls, inputs: Inputs, place: int, vocab_size: int, size: Size, corpus: TextIndex | None = None) -> Self:
+        """Returns the row of a request, whose key is its own or that of a batch in which it has this place.
+
+        The corpus is that of all rows.
+        """
         length = int(inputs.lengths[0])
         prompts: HostArray = np.zeros((1, size.capacity), np.int32)
         prompts[0, :length] = inputs.prompts[0, :length]
@@ -141,7 +152,8 @@ class Row:
                 key=sampling.threefry(key),
                 sampling=sampling.complete(inputs.sampling, 1, vocab_size),
                 has_drafts=has_drafts,
-                sources={"prediction": _predicted(inputs, size.prediction)} if size.prediction else {},
+                sources={"prediction": _predicted(inputs, size.expected)} if size.expected else {},
+                corpus=corpus,
             ),
             places,
         )
@@ -154,21 +166,28 @@ class Row:
 def _predicted(inputs: Inputs, size: int) -> Reading:
     """Returns the prediction of a request, an empty one if it has none."""
     text: HostArray = np.full((1, size), NONE, np.int32)
-    if "prediction" in inputs.sources:
-        given = inputs.sources["prediction"].text[:, :size]  # padded
-        text[:, : given.shape[1]] = given
-    return Reading.begin(text)
+    if "prediction" not in inputs.sources:
+        return Reading.begin(text)
+    given: Reading = inputs.sources["prediction"]
+    tokens = given.text[:, :size]  # padded
+    text[:, : tokens.shape[1]] = tokens
+    return dataclasses.replace(given, text=text)
 
 
 @ahead.jit(static_argnames=("config", "num_rows", "grammar"))
 def empty(params: Params, row: Row, *, config: DecodeConfig, num_rows: int, grammar: int) -> DecodeState:
-    """Returns the state of rows without requests, with the shapes of `row`, and tables of `grammar` entries or none."""
+    """Returns the state of rows without requests, with the shapes of `row`, and tables of `grammar` entries or none.
+
+    It lacks the corpus.
+    """
     inputs = row.repeated(num_rows)
     if grammar:
         tables = RowTables.empty(num_rows, grammar, config.decoder.vocab_size)
         inputs = dataclasses.replace(inputs, constraint=tables)
     state = prefill.start(_unread(params, num_rows, inputs.prompts.shape[1], config), inputs, config)
-    return dataclasses.replace(state, done=jnp.ones(num_rows, bool), counts=None)
+    # Without the corpus, as a program copies each argument that it returns.
+    inputs = dataclasses.replace(state.inputs, corpus=None)
+    return dataclasses.replace(state, inputs=inputs, done=jnp.ones(num_rows, bool), counts=None)
 
 
 @ahead.jit(static_argnames=("config", "capacity"))
@@ -217,14 +236,8 @@ def insert(state: DecodeState, prefix: Prefix, row: Row, index: int, config: Dec
 
     What is large in the state is written in place.
     """
-    inputs = state.inputs
-    rest = dataclasses.replace(
-        state,
-        memory=None,  # type: ignore[arg-type]  # an argument of its own
-        inputs=dataclasses.replace(inputs, constraint=None),  # which stays
-    )
-    after = _insert(rest, state.memory, prefix, row, np.int32(index), config=config)
-    return dataclasses.replace(after, inputs=dataclasses.replace(after.inputs, constraint=inputs.constraint))
+    rest = dataclasses.replace(_of_requests(state), memory=None)  # type: ignore[arg-type]  # an argument of its own
+    return _with_others(_insert(rest, state.memory, prefix, row, np.int32(index), config=config), state)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
@@ -233,7 +246,7 @@ def _insert(
 ) -> DecodeState:
     state, groups = dataclasses.replace(rest, memory=memory), mesh_lib.size(config.mesh, DATA)
     new = prefill.start(prefix, row.repeated(groups), config, jnp.repeat(row.place, groups))
-    new = dataclasses.replace(reading.unread(new), counts=None)
+    new = dataclasses.replace(reading.unread(new), counts=None, inputs=dataclasses.replace(new.inputs, corpus=None))
     if state.constraint_state is not None:
         new = dataclasses.replace(new, constraint_state=jnp.zeros(groups, jnp.int32))  # that of no grammar
     written: DecodeState = _write(state, new, index, sharding.state_specs(state.inputs, config), config)
@@ -242,8 +255,7 @@ def _insert(
 
 def take_out(state: DecodeState, index: int, config: DecodeConfig) -> DecodeState:
     """Returns the state [1, ...] of a row in NumPy, without its pages and the table of its grammar; see `put_in`."""
-    taken = _take_out(_without_constraint(state), np.int32(index), config=config)
-    return mesh_lib.fetch(taken)
+    return mesh_lib.fetch(_take_out(_of_requests(state), np.int32(index), config=config))
 
 
 @ahead.jit(static_argnames="config")
@@ -260,10 +272,8 @@ def _take_out(state: DecodeState, index: jax.Array, *, config: DecodeConfig) -> 
 
 def put_in(state: DecodeState, taken: DecodeState, index: int, config: DecodeConfig) -> DecodeState:
     """Puts what `take_out` has returned into a row, which has the table of its grammar. It is written in place."""
-    rest = dataclasses.replace(_without_constraint(state), memory=None)  # type: ignore[arg-type]
-    after = _put_in(rest, state.memory, taken, np.int32(index), config=config)
-    constraint = state.inputs.constraint
-    return dataclasses.replace(after, inputs=dataclasses.replace(after.inputs, constraint=constraint))
+    rest = dataclasses.replace(_of_requests(state), memory=None)  # type: ignore[arg-type]
+    return _with_others(_put_in(rest, state.memory, taken, np.int32(index), config=config), state)
 
 
 @ahead.jit(static_argnames="config", donate_argnames="memory")
@@ -283,9 +293,15 @@ def _put_in(
     return written
 
 
-def _without_constraint(state: DecodeState) -> DecodeState:
-    """Returns a state without the tables of its rows, which stay where they are."""
-    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None))
+def _of_requests(state: DecodeState) -> DecodeState:
+    """Returns a state without the tables of its rows and the corpus of all, which stay where they are."""
+    return dataclasses.replace(state, inputs=dataclasses.replace(state.inputs, constraint=None, corpus=None))
+
+
+def _with_others(after: DecodeState, state: DecodeState) -> DecodeState:
+    """Returns a state with what `_of_requests` has left out of another."""
+    inputs = dataclasses.replace(after.inputs, constraint=state.inputs.constraint, corpus=state.inputs.corpus)
+    return dataclasses.replace(after, inputs=inputs)
 
 
 def put_table(state: DecodeState, table: Table, index: int, config: DecodeConfig) -> DecodeState:
@@ -467,9 +483,11 @@ def resize(state: DecodeState, places: Sequence[int], config: DecodeConfig) -> D
         return copied
 
     cache, memory = state.memory.cache, dataclasses.replace(state.memory, cache=None)
-    after = _copy_rest(dataclasses.replace(state, memory=memory), chosen, config=config)
+    corpus, inputs = state.inputs.corpus, dataclasses.replace(state.inputs, corpus=None)
+    after = _copy_rest(dataclasses.replace(state, memory=memory, inputs=inputs), chosen, config=config)
     cache = jax.tree.map(copy, cache, jax.tree.broadcast(sharding.cache_specs(config.decoder), cache))
-    return dataclasses.replace(after, memory=dataclasses.replace(after.memory, cache=cache))
+    inputs, memory = after.inputs, dataclasses.replace(after.memory, cache=cache)
+    return dataclasses.replace(after, inputs=dataclasses.replace(inputs, corpus=corpus), memory=memory)
 
 
 @ahead.jit(static_argnames=("spec", "mesh"))

@@ -36,16 +36,12 @@ def check(
     sources: dict[str, State] = {}
     corpus: TextIndex | None = None
     if options.corpus is not None:
-        texts = corpus_lib.check(options.corpus, options.tokenizer, vocab_size)
-        if "suffix" in lookahead.reach:
+        is_auto = options.lookahead == "auto"
+        texts = corpus_lib.searched(options.corpus, options.tokenizer, vocab_size, lookahead, is_auto)
+        if texts is not None:
             corpus = texts.on_device
             if "recycled" in lookahead.reach:
                 sources["recycled"] = corpus_lib.recycled(options.corpus, texts, batch_size, vocab_size)
-        elif options.lookahead != "auto":  # which may have no use for it
-            raise ValueError(
-                f"corpus needs a lookahead with 'suffix' among its sources, such as LookaheadConfig.tree(63), got "
-                f"lookahead={options.lookahead}"
-            )
     elif "corpus" in lookahead.sources:
         raise ValueError(f"lookahead has 'corpus' among its sources, {lookahead.sources}, and corpus is None")
     pool = None if options.pool is None else _check_pool(options.pool, batch_size, vocab_size, lookahead)

@@ -37,6 +37,13 @@ def with_grammar(lookahead: LookaheadConfig) -> LookaheadConfig:
     return dataclasses.replace(lookahead, sources=(*lookahead.sources, "grammar"))
 
 
+def with_corpus(lookahead: LookaheadConfig) -> LookaheadConfig:
+    """Returns the setting with drafts from a corpus."""
+    if "corpus" in lookahead.sources:
+        return lookahead
+    return dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
+
+
 def with_prediction(lookahead: LookaheadConfig, options: Options) -> LookaheadConfig:
     """Returns the setting with drafts from a prediction if there is one."""
     if options.prediction is None or "prediction" in lookahead.sources:

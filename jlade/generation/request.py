@@ -89,8 +89,8 @@ def make(
     if check_int("top_logprobs", options.top_logprobs, 0) and not options.logprobs:
         raise ValueError(f"top_logprobs={options.top_logprobs} needs logprobs=True")
 
-    if known.corpus is not None and "corpus" not in lookahead.sources:
-        lookahead = dataclasses.replace(lookahead, sources=(*lookahead.sources, "corpus"))
+    if known.corpus is not None:
+        lookahead = lookahead_lib.with_corpus(lookahead)
     if tables is not None:
         lookahead = lookahead_lib.with_grammar(lookahead)
     state, sources = known.state, known.sources

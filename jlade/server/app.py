@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -110,6 +111,9 @@ class Service:
             asked = await _unless_gone(request.receive, work)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
+        if (key := asked.options.get("remember_key")) is not None:
+            own = guard.compartment(request.scope, key)
+            asked = dataclasses.replace(asked, options=asked.options | {"remember_key": own})
         writer = Writer(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
         choices = Choices(self.engine, asked, self._metrics, self._seconds)
         self._active.add(choices)

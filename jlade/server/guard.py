@@ -1,6 +1,7 @@
 """Who may ask for what: keys, the hosts of a server without keys, the form and size of bodies."""
 
 import asyncio
+import hashlib
 import hmac
 import ipaddress
 import urllib.parse
@@ -58,6 +59,7 @@ class Guard:
             same = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
             if kind.lower() != "bearer" or not any(same):
                 raise RequestError("the API key is missing or wrong", "Authorization", "invalid_api_key", status=401)
+            scope.setdefault("state", {})["api_key"] = given.strip()
         if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             # Another type comes from a form of a foreign page, without the browser asking this server.
             raise RequestError(f"the content type must be {JSON}", "Content-Type", status=415)
@@ -72,6 +74,15 @@ def request_id(scope: Scope) -> str:
     is_usable = 0 < len(given) <= LONGEST_ID and given.isascii() and given.isprintable()
     made: str = scope.setdefault("state", {}).setdefault("request_id", given if is_usable else uuid.uuid4().hex)
     return made
+
+
+def compartment(scope: Scope, key: str) -> str:
+    """Returns the name of what belongs to a client's `prompt_cache_key`: another one for each API key.
+
+    Neither can be read from it.
+    """
+    owner = scope.get("state", {}).get("api_key", "")
+    return hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
 
 
 def _with_id(request: str, send: Send) -> Send:

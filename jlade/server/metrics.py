@@ -20,6 +20,8 @@ LABELS = ("model_name", "engine")
 GAUGES = {
     "vllm:num_requests_running": "Requests that have rows.",
     "vllm:num_requests_waiting": "Requests that wait for a row.",
+    "jlade:remembered_texts": "Earlier texts whose answers may be drafts.",
+    "jlade:remembered_bytes": "Bytes of host memory that these take.",
     "vllm:kv_cache_usage_perc": "Share of the rows that have requests; 1 is all.",
 }
 COUNTERS = {
@@ -64,6 +66,8 @@ class Metrics:
         for name, value in {
             "vllm:num_requests_running": lambda: engine.num_running,
             "vllm:num_requests_waiting": lambda: engine.num_waiting,
+            "jlade:remembered_texts": lambda: len(engine.remembered),
+            "jlade:remembered_bytes": lambda: engine.remembered.num_bytes,
             "vllm:kv_cache_usage_perc": lambda: engine.num_running / engine.max_sequences,
         }.items():
             gauges[name].labels(**self._labels).set_function(value)

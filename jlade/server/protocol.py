@@ -19,12 +19,14 @@ from jlade.server.tools import Tools
 
 MOST_CHOICES = 128  # of a body, by default
 MOST_STOP_STRINGS, LONGEST_STOP_STRING = 64, 1024  # each token is compared with all of them, on the host
+LONGEST_KEY = 1024  # characters of a prompt_cache_key
 MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenAI's interface
 
 # The fields that are read in the body of a chat or a completion alone, and in both.
 OF_BOTH = {
-    "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction", "seed",
-    "stop", "stop_token_ids", "stream", "stream_options", *CONTROLS, *structured.FIELDS,
+    "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction",
+    "prompt_cache_key", "remember", "seed", "speculative", "stop", "stop_token_ids", "stream", "stream_options",
+    *CONTROLS, *structured.FIELDS,
 }  # fmt: skip
 OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs"}
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
@@ -290,6 +292,7 @@ class Reader:
             "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
             **logprobs,
+            **_drafts(body),
         }
         prediction = self._prediction(body.get("prediction"))
         if prediction:
@@ -445,6 +448,16 @@ def _stop(stop: Any) -> list[str]:
             raise fields.refused("stop", string, accepted)
         fields.text("stop", string)
     return strings
+
+
+def _drafts(body: Body) -> Body:
+    """Returns the options that say where drafts come from, which change no text, as far as they are given."""
+    given: Body = {} if fields.boolean(body, "speculative", default=True) else {"lookahead": False}
+    keeps = fields.boolean(body, "remember", default=True)
+    key = body.get("prompt_cache_key")
+    if key is not None and len(fields.text("prompt_cache_key", key)) > LONGEST_KEY:
+        raise fields.refused("prompt_cache_key", key, f"a string of at most {LONGEST_KEY} characters")
+    return given | {"remember_key": key, "remember": keeps} if key else given
 
 
 def _seed(body: Body) -> int | None:

@@ -77,7 +77,7 @@ OF_MESSAGES: dict[str, tuple[Any, ...]] = {
 # Fields without effect on a text that is made without beams, images and audio.
 HARMLESS = {
     "cache_prompt", "guided_decoding_backend", "include_obfuscation", "length_penalty", "media_io_kwargs", "metadata",
-    "mm_payload", "mm_processor_kwargs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "mm_payload", "mm_processor_kwargs", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "service_tier", "session_id", "spaces_between_special_tokens", "store", "stream_interval",
     "truncation_side", "user",
 }  # fmt: skip

@@ -29,6 +29,10 @@ from jlade.server import lifecycle
         (["nowhere/at-all/here"], "nowhere/at-all/here"),
         (["--lookahead", "tree=3", "--no-lookahead"], "leave one of them out"),
         (["--capacity", "1000000"], "capacity must be at most"),
+        (["--corpus", "nowhere"], "path must be a directory written by jlade.save_corpus, got 'nowhere'"),
+        (["--remember", "-1"], "--remember must be at least 0, got -1"),
+        (["--no-lookahead", "--remember", "4"], "remember needs a lookahead with a tree"),
+        (["--no-lookahead", "--drafts", "new"], "--drafts needs answers to keep: --remember above 0"),
         (["--no-lookahead", "--max-prediction", "4"], "prediction needs a lookahead with a tree"),
     ],
 )
