@@ -85,7 +85,15 @@ def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch
 @pytest.mark.parametrize("kernel", [tpu, gpu])
 @pytest.mark.parametrize(
     ("form", "inputs", "tokens"),
-    [("plain", 1024, 1), ("zero", 96, 5), ("offset", 128, 70), ("eight bits", 128, 40), slow("plain", 5504, 130)],
+    [
+        ("plain", 1024, 1),
+        ("zero", 96, 5),
+        ("offset", 128, 70),
+        ("levels", 160, 3),
+        ("eight bits", 128, 40),
+        slow("plain", 5504, 130),
+        slow("levels", 5504, 130),
+    ],
 )
 def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
     """A token, several, more than a program of a GPU takes; groups that divide no block of a TPU."""
@@ -96,24 +104,37 @@ def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
     assert np.abs(product - expected).max() < 0.01 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("kernel", [tpu, gpu])
+@pytest.mark.parametrize(
+    ("form", "group", "outputs"),
+    [("plain", 32, 128), ("levels", 16, 192), ("levels", 32, 256), ("zero", 16, 128), ("eight bits", 16, 192)],
+)
+def test_simulated_kernels_compute_the_values_of_plain_code(kernel, form, group, outputs):
+    """The products of unit vectors are the values, rounded once. Outputs that fill no whole blocks of a TPU, groups of 16."""
+    matrix, _ = random_matrix(form, 96, outputs, group)
+    product = kernel.multiply(jnp.eye(96, dtype=jnp.bfloat16), matrix, interpret=True)
+    np.testing.assert_array_equal(product, matrix.values(jnp.bfloat16))
+    np.testing.assert_array_equal(product, packed.values_of(matrix).astype(jnp.bfloat16))
+
+
 def test_what_a_kernel_does_not_take_is_multiplied_without_it():
+    of_gpu, of_tpu = "needs outputs of a multiple of 64 and groups of a power of two from 16", "needs 128 outputs or more"
     for kernel, form, sizes, reason in (
-        (gpu, "levels", (128, 128, 32), "needs matrices of integers, and these have levels"),
-        (tpu, "levels", (128, 128, 32), "needs matrices of integers, and these have levels"),
-        (gpu, "plain", (128, 96, 32), "needs outputs of a multiple of 64 and groups of 32 inputs or more"),
-        (gpu, "plain", (128, 128, 16), "needs outputs of a multiple of 64 and groups of 32 inputs or more"),
-        (tpu, "plain", (128, 64, 32), "needs outputs of a multiple of 128 and groups of a multiple of 32 inputs"),
-        (tpu, "plain", (128, 128, 16), "needs outputs of a multiple of 128 and groups of a multiple of 32 inputs"),
+        (gpu, "plain", (128, 96, 32), of_gpu),
+        (gpu, "levels", (128, 128, 8), of_gpu),
+        (gpu, "plain", (48, 128, 16), of_gpu),  # three groups
+        (tpu, "plain", (128, 64, 32), of_tpu),
+        (tpu, "levels", (128, 128, 8), of_tpu),
     ):
         matrix, values = random_matrix(form, *sizes)
-        x = jnp.ones((3, 128), jnp.bfloat16)
+        x = jnp.ones((3, sizes[0]), jnp.bfloat16)
         with pytest.raises(ValueError, match=f"the kernel of products {reason}"):
             kernel.multiply(x, matrix)
         name = kernel.__name__.rpartition(".")[2]
         product = products.multiply(x, matrix, name)
-        np.testing.assert_allclose(product, np.ones((3, 128)) @ values, rtol=0.02, atol=0.5)
+        np.testing.assert_allclose(product, np.ones((3, sizes[0])) @ values, rtol=0.02, atol=0.5)
         with pytest.raises(ValueError, match="needs a model in"):
-            kernel.multiply(jnp.ones((3, 128)), matrix)
+            kernel.multiply(jnp.ones((3, sizes[0])), matrix)
 
 
 def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):

@@ -2,9 +2,11 @@
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jlade.models import grouped, trial
 from jlade.models.grouped import GroupedMatrix, is_grouped
@@ -49,6 +51,8 @@ def multiply(
 
 def multiply_each(x: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
     """Returns `multiply` for each of `x` [N, T, in] with its matrix of [N, in, out]: [N, T, out]."""
+    if takes_tiles(matrices, x.shape[1], x.dtype):
+        return multiply_tiles(x, jnp.arange(len(x), dtype=jnp.int32), matrices, interpret)
     levels = matrices.levels  # of all matrices
 
     def multiply_one(x: jax.Array, matrix: GroupedMatrix) -> jax.Array:
@@ -58,49 +62,71 @@ def multiply_each(x: jax.Array, matrices: GroupedMatrix, interpret: bool = False
     return jax.vmap(multiply_one)(x, matrices.replace(levels=None))  # type: ignore[attr-defined]
 
 
+def takes_tiles(matrices: Any, rows: int, dtype: jax.typing.DTypeLike) -> bool:
+    """Returns whether `multiply_tiles` takes matrices and tiles of `rows`: the kernel for TPUs does."""
+    if not is_grouped(matrices) or matrices.implementation != "tpu":
+        return False
+    from jlade.models.products import tpu
+
+    return rows <= tpu.MOST_ROWS and tpu.obstacle(MatrixShape.of(matrices, dtype)) is None
+
+
+def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
+    """Returns the products [P, M, out] of tiles [P, M, in]; see `jlade.models.products.tpu`."""
+    from jlade.models.products import tpu
+
+    return tpu.multiply_tiles(tiles, experts, matrices, interpret)
+
+
 def assign(params: Any, implementation: str) -> Any:
     """Returns a pytree whose matrices in groups are multiplied by an implementation."""
 
     def assigned(leaf: Any) -> Any:
         return leaf.replace(implementation=implementation) if is_grouped(leaf) else leaf  # type: ignore[attr-defined]
 
-    return params if implementation == "plain" else jax.tree.map(assigned, params, is_leaf=is_grouped)
+    return params if implementation in ("plain", "auto") else jax.tree.map(assigned, params, is_leaf=is_grouped)
 
 
-def resolve(implementation: str, device: jax.Device, shape: MatrixShape, may_run: bool = True) -> str:
+def resolve(implementation: str, device: jax.Device, shapes: Sequence[MatrixShape], may_run: bool = True) -> str:
     """Returns the implementation that runs on `device`: "plain", "gpu" or "tpu".
 
-    "auto" gives the kernel of the device if it passes its trial, otherwise "plain"; see `jlade.models.trial`. Other
+    "auto" gives the kernel of the device if it passes its trials, otherwise "plain"; see `jlade.models.trial`. Other
     implementations are not tried.
 
     Args:
       implementation: one of `IMPLEMENTATIONS`.
       device: the device that holds the parameters.
-      shape: of the largest matrix.
+      shapes: of the largest matrix of each kind, largest first. Those that a kernel does not take have no trial.
       may_run: whether "auto" may run the kernel on `device` to try it; otherwise only a remembered verdict counts.
 
     Raises:
-      ValueError: `implementation` is unknown, or names a kernel that cannot run on `device`.
+      ValueError: `implementation` is unknown, or names a kernel that can run on `device` with none of the matrices.
     """
     check_implementation(implementation)
     name = device.platform if implementation == "auto" else implementation
     if name not in ("gpu", "tpu"):
         return "plain"
-    obstacle = _obstacle(name, shape, device)
+    obstacles = {shape: _obstacle(name, shape, device) for shape in shapes}
+    taken = [shape for shape, obstacle in obstacles.items() if obstacle is None]
     if implementation != "auto":
-        if obstacle is not None:
-            raise ValueError(f"products {name!r} {obstacle}; choose 'auto' or 'plain'")
+        if not taken:
+            raise ValueError(f"products {name!r} {obstacles[shapes[0]]}; choose 'auto' or 'plain'")
         return name
     kernel, plain = (functools.partial(multiply, implementation=each) for each in (name, "plain"))
-    contest = functools.partial(prepare, kernel, plain, device, shape)
-    return name if obstacle is None and trial.passes("products", name, device, shape, contest, may_run) else "plain"
+
+    def passes(shape: MatrixShape) -> bool:
+        contest = functools.partial(prepare, kernel, plain, device, shape)
+        return trial.passes("products", name, device, shape, contest, may_run)
+
+    return name if taken and all(map(passes, taken)) else "plain"
 
 
-def resolve_unattached(implementation: str, device: jax.Device, shape: MatrixShape) -> str:
+def resolve_unattached(implementation: str, device: jax.Device, shapes: Sequence[MatrixShape]) -> str:
     """Returns `resolve` for a device that is not there: "auto" is its kernel if that can run, as if it had passed."""
     if implementation == "auto" and device.platform in ("gpu", "tpu"):
-        return device.platform if _obstacle(device.platform, shape, device) is None else "plain"
-    return resolve(implementation, device, shape)
+        can_run = any(_obstacle(device.platform, shape, device) is None for shape in shapes)
+        return device.platform if can_run else "plain"
+    return resolve(implementation, device, shapes)
 
 
 def check_implementation(implementation: str) -> None:
