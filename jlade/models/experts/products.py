@@ -11,7 +11,7 @@ from jlade.models.grouped import GroupedMatrix, product_of
 from jlade.models.quantization import Int8Matrix, Matrix, is_int8
 
 ROWS = 8  # a grouped product on TPUs has a multiple of them
-TILES = (16, 32, 64, 128)  # rows of a tile for the kernel of TPUs
+TILES = (16, 32, 64, 128)  # rows of a tile for kernels of products
 TILE = 32  # rows of an expert that are multiplied at once on CPUs
 
 
@@ -63,7 +63,7 @@ def all_with_all(x: jax.Array, matrices: Matrix) -> jax.Array:
 
 def takes_tiles(arrays: Sequence[Matrix | None], dtype: jax.typing.DTypeLike) -> bool:
     """Returns whether `of_tiles` takes all these matrices."""
-    return all(products.takes_tiles(each, TILES[-1], dtype) for each in arrays if each is not None)
+    return all(products.takes_tiles(each, dtype) for each in arrays if each is not None)
 
 
 def of_tiles(tiles: jax.Array, experts: jax.Array, *arrays: GroupedMatrix) -> list[jax.Array]:

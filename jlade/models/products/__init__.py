@@ -1,6 +1,7 @@
 """Products with matrices in groups, and the choice of their implementation."""
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,6 @@ def multiply(
     matrix: GroupedMatrix,
     implementation: str | None = None,
     interpret: bool = False,
-    at_once: int = 1,
 ) -> jax.Array:
     """Returns `x` [..., in] times `matrix` [in, out]: [..., out] in the dtype of `x`.
 
@@ -32,50 +32,57 @@ def multiply(
     Args:
       implementation: None for that of the matrix; see `assign`.
       interpret: run the kernel as plain JAX, on any device; for tests.
-      at_once: products like this one, under `jax.vmap`.
     """
     name, rows = implementation or matrix.implementation, x.reshape(-1, x.shape[-1])
-    if name == "plain" or _obstacle(name, MatrixShape.of(matrix, x.dtype)) is not None:
+    if not _takes(name, rows, matrix):
         return grouped.multiply(x, matrix)
-    # Imported on demand, as some builds of JAX lack parts of Pallas.
-    if name == "gpu":
-        from jlade.models.products import gpu
-
-        return gpu.multiply(rows, matrix, interpret, at_once).reshape(*x.shape[:-1], -1)
-    from jlade.models.products import tpu
-
-    if len(rows) > tpu.MOST_ROWS:
-        return grouped.multiply(x, matrix)
-    return tpu.multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
+    return _kernel(name).multiply(rows, matrix, interpret).reshape(*x.shape[:-1], -1)
 
 
 def multiply_each(x: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
     """Returns `multiply` for each of `x` [N, T, in] with its matrix of [N, in, out]: [N, T, out]."""
-    if takes_tiles(matrices, x.shape[1], x.dtype):
+    if _takes(matrices.implementation, x[0], matrices):
         return multiply_tiles(x, jnp.arange(len(x), dtype=jnp.int32), matrices, interpret)
     levels = matrices.levels  # of all matrices
 
     def multiply_one(x: jax.Array, matrix: GroupedMatrix) -> jax.Array:
-        whole: GroupedMatrix = matrix.replace(levels=levels)  # type: ignore[attr-defined]
-        return multiply(x, whole, interpret=interpret, at_once=matrices.shape[0])
+        return grouped.multiply(x, matrix.replace(levels=levels))  # type: ignore[attr-defined]
 
     return jax.vmap(multiply_one)(x, matrices.replace(levels=None))  # type: ignore[attr-defined]
 
 
-def takes_tiles(matrices: Any, rows: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Returns whether `multiply_tiles` takes matrices and tiles of `rows`: the kernel for TPUs does."""
-    if not is_grouped(matrices) or matrices.implementation != "tpu":
-        return False
-    from jlade.models.products import tpu
-
-    return rows <= tpu.MOST_ROWS and tpu.obstacle(MatrixShape.of(matrices, dtype)) is None
-
-
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
-    """Returns the products [P, M, out] of tiles [P, M, in]; see `jlade.models.products.tpu`."""
-    from jlade.models.products import tpu
+    """Returns the products [P, M, out] of tiles with the matrices of their experts, by the kernel of the matrices.
 
-    return tpu.multiply_tiles(tiles, experts, matrices, interpret)
+    Only the matrices of experts with tiles are read; the products of tiles without an expert are unspecified.
+
+    Args:
+      tiles: [P, M, in] tokens, or padding.
+      experts: [P] int32, the expert of each tile; N for none.
+      matrices: [N, in, out], which `takes_tiles` accepts.
+      interpret: see `multiply`.
+    """
+    product: jax.Array = _kernel(matrices.implementation).multiply_tiles(tiles, experts, matrices, interpret)
+    return product
+
+
+def takes_tiles(matrices: Any, dtype: jax.typing.DTypeLike) -> bool:
+    """Returns whether matrices, of whatever type, have a kernel that takes them, with tiles of up to 512 tokens."""
+    if not is_grouped(matrices) or matrices.implementation not in ("gpu", "tpu"):
+        return False
+    return _obstacle(matrices.implementation, MatrixShape.of(matrices, dtype)) is None
+
+
+def _takes(name: str, x: jax.Array, matrix: GroupedMatrix) -> bool:
+    """Returns whether a kernel multiplies `x` [T, in] by a matrix, or by one of experts."""
+    if name not in ("gpu", "tpu") or _obstacle(name, MatrixShape.of(matrix, x.dtype)) is not None:
+        return False
+    return name == "gpu" or len(x) <= _kernel(name).MOST_ROWS
+
+
+def _kernel(name: str) -> Any:
+    """Returns the module of a kernel. It is imported on demand, as some builds of JAX lack parts of Pallas."""
+    return importlib.import_module(f"jlade.models.products.{name}")
 
 
 def assign(params: Any, implementation: str) -> Any:
@@ -139,12 +146,7 @@ def _obstacle(name: str, shape: MatrixShape, device: jax.Device | None = None) -
     """Returns the reason why a kernel cannot run, None if it can."""
     if device is not None and device.platform != name:
         return f"needs a {name.upper()}, and the device is {device.device_kind}"
-    if name == "gpu":
-        if importlib.util.find_spec("jax.experimental.pallas.triton") is None:  # newer versions of JAX may lack it
-            return "needs Pallas's back end for Triton, which this version of JAX lacks"
-        from jlade.models.products import gpu
-
-        return gpu.obstacle(shape)
-    from jlade.models.products import tpu
-
-    return tpu.obstacle(shape)
+    # Newer versions of JAX may lack it.
+    if name == "gpu" and importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+        return "needs Pallas's back end for Triton, which this version of JAX lacks"
+    return _kernel(name).obstacle(shape)

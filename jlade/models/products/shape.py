@@ -37,6 +37,12 @@ class MatrixShape(NamedTuple):
         return f"{self.inputs} x {self.outputs} in {self.bits} bits with groups of {self.group}, {self.dtype}"
 
 
+def alone(matrix: GroupedMatrix) -> GroupedMatrix:
+    """Returns a matrix [in, out] as one of experts, [1, in, out]."""
+    arrays = jax.tree.map(lambda array: array[None], matrix.replace(levels=None))  # type: ignore[attr-defined]
+    return arrays.replace(levels=matrix.levels)
+
+
 def parts_of(stored: jax.Array, is_place: bool = False) -> tuple[jax.Array, ...]:
     """Returns codes as int32: of bytes the lower and the upper four bits, of int8 the numbers.
 

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, parts_of
+from jlade.models.products.shape import MatrixShape, alone, parts_of
 
 LANES, SUBLANES = 128, 8
 ROWS = 16  # tokens are a multiple of them
@@ -38,8 +38,7 @@ def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> ja
     Raises:
       ValueError: there is an `obstacle`.
     """
-    alone = jax.tree.map(lambda array: array[None], matrix.replace(levels=None))  # type: ignore[attr-defined]
-    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone.replace(levels=matrix.levels), interpret)[0]
+    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
 
 
 def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
