@@ -143,7 +143,7 @@ def _kernel(
 
 
 def _looked_up(levels: jax.Array, codes: jax.Array) -> jax.Array:
-    """Returns the levels [1, LANES] of codes, in a third of the instructions that selections by each bit take."""
+    """Returns the levels, of [1, LANES], of codes. Selections by each bit would take more instructions."""
     rows, outputs = codes.shape
     # Unsigned, so that they need no test for negative ones.
     places = jnp.split(codes.astype(jnp.uint32), outputs // LANES, axis=1)
