@@ -43,6 +43,7 @@ from benchmarks.inflate import SHAPES
 from jlade import LookaheadConfig
 from jlade.config import PLAIN
 from jlade.conversion.hf_config import read_config
+from jlade.conversion.packed import grouped
 from jlade.conversion.tensors import param_shapes
 from jlade.costs import estimate
 from jlade.costs.devices import DEVICES
@@ -54,14 +55,15 @@ from jlade.inspection.programs import Programs
 from jlade.mesh import default_device, num_bytes
 from jlade.models.attention import plain
 from jlade.models.base import cache_shapes
+from jlade.models.grouped import is_grouped
 from jlade.models.implementations import Implementations, resolve_unattached
-from jlade.models.llama import Llama, LlamaConfig
+from jlade.models.llama import Llama, LlamaConfig, LlamaParams
 
 # The sizes of LLaMA 3 8B; the other shapes are those of TinyLlama and LLaMA 2.
 MODELS = SHAPES | {"8b": dataclasses.replace(SHAPES["7b"], vocab_size=128256, intermediate_size=14336, num_kv_heads=8)}
 MODELS["demo"] = read_config(pathlib.Path(jlade.__file__).parent / "demo")
 CONFIGS = pathlib.Path(__file__).parent / "configs"
-MIXTURES = "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"  # the last two with recurrent layers
+MIXTURES = "qwen3-30b-a3b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b", "gpt-oss-20b"  # two with recurrent layers
 with warnings.catch_warnings(action="ignore"):  # of parts beside text
     MODELS |= {name: read_config(CONFIGS / name) for name in MIXTURES}
 BLOCKS = {
@@ -73,6 +75,7 @@ BLOCKS = {
     120: LookaheadConfig.paper(15, 5, 15),
     240: LookaheadConfig.paper(30, 5, 30),
 }
+LEVELS = {"nf4": (2, 64, "float32"), "nvfp4": (2, 16, "float32"), "mxfp4": (3, 32, "bfloat16")}  # see `with_levels`
 LAYERS = 4
 SAME_PROGRAM = {"h200": "h100"}  # devices of one architecture
 
@@ -85,6 +88,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["1b", "7b", "8b"], choices=list(MODELS))
     parser.add_argument(
         "--bits", nargs="+", type=int, default=[16], choices=(16, 8, 4), help="of matrices (default: 16)"
+    )
+    parser.add_argument(
+        "--levels", choices=list(LEVELS), help="of the matrices in four bits, those of experts for MXFP4"
     )
     parser.add_argument("--attention", default="auto", help="its implementation (default: %(default)s)")
     parser.add_argument("--blocks", nargs="+", type=int, default=list(BLOCKS), choices=list(BLOCKS))
@@ -108,9 +114,11 @@ def main() -> None:
         for shape, bits in itertools.product(options.shapes, options.bits):
             for block, batch, capacity in cases(options):
                 case = {"device": name, "shape": shape, "block": block, "batch": batch, "capacity": capacity}
-                case |= {} if bits == 16 else {"bits": bits}
+                levels = options.levels if bits == 4 else None
+                case |= ({} if bits == 16 else {"bits": bits}) | ({"levels": levels} if levels else {})
                 request = {"lookahead": BLOCKS[block], "batch_size": batch, "capacity": capacity}
                 request |= {"bits": None if bits == 16 else bits}
+                request |= {} if device == "attached" else {"levels": levels}
                 request |= {"attention": options.attention}
                 if device == "attached":
                     figures = compare(name, MODELS[shape], request | {"rates": rates})
@@ -149,9 +157,29 @@ def extrapolate(device: str, config: LlamaConfig, request: dict[str, Any], layer
     return figures | {"fits": least_bytes(config, request) <= DEVICES[device].memory}
 
 
+def shapes_of(config: LlamaConfig, bits: int | None, levels: str | None) -> LlamaParams:
+    """Returns the shapes of the parameters in bfloat16, and those of matrices in `bits` with levels as of `LEVELS`.
+
+    These are matrices [in, out] or experts [N, in, out], as the rank says, with the scales of groups of some size.
+    """
+    params = param_shapes(config, jnp.bfloat16, bits)
+    if levels is None:
+        return params
+    rank, group, dtype = LEVELS[levels]
+
+    def with_levels(leaf: Any) -> Any:
+        if not is_grouped(leaf) or len(leaf.shape) != rank:
+            return leaf
+        *others, inputs, outputs = leaf.shape
+        scale = jax.ShapeDtypeStruct((*others, inputs // group, outputs), jnp.dtype(dtype))
+        return grouped(leaf.weight, scale, levels=jax.ShapeDtypeStruct((16,), jnp.float32))
+
+    return jax.tree.map(with_levels, params, is_leaf=is_grouped)
+
+
 def least_bytes(config: LlamaConfig, request: dict[str, Any]) -> int:
     """Returns the bytes of weights, cache and pool."""
-    params, lookahead = param_shapes(config, jnp.bfloat16, request["bits"]), request["lookahead"]
+    params, lookahead = shapes_of(config, request["bits"], request["levels"]), request["lookahead"]
     cache = cache_shapes(Llama(config), params, request["batch_size"], request["capacity"])
     slots = 4 * config.vocab_size * lookahead.guess_set_size * (lookahead.ngram_size - 1)
     return num_bytes((params, cache)) + request["batch_size"] * slots
@@ -166,6 +194,7 @@ def _compiled(
     batch_size: int,
     capacity: int,
     bits: int | None,
+    levels: str | None,
     attention: str,
 ) -> tuple[Module, str]:
     """Returns the program that decodes, and the name of a step in it."""
@@ -178,7 +207,7 @@ def _compiled(
         recurrent_layers=tuple(recurrent),
         sliding_windows=config.sliding_windows[:layers],
     )
-    params = param_shapes(first, jnp.bfloat16, bits)
+    params = shapes_of(first, bits, levels)
     decoder = Llama(first, *resolve_unattached(first, Implementations(attention, "auto", "auto"), params, target, None))
     programs = Programs(params, decoder, target, batch_size, capacity)
     module = Module(programs.decoding(lookahead).as_text(), programs.experts_read(lookahead.block_size))
@@ -241,7 +270,9 @@ def tables(rows: list[dict[str, Any]]) -> str:
     """Returns two tables of milliseconds: by block size, and by batch size and length of the cache."""
 
     def model(row: dict[str, Any]) -> str:
-        return ", ".join([row["device"], row["shape"], *([f"{row['bits']} bits"] if "bits" in row else [])])
+        return ", ".join(
+            [row["device"], row["shape"], *([row.get("levels", f"{row['bits']} bits")] if "bits" in row else [])]
+        )
 
     found = {(model(r), r["block"], r["batch"], r["capacity"]): r for r in rows}
 

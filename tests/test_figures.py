@@ -295,6 +295,13 @@ def accelerators() -> Iterator[str]:
     yield "takes {:.2f} to {:.2f} of the time, as it reads {:.2f} to {:.2f} of the bytes".format(
         *(bound(shares[side]) for side in shares for bound in (min, max))
     )
+    of_levels = {}
+    for each in read("estimate_mxfp4")["rows"]:
+        matrices = each["levels"].upper() if "levels" in each else "bfloat16"
+        of_levels.setdefault((each["device"], each["shape"], matrices), []).append(three_digits(each["ms"]))
+    for (device, shape, matrices), cells in of_levels.items():
+        if device == "h100":  # those of TPUs lack the conversion, which takes longer
+            yield row(f"{device}, {shape}", matrices, *cells)
     for each in read("experts_h100")["results"][0]["rows"]:
         times = [f"{each[of]:.1f} ms" for of in ("estimate_ms", "bytes_ms")]
         yield row(str(each["tokens"]), f"{each['experts']:.0f}", str(each["kernels"]), *times)
@@ -827,6 +834,10 @@ SOURCES: dict[str, dict[str, str]] = {
         "0.12": VERSION,
         "1.1": SETTING,
         "2 µs": SETTING,
+        **dict.fromkeys(
+            ("1.5", "0.6", "0.7", "1.6 µs", "0.3 µs", "21 ms"),
+            "schedules of the compiler for a v5e, and its data sheet",
+        ),
         "0.8": "shares of a data sheet, near those measured on an H200",
         "0.9": "shares of a data sheet, near those measured on an H200",
         **dict.fromkeys(("3.5", "2.9", "4.2", "0.1 ms", "0.2 µs", "7 µs"), "a profile; benchmarks/NOTES.md"),

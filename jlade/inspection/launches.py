@@ -1,5 +1,6 @@
 """The instructions of a compiled program that run on their own, and their work: arithmetic and memory traffic."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -61,8 +62,9 @@ class Launch(NamedTuple):
     @property
     def flops(self) -> int:
         """Multiplications and additions of its matrix products, for a kernel of `jlade.models.products` too."""
-        if self.instruction.opcode == "custom-call" and (packed := self.operands[1:2]) and packed[0].dtype == "u8":
-            return 2 * self.operands[0].size * packed[0].dimensions[-1]
+        if self.instruction.opcode == "custom-call":
+            pairs = itertools.pairwise(self.operands)  # tokens and codes are side by side
+            return sum(2 * x.size * packed.dimensions[-1] for x, packed in pairs if packed.dtype == "u8")
         products = (launch for launch in self.inner if launch.instruction.opcode in PRODUCTS)
         return sum(
             2 * launch.instruction.size * _contracted(launch.instruction, launch.operands) for launch in products

@@ -63,10 +63,10 @@ def resolve(
         of_experts = chosen.experts
     elif of_experts != "plain":
         of_experts = experts.resolve(of_experts, device, _experts(config, params, mesh), may_run)
-    if (shape := _largest_matrix(params, mesh)) is None:
+    if not (shapes := _matrices(params, mesh)):
         of_products = chosen.products
     elif of_products != "plain":
-        of_products = products.resolve(of_products, device, shape, may_run)
+        of_products = products.resolve(of_products, device, shapes, may_run)
     return Implementations(of_attention, of_experts, of_products)
 
 
@@ -86,8 +86,8 @@ def resolve_unattached(
     of_attention = _common(found)
     if config.num_experts:
         of_experts = experts.resolve_unattached(of_experts, device, _experts(config, params, mesh))
-    if (shape := _largest_matrix(params, mesh)) is not None:
-        of_products = products.resolve_unattached(of_products, device, shape)
+    if shapes := _matrices(params, mesh):
+        of_products = products.resolve_unattached(of_products, device, shapes)
     return Implementations(of_attention, of_experts, of_products)
 
 
@@ -101,15 +101,25 @@ def _heads(config: LlamaConfig, heads: Heads, mesh: Mesh | None) -> tuple[int, i
     return config.num_heads // mesh_lib.size(mesh, *MODEL), heads.number // mesh_lib.size(mesh, HEADS), heads.size
 
 
-def _largest_matrix(params: Any, mesh: Mesh | None) -> products.MatrixShape | None:
-    """Returns the shape, on a device, of the largest matrix in groups outside experts, None if there is none."""
+def _matrices(params: Any, mesh: Mesh | None) -> list[products.MatrixShape]:
+    """Returns the shape, on a device, of the largest matrix in groups of each kind, those of experts included.
+
+    A kind has its groups, bits and levels. The largest matrices come first.
+    """
     shards = mesh_lib.size(mesh, *MODEL)
-    leaves = (leaf for leaf in jax.tree.leaves(params, is_leaf=is_grouped) if is_grouped(leaf))
-    shapes = [products.MatrixShape.of(leaf, params.norm.dtype) for leaf in leaves if len(leaf.shape) == 2]
-    if not shapes:
-        return None
-    largest = max(shapes, key=lambda shape: shape.inputs * shape.outputs)
-    return largest._replace(outputs=max(1, largest.outputs // shards))
+    largest: dict[products.MatrixShape, products.MatrixShape] = {}
+    for leaf in jax.tree.leaves(params, is_leaf=is_grouped):
+        if is_grouped(leaf):
+            shape = products.MatrixShape.of(leaf, params.norm.dtype)
+            if len(leaf.shape) == 2:  # experts are whole
+                shape = shape._replace(outputs=max(1, shape.outputs // shards))
+            kind = shape._replace(inputs=0, outputs=0)
+            largest[kind] = max(largest.get(kind, kind), shape, key=_size)
+    return sorted(largest.values(), key=_size, reverse=True)
+
+
+def _size(shape: products.MatrixShape) -> int:
+    return shape.inputs * shape.outputs
 
 
 def _experts(config: LlamaConfig, params: Any, mesh: Mesh | None) -> experts.ExpertShape:

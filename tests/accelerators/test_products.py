@@ -21,6 +21,8 @@ LLAMA = (4096, 14336), (14336, 4096), (4096, 4096), (4096, 1024)  # inputs and o
         (11008, 4096, 64, 4, None),  # LLaMA 2 7B: 172 groups divide no block of a TPU
         (4096, 1024, 32, 4, "offset"),
         (576, 1536, 64, 8, None),  # SmolLM2
+        (4096, 14336, 64, 4, "levels"),  # NF4
+        (4096, 1024, 16, 4, "levels"),  # NVFP4
     ],
 )
 @pytest.mark.parametrize("name", [device("h100"), device("v5e"), thorough(device("a100")), thorough(device("v6e"))])
@@ -28,7 +30,9 @@ def test_kernels_compile_and_write_no_matrix(name, inputs, outputs, group, bits,
     (target,), _ = targets.find(name)
     kernel, of_groups = tpu if name.startswith("v") else gpu, (inputs // group, outputs)
     rows, dtype = (inputs // 2, jnp.uint8) if bits == 4 else (inputs, jnp.int8)
-    fields = {} if field is None else {field: jax.ShapeDtypeStruct(of_groups, jnp.float32)}
+    fields = (
+        {} if field is None else {field: jax.ShapeDtypeStruct((16,) if field == "levels" else of_groups, jnp.float32)}
+    )
     matrix = GroupedMatrix(
         jax.ShapeDtypeStruct((rows, outputs), dtype), jax.ShapeDtypeStruct(of_groups, jnp.bfloat16), **fields
     )
@@ -49,3 +53,18 @@ def test_kernels_of_gpus_keep_their_sums_in_registers(name):
     found = spills_of_products([*cases, planted])
     assert found.pop(planted) > 0
     assert found == dict.fromkeys(cases, 0)
+
+
+@pytest.mark.parametrize("name", [device("h100"), device("v5e"), thorough(device("a100")), thorough(device("v6e"))])
+def test_kernels_compile_for_experts_and_write_no_matrix(name):
+    """Those of gpt-oss, of which there are 32: 2880 outputs and 90 groups fill no whole blocks of a TPU."""
+    (target,), _ = targets.find(name)
+    number, size = 8, 2880
+    of_groups = jax.ShapeDtypeStruct((number, size // 32, size), jnp.bfloat16)
+    levels = jax.ShapeDtypeStruct((16,), jnp.float32)
+    matrices = GroupedMatrix(jax.ShapeDtypeStruct((number, size // 2, size), jnp.uint8), of_groups, levels=levels)
+    tiles, experts = jax.ShapeDtypeStruct((12, 16, size), jnp.bfloat16), jax.ShapeDtypeStruct((12,), jnp.int32)
+    kernel = tpu if name.startswith("v") else gpu
+    program = targets.compile_for(target, kernel.multiply_tiles, tiles, experts, matrices)
+    assert program.memory_analysis().temp_size_in_bytes < number * size * size / 8
+    assert f"{size},{size}]" not in program.as_text()

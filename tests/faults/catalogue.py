@@ -384,9 +384,30 @@ FAULTS = (
     Fault(
         "the upper codes of a group are multiplied by its first inputs on GPUs",
         "jlade/models/products/gpu.py",
-        "pl.ds(i * group + part * half, half)",
-        "pl.ds(i * group, half)",
+        "first = i * at_once * group + part * half",
+        "first = i * at_once * group",
         ("tests/models/test_grouped.py::test_simulated_kernels_give_the_product",),
+    ),
+    Fault(
+        "codes of groups of 16 have the scale of the first of two groups on GPUs",
+        "jlade/models/products/gpu.py",
+        "else i * at_once + row // half",
+        "else i * at_once + 0 * row",
+        ("tests/models/test_grouped.py::test_simulated_kernels_compute_the_values_of_plain_code",),
+    ),
+    Fault(
+        "levels of outputs past the first 128 are those of other outputs on TPUs",
+        "jlade/models/products/tpu.py",
+        "for each in places]",
+        "for each in places[::-1]]",
+        ("tests/models/test_grouped.py::test_simulated_kernels_compute_the_values_of_plain_code",),
+    ),
+    Fault(
+        "matrices of one kind alone are tried",
+        "jlade/models/products/__init__.py",
+        "all(map(passes, taken))",
+        "passes(taken[0])",
+        ("tests/models/test_grouped.py::test_a_kernel_is_taken_where_it_passes_its_trial",),
     ),
     Fault(
         "a matrix in groups is divided as one in floating point",

@@ -13,7 +13,7 @@ import pytest
 from jlade import mesh as mesh_lib
 from jlade.models import experts as experts_lib
 from jlade.models import trial
-from jlade.models.experts import Experts, ExpertShape, mix, resolve, resolve_unattached, ways
+from jlade.models.experts import Experts, ExpertShape, hopper, mix, resolve, resolve_unattached, ways
 from jlade.models.experts.contest import prepare
 from jlade.models.llama import Llama, init_params, quantize
 from tests.models.attention.test_attend import AMPERE, CPU, HOPPER, TPU
@@ -217,11 +217,11 @@ def test_settings_are_stored_for_an_implementation_of_experts():
 @pytest.mark.slow
 def test_mix_takes_the_kernel_for_several_tokens(monkeypatch):
     calls = []
-    monkeypatch.setattr(ways, "tiled", lambda x, *rest: calls.append(rest[-1]) or x)
+    monkeypatch.setattr(ways, "tiled", lambda x, *rest: calls.append(rest[-2:]) or x)
     contest = prepare(plain, plain, CPU, SHAPE)
     (x, chosen, weights), matrices = contest.step.arguments
     for num_tokens in (1, 3):
         arguments = x[:num_tokens], chosen[:num_tokens], weights[:num_tokens], Experts(*matrices), "silu"
         for name in ("auto", "plain", "gpu"):
             mix(*arguments, implementation=name)
-    assert calls == [3 * SHAPE.per_token / SHAPE.number]
+    assert calls == [(hopper.rows_of_tile(3 * SHAPE.per_token / SHAPE.number), hopper.multiply)]

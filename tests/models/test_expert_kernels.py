@@ -1,5 +1,6 @@
 """Mixtures of experts by each implementation and the kernel, simulated on the CPU, against NumPy; and its lowering."""
 
+import functools
 import re
 
 import jax
@@ -72,7 +73,8 @@ def random_experts(rng, number, size, width, has_biases, dtype):
 
 def tiled(*arguments, activation):
     """With a tile of 8 rows, which some experts overflow."""
-    return ways.tiled(*arguments, activation, load=4, interpret=InterpretGPUParams(detect_races=True))
+    simulated = functools.partial(hopper.multiply, interpret=InterpretGPUParams(detect_races=True))
+    return ways.tiled(*arguments, activation, 8, simulated)
 
 
 @pytest.mark.parametrize("has_biases", [slow(False), True])

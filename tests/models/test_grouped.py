@@ -15,7 +15,7 @@ from jlade import conversion
 from jlade.cli import main
 from jlade.conversion import load_hf, packed
 from jlade.models import grouped, llama, products, quantization, sharding, trial
-from jlade.models.experts import Experts
+from jlade.models.experts import Experts, mix, ways
 from jlade.models.grouped import GroupedMatrix, pack, quantize_in_groups, unpack
 from jlade.models.llama import Llama
 from jlade.models.products import MatrixShape, contest, gpu, tpu
@@ -85,7 +85,15 @@ def test_values_and_products_are_those_of_the_definition(form, tile, monkeypatch
 @pytest.mark.parametrize("kernel", [tpu, gpu])
 @pytest.mark.parametrize(
     ("form", "inputs", "tokens"),
-    [("plain", 1024, 1), ("zero", 96, 5), ("offset", 128, 70), ("eight bits", 128, 40), slow("plain", 5504, 130)],
+    [
+        ("plain", 1024, 1),
+        ("zero", 96, 5),
+        ("offset", 128, 70),
+        ("levels", 160, 3),
+        ("eight bits", 128, 40),
+        slow("plain", 5504, 130),
+        slow("levels", 5504, 130),
+    ],
 )
 def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
     """A token, several, more than a program of a GPU takes; groups that divide no block of a TPU."""
@@ -96,24 +104,40 @@ def test_simulated_kernels_give_the_product(kernel, form, inputs, tokens):
     assert np.abs(product - expected).max() < 0.01 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("kernel", [tpu, gpu])
+@pytest.mark.parametrize(
+    ("form", "group", "outputs"),
+    [("plain", 32, 128), ("levels", 16, 192), ("levels", 32, 256), ("zero", 16, 128), ("eight bits", 16, 192)],
+)
+def test_simulated_kernels_compute_the_values_of_plain_code(kernel, form, group, outputs):
+    """The products of unit vectors are the values, rounded once. 192 outputs fill no whole blocks of a TPU."""
+    matrix, _ = random_matrix(form, 96, outputs, group)
+    product = kernel.multiply(jnp.eye(96, dtype=jnp.bfloat16), matrix, interpret=True)
+    np.testing.assert_array_equal(product, matrix.values(jnp.bfloat16))
+    np.testing.assert_array_equal(product, packed.values_of(matrix).astype(jnp.bfloat16))
+
+
 def test_what_a_kernel_does_not_take_is_multiplied_without_it():
+    of_gpu, of_tpu = (
+        "needs outputs of a multiple of 64 and groups of a power of two from 16",
+        "needs 128 outputs or more",
+    )
     for kernel, form, sizes, reason in (
-        (gpu, "levels", (128, 128, 32), "needs matrices of integers, and these have levels"),
-        (tpu, "levels", (128, 128, 32), "needs matrices of integers, and these have levels"),
-        (gpu, "plain", (128, 96, 32), "needs outputs of a multiple of 64 and groups of 32 inputs or more"),
-        (gpu, "plain", (128, 128, 16), "needs outputs of a multiple of 64 and groups of 32 inputs or more"),
-        (tpu, "plain", (128, 64, 32), "needs outputs of a multiple of 128 and groups of a multiple of 32 inputs"),
-        (tpu, "plain", (128, 128, 16), "needs outputs of a multiple of 128 and groups of a multiple of 32 inputs"),
+        (gpu, "plain", (128, 96, 32), of_gpu),
+        (gpu, "levels", (128, 128, 8), of_gpu),
+        (gpu, "plain", (48, 128, 16), of_gpu),  # three groups
+        (tpu, "plain", (128, 64, 32), of_tpu),
+        (tpu, "levels", (128, 128, 8), of_tpu),
     ):
         matrix, values = random_matrix(form, *sizes)
-        x = jnp.ones((3, 128), jnp.bfloat16)
+        x = jnp.ones((3, sizes[0]), jnp.bfloat16)
         with pytest.raises(ValueError, match=f"the kernel of products {reason}"):
             kernel.multiply(x, matrix)
         name = kernel.__name__.rpartition(".")[2]
         product = products.multiply(x, matrix, name)
-        np.testing.assert_allclose(product, np.ones((3, 128)) @ values, rtol=0.02, atol=0.5)
+        np.testing.assert_allclose(product, np.ones((3, sizes[0])) @ values, rtol=0.02, atol=0.5)
         with pytest.raises(ValueError, match="needs a model in"):
-            kernel.multiply(jnp.ones((3, 128)), matrix)
+            kernel.multiply(jnp.ones((3, sizes[0])), matrix)
 
 
 def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):
@@ -121,19 +145,24 @@ def test_a_kernel_is_taken_where_it_passes_its_trial(monkeypatch):
     monkeypatch.setattr(trial, "passes", lambda *arguments: calls.append(arguments) or True)
     device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA A100")
     shape = MatrixShape(128, 256, 64, 4, False, False, False, "bfloat16")
-    assert products.resolve("auto", device, shape) == "gpu"
+    small = MatrixShape(128, 256, 8, 4, False, False, True, "bfloat16")  # which the kernel does not take
+    assert products.resolve("auto", device, [shape, small]) == "gpu"
     ((subject, kernel, _, tried, prepared, may_run),) = calls
     assert (subject, kernel, tried, may_run) == ("products", "gpu", shape, True)
     assert str(shape) == "128 x 256 in 4 bits with groups of 64, bfloat16"
     assert [run.keywords["implementation"] for run in prepared.args[:2]] == ["gpu", "plain"]
-    assert products.resolve("auto", device, shape._replace(has_levels=True)) == "plain"
-    assert products.resolve("auto", jax.devices()[0], shape) == products.resolve("plain", device, shape) == "plain"
-    assert products.resolve_unattached("auto", device, shape) == "gpu"
+    assert products.resolve("auto", device, [small]) == products.resolve_unattached("auto", device, [small]) == "plain"
+    assert products.resolve("auto", jax.devices()[0], [shape]) == products.resolve("plain", device, [shape]) == "plain"
+    assert products.resolve_unattached("auto", device, [small, shape]) == "gpu"
     with pytest.raises(ValueError, match=r"products 'tpu' needs a TPU, and the device is NVIDIA A100; choose 'auto'"):
-        products.resolve("tpu", device, shape)
+        products.resolve("tpu", device, [shape])
+    with pytest.raises(ValueError, match=r"products 'gpu' needs outputs of a multiple of 64"):
+        products.resolve("gpu", device, [small])
     with pytest.raises(ValueError, match=r"products must be one of .*; got 'cpu'"):
         Llama(tiny_llama().config, products="cpu")
     assert len(calls) == 1
+    monkeypatch.setattr(trial, "passes", lambda subject, kernel, device, shape, *rest: not shape.has_levels)
+    assert products.resolve("auto", device, [shape, shape._replace(has_levels=True)]) == "plain"
     params = llama.quantize(tiny_llama(), 4)
     assert params.decoder.products == "plain"
     assert tiny_llama().decoder.products == "auto"
@@ -228,13 +257,46 @@ def test_experts_are_those_of_their_values():
     assert_same_mixtures(rounded, Experts(*(matrix.values() for matrix in rounded[:3])))
 
 
+def random_experts(name, number=4, size=128):
+    """Returns experts in four bits with levels, for a kernel, and those of their values."""
+    levels = jnp.asarray(np.random.default_rng(3).normal(size=16), jnp.float32)
+
+    def matrices(seed, inputs, outputs):
+        rng = np.random.default_rng(seed)
+        scale = rng.uniform(0.1, 0.2, (number, inputs // 32, outputs)).astype(np.float32)
+        weight = rng.integers(0, 256, (number, inputs // 2, outputs), np.uint8)
+        return GroupedMatrix(jnp.asarray(weight), jnp.asarray(scale), levels=levels, implementation=name)
+
+    experts = Experts(*(matrices(seed, size, size) for seed in range(3)))
+    return experts, Experts(*(each.values() for each in experts[:3]))
+
+
 @pytest.mark.parametrize("name", ["gpu", "tpu"])
 def test_simulated_kernels_give_the_products_of_all_experts(name):
-    values = jax.random.normal(jax.random.key(0), (3, 64, 128))
-    matrices = quantize_in_groups(values, 32).replace(implementation=name)
-    x = jax.random.normal(jax.random.key(1), (3, 5, 64), jnp.bfloat16)
-    expected = jnp.einsum("nti,nio->nto", x.astype(jnp.float32), matrices.values())
-    np.testing.assert_allclose(products.multiply_each(x, matrices, interpret=True), expected, atol=0.2)
+    matrices, values = random_experts(name)
+    x = jax.random.normal(jax.random.key(1), (4, 5, 128), jnp.bfloat16)
+    expected = jnp.einsum("nti,nio->nto", x.astype(jnp.float32), values.up)
+    product = products.multiply_each(x, matrices.up, interpret=True)
+    np.testing.assert_allclose(product.astype(jnp.float32), expected, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["gpu", "tpu"])
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_simulated_kernels_read_the_experts_that_tokens_chose(name, tokens, monkeypatch):
+    """Of experts on other devices, and of those that no token chose, the matrices would make everything NaN."""
+    experts, values = random_experts(name)
+    simulated = functools.partial(products.multiply_tiles, interpret=True)
+    monkeypatch.setattr(products, "multiply_tiles", simulated)
+    x = jax.random.normal(jax.random.key(3), (tokens, 128), jnp.bfloat16)
+    chosen = np.tile(np.array([[1, 3]], np.int32), (tokens, 1))
+    chosen[tokens // 2 :] = [3, 4]  # 4 is on another device
+    weights = np.where(chosen == 4, 0, 0.5).astype(np.float32)
+    unused = jnp.array([0, 2])
+    poisoned = Experts(*(each.replace(scale=each.scale.at[unused].set(jnp.nan)) for each in experts[:3]))
+    expected = ways.all_with_all(x.astype(jnp.float32), chosen, weights, values, "silu")
+    mixed = mix(x, jnp.asarray(chosen), jnp.asarray(weights), poisoned, "silu")
+    error = np.abs(mixed.astype(jnp.float32) - expected)
+    assert error.max() < 0.02 * np.abs(expected).max()
 
 
 def test_loading_in_four_bits_equals_rounding_after_loading(demo, tmp_path):

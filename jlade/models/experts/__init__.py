@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jlade.models import trial
+from jlade.models.experts import products as experts_products
 from jlade.models.experts import ways
 from jlade.models.experts.contest import ExpertShape as ExpertShape
 from jlade.models.experts.contest import prepare
@@ -33,7 +34,8 @@ def mix(
 
     "plain" is JAX without kernels. On TPUs and CPUs it reads the experts that some token has chosen, each about once:
     the tokens are sorted by expert. On GPUs it reads all experts in one product, or, for few tokens, those of each
-    token. "gpu" is a kernel for NVIDIA's Hopper GPUs, which reads the experts that some token has chosen.
+    token. "gpu" is a kernel for NVIDIA's Hopper GPUs, which reads the experts that some token has chosen. Matrices in
+    groups that `jlade.models.products` multiplies by its kernel for TPUs are read by that one in the same way.
 
     Args:
       x: [..., E].
@@ -49,9 +51,15 @@ def mix(
         chosen -= experts.number * jax.lax.axis_index(axes)
         is_here = (chosen >= 0) & (chosen < experts.number)
         chosen, weights = jnp.where(is_here, chosen, experts.number), jnp.where(is_here, weights, 0)
+    load = chosen.size / (experts.number * jax.lax.axis_size(axes))
     if implementation == "gpu" and len(tokens) > 1:  # the experts of one token differ: "plain" reads them once too
-        load = chosen.size / (experts.number * jax.lax.axis_size(axes))
-        mixed = ways.tiled(tokens, chosen, weights, experts, activation, load)
+        from jlade.models.experts import hopper  # on demand, as some builds of JAX lack parts of Pallas
+
+        rows = hopper.rows_of_tile(load)
+        mixed = ways.tiled(tokens, chosen, weights, experts, activation, rows, hopper.multiply)
+    elif experts_products.takes_tiles(experts[:3], x.dtype):
+        rows = experts_products.rows_of_tile(load)
+        mixed = ways.tiled(tokens, chosen, weights, experts, activation, rows, experts_products.of_tiles)
     else:
         run = functools.partial(jax.lax.platform_dependent, tokens, chosen, weights, experts)
         gpu_way = ways.by_token if chosen.size < experts.number else ways.all_with_all

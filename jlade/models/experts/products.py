@@ -1,6 +1,7 @@
 """Products of tokens with the matrices of their experts."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jlade.models.grouped import GroupedMatrix, product_of
 from jlade.models.quantization import Int8Matrix, Matrix, is_int8
 
 ROWS = 8  # a grouped product on TPUs has a multiple of them
+TILES = (16, 32, 64, 128)  # rows of a tile for kernels of products
 TILE = 32  # rows of an expert that are multiplied at once on CPUs
 
 
@@ -57,6 +59,25 @@ def all_with_all(x: jax.Array, matrices: Matrix) -> jax.Array:
     if is_int8(matrices):
         product *= matrices.scale[:, None]
     return product.astype(x.dtype)
+
+
+def takes_tiles(arrays: Sequence[Matrix | None], dtype: jax.typing.DTypeLike) -> bool:
+    """Returns whether `of_tiles` takes all these matrices."""
+    return all(products.takes_tiles(each, dtype) for each in arrays if each is not None)
+
+
+def of_tiles(tiles: jax.Array, experts: jax.Array, *arrays: GroupedMatrix) -> list[jax.Array]:
+    """Returns the products of tiles with each array of matrices, by `products.multiply_tiles`."""
+    return [products.multiply_tiles(tiles, experts, each) for each in arrays]
+
+
+def rows_of_tile(load: float) -> int:
+    """Returns how many rows `of_tiles` should get in a tile, for an average number of tokens of an expert.
+
+    Tokens choose experts unevenly. Few experts have over twice the average, and so more than one tile, for which their
+    matrices are converted again.
+    """
+    return next((rows for rows in TILES if rows >= 2 * load), TILES[-1])
 
 
 def in_tiles(x: jax.Array, weight: jax.Array | GroupedMatrix, sizes: jax.Array) -> jax.Array:

@@ -76,20 +76,19 @@ def tiled(
     weights: jax.Array,
     experts: Experts,
     activation: str,
-    load: float,
-    interpret: Any = None,
+    rows: int,
+    multiply: Callable[..., list[jax.Array]],
 ) -> jax.Array:
-    """Arranges the tokens in tiles of one expert each, for the Hopper kernel. Tokens of other devices are in no tile.
+    """Arranges the tokens in tiles of one expert each, for a kernel. Tokens of other devices are in no tile.
 
     An expert's tokens keep their order, so they need no sort. The last of its tiles ends with padding.
 
     Args:
-      load: the average number of tokens of an expert.
-      interpret: see `jlade.models.experts.hopper.multiply`.
+      rows: of a tile.
+      multiply: returns the products of tiles [P, rows, in] with each array of matrices [N, in, out], given the experts
+        of the tiles [P], N for none.
     """
-    from jlade.models.experts import hopper  # on demand, as some builds of JAX lack parts of Pallas
-
-    of_pair, number, rows = chosen.reshape(-1), experts.number, hopper.rows_of_tile(load)
+    of_pair, number = chosen.reshape(-1), experts.number
     in_use = min(of_pair.size, number)
     num_tiles = in_use + (of_pair.size - in_use) // rows  # at most: each follows a full one, or is its expert's first
     is_of = jax.nn.one_hot(of_pair, number, dtype=jnp.int32)  # [pair, expert]
@@ -101,13 +100,13 @@ def tiled(
     row = jnp.where(of_pair < number, row, num_tiles * rows + jnp.arange(of_pair.size))
     of_tile = jnp.sum(ends[None] <= jnp.arange(num_tiles)[:, None], axis=1)
 
-    def multiply(rows: jax.Array, *matrices: Any) -> list[jax.Array]:
-        return hopper.multiply(rows, of_tile, *matrices, interpret=interpret)
+    def multiply_tiles(rows: jax.Array, *matrices: Any) -> list[jax.Array]:
+        return multiply(rows, of_tile, *matrices)
 
     token = jnp.arange(of_pair.size) // chosen.shape[1]
     token_of_row = jnp.zeros(num_tiles * rows, jnp.int32).at[row].set(token, mode="drop", unique_indices=True)
     arranged = x[token_of_row].reshape(num_tiles, rows, -1)
-    arranged = _mlp(arranged, experts, multiply, lambda bias: bias[of_tile][:, None], activation)
+    arranged = _mlp(arranged, experts, multiply_tiles, lambda bias: bias[of_tile][:, None], activation)
     mixed = arranged.reshape(num_tiles * rows, -1)[row].reshape(*chosen.shape, -1)
     return _sum(jnp.where((chosen < number)[..., None], mixed, 0), weights, x)
 

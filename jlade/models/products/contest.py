@@ -42,7 +42,8 @@ def _random_matrix(rng: np.random.Generator, shape: MatrixShape) -> GroupedMatri
     else:
         weight = rng.integers(-127, 128, (shape.inputs, shape.outputs), np.int8)
     tree: Any = GroupedMatrix
-    matrix: GroupedMatrix = tree(weight, numbers(True), numbers(shape.has_zero), numbers(shape.has_offset))
+    levels = rng.standard_normal(16, np.float32) if shape.has_levels else None
+    matrix: GroupedMatrix = tree(weight, numbers(True), numbers(shape.has_zero), numbers(shape.has_offset), levels)
     return matrix
 
 

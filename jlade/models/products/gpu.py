@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, parts_of
+from jlade.models.products.shape import MatrixShape, alone, parts_of
 
 ROWS = 16, 128  # tokens of a program, at least and at most
 COLUMNS = 64, 128  # outputs of a program, for few tokens and for many
@@ -22,82 +22,125 @@ def obstacle(shape: MatrixShape) -> str | None:
     """Returns the reason why `multiply` does not take such a matrix, None if it does."""
     if jnp.dtype(shape.dtype) not in (jnp.bfloat16, jnp.float16):
         return f"needs a model in 16-bit floats, and this is in {shape.dtype}"
-    if shape.has_levels:
-        return "needs matrices of integers, and these have levels"
-    half = shape.group // shape.parts
-    if shape.outputs % COLUMNS[0] or half < LEAST or half & (half - 1):
-        return f"needs outputs of a multiple of {COLUMNS[0]} and groups of 32 inputs or more, and these are {shape}"
+    half, groups = shape.group // shape.parts, shape.inputs // shape.group
+    if shape.outputs % COLUMNS[0] or half < LEAST // 2 or half & (half - 1) or groups % _at_once(half):
+        return (
+            f"needs outputs of a multiple of {COLUMNS[0]} and groups of a power of two from 16 inputs, an even number "
+            f"of them if they are of 16, and these are {shape}"
+        )
     return None
 
 
-def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False, at_once: int = 1) -> jax.Array:
-    """Returns the product [T, out] of `x` [T, in] in its dtype.
+def _at_once(half: int) -> int:
+    """Returns of how many groups a product has the inputs, `half` of each."""
+    return max(1, LEAST // half)
 
-    A program multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they
-    keep all multiprocessors busy where a matrix has few outputs.
+
+def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
+    """Returns the product [T, out] of `x` [T, in] in its dtype.
 
     Args:
       interpret: run the kernel as plain JAX, on any device; for tests.
-      at_once: products like this one, under `jax.vmap`.
 
     Raises:
       ValueError: there is an `obstacle`.
     """
-    shape = MatrixShape.of(matrix, x.dtype)
+    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
+
+
+def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
+    """Returns the products [P, M, out] of tiles with the matrices of their experts, in the dtype of the tiles.
+
+    Only the matrices of experts with tiles are read; the products of tiles without an expert are zeros. A program
+    multiplies some tokens with some outputs of a share of the groups. The shares are summed at the end: they keep all
+    multiprocessors busy where a matrix has few outputs.
+
+    Args:
+      tiles: [P, M, in] tokens, or padding.
+      experts: [P] int32, the expert of each tile; N for none.
+      matrices: [N, in, out].
+      interpret: see `multiply`.
+
+    Raises:
+      ValueError: there is an `obstacle`.
+    """
+    shape = MatrixShape.of(matrices, tiles.dtype)
     if reason := obstacle(shape):
         raise ValueError(f"the kernel of products {reason}")
-    rows = min(ROWS[1], max(ROWS[0], 1 << (len(x) - 1).bit_length()))
-    padded = jnp.pad(x, ((0, -len(x) % rows), (0, 0)))
-    is_wide = len(x) >= WIDE and shape.outputs % COLUMNS[1] == 0
+    num_tiles, tokens, _ = tiles.shape
+    rows = min(ROWS[1], max(ROWS[0], 1 << (tokens - 1).bit_length()))
+    padded = jnp.pad(tiles, ((0, 0), (0, -tokens % rows), (0, 0))).reshape(-1, rows, shape.inputs)
+    experts = jnp.repeat(experts, len(padded) // num_tiles)
+    is_wide = tokens >= WIDE and shape.outputs % COLUMNS[1] == 0
     columns = COLUMNS[is_wide]
-    tiles, groups = len(padded) // rows * (shape.outputs // columns), shape.inputs // shape.group
-    shares = next(
-        n for n in range(1, groups + 1) if groups % n == 0 and (n * tiles * at_once >= PROGRAMS or n == groups)
-    )
+    programs, groups = len(padded) * (shape.outputs // columns), shape.inputs // shape.group
+    most = groups // _at_once(shape.group // shape.parts)
+    shares = next(n for n in range(1, most + 1) if most % n == 0 and (n * programs >= PROGRAMS or n == most))
     height = groups // shares  # groups of a program
 
     def block(size: int) -> pl.BlockSpec:
-        return pl.BlockSpec((size, columns), lambda row, column, share: (share, column))
+        return pl.BlockSpec((matrices.shape[0], size, columns), lambda tile, column, share: (0, share, column))
 
     of_groups = block(height)
     products = pl.pallas_call(
         functools.partial(_kernel, group=shape.group),
-        grid=(len(padded) // rows, shape.outputs // columns, shares),
+        grid=(len(padded), shape.outputs // columns, shares),
         in_specs=[
-            pl.BlockSpec((rows, height * shape.group), lambda row, column, share: (row, share)),
+            pl.BlockSpec((1,), lambda tile, column, share: (tile,)),
+            pl.BlockSpec((None, rows, height * shape.group), lambda tile, column, share: (tile, 0, share)),
             block(height * shape.group // shape.parts),
             of_groups,
-            None if matrix.zero is None else of_groups,
-            None if matrix.offset is None else of_groups,
+            None if matrices.zero is None else of_groups,
+            None if matrices.offset is None else of_groups,
+            None if matrices.levels is None else pl.BlockSpec((16,), lambda tile, column, share: (0,)),
         ],
-        out_specs=pl.BlockSpec((None, rows, columns), lambda row, column, share: (share, row, column)),
-        out_shape=jax.ShapeDtypeStruct((shares, len(padded), shape.outputs), x.dtype if shares == 1 else jnp.float32),
+        out_specs=pl.BlockSpec((None, None, rows, columns), lambda tile, column, share: (share, tile, 0, column)),
+        out_shape=jax.ShapeDtypeStruct(
+            (shares, *padded.shape[:2], shape.outputs), tiles.dtype if shares == 1 else jnp.float32
+        ),
         compiler_params=plgpu.CompilerParams(num_warps=8 if is_wide else 4, num_stages=4),
         interpret=interpret,
         name="multiply",
-    )(padded, matrix.weight, matrix.scale, matrix.zero, matrix.offset)
-    product = products[0] if shares == 1 else jnp.sum(products, axis=0).astype(x.dtype)
-    return product[: len(x)]
+    )(experts, padded, matrices.weight, matrices.scale, matrices.zero, matrices.offset, matrices.levels)
+    product = products[0] if shares == 1 else jnp.sum(products, axis=0).astype(tiles.dtype)
+    return product.reshape(num_tiles, -1, shape.outputs)[:, :tokens]
 
 
 def _kernel(
-    x_ref: Any, weight_ref: Any, scale_ref: Any, zero_ref: Any, offset_ref: Any, out_ref: Any, *, group: int
-) -> None:
+    experts_ref: Any, x_ref: Any, weight_ref: Any, scale_ref: Any, zero_ref: Any, offset_ref: Any, levels_ref: Any,
+    out_ref: Any, *, group: int,
+) -> None:  # fmt: skip
     """Adds up the products of all groups of a program."""
     half = group if weight_ref.dtype == jnp.int8 else group // 2
+    at_once = _at_once(half)
+    row = jnp.arange(at_once * half)  # of the codes of some groups
+    inputs = row // half * group + row % half  # of their lower codes
+    number, num_groups, _ = scale_ref.shape
+    expert = experts_ref[0]
 
-    def add_group(i: jax.Array, total: jax.Array) -> jax.Array:
+    def add_groups(i: jax.Array, total: jax.Array) -> jax.Array:
         def of_group(ref: Any) -> jax.Array:
-            row: jax.Array = ref[pl.ds(i, 1), :].astype(jnp.float32)
-            return row
+            at = pl.ds(i, 1) if at_once == 1 else i * at_once + row // half
+            rows: jax.Array = ref[expert, at, :].astype(jnp.float32)
+            return rows
 
-        parts = parts_of(weight_ref[pl.ds(i * half, half), :])
-        for part, codes in enumerate(parts):
-            values = rescaled(codes.astype(jnp.float32), of_group, scale_ref, zero_ref, offset_ref)
-            x = x_ref[:, pl.ds(i * group + part * half, half)]
+        stored = weight_ref[expert, pl.ds(i * at_once * half, at_once * half), :]
+        for part, codes in enumerate(parts_of(stored, levels_ref is not None)):
+            numbers = codes.astype(jnp.float32) if levels_ref is None else levels_ref[codes]
+            values = rescaled(numbers, of_group, scale_ref, zero_ref, offset_ref)
+            first = i * at_once * group + part * half
+            if at_once == 1:
+                x = x_ref[:, pl.ds(first, half)]
+            else:
+                x = x_ref[jnp.arange(x_ref.shape[0])[:, None], (first + inputs)[None]]
             total += jnp.dot(x, values.astype(x.dtype), preferred_element_type=jnp.float32)
         return total
 
-    num_groups = scale_ref.shape[0]
-    total = jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros(out_ref.shape, jnp.float32))
-    out_ref[...] = total.astype(out_ref.dtype)
+    @pl.when(expert < number)
+    def multiply_groups() -> None:
+        begin = jnp.zeros(out_ref.shape, jnp.float32)
+        out_ref[...] = jax.lax.fori_loop(0, num_groups // at_once, add_groups, begin).astype(out_ref.dtype)
+
+    @pl.when(expert >= number)
+    def write_zeros() -> None:
+        out_ref[...] = jnp.zeros(out_ref.shape, out_ref.dtype)

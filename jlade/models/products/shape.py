@@ -37,7 +37,19 @@ class MatrixShape(NamedTuple):
         return f"{self.inputs} x {self.outputs} in {self.bits} bits with groups of {self.group}, {self.dtype}"
 
 
-def parts_of(stored: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns codes as int32: of bytes the lower and the upper four bits with their sign, of int8 the numbers."""
+def alone(matrix: GroupedMatrix) -> GroupedMatrix:
+    """Returns a matrix [in, out] as one of experts, [1, in, out]."""
+    arrays = jax.tree.map(lambda array: array[None], matrix.replace(levels=None))  # type: ignore[attr-defined]
+    return arrays.replace(levels=matrix.levels)
+
+
+def parts_of(stored: jax.Array, is_place: bool = False) -> tuple[jax.Array, ...]:
+    """Returns codes as int32: of bytes the lower and the upper four bits, of int8 the numbers.
+
+    Args:
+      is_place: whether codes are places in a table, 0 to 15, and no numbers with a sign.
+    """
     numbers = stored.astype(jnp.int32)
-    return (numbers << 28 >> 28, numbers << 24 >> 28) if stored.dtype == jnp.uint8 else (numbers,)
+    if stored.dtype != jnp.uint8:
+        return (numbers & 15,) if is_place else (numbers,)
+    return (numbers & 15, numbers >> 4) if is_place else (numbers << 28 >> 28, numbers << 24 >> 28)

@@ -10,9 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jlade.models.grouped import GroupedMatrix, rescaled
-from jlade.models.products.shape import MatrixShape, parts_of
+from jlade.models.products.shape import MatrixShape, alone, parts_of
 
-LANES = 128
+LANES, SUBLANES = 128, 8
 ROWS = 16  # tokens are a multiple of them
 MOST_ROWS = 512  # tokens; on-chip memory holds them with a block of the matrix
 BLOCK = 2**19  # elements of a block, which are 2 MB in float32, and a few arrays of that size
@@ -23,17 +23,14 @@ def obstacle(shape: MatrixShape) -> str | None:
     """Returns the reason why `multiply` does not take such a matrix, None if it does."""
     if jnp.dtype(shape.dtype) != jnp.bfloat16:
         return f"needs a model in bfloat16, and this is in {shape.dtype}"
-    if shape.has_levels:
-        return "needs matrices of integers, and these have levels"
-    if shape.outputs % LANES or shape.group % (16 * shape.parts):
-        return f"needs outputs of a multiple of {LANES} and groups of a multiple of 32 inputs, and these are {shape}"
+    least = SUBLANES * shape.parts
+    if shape.outputs < LANES or shape.group % least:
+        return f"needs {LANES} outputs or more and groups of a multiple of {least} inputs, and these are {shape}"
     return None
 
 
 def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> jax.Array:
     """Returns the product [T, out] of `x` [T, in], up to `MOST_ROWS` tokens, in its dtype.
-
-    Each program converts a block of the matrix in on-chip memory, and adds its product with the tokens.
 
     Args:
       interpret: run the kernel as plain JAX, on any device; for tests.
@@ -41,73 +38,118 @@ def multiply(x: jax.Array, matrix: GroupedMatrix, interpret: bool = False) -> ja
     Raises:
       ValueError: there is an `obstacle`.
     """
-    shape = MatrixShape.of(matrix, x.dtype)
+    return multiply_tiles(x[None], jnp.zeros(1, jnp.int32), alone(matrix), interpret)[0]
+
+
+def multiply_tiles(tiles: jax.Array, experts: jax.Array, matrices: GroupedMatrix, interpret: bool = False) -> jax.Array:
+    """Returns the products [P, M, out] of tiles with the matrices of their experts, in the dtype of the tiles.
+
+    Only the matrices of experts with tiles are read; the products of tiles without an expert are unspecified. Each
+    program converts a block of a matrix in on-chip memory, and adds its product with a tile.
+
+    Args:
+      tiles: [P, M, in], up to `MOST_ROWS` tokens each, or padding.
+      experts: [P] int32, the expert of each tile; N for none.
+      matrices: [N, in, out].
+      interpret: see `multiply`.
+
+    Raises:
+      ValueError: there is an `obstacle`.
+    """
+    shape = MatrixShape.of(matrices, tiles.dtype)
     if reason := obstacle(shape):
         raise ValueError(f"the kernel of products {reason}")
     inputs, outputs = _block(shape)
-    rows, parts, group = len(x), shape.parts, shape.group
-    num_blocks = -(-shape.inputs // inputs)
+    number, (num_tiles, rows, _), parts, group = matrices.shape[0], tiles.shape, shape.parts, shape.group
+    num_blocks, num_columns = -(-shape.inputs // inputs), -(-shape.outputs // outputs)
     excess = num_blocks * inputs - shape.inputs  # inputs of the last block that are none
-    padded = jnp.pad(x, ((0, -rows % ROWS), (0, 0)))
-    # The inputs of a part of all groups side by side, as the codes are in the matrix.
-    by_part = jnp.moveaxis(padded.reshape(len(padded), -1, parts, group // parts), 2, 0).reshape(parts, len(padded), -1)
-    by_part = jnp.pad(by_part, ((0, 0), (0, 0), (0, excess // parts)))
-    of_groups = pl.BlockSpec((inputs // group, outputs), lambda o, i: (i, o))
-    arrays = {"weight": matrix.weight, "scale": matrix.scale, "zero": matrix.zero, "offset": matrix.offset}
+    padded = jnp.pad(tiles, ((0, 0), (0, -rows % ROWS), (0, excess)))
+    height = padded.shape[1]
+
+    def of_matrix(size: int) -> pl.BlockSpec:
+        def index(tile: Any, column: Any, block: Any, experts: Any) -> tuple[Any, ...]:
+            # Programs without an expert name the block of those before them, which is not fetched again.
+            is_there = experts[tile] < number
+            place = (experts[tile], block, column), (number - 1, num_blocks - 1, num_columns - 1)
+            return tuple(jnp.where(is_there, here, last) for here, last in zip(*place, strict=True))
+
+        return pl.BlockSpec((None, size, outputs), index)
+
+    of_groups = of_matrix(inputs // group)
+    arrays = {"weight": matrices.weight, "scale": matrices.scale, "zero": matrices.zero, "offset": matrices.offset}
     if not interpret:
         # Otherwise the compiler fetches whole matrices into on-chip memory before use.
         arrays = {
             name: array if array is None else pltpu.with_memory_space_constraint(array, pltpu.HBM)
             for name, array in arrays.items()
         }
-    product: jax.Array = pl.pallas_call(
-        functools.partial(_kernel, group=group, excess=excess // parts),
-        grid=(shape.outputs // outputs, num_blocks),
-        in_specs=[
-            pl.BlockSpec((parts, len(padded), inputs // parts), lambda o, i: (0, 0, i)),
-            pl.BlockSpec((inputs // parts, outputs), lambda o, i: (i, o)),
-            of_groups,
-            None if matrix.zero is None else of_groups,
-            None if matrix.offset is None else of_groups,
-        ],
-        out_specs=pl.BlockSpec((len(padded), outputs), lambda o, i: (0, o)),
-        scratch_shapes=[pltpu.VMEM((len(padded), outputs), jnp.float32)],
-        out_shape=jax.ShapeDtypeStruct((len(padded), shape.outputs), x.dtype),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+    levels = None if matrices.levels is None else jnp.tile(matrices.levels, LANES // 16)[None]
+    products: jax.Array = pl.pallas_call(
+        functools.partial(_kernel, excess=excess, number=number),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(num_tiles, num_columns, num_blocks),
+            in_specs=[
+                pl.BlockSpec((None, height, inputs), lambda t, o, i, _: (t, 0, i)),
+                of_matrix(inputs // parts),
+                of_groups,
+                None if matrices.zero is None else of_groups,
+                None if matrices.offset is None else of_groups,
+                None if levels is None else pl.BlockSpec((1, LANES), lambda t, o, i, _: (0, 0)),
+            ],
+            out_specs=pl.BlockSpec((None, height, outputs), lambda t, o, i, _: (t, 0, o)),
+            scratch_shapes=[pltpu.VMEM((height, outputs), jnp.float32)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((num_tiles, height, shape.outputs), tiles.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=interpret,
         name="multiply",
-    )(by_part, *arrays.values())
-    return product[:rows]
+    )(experts, padded, *arrays.values(), levels)
+    return products[:, :rows]
 
 
 def _kernel(
-    x_ref: Any, weight_ref: Any, scale_ref: Any, zero_ref: Any, offset_ref: Any, out_ref: Any, sum_ref: Any,
-    *, group: int, excess: int,
+    experts_ref: Any, x_ref: Any, weight_ref: Any, scale_ref: Any, zero_ref: Any, offset_ref: Any, levels_ref: Any,
+    out_ref: Any, sum_ref: Any, *, excess: int, number: int,
 ) -> None:  # fmt: skip
     """Adds the product with one block of the matrix, whose last `excess` rows are none in the last block."""
 
-    @pl.when(pl.program_id(1) == 0)
+    @pl.when(pl.program_id(2) == 0)
     def _() -> None:
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    parts = parts_of(weight_ref[...])
-    height, outputs = weight_ref.shape
+    is_last = pl.program_id(2) == pl.num_programs(2) - 1
 
     def of_group(ref: Any) -> jax.Array:
-        rows = ref[...].astype(jnp.float32)[:, None]
-        return jnp.broadcast_to(rows, (len(rows), group // len(parts), outputs)).reshape(height, outputs)
+        rows: jax.Array = ref[...].astype(jnp.float32)[:, None]
+        return rows
 
-    for i, codes in enumerate(parts):
-        values = rescaled(codes.astype(jnp.float32), of_group, scale_ref, zero_ref, offset_ref)
+    @pl.when(experts_ref[pl.program_id(0)] < number)
+    def _() -> None:
+        halves = []
+        for codes in parts_of(weight_ref[...], levels_ref is not None):
+            numbers = codes.astype(jnp.float32) if levels_ref is None else _looked_up(levels_ref[...], codes)
+            grouped = numbers.reshape(scale_ref.shape[0], -1, numbers.shape[-1])
+            halves.append(rescaled(grouped, of_group, scale_ref, zero_ref, offset_ref))
+        values = jnp.concatenate(halves, axis=1).reshape(x_ref.shape[1], -1)
         if excess:  # whose values may be NaN, and 0 * NaN is NaN
-            is_last = pl.program_id(1) == pl.num_programs(1) - 1
             row = jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
-            values = jnp.where(is_last & (row >= height - excess), 0.0, values)
-        sum_ref[...] += jnp.dot(x_ref[i], values.astype(x_ref.dtype), preferred_element_type=jnp.float32)
+            values = jnp.where(is_last & (row >= len(values) - excess), 0.0, values)
+        sum_ref[...] += jnp.dot(x_ref[...], values.astype(x_ref.dtype), preferred_element_type=jnp.float32)
 
-    @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+    @pl.when(is_last)
     def _() -> None:
         out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+
+
+def _looked_up(levels: jax.Array, codes: jax.Array) -> jax.Array:
+    """Returns the levels, of [1, LANES], of codes. Selections by each bit would take more instructions."""
+    rows, outputs = codes.shape
+    # Unsigned, so that they need no test for negative ones.
+    places = jnp.split(codes.astype(jnp.uint32), outputs // LANES, axis=1)
+    table = jnp.broadcast_to(levels, (rows, LANES))
+    found = [jnp.take_along_axis(table, each, axis=1, mode="promise_in_bounds") for each in places]
+    return jnp.concatenate(found, axis=1)
 
 
 def _block(shape: MatrixShape) -> tuple[int, int]:
@@ -115,5 +157,6 @@ def _block(shape: MatrixShape) -> tuple[int, int]:
     groups, most = shape.inputs // shape.group, max(GROUPS, BLOCK // LANES // shape.group)
     heights = [n for n in range(1, min(groups, most) + 1) if groups % n == 0 and (n == groups or n % GROUPS == 0)]
     inputs = shape.group * max(heights, default=most // GROUPS * GROUPS)
-    lanes = math.gcd(shape.outputs // LANES, 1 << max(0, (BLOCK // inputs // LANES).bit_length() - 1))
+    columns = -(-shape.outputs // LANES)
+    lanes = math.gcd(columns, 1 << max(0, (BLOCK // inputs // LANES).bit_length() - 1))
     return inputs, lanes * LANES
