@@ -22,13 +22,14 @@ from jlade.engine.engine import Engine
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation
 from jlade.server import choices as choices_lib
-from jlade.server import fields, guard, page, responses
+from jlade.server import fields, guard, page, responses, tokens
 from jlade.server.choices import Choices
 from jlade.server.fields import Body, RequestError
 from jlade.server.guard import Guard
 from jlade.server.metrics import Metrics
 from jlade.server.protocol import Asked, Reader
 from jlade.server.responses import Writer
+from jlade.server.tokens import TokensWriter
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
@@ -66,8 +67,13 @@ class Service:
             ThreadPoolExecutor(1, thread_name_prefix=f"jlade {kind}") for kind in ("reader", "long reader", "grammars")
         ]
         routes: list[tuple[str, str, Endpoint]] = [
-            ("POST", "/v1/chat/completions", functools.partial(self._complete, reader.chat)),
-            ("POST", "/v1/completions", functools.partial(self._complete, reader.completion)),
+            ("POST", "/v1/chat/completions", functools.partial(self._complete, reader.chat, Writer)),
+            ("POST", "/v1/completions", functools.partial(self._complete, reader.completion, Writer)),
+            (
+                "POST",
+                "/inference/v1/generate",
+                functools.partial(self._complete, functools.partial(tokens.read, reader), TokensWriter),
+            ),
             ("GET", "/v1/models", self._list_models),
             ("GET", "/v1/models/{model:path}", self._show_model),
             ("POST", "/tokenize", self._tokenize),
@@ -103,14 +109,14 @@ class Service:
             if choices.is_waiting:
                 choices.cancel()
 
-    async def _complete(self, read: Callable[[Body], Asked], request: Request) -> Response:
+    async def _complete(self, read: Callable[[Body], Asked], writing: type[Writer], request: Request) -> Response:
         asked = await self._read(request, read)
         if asked.grammar is not None:
             work = asyncio.get_running_loop().run_in_executor(self._threads[2], self.reader.with_grammar, asked)
             asked = await _unless_gone(request.receive, work)
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
-        writer = Writer(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
+        writer = writing(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
         choices = Choices(self.engine, asked, self._metrics, self._seconds)
         self._active.add(choices)
         if asked.stream:
