@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.generation import constraining
@@ -81,6 +81,9 @@ class Asked:
         if len(prompt) + limit > capacity:
             raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity)
         return limit
+
+
+AskedT = TypeVar("AskedT", bound=Asked)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Reader:
             echo=[self._text(one) for one in given.values()] if is_echoed else [],
         )
 
-    def with_grammar(self, asked: Asked) -> Asked:
+    def with_grammar(self, asked: AskedT) -> AskedT:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept.
 
         Raises:

@@ -13,7 +13,7 @@ from jlade.generation import text as text_lib
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
 from jlade.server.calls import Arguments, Called, CallReader, Content, Part, gather
-from jlade.server.fields import Body
+from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked
 
 DONE = "data: [DONE]\n\n"
@@ -78,6 +78,14 @@ class Writer:
         of_prompts = [choice.of_prompt(scores) for choice, scores in zip(self._choices, prompt_logprobs, strict=True)]
         return self._with_prompts(whole, of_prompts)
 
+    def event(self, body: Body) -> str:
+        """Returns a server-sent event of a chunk."""
+        return event(body)
+
+    def failed(self, error: RequestError) -> list[Body]:
+        """Returns the last chunks of a stream that an error ends."""
+        return [error.body]
+
     def begin(self) -> list[Body]:
         """Returns the chunks before the first tokens: the role of each message, or the prompts to repeat."""
         delta = {"role": "assistant", "content": "", "refusal": None}
@@ -102,10 +110,10 @@ class Writer:
         """
         choice, chunks = self._choices[index], []
         text, steps = choice.text(piece), choice.steps(piece) if self._asked.steps else None
-        if self._asked.tools is not None:
+        if self._asked.is_chat:
             contents: list[Body] = [{"delta": delta} for delta in choice.deltas(text, piece.generation is not None)]
         else:
-            contents = [{"delta": {"content": text}} if self._asked.is_chat else {"text": text}] if text else []
+            contents = [{"text": text}] if text else []
         shown = self._asked.shown
         if not contents and (shown.ids or shown.top is not None or steps is not None):
             contents = [{"delta": {"content": ""}} if self._asked.is_chat else {"text": ""}]
@@ -187,10 +195,15 @@ class _Choice:
             return message
         return message | {"content": content or None, "tool_calls": [_call(function) for function in calls]}
 
+    def parts(self, text: str, is_last: bool) -> list[Part]:
+        """Returns the contents and the parts of calls in the text of a piece."""
+        if self._calls is None:
+            return [Content(text)] if text else []
+        return list(self._calls.feed(text, is_last))
+
     def deltas(self, text: str, is_last: bool) -> list[Body]:
-        """Returns the deltas of a piece of an answer with tools."""
-        assert self._calls is not None
-        return [self._delta(part) for part in self._calls.feed(text, is_last)]
+        """Returns the deltas of a piece of a chat."""
+        return [self._delta(part) for part in self.parts(text, is_last)]
 
     def _delta(self, part: Part) -> Body:
         match part:
@@ -328,5 +341,9 @@ def one_piece(generation: Generation) -> Piece:
 
 
 def _call(function: Body) -> Body:
-    """Returns a call of a tool with an id of its own: nine digits or letters, as templates of Mistral ask for."""
-    return {"id": secrets.token_hex(5)[1:], "type": "function", "function": function}
+    return {"id": call_id(), "type": "function", "function": function}
+
+
+def call_id() -> str:
+    """Returns an id for a call of a tool: nine digits or letters, as templates of Mistral ask for."""
+    return secrets.token_hex(5)[1:]
