@@ -201,6 +201,9 @@ def _earlier(body: Body, store: Store) -> list[Body]:
     if turn is None:
         message = f"there is no response {previous!r:.100}: it was not stored, is no longer, or the server began anew"
         raise RequestError(message, "previous_response_id", "previous_response_not_found")
+    last = turn.response["output"][-1]
+    if last["type"] == "function_call" and last["status"] == "incomplete":
+        raise fields.refused("previous_response_id", previous, "that of a response whose last call is not cut off")
     return turn.items
 
 

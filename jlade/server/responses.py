@@ -171,19 +171,21 @@ class _Choice:
         self._is_chat, self._tokenizer = asked.is_chat, tokenizer
         self._ends, self._shown = asked.options["eos_ids"], asked.shown
         stop = asked.options["stop"]
-        self._of_text = Detokenizer(tokenizer, stop, with_special=asked.tools is not None)
-        self._of_steps = Detokenizer(tokenizer, stop)
+        # Special tokens, which the text of calls has, are no part of a text that keeps the token which ends it.
+        self._keeps_end = asked.shown.stop and asked.tools is None
+        self._of_text = Detokenizer(tokenizer, stop, asked.tools is not None, asked.shown.stop)
+        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=asked.shown.stop)
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
         self._calls = None if asked.tools is None else CallReader(*asked.tools)
         self._num_calls = 0
 
     def text(self, piece: Piece) -> str:
-        """Returns the text of a piece, without that of the token that ends it."""
+        """Returns the text of a piece, by default without that of the token that ends it."""
         return self._feed(self._of_text, piece.tokens.tolist(), piece.generation is not None)
 
     def _feed(self, detokenizer: Detokenizer, tokens: list[int], is_last: bool) -> str:
-        own = tokens[:-1] if tokens and tokens[-1] in self._ends else tokens
+        own = tokens[:-1] if tokens and tokens[-1] in self._ends and not self._keeps_end else tokens
         return detokenizer.feed(own, last=is_last)
 
     def message(self, text: str) -> Body:

@@ -1,11 +1,11 @@
-"""Fields that ask for token ids and log-probabilities in a response, in the words of OpenAI and of vLLM."""
+"""Fields that ask for token ids, log-probabilities and stop strings in a response, in OpenAI's and vLLM's words."""
 
 from typing import Any, NamedTuple
 
 from jlade.server import fields
 from jlade.server.fields import Body
 
-FIELDS = {"prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
+FIELDS = {"include_stop_str_in_output", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
 
 
 class Shown(NamedTuple):
@@ -16,12 +16,14 @@ class Shown(NamedTuple):
       ids_as_names: whether the name of a token is `token_id:` and its id, which no other token shares.
       top: alternatives of each token of a text; None without log-probabilities.
       of_prompt: alternatives of each token of a prompt; None without log-probabilities.
+      stop: whether a text has the stop string or token that ends it.
     """
 
     ids: bool = False
     ids_as_names: bool = False
     top: int | None = None
     of_prompt: int | None = None
+    stop: bool = False
 
     def options(self, is_echoed: bool) -> dict[str, Any]:
         """Returns the options of `Engine.submit`, with the log-probabilities of an echoed prompt too."""
@@ -47,7 +49,8 @@ def read(body: Body, top: int | None, most: int) -> Shown:
     if of_prompt is not None and body.get("stream"):
         raise fields.refused("stream", True, "false with prompt_logprobs")
     ids_as_names = fields.boolean(body, "return_tokens_as_token_ids")
-    return Shown(fields.boolean(body, "return_token_ids"), ids_as_names, top, of_prompt)
+    stop = fields.boolean(body, "include_stop_str_in_output")
+    return Shown(fields.boolean(body, "return_token_ids"), ids_as_names, top, of_prompt, stop)
 
 
 def alternatives(body: Body, name: str, most: int) -> int | None:

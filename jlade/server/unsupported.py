@@ -30,7 +30,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "guided_whitespace_pattern": (),
     "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),

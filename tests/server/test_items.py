@@ -18,6 +18,7 @@ from jlade.server.fields import RequestError
 from jlade.server.items import Store
 from tests.server import json_chat
 from tests.server.conftest import READER, running
+from tests.server.test_app import error_of
 from tests.server.test_structured import BIAS, SCHEMA, Shirt
 from tests.server.tiny_chat import alone
 
@@ -286,6 +287,8 @@ def test_a_call_that_is_cut_off_is_incomplete(shop):
     found, last = events(shop.client.post(RESPONSES, json=body | {"stream": True, "logit_bias": BIAS}))
     assert (last["status"], last["output"][-1]["status"]) == ("incomplete", "incomplete")
     assert replayed(found) == last["output"]
+    after = shop.client.post(RESPONSES, json={"input": "b", "previous_response_id": last["id"]})
+    assert "whose last call is not cut off" in error_of(after, 400)["message"]
 
 
 def test_the_client_gets_objects(shop):

@@ -80,6 +80,7 @@ def test_the_request_of_skyrl_for_verifiers(served):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="dummy", max_retries=0) as client:
         extra = {"return_token_ids": True, "return_tokens_as_token_ids": True, "top_k": -1, "min_p": 0.0}
         extra |= {"repetition_penalty": 1.0, "min_tokens": 1, "skip_special_tokens": True}
+        extra |= {"include_stop_str_in_output": True}
         answer = client.chat.completions.create(
             model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=1, max_tokens=8, seed=3, extra_body=extra
         )
@@ -116,6 +117,17 @@ def test_the_request_of_skyrl_for_tokens(served, ended):
     assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["stop"]
 
 
+def test_the_request_of_renderers(served):
+    """Of the client with which verifiers and prime-rl train; it counts on an entry with this name for each token."""
+    sampling = {"stop_token_ids": [12], "logprobs": 1, "skip_special_tokens": False, "temperature": 0.8, "seed": 3}
+    body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": sampling | {"max_tokens": 9}}
+    choice = posted(served, GENERATE, body)["choices"][0]
+    assert choice["token_ids"] == ids_of(alone(PROMPT, seed=3, sampling=WARM, max_new_tokens=9))
+    content = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert all(isinstance(entry["logprob"], float) for entry in content)
+
+
 def test_log_probabilities_of_a_prompt_are_those_of_the_sampled_tokens(served):
     """A text and its prompt, scored as a prompt of SkyRL and of rllm, beside alternatives of the text alone."""
     expected = alone(PROMPT, seed=3, sampling=WARM, max_new_tokens=9, eos_ids=(), top_logprobs=2)
@@ -145,6 +157,26 @@ def test_alternatives_of_prompts_and_texts_have_numbers_of_their_own(served):
     alone_of_text = posted(served, COMPLETIONS, body | {"logprobs": 1, "echo": True})["choices"][0]
     assert both["logprobs"] == alone_of_text["logprobs"]
     assert {len(entry) for entry in both["prompt_logprobs"][1:]} <= {3, 4}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_may_keep_its_stop_string_or_token(served, stream):
+    tokens = ids_of(alone(PROMPT, max_new_tokens=24, eos_ids=()))
+    text = TOKENIZER.decode(tokens, skip_special_tokens=True)
+    for options, expected in (
+        ({"stop": text[3:5]}, text[: text.index(text[3:5]) + 2]),
+        ({"stop_token_ids": tokens[6:7]}, TOKENIZER.decode(tokens[: tokens.index(tokens[6]) + 1])),
+    ):
+        body = {"messages": MESSAGES, "temperature": 0, "ignore_eos": True, "max_tokens": 24, "return_token_ids": True}
+        body |= options | {"include_stop_str_in_output": True, "stream": stream}
+        response = served.client.post(CHAT, json=body)
+        chunks = events(response) if stream else [response.json()]
+        parts = [chunk["choices"][0] for chunk in chunks]
+        shown = "".join(part.get("delta", part.get("message")).get("content") or "" for part in parts)
+        assert shown == expected
+        assert parts[-1]["finish_reason"] == "stop"
+        ids = [token for part in parts for token in part.get("token_ids", [])]
+        assert ids == tokens[: len(ids)]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, GENERATE])
