@@ -15,7 +15,9 @@ import jlade
 from jlade import LookaheadConfig, SamplingConfig
 from jlade.server import items, unsupported
 from jlade.server.fields import RequestError
+from jlade.server.item_events import ItemsWriter
 from jlade.server.items import Store
+from jlade.server.responses import one_piece
 from tests.server import json_chat
 from tests.server.conftest import READER, running
 from tests.server.test_app import error_of
@@ -166,6 +168,23 @@ def test_log_probabilities(served):
     assert replayed(found) == last["output"]
     streamed = [each["token"] for each in last["output"][0]["content"][0]["logprobs"]]
     assert streamed == [each["token"] for each in entries]
+
+
+def test_log_probabilities_of_tokens_without_text_come_last():
+    """Those of a stop string, token by token: it is held back, and cut off at the end."""
+    stop = alone("abbac", max_new_tokens=9, eos_ids=()).text[0][3:5]
+    expected = alone("abbac", max_new_tokens=9, eos_ids=(), stop=[stop])
+    body = {"input": "abba", "stop": stop, "ignore_eos": True, "include": [items.LOGPROBS]}
+    writer = ItemsWriter(items.read(READER, Store(), body), "tiny", READER.tokenizer, "id")
+    deltas, number = [], int(expected.lengths[0])
+    for i in range(number):
+        of_token = {"tokens": expected.tokens[0, i : i + 1], "logprobs": expected.logprobs[0, i : i + 1]}
+        piece = dataclasses.replace(one_piece(expected), **of_token, generation=expected if i + 1 == number else None)
+        deltas += [event for event in writer.chunks(0, piece) if event["type"] == "response.output_text.delta"]
+    (last,) = writer.end([expected], 0)
+    (part,) = last["response"]["output"][0]["content"]
+    assert part["text"] == expected.text[0] == "".join(event["delta"] for event in deltas)
+    assert sum(len(event["logprobs"]) for event in deltas) < len(part["logprobs"]) == number
 
 
 def test_items_become_messages():
