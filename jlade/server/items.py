@@ -23,6 +23,7 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDED = {LOGPROBS, "reasoning.encrypted_content"}  # there is no reasoning apart from the text
 TRUNCATION = ("auto", "disabled")  # the first allows what the second forbids, and is not done
 
+REPEATED = ("prompt_cache_key", "safety_identifier")
 # Fields that a chat reads under the same name.
 PASSED = {
     "ignore_eos", "logit_bias", "min_tokens", "model", "parallel_tool_calls", "prediction", "seed", "stop",
@@ -173,9 +174,8 @@ def read(reader: Reader, store: Store, body: Body) -> AskedItems:
         "parallel_tool_calls": fields.boolean(body, "parallel_tool_calls", default=True),
         "presence_penalty": sampling.presence_penalty or 0,
         "previous_response_id": body.get("previous_response_id"),
-        "prompt_cache_key": body.get("prompt_cache_key"),
+        **{name: fields.text(name, body[name]) if body.get(name) is not None else None for name in REPEATED},
         "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": body.get("safety_identifier"),
         "service_tier": "default",
         "store": keeps,
         "temperature": sampling.temperature,
@@ -298,12 +298,20 @@ def _tools(given: Any) -> list[Body] | None:
 def _tool_choice(choice: Any) -> Any:
     """Returns a choice of tools in the form of a chat, which refuses others."""
     match choice:
-        case {"type": "function", "name": name}:
-            return {"type": "function", "function": {"name": name}}
+        case {"type": "function"}:
+            return _function(choice)
         case {"type": "allowed_tools", "tools": list(tools), **others}:
-            allowed = {"mode": others.get("mode", tools_lib.AUTO), "tools": [_tool_choice(tool) for tool in tools]}
+            allowed = {"mode": others.get("mode", tools_lib.AUTO), "tools": [_function(tool) for tool in tools]}
             return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
+
+
+def _function(tool: Any) -> Any:
+    """Returns a function by its name in the form of a chat, which refuses others."""
+    match tool:
+        case {"type": "function", "name": name}:
+            return {"type": "function", "function": {"name": name}}
+    return tool
 
 
 def _shown_choice(choice: Any) -> Any:

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import typing
 
+import hypothesis
 import numpy as np
 import openai
 import openai.types.responses.response_create_params as of_responses
 import pydantic
 import pytest
+from hypothesis import strategies
 from openai.types.responses import Response, ResponseStreamEvent
 
 import jlade
@@ -380,6 +382,7 @@ def test_an_error_in_a_stream_is_an_event(engine):
         ({"input": "ab", "return_token_ids": True}, "return_token_ids", "is not supported"),
         ({"input": "ab", "metadata": 3}, "metadata", "an object"),
         ({"input": "ab", "store": "no"}, "store", "true or false"),
+        ({"input": "ab", "prompt_cache_key": 3}, "prompt_cache_key", "must be a string"),
     ],
 )
 def test_wrong_bodies(body, param, message):
@@ -408,6 +411,36 @@ def test_wrong_tools(body, param, message):
         items.read(json_chat.READER, Store(), {"input": "a"} | body)
     assert message in error.value.body["error"]["message"]
     assert error.value.body["error"]["param"] == param
+
+
+PIECES = strategies.sampled_from(
+    [None, 3, "a", [], {}, "function", "message", "assistant", CALL, OUTPUT, SHOP, ALLOWED, {"type": "input_text"}]
+)
+LIKELY = strategies.recursive(
+    PIECES,
+    lambda inner: (
+        strategies.lists(inner, max_size=3)
+        | strategies.dictionaries(
+            strategies.sampled_from(
+                ["type", "role", "content", "text", "format", "name", "call_id", "output", "tools"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(strategies.dictionaries(strategies.sampled_from(sorted(items.READ)), LIKELY, max_size=4))
+def test_any_body_is_read_or_refused(body):
+    try:
+        asked = items.read(json_chat.READER, Store(), {"input": "a"} | body)
+    except RequestError:
+        return
+    json.dumps(asked.repeated)
+    assert asked.prompts[0]
 
 
 def test_log_probabilities_of_calls_are_refused():
