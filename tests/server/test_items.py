@@ -304,9 +304,11 @@ def test_tools_that_are_allowed_are_shown_among_all():
 
 
 def test_a_call_that_is_cut_off_is_incomplete(shop):
-    body = {"input": "a", "tools": [BUY], "tool_choice": "required", "max_output_tokens": 30, "temperature": 0}
+    text = {"type": "object", "properties": {"text": {"type": "string", "minLength": 400}}, "required": ["text"]}
+    body = {"input": "a", "tools": [BUY | {"parameters": text}], "tool_choice": "required", "max_output_tokens": 60}
     found, last = events(shop.client.post(RESPONSES, json=body | {"stream": True, "logit_bias": BIAS}))
-    assert (last["status"], last["output"][-1]["status"]) == ("incomplete", "incomplete")
+    call = last["output"][-1]
+    assert (last["status"], call["type"], call["status"]) == ("incomplete", "function_call", "incomplete")
     assert replayed(found) == last["output"]
     after = shop.client.post(RESPONSES, json={"input": "b", "previous_response_id": last["id"]})
     assert "whose last call is not cut off" in error_of(after, 400)["message"]
