@@ -129,6 +129,10 @@ class Reader:
         asked = self._of_chats.chat(body) if is_chat else self._protocol.completion(body)
         if len(asked.prompts) != 1 or asked.n != 1:
             raise RequestError("a record must ask for one text: n must be 1, and prompt one prompt; repeat the record")
+        if asked.shown.stop and not record.is_of_batch:
+            raise fields.refused("include_stop_str_in_output", True, "false")
+        if asked.shown.of_prompt is not None:
+            raise fields.refused("prompt_logprobs", asked.shown.of_prompt, "left out: they are not computed")
         if asked.options.get("prompt_logprobs"):
             raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
         if asked.stream:

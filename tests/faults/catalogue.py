@@ -1080,6 +1080,27 @@ FAULTS = (
         'self.count("vllm:spec_decode_num_accepted_tokens", accepted)',
         ("tests/server/test_app.py::test_metrics_count_requests_and_tokens",),
     ),
+    Fault(
+        "an end token has an id and no log-probability",
+        "jlade/server/responses.py",
+        "drops_end = self._is_chat and not self._shown.ids and ",
+        "drops_end = self._is_chat and ",
+        ("tests/server/test_tokens.py::test_the_request_of_rllm",),
+    ),
+    Fault(
+        "a response goes on without the answer of the earlier one",
+        "jlade/server/items.py",
+        'Turn([*items, *response["output"]], ',
+        "Turn([*items], ",
+        ("tests/server/test_items.py::test_a_response_goes_on_from_an_earlier_one",),
+    ),
+    Fault(
+        "a message of items ends before its last log-probabilities",
+        "jlade/server/item_events.py",
+        'part["logprobs"] += self._entries',
+        'part["logprobs"] += []',
+        ("tests/server/test_items.py::test_log_probabilities_of_tokens_without_text_come_last",),
+    ),
     # Conversion.
     Fault(
         "the scale of an adapter is upside down",
