@@ -106,10 +106,11 @@ def run(options: argparse.Namespace) -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f'the server needs {", ".join(missing)}: pip install "jlade[serve]"')
-    from jlade.server import lifecycle
+    from jlade.server import guard, lifecycle
 
     _check(options)
-    keys = [] if options.api_key_file is None else _read_keys(options.api_key_file)
+    file = options.api_key_file
+    keys = [] if file is None else guard.keys(options_lib.read(file), f"--api-key-file {file}")
     template = None if options.template is None else options_lib.read(options.template)
     with lifecycle.bind(options.host, options.port) as bound:
         if not keys and not lifecycle.is_loopback(bound):
@@ -197,14 +198,6 @@ def _check(options: argparse.Namespace) -> None:
             check_int(f"--{name.replace('_', '-')}", getattr(options, name), 0)
     if not options.timeout > 0:
         raise ValueError(f"--timeout must be above 0, got {options.timeout:g}")
-
-
-def _read_keys(file: str) -> list[str]:
-    """Returns the keys in a file."""
-    keys = [line.strip() for line in options_lib.read(file).splitlines() if line.strip()]
-    if not keys or not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
-        raise ValueError(f"--api-key-file {file} must hold a key of printable ASCII characters in each line")
-    return keys
 
 
 def _name(options: argparse.Namespace) -> str:
