@@ -88,7 +88,6 @@ def client(cluster, small_demo):
 def test_a_session_stays_with_the_replica_that_has_its_prefix(client, small_demo):
     params, tokenizer = jlade.load(small_demo, "float32")
     assert client.get("/health").json() == {"status": "ok"}
-    replicas = set()
     for number in range(8):
         session = {"x-session-id": f"session {number}"}
         prompt = f"{'abcdefgh'[number]} = [{', '.join(map(str, range(number, number + 12)))}]\n"
@@ -100,14 +99,20 @@ def test_a_session_stays_with_the_replica_that_has_its_prefix(client, small_demo
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert (cached > 0) == bool(turn), "its own first turn is kept where the second one is answered"
             prompt += f"{text}\n"
-        lines = client.get("/metrics", headers=session).text.splitlines()
-        replicas.add(next(line for line in lines if line.startswith("process_start_time_seconds")))
-    assert len(replicas) == 2, "sessions are spread"
+    sessions = [{"x-session-id": str(number)} for number in range(40)]
+    counts = {num_completions(client.get("/metrics", headers=session).text) for session in sessions}
+    assert counts != {16}, "other sessions are with another replica"
+
+
+def num_completions(metrics):
+    """Returns the number of completions of a replica."""
+    lines = [line for line in metrics.splitlines() if line.startswith("vllm:request_success_total{")]
+    return sum(float(line.split()[-1]) for line in lines)
 
 
 @pytest.mark.slow
 def test_unknown_arguments_are_refused_before_anything_is_deployed(cluster):
     with pytest.raises(TypeError, match="missing a required argument: 'model'"):
         serve.application({})
-    with pytest.raises(TypeError, match="args must have names of .*max_replicas.*, got 'replicas'"):
+    with pytest.raises(TypeError, match=r"args must have names of .*max_replicas.*, got 'replicas'"):
         serve.application({"model": "m", "replicas": 3})

@@ -143,7 +143,7 @@ def _spans(name: str, file: str, size: int) -> list[_Span]:
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name}:{line + 1} is not UTF-8: {error}") from error
+        raise ValueError(f"{name}:{line} is not UTF-8: {error}") from error
     if count:
         spans.append(_Span(begin, place, first, count))
     if not spans:
@@ -155,7 +155,7 @@ class Completer:
     """Completes parts of a job in the rows of an engine: a class for `map_batches` of the dataset of `parts`.
 
     Each text is that of `jlade.generate` alone with the options of its record, and each line that of
-    `jlade generate FILES --output` with these options. A record that cannot be completed gets a line that says why.
+    `jlade generate FILES --skip-invalid --output` with these options, but for numbers of steps.
 
     A call takes a batch of parts and returns a row for each: `output`, the number of its `lines`, how many of them have
     an error (`refused`), and whether they were there before (`kept`). The file is on the disk before Ray has the row.

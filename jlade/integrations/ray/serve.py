@@ -63,7 +63,11 @@ class Replica:
 
         keys: list[str] = []
         if api_key_file is not None:
-            keys = guard.keys(pathlib.Path(api_key_file).read_text(encoding="utf-8"), f"api_key_file {api_key_file!r}")
+            try:
+                text = pathlib.Path(api_key_file).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"api_key_file {api_key_file!r} cannot be read: {error.strerror}") from error
+            keys = guard.keys(text, f"api_key_file {api_key_file!r}")
         setting = model_lib.setting(lookahead)
         params, tokenizer = model_lib.load(model, dtype, revision, mesh)
         engine, reader = served.make(
