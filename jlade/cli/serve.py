@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import jlade
 from jlade.cli import options as options_lib
 from jlade.config import check_int
-from jlade.conversion import generation_settings
 from jlade.mesh import DATA
 from jlade.server import model
 from jlade.server.model import MAX_PREDICTION, MOST_OF_CHAT, MOST_OF_COMPLETION, Limits
@@ -207,9 +206,8 @@ def _name(options: argparse.Namespace) -> str:
 
 
 def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
-    """Returns the sampling that the checkpoint recommends. What else it asks for and a server has not is named."""
+    """Returns the sampling that the checkpoint recommends, after a word on what is ignored."""
     place = options.model or options_lib.DEMO
-    if jlade.load_constraints(place, revision=options.revision):
-        ignored = " and ".join(sorted(generation_settings.OF_BANS))
-        print(f"jlade serve: {ignored} of the model's generation_config.json are ignored", file=sys.stderr, flush=True)
+    if (ignored := model.ignored(place, options.revision)) is not None:
+        print(f"jlade serve: {ignored}", file=sys.stderr, flush=True)
     return jlade.load_sampling(place, revision=options.revision)

@@ -4,7 +4,9 @@ import dataclasses
 import pathlib
 from typing import Literal
 
+from jlade import storage
 from jlade.config import LookaheadConfig, SamplingConfig
+from jlade.conversion import generation_settings
 from jlade.engine import rows
 from jlade.engine.engine import Engine
 from jlade.generation import chat_template
@@ -32,6 +34,13 @@ class Limits:
     max_prediction: int | None = None
     max_grammar: int = rows.GRAMMAR
     max_top_logprobs: int | None = None
+
+
+def ignored(model: str | pathlib.Path, revision: str | None) -> str | None:
+    """Returns a sentence on what a checkpoint asks for and an engine has not; None if there is nothing."""
+    if not storage.load_constraints(model, revision=revision):
+        return None
+    return f"{' and '.join(sorted(generation_settings.OF_BANS))} of the model's generation_config.json are ignored"
 
 
 def make(

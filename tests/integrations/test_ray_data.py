@@ -16,7 +16,7 @@ import pytest
 
 import jlade
 from jlade import cli
-from jlade.integrations.ray import data
+from jlade.integrations.ray import data, serve
 from jlade.integrations.ray.data import Completer
 from jlade.server import records
 from tests.integrations import ray_cluster
@@ -161,6 +161,14 @@ def test_wrong_files_are_refused_before_anything_begins(tmp_path):
 def test_wrong_options_are_refused(options, message, small_demo):
     with pytest.raises(ValueError, match=message):
         Completer(str(small_demo), **options)
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'jlade\[ray\]'"):
+        data.parts(["a.jsonl"], tmp_path / "out")
+    with pytest.raises(ImportError, match=r"pip install 'jlade\[ray\]'"):
+        serve.application({"model": "m"})
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ OPTIONS = {"max_tokens": 6, "temperature": 0}
 @pytest.fixture
 def replica(small_demo, monkeypatch):
     monkeypatch.setattr(Programs, "compile", lambda self, part: None)
+    monkeypatch.setattr(jlade.Engine, "warm_up", lambda self: None)
     return serve.Replica(str(small_demo), **SETTING)
 
 

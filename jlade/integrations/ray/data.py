@@ -35,6 +35,7 @@ from jlade.config import check_int
 from jlade.conversion import location
 from jlade.files import written_whole
 from jlade.generation.results import Generation
+from jlade.integrations.ray import MISSING
 from jlade.integrations.ray import model as model_lib
 from jlade.server import records
 from jlade.server.fields import Body
@@ -93,10 +94,13 @@ def parts(files: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str
 
     Raises:
       ValueError: a file cannot be read, is not UTF-8 or is empty; `output` has files of another job or another `size`.
+      ImportError: Ray is not installed.
     """
-    import ray
-
     check_int("size", size, 1)
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(MISSING.format(error)) from error
     scan = ray.remote(_spans).options(num_cpus=1)
     try:
         found = ray.get([scan.remote(os.fspath(file), os.path.abspath(file), size) for file in files])

@@ -8,6 +8,7 @@ Requests with the same `x-session-id` header go to the same replica, which keeps
 import asyncio
 import dataclasses
 import inspect
+import logging
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,12 +18,14 @@ import jax.numpy as jnp
 
 import jlade
 from jlade.conversion import location
+from jlade.integrations.ray import MISSING
 from jlade.integrations.ray import model as model_lib
 from jlade.server import model as served
 from jlade.server.model import Limits
 
 # Ray's router: a session has a place on a ring of replicas, and another one takes over where its own is full or dead.
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+log = logging.getLogger(__name__)
 HEALTH_SECONDS = 60  # for the answer to a check, as a device may be in the middle of reading a prompt
 
 
@@ -70,6 +73,8 @@ class Replica:
             keys = guard.keys(text, f"api_key_file {api_key_file!r}")
         setting = model_lib.setting(lookahead)
         params, tokenizer = model_lib.load(model, dtype, revision, mesh)
+        if (ignored := served.ignored(model, revision)) is not None:
+            log.warning("%s: %s", model, ignored)
         engine, reader = served.make(
             params,
             tokenizer,
@@ -82,6 +87,7 @@ class Replica:
         self._service = Service(engine, reader, model=name or pathlib.Path(model).name, keys=keys)
         for _ in self._service.compile():
             pass
+        engine.warm_up()  # takes the memory of all rows: too many of them are an error now
         self._probe = jax.jit(jnp.square)
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -104,29 +110,34 @@ def application(args: Mapping[str, Any]) -> Any:
 
     Raises:
       TypeError: `args` has a name that neither has, or no model.
+      ImportError: Ray is not installed.
     """
-    from ray import serve
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise ImportError(MISSING.format(error)) from error
 
     of_deployment = {"min_replicas": 1, "max_replicas": 1, "ray_actor_options": {}}
     of_replica = {name: value for name, value in args.items() if name not in of_deployment}
     of_deployment |= {name: value for name, value in args.items() if name in of_deployment}
     inspect.signature(Replica).bind(**of_replica)
-    fields = {field.name: field.default for field in dataclasses.fields(Limits)}
-    accepted = fields.keys() | inspect.signature(Replica).parameters.keys() - {"limits"}
+    of_limits = {field.name for field in dataclasses.fields(Limits)}
+    accepted = of_limits | inspect.signature(Replica).parameters.keys() - {"limits"}
     if unknown := sorted(of_replica.keys() - accepted):
         raise TypeError(
             f"args must have names of {', '.join(sorted(accepted | of_deployment.keys()))}, got {unknown[0]!r}"
         )
-    rows = of_replica.get("max_sequences", fields["max_sequences"])
+    limits = Limits(**{name: value for name, value in of_replica.items() if name in of_limits})
     deployed = serve.deployment(
         name="jlade",
         # A replica decodes as many requests at once as it has rows, and as many again may wait for one.
         autoscaling_config={
             "min_replicas": of_deployment["min_replicas"],
             "max_replicas": of_deployment["max_replicas"],
-            "target_ongoing_requests": rows,
+            "target_ongoing_requests": limits.max_sequences,
         },
-        max_ongoing_requests=2 * rows,
+        max_ongoing_requests=2 * limits.max_sequences,
+        max_queued_requests=limits.max_waiting,
         request_router_config={"request_router_class": ROUTER},
         health_check_timeout_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=600,  # the longest response
