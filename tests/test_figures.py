@@ -885,7 +885,7 @@ SOURCES: dict[str, dict[str, str]] = {
     },
     "datasets.md": {"95%": SETTING},
     "evaluation.md": {"0.5": SETTING, "95%": SETTING},
-    "install.md": {"3.11": VERSION, "93 MB": "the package index"},
+    "install.md": {"3.11": VERSION, "93 MB": "the package index", "400 MB": "the installed packages, Ray 2.60"},
     "models.md": {
         "1.1": "the size of TinyLlama",
         "3.1": VERSION,
