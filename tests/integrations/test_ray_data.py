@@ -183,7 +183,7 @@ def of_workers(parts, kind, small_demo, ray):
         kind,
         batch_size=1,
         fn_constructor_args=[str(small_demo)],
-        fn_constructor_kwargs=SETTING | {"max_new_tokens": 6},
+        fn_constructor_kwargs=SETTING | {"rows": 1, "max_new_tokens": 6},
         compute=ray.data.ActorPoolStrategy(size=2, max_concurrent_calls_per_actor=2),
     )
     return list(done.iter_rows())
@@ -224,18 +224,22 @@ def test_a_part_is_repeated_after_its_worker_was_killed_or_failed(cluster, small
 @pytest.mark.slow
 def test_a_job_goes_on_after_its_driver_was_killed(cluster, small_demo, texts, tmp_path):
     file = write(tmp_path / "a.jsonl", [{"prompt": prompt} for prompt in PROMPTS * 2])
-    options = ["--output", str(tmp_path / "out"), "--model", str(small_demo), "--size", "2", "--workers", "2"]
-    options += ["--rows", "2", "--lookahead", "tree=7", "--max-new-tokens", "6"]
+    options = ["--output", str(tmp_path / "out"), "--model", str(small_demo), "--size", "2"]
+    options += ["--rows", "1", "--lookahead", "tree=7", "--max-new-tokens", "6"]
     command = [sys.executable, ROOT / "examples" / "ray_batch.py", file, *options]
     command += ["--address", cluster.get_runtime_context().gcs_address]
-    driver = subprocess.Popen(command, env=ray_cluster.environment(), stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [*command, "--workers", "2"], env=ray_cluster.environment(), stdout=subprocess.PIPE, text=True
+    )
     acknowledged = pathlib.Path(next(row["output"] for line in driver.stdout if (row := row_of(line))))
     driver.kill()
     left = [row["output"] for line in driver.stdout if (row := row_of(line))]
     driver.wait()
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in map(pathlib.Path, [acknowledged, *left])}
     assert len(before) < 12, "it was killed in the middle"
-    done = subprocess.run(command, env=ray_cluster.environment(), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [*command, "--workers", "1"], env=ray_cluster.environment(), stdout=subprocess.PIPE, text=True, check=True
+    )
     rows = [row for line in done.stdout.splitlines() if (row := row_of(line))]
     assert len({row["output"] for row in rows}) == len(rows) == 12
     assert {str(path) for path in before} <= {row["output"] for row in rows if row["kept"]}
