@@ -1,7 +1,6 @@
 """A Ray cluster of two workers on this machine, whose processes share the compiled programs of the tests."""
 
 import contextlib
-import os
 
 import jax
 import pytest
@@ -33,8 +32,3 @@ def running():
             yield ray
         finally:
             ray.shutdown()
-
-
-def environment():
-    """Returns the environment of a process that joins the cluster."""
-    return dict(os.environ)

@@ -228,18 +228,14 @@ def test_a_job_goes_on_after_its_driver_was_killed(cluster, small_demo, texts, t
     options += ["--rows", "1", "--lookahead", "tree=7", "--max-new-tokens", "6"]
     command = [sys.executable, ROOT / "examples" / "ray_batch.py", file, *options]
     command += ["--address", cluster.get_runtime_context().gcs_address]
-    driver = subprocess.Popen(
-        [*command, "--workers", "2"], env=ray_cluster.environment(), stdout=subprocess.PIPE, text=True
-    )
+    driver = subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.PIPE, text=True)
     acknowledged = pathlib.Path(next(row["output"] for line in driver.stdout if (row := row_of(line))))
     driver.kill()
     left = [row["output"] for line in driver.stdout if (row := row_of(line))]
     driver.wait()
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in map(pathlib.Path, [acknowledged, *left])}
     assert len(before) < 12, "it was killed in the middle"
-    done = subprocess.run(
-        [*command, "--workers", "1"], env=ray_cluster.environment(), stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = subprocess.run([*command, "--workers", "1"], stdout=subprocess.PIPE, text=True, check=True)
     rows = [row for line in done.stdout.splitlines() if (row := row_of(line))]
     assert len({row["output"] for row in rows}) == len(rows) == 12
     assert {str(path) for path in before} <= {row["output"] for row in rows if row["kept"]}
