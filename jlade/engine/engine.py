@@ -297,6 +297,11 @@ class Engine:
                 request.cancel()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it is open, and its thread works or waits for the first request."""
+        return self._worker.is_alive
+
+    @property
     def num_running(self) -> int:
         """Number of requests that have rows."""
         return self._worker.num_running

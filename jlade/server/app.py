@@ -215,11 +215,17 @@ class Service:
             raise _no_response(name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
-    async def _show_health(self, request: Request) -> Response:
+    def check(self) -> None:
+        """Raises a RequestError if a completion would not be answered."""
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
+        if not self.engine.is_alive:
+            raise RequestError("the engine has ended", status=503)
         if not self.engine.is_ready:
             raise RequestError(f"the server starts: {self.engine.num_left} sets of programs to compile", status=503)
+
+    async def _show_health(self, request: Request) -> Response:
+        self.check()
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:

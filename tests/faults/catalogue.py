@@ -1264,6 +1264,34 @@ FAULTS = (
         "token_ids_cpu.shape[1] - lengths)",
         ("tests/integrations/test_vllm.py::test_rows_of_other_texts_and_a_full_row_get_nothing",),
     ),
+    Fault(
+        "a part of a job on Ray begins with the last record of the part before",
+        "jlade/integrations/ray/data.py",
+        "begin, first, count = place, line, 0",
+        "begin, first, count = place - len(content), line, 0",
+        ("tests/integrations/test_ray_data.py::test_the_parts_have_the_records_of_the_files",),
+    ),
+    Fault(
+        "a part that is there is kept whatever options it was made with",
+        "jlade/integrations/ray/data.py",
+        "or not records.is_line_of(identities[number - 1], line)",
+        "or not records.is_line_of({}, line)",
+        ("tests/integrations/test_ray_data.py::test_a_part_that_is_there_is_kept_if_it_is_the_same",),
+    ),
+    Fault(
+        "each part of a job on Ray draws the noise of the first one",
+        "jlade/integrations/ray/data.py",
+        "self._read(record, first + index) for index, record in job",
+        "self._read(record, index) for index, record in job",
+        ("tests/integrations/test_ray_data.py::test_each_line_is_that_of_the_command",),
+    ),
+    Fault(
+        "a replica whose engine has ended is healthy",
+        "jlade/engine/worker.py",
+        "return not self.closed and (self._thread is None or self._thread.is_alive())",
+        "return self._thread is None or self._thread.is_alive()",
+        ("tests/integrations/test_ray_serve.py::test_a_replica_is_ill_when_its_engine_has_ended_or_its_device_fails",),
+    ),
     # The costs of steps.
     Fault(
         "the memory of a device is read at a thousandth of its rate",
