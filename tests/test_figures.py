@@ -13,12 +13,15 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
 import pytest
 
 import jlade
 from benchmarks import scaling
 from jlade.config import LookaheadConfig
+from jlade.conversion.tensors import param_shapes
 from jlade.costs import settings
+from jlade.costs.devices import DEVICES
 from jlade.costs.work import Layout
 from jlade.evaluation.scaling import SIZES
 from jlade.evaluation.statistics import LogFit, fit_log
@@ -416,6 +419,44 @@ def three_digits(number: float) -> str:
     return f"{number:#.3g}".rstrip(".")
 
 
+def hosts() -> Iterator[str]:
+    """A billion prompts of 512 tokens and texts of 256 on 64 machines of eight H100s, by scaling.md."""
+    prompts, machines, workers, size = 1e9, 64, 4, 10_000
+    (found,) = [
+        each
+        for each in read("scaling")["batches"]
+        if (each["model"], each["device"], each["count"], each["batch_size"]) == ("8b", "h100", 8, 128)
+    ]
+    assert found["mesh"] == [workers, 1, 2]
+    speed, sheet = found["tokens_per_second"], DEVICES["h100"]
+    parameters = sum(math.prod(each.shape) for each in jax.tree.leaves(param_shapes(scaling.EIGHT, "bfloat16")))
+    reading = 2 * parameters * 512 / (8 * 0.8 * 1e12 * sheet.tflops)  # seconds of a machine for a prompt
+    texts, read_all = prompts * 256 / speed / 3600, prompts * reading / 3600
+    whole = texts + read_all
+    part = size * workers * (256 / speed + reading)  # seconds of a worker
+    yield row(
+        "tokens of a machine in a second, texts alone", "[scaling.md](scaling.md#estimates): 128 texts", f"{speed:,.0f}"
+    )
+    yield row("texts", f"1,000,000,000 x 256 / {speed:,.0f} s", f"{texts:,.0f} machine-hours")
+    yield row(
+        "prompts",
+        f"2 x {parameters / 1e9:.2f} billion parameters x 512 operations at 0.8 of eight times {sheet.tflops:.0f} "
+        f"TFLOP/s: {1000 * reading:.2f} ms each",
+        f"{read_all:,.0f} machine-hours",
+    )
+    yield row("together on 64 machines", f"({texts:,.0f} + {read_all:,.0f}) / 64", f"{whole / machines:.0f} hours")
+    yield row("parts of 10,000 records", "1,000,000,000 / 10,000", f"{prompts / size:,.0f}")
+    yield row(
+        "a part, on one of a machine's four workers",
+        f"4 x 10,000 x (256 / {speed:,.0f} s + {1000 * reading:.2f} ms)",
+        f"{part / 60:.1f} minutes",
+    )
+    yield row("results", "1,000,000,000 lines of 5 kB, assumed", "5 TB in 100,000 files")
+    yield f"the two parts that it had are repeated: at most {2 * part / 60:.0f} minutes of one worker"
+    failures = whole / 1000
+    yield f"{failures:.1f} failures take {failures * 2 * part / 3600:.1f} machine-hours in all"
+
+
 def scaling_page() -> Iterator[str]:
     found = read("scaling")
     yield from scaling.table(found["streams"], "count")
@@ -793,6 +834,7 @@ FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "choosing.md": choosing,
     "engine.md": engine,
     "grammar.md": grammar,
+    "hosts.md": hosts,
     "how_it_works.md": how_it_works,
     "models.md": models,
     "scaling.md": scaling_page,
@@ -854,7 +896,7 @@ SOURCES: dict[str, dict[str, str]] = {
     },
     "datasets.md": {"95%": SETTING},
     "evaluation.md": {"0.5": SETTING, "95%": SETTING},
-    "install.md": {"3.11": VERSION, "93 MB": "the package index"},
+    "install.md": {"3.11": VERSION, "93 MB": "the package index", "400 MB": "the installed packages, Ray 2.60"},
     "models.md": {
         "1.1": "the size of TinyLlama",
         "3.1": VERSION,

@@ -12,15 +12,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 import jlade
 from jlade import mesh
-from jlade.cli import distributed, progress, records, status
+from jlade.cli import distributed, progress, status
 from jlade.cli import options as options_lib
 from jlade.cli.options import Prompt
-from jlade.cli.records import Record
 from jlade.config import check_int
 from jlade.files import append_line
 from jlade.generation import text
@@ -29,7 +26,9 @@ from jlade.generation.prompts import SMALLEST_CAPACITY, round_up
 from jlade.generation.results import NOT_FINITE
 from jlade.generation.stopping import MOST_NEW_TOKENS
 from jlade.models.llama import LlamaParams
+from jlade.server import records
 from jlade.server.protocol import Asked
+from jlade.server.records import Record
 
 Line = dict[str, Any]  # of --json
 Result = tuple["_Item", jlade.Generation | None]  # None for a prompt that cannot be completed
@@ -141,7 +140,10 @@ def _read(options: argparse.Namespace) -> tuple[Keywords, list[Prompt | Record]]
     request["grammar"] = options_lib.grammar(options)
     prompts: list[Prompt | Record] = []
     for name, has_records in zip(names, of_records, strict=True):
-        prompts += records.read(name) if has_records else options_lib.read_prompts(name, options.lines)
+        if has_records:
+            prompts += records.parse(name, options_lib.read(name))
+        else:
+            prompts += options_lib.read_prompts(name, options.lines)
     return request, prompts
 
 
@@ -152,8 +154,9 @@ def _prepare(
     options: argparse.Namespace,
 ) -> tuple[_Job, int]:
     """Returns the job, and the number of its prompts that the file of --output has."""
-    reader = records.Reader(params, request, functools.partial(options_lib.find, options))
-    checked = (_check(params, prompt, number, request, options, reader) for number, prompt in enumerate(prompts))
+    directory, capacity = functools.partial(options_lib.find, options), params.decoder.max_positions
+    reader, ids = records.Reader(params, request, directory, capacity), records.CustomIds()
+    checked = (_check(params, prompt, number, request, options, reader, ids) for number, prompt in enumerate(prompts))
     items = [item for item in checked if item is not None]
     asked = (item.asked for item in items if item.asked is not None)
     request |= {"logprobs": options.logprobs or any(each.options.get("logprobs") for each in asked)}
@@ -205,6 +208,7 @@ def _check(
     request: Keywords,
     options: argparse.Namespace,
     reader: records.Reader,
+    custom_ids: records.CustomIds,
 ) -> _Item | None:
     """Returns the prompt with its tokens, or with its error if --skip-invalid is given.
 
@@ -213,6 +217,7 @@ def _check(
     asked = None
     try:
         if isinstance(prompt, Record):
+            custom_ids.add(prompt)
             ids, own, asked = reader.read(prompt)
         else:
             ids = text.encode(request["tokenizer"], prompt.text)
@@ -227,8 +232,7 @@ def _check(
             return None
         return _Item(prompt, number, [], {}, None, str(error))
     # The first prompt has the key of `jlade PROMPT`, and so the same text.
-    key = request["key"]
-    return _Item(prompt, number, ids, {"key": jax.random.fold_in(key, number) if number else key} | own, asked, None)
+    return _Item(prompt, number, ids, {"key": records.key(request["key"], number)} | own, asked, None)
 
 
 def _own(params: LlamaParams, ids: list[int], request: Keywords) -> Keywords:
@@ -256,7 +260,7 @@ def _stream(job: _Job, item: _Item) -> str | None:
 def _with_engine(job: _Job, items: list[_Item]) -> Iterator[Result]:
     """Completes prompts in the rows of an engine and yields the results, also of those that cannot be completed."""
     valid = [item for item in items if item.error is None]
-    options = job.request | _together(valid)
+    options = job.request | records.together([item.options for item in valid])
     del options["constraint"]
     of_engine = {name: options.pop(name) for name in ("tokenizer", "lookahead", "kv_dtype")}
     longest = max((len(item.ids) + item.options["max_new_tokens"] for item in valid), default=0)
@@ -276,7 +280,8 @@ def _with_batch(job: _Job, items: list[_Item]) -> Iterator[Result]:
     if valid:
         # The first prompt fills up the batch, as programs are compiled for a batch size.
         filled = valid + valid[:1] * (job.batch_size - len(valid))
-        out = jlade.generate(job.params, [item.ids for item in filled], **(job.request | _together(filled)))
+        options = job.request | records.together([item.options for item in filled])
+        out = jlade.generate(job.params, [item.ids for item in filled], **options)
     sequence = itertools.count()
     for item in items:
         yield item, None if item.error is not None else _one(out, next(sequence))
@@ -289,39 +294,16 @@ def _one(out: jlade.Generation, i: int) -> jlade.Generation:
     return dataclasses.replace(out, **arrays)
 
 
-def _together(items: list[_Item]) -> Keywords:
-    """Returns the options of several prompts, one for each."""
-    if not items:
-        return {}
-    together = {name: [item.options[name] for item in items] for name in items[0].options}
-    keys = np.stack([jax.random.key_data(key) for key in together["key"]])
-    return together | {"key": jax.random.wrap_key_data(jnp.asarray(keys))}
-
-
 def _line(job: _Job, item: _Item, out: jlade.Generation | None, options: argparse.Namespace) -> Line:
     """Returns the result of a prompt as a line of --json."""
-    line, asked = _identity(item.prompt, job.given), item.asked
-    if out is not None and not (options.logprobs if asked is None else asked.options.get("logprobs")):
-        out = dataclasses.replace(out, logprobs=None)  # another prompt asked for them
-    if isinstance(item.prompt, Record) and item.prompt.is_of_batch:
-        if asked is None or out is None:
-            return line | records.refusal(item.error or "")
-        return line | records.response(item.prompt, asked, out, job.request)
-    line |= {"error": item.error} if out is None else _completion(out)
+    if isinstance(item.prompt, Record):
+        line = records.result(item.prompt, job.given, job.request, item.asked, out, item.error)
+        if item.prompt.is_of_batch:
+            return line
+    else:
+        line = _identity(item.prompt, job.given)
+        line |= {"error": item.error} if out is None else records.completion(out, options.logprobs)
     return line if options.output else {name: value for name, value in line.items() if name != "options"}
-
-
-def _completion(out: jlade.Generation) -> Line:
-    length = int(out.lengths[0])
-    completion = {
-        "text": out.text[0],
-        "token_ids": out.tokens[0, :length].tolist(),
-        "finish_reason": out.finish_reason[0],
-        "tokens": length,
-        "steps": int(out.steps[0]),
-        "compression": float(out.compression[0]),
-    }
-    return completion if out.logprobs is None else completion | {"logprobs": out.logprobs[0, :length].tolist()}
 
 
 def _write(job: _Job, line: str) -> None:
@@ -338,7 +320,7 @@ def _num_done(path: pathlib.Path, job: list[_Item], given: Line) -> int:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]
     for number, line in enumerate(whole, start=1):
-        if number > len(job) or not _is_line_of(job[number - 1].prompt, given, line):
+        if number > len(job) or not records.is_line_of(_identity(job[number - 1].prompt, given), line):
             raise ValueError(
                 f"{path}:{number} is not the record of this job's prompt {number} with these options; name another "
                 "file, or remove this one"
@@ -346,14 +328,6 @@ def _num_done(path: pathlib.Path, job: list[_Item], given: Line) -> int:
     with path.open("a", encoding="utf-8") as file:  # also shows whether it can be written
         file.truncate(sum(map(len, whole)))
     return len(whole)
-
-
-def _is_line_of(prompt: Prompt | Record, given: Line, line: bytes) -> bool:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and _identity(prompt, given).items() <= found.items()
 
 
 def _identity(prompt: Prompt | Record, given: Line) -> Line:

@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING
 import jlade
 from jlade.cli import options as options_lib
 from jlade.config import check_int
-from jlade.conversion import generation_settings
-from jlade.engine import rows
-from jlade.generation import chat_template
-from jlade.generation.chat_template import ChatTemplate
-from jlade.generation.text import Tokenizer
 from jlade.mesh import DATA
-from jlade.models.llama import LlamaParams
-from jlade.server.protocol import MOST_CHOICES, Reader
+from jlade.server import model
+from jlade.server.model import MAX_PREDICTION, MOST_OF_CHAT, MOST_OF_COMPLETION, REMEMBER, Limits
 
 if TYPE_CHECKING:
     from jlade.server.keeping import Keeper
     from jlade.server.lifecycle import Loading
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "transformers", "jinja2")
-MAX_PREDICTION = 1024
-REMEMBER = 2**24
-MOST_OF_CHAT, MOST_OF_COMPLETION = 20, 5  # alternatives of a token, as OpenAI's
+LIMITS = Limits()  # by default
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,13 +53,28 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--name", help="name of the model in the interface (default: the last part of MODEL)")
     result.add_argument("--template", metavar="FILE", help="Jinja chat template (default: the model's own)")
     result.add_argument(
-        "--max-sequences", type=int, default=8, metavar="B", help="requests decoded at once (default: %(default)s)"
+        "--max-sequences",
+        type=int,
+        default=LIMITS.max_sequences,
+        metavar="B",
+        help="requests decoded at once (default: %(default)s)",
     )
     result.add_argument(
         "--capacity", type=int, metavar="C", help="most tokens of a prompt and its text (default: up to 4096)"
     )
     result.add_argument(
-        "--max-waiting", type=int, default=1024, metavar="N", help="requests that may wait (default: %(default)s)"
+        "--max-waiting",
+        type=int,
+        default=LIMITS.max_waiting,
+        metavar="N",
+        help="requests that may wait (default: %(default)s)",
+    )
+    result.add_argument(
+        "--cache-tokens",
+        type=int,
+        metavar="N",
+        help="tokens whose keys and values are held at once, of all requests and of what is kept for later ones; with "
+        "fewer, requests wait while there are too few (default: --capacity for each of --max-sequences)",
     )
     result.add_argument(
         "--max-prediction",
@@ -90,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--max-grammar",
         type=int,
-        default=rows.GRAMMAR,
+        default=LIMITS.max_grammar,
         metavar="N",
         help="most entries of the table of a grammar, each of 4 bytes in every row, 0 to refuse grammars and tools "
         "(default: %(default)s)",
@@ -118,10 +126,11 @@ def run(options: argparse.Namespace) -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f'the server needs {", ".join(missing)}: pip install "jlade[serve]"')
-    from jlade.server import lifecycle
+    from jlade.server import guard, lifecycle
 
     _check(options)
-    keys = [] if options.api_key_file is None else _read_keys(options.api_key_file)
+    file = options.api_key_file
+    keys = [] if file is None else guard.keys(options_lib.read(file), f"--api-key-file {file}")
     template = None if options.template is None else options_lib.read(options.template)
     with lifecycle.bind(options.host, options.port) as bound:
         if not keys and not lifecycle.is_loopback(bound):
@@ -181,10 +190,19 @@ def _start(
 
     say(f"{_name(options)} is being loaded, to serve it at {url}")
     params, tokenizer = options_lib.load(options)
-    engine = _engine(params, tokenizer, options)
+    engine, reader = model.make(
+        params,
+        tokenizer,
+        options_lib.find(options),
+        _sampling(options),
+        _limits(options),
+        lookahead=options_lib.lookahead(options),
+        kv_dtype=options.kv_dtype,
+        corpus=None if options.corpus is None else jlade.load_corpus(options.corpus),
+        template=template,
+    )
     if options.drafts is not None:
         keepers.append(Keeper(engine, options.drafts))
-    reader = _reader(params, tokenizer, engine.capacity, template, options)
     service = Service(engine, reader, model=_name(options), keys=keys, seconds=options.timeout)
     parts, total = service.compile(), engine.num_left
     if options.warm_up:
@@ -208,20 +226,20 @@ def _check(options: argparse.Namespace) -> None:
             f"--max-sequences must be a multiple of {groups}, the size of data in --mesh, got {options.max_sequences}"
         )
     options.batch_size = options.max_sequences
-    if options.drafts is not None and not _remember(options):
+    if options.drafts is not None and not _limits(options).given(options_lib.lookahead(options)).remember:
         raise ValueError("--drafts needs answers to keep: --remember above 0, and a lookahead with a tree")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to {2**16 - 1}, got {options.port}")
+    check_int("--max-grammar", options.max_grammar, 0)
+    for name in ("remember", "max_prediction", "max_top_logprobs"):
+        if getattr(options, name) is not None:
+            check_int(f"--{name.replace('_', '-')}", getattr(options, name), 0)
     if not options.timeout > 0:
         raise ValueError(f"--timeout must be above 0, got {options.timeout:g}")
 
 
-def _read_keys(file: str) -> list[str]:
-    """Returns the keys in a file."""
-    keys = [line.strip() for line in options_lib.read(file).splitlines() if line.strip()]
-    if not keys or not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
-        raise ValueError(f"--api-key-file {file} must hold a key of printable ASCII characters in each line")
-    return keys
+def _limits(options: argparse.Namespace) -> Limits:
+    return Limits(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Limits)})
 
 
 def _name(options: argparse.Namespace) -> str:
@@ -230,69 +248,9 @@ def _name(options: argparse.Namespace) -> str:
     return options.name or pathlib.Path(model).name.removesuffix(".gguf")
 
 
-def _reader(
-    params: LlamaParams, tokenizer: Tokenizer, capacity: int, template: str | None, options: argparse.Namespace
-) -> Reader:
-    """Returns the reader of bodies. The controls that they do not give are the checkpoint's, or OpenAI's."""
-    of_chat = chat_template.load_tokenizer(options_lib.find(options))
-    has_template = template is not None or of_chat.chat_template is not None
-    sampling = jlade.load_sampling(options.model or options_lib.DEMO, revision=options.revision)
-    if jlade.load_constraints(options.model or options_lib.DEMO, revision=options.revision):
-        ignored = " and ".join(sorted(generation_settings.OF_BANS))
-        print(f"jlade serve: {ignored} of the model's generation_config.json are ignored", file=sys.stderr, flush=True)
-    return Reader(
-        tokenizer=tokenizer,
-        chat_template=ChatTemplate(of_chat, template) if has_template else None,
-        vocab_size=params.decoder.vocab_size,
-        eos_ids=params.decoder.eos_ids,
-        stop=params.decoder.stop_strings,
-        sampling=sampling if sampling.temperature else dataclasses.replace(sampling, temperature=1.0),
-        capacity=capacity,
-        max_prediction=_max_prediction(options),
-        max_top_logprobs=_max_top_logprobs(options),
-        max_logprobs=MOST_OF_COMPLETION if options.max_top_logprobs is None else options.max_top_logprobs,
-        max_choices=min(MOST_CHOICES, options.max_waiting),
-    )
-
-
-def _engine(params: LlamaParams, tokenizer: Tokenizer, options: argparse.Namespace) -> jlade.Engine:
-    return jlade.Engine(
-        params,
-        tokenizer,
-        max_sequences=options.max_sequences,
-        capacity=options.capacity,
-        lookahead=options_lib.lookahead(options),
-        kv_dtype=options.kv_dtype,
-        max_waiting=options.max_waiting,
-        max_prediction=_max_prediction(options),
-        corpus=None if options.corpus is None else jlade.load_corpus(options.corpus),
-        remember=_remember(options),
-        max_grammar=check_int("--max-grammar", options.max_grammar, 0),
-        max_top_logprobs=_max_top_logprobs(options),
-    )
-
-
-def _max_top_logprobs(options: argparse.Namespace) -> int:
-    """Returns the most alternatives of a token that a request may ask for."""
-    if options.max_top_logprobs is None:
-        return MOST_OF_CHAT
-    return check_int("--max-top-logprobs", options.max_top_logprobs, 0)
-
-
-def _max_prediction(options: argparse.Namespace) -> int:
-    """Returns the most tokens of a prediction, by default none for a setting without a tree."""
-    if options.max_prediction is not None:
-        return check_int("--max-prediction", options.max_prediction, 0)
-    return MAX_PREDICTION if _has_tree(options) else 0
-
-
-def _remember(options: argparse.Namespace) -> int:
-    """Returns the bytes of remembered texts, by default none for a setting without a tree."""
-    if options.remember is not None:
-        return check_int("--remember", options.remember, 0)
-    return REMEMBER if _has_tree(options) else 0
-
-
-def _has_tree(options: argparse.Namespace) -> bool:
-    lookahead = options_lib.lookahead(options)
-    return lookahead == "auto" or (lookahead is not None and bool(lookahead.tree_size))
+def _sampling(options: argparse.Namespace) -> jlade.SamplingConfig:
+    """Returns the sampling that the checkpoint recommends, after a word on what is ignored."""
+    place = options.model or options_lib.DEMO
+    if (ignored := model.ignored(place, options.revision)) is not None:
+        print(f"jlade serve: {ignored}", file=sys.stderr, flush=True)
+    return jlade.load_sampling(place, revision=options.revision)

@@ -372,6 +372,11 @@ class Engine:
         return remembered_file.identity(self._options.tokenizer, self._config.decoder.vocab_size)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it is open, and its thread works or waits for the first request."""
+        return self._worker.is_alive
+
+    @property
     def num_running(self) -> int:
         """Number of requests that have rows."""
         return self._worker.num_running

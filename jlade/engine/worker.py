@@ -55,6 +55,11 @@ class Worker:
         self.closed = False
 
     @property
+    def is_alive(self) -> bool:
+        """Whether requests are accepted, and the thread that takes them has not died."""
+        return not self.closed and (self._thread is None or self._thread.is_alive())
+
+    @property
     def num_running(self) -> int:
         """Number of requests that have rows."""
         with self._changed:

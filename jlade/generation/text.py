@@ -258,13 +258,16 @@ class Detokenizer:
       tokenizer: the tokenizer of the tokens.
       stop: stop strings; one that the last token completes is cut off.
       with_special: whether the text has special tokens, as the texts of grammars do.
+      keeps_stop: whether the text ends after the stop string, not before it.
 
     Attributes:
       stopped: whether a stop string was cut off.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), with_special: bool = False):
-        self.stopped = False
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), with_special: bool = False, keeps_stop: bool = False
+    ):
+        self.stopped, self._keeps_stop = False, keeps_stop
         spelled = token_bytes(tokenizer)
         self._bytes_of = spelled.in_grammar if with_special else spelled.__getitem__
         self._stop = [string.encode() for string in stop]
@@ -276,21 +279,21 @@ class Detokenizer:
         new = [self._bytes_of(i) for i in ids]
         text = self._held + b"".join(new)
         if last:
-            cut = find_stop(text, len(text) - len(new[-1]), self._stop) if new else None
-            self.stopped = cut is not None
-            end = len(text) if cut is None else cut
+            found = find_stop(text, len(text) - len(new[-1]), self._stop) if new else None
+            self.stopped = found is not None
+            end = len(text) if found is None else found[self._keeps_stop]
         else:
             end = len(text) - _length_of_beginning(text, self._stop)
         self._held = text[end:]
         return self._decoder.decode(text[:end], final=last)
 
 
-def find_stop(text: bytes, begin: int, stop: Sequence[bytes]) -> int | None:
-    """Returns the start of the first stop string that ends after `begin`; of several that end there, of the longest."""
+def find_stop(text: bytes, begin: int, stop: Sequence[bytes]) -> tuple[int, int] | None:
+    """Returns the place of the first stop string that ends after `begin`; of several that end there, of the longest."""
     for end in range(begin + 1, len(text) + 1):
         lengths = [len(string) for string in stop if text.endswith(string, 0, end)]
         if lengths:
-            return end - max(lengths)
+            return end - max(lengths), end
     return None
 
 

@@ -22,14 +22,17 @@ import jlade
 from jlade.engine.engine import Engine
 from jlade.generation import text as text_lib
 from jlade.generation.results import Generation
+from jlade.generation.text import Tokenizer
 from jlade.server import choices as choices_lib
-from jlade.server import fields, guard, page, responses
+from jlade.server import fields, guard, items, page, responses, tokens
 from jlade.server.choices import Choices
 from jlade.server.fields import Body, RequestError
 from jlade.server.guard import Guard
+from jlade.server.item_events import ItemsWriter
 from jlade.server.metrics import Metrics
-from jlade.server.protocol import Asked, Reader
+from jlade.server.protocol import AskedT, Reader
 from jlade.server.responses import Writer
+from jlade.server.tokens import TokensWriter
 
 SECONDS = 600.0  # for a response, by default
 SHORT = 2**16  # bytes of a body
@@ -62,13 +65,19 @@ class Service:
         self._created = int(time.time())
         self._active: set[Choices] = set()
         self._is_draining = False
+        self._store = items.Store()
         # One thread reads short bodies and one long ones, so that no short one waits for a long one, nor for a grammar.
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"jlade {kind}") for kind in ("reader", "long reader", "grammars")
         ]
+        complete = functools.partial(functools.partial, self._complete)
         routes: list[tuple[str, str, Endpoint]] = [
-            ("POST", "/v1/chat/completions", functools.partial(self._complete, reader.chat)),
-            ("POST", "/v1/completions", functools.partial(self._complete, reader.completion)),
+            ("POST", "/v1/chat/completions", complete(reader.chat, Writer)),
+            ("POST", "/v1/completions", complete(reader.completion, Writer)),
+            ("POST", "/v1/responses", complete(functools.partial(items.read, reader, self._store), ItemsWriter)),
+            ("GET", "/v1/responses/{name}", self._show_response),
+            ("DELETE", "/v1/responses/{name}", self._remove_response),
+            ("POST", "/inference/v1/generate", complete(functools.partial(tokens.read, reader), TokensWriter)),
             ("GET", "/v1/models", self._list_models),
             ("GET", "/v1/models/{model:path}", self._show_model),
             ("POST", "/tokenize", self._tokenize),
@@ -104,7 +113,9 @@ class Service:
             if choices.is_waiting:
                 choices.cancel()
 
-    async def _complete(self, read: Callable[[Body], Asked], request: Request) -> Response:
+    async def _complete(
+        self, read: Callable[[Body], AskedT], writing: Callable[[AskedT, str, Tokenizer, str], Writer], request: Request
+    ) -> Response:
         asked = await self._read(request, read)
         if asked.grammar is not None:
             work = asyncio.get_running_loop().run_in_executor(self._threads[2], self.reader.with_grammar, asked)
@@ -114,7 +125,7 @@ class Service:
         if (key := asked.options.get("remember_key")) is not None:
             own = guard.compartment(request.scope, key)
             asked = dataclasses.replace(asked, options=asked.options | {"remember_key": own})
-        writer = Writer(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
+        writer = writing(asked, self._model, self.reader.tokenizer, guard.request_id(request.scope))
         choices = Choices(self.engine, asked, self._metrics, self._seconds)
         self._active.add(choices)
         if asked.stream:
@@ -130,17 +141,18 @@ class Service:
         generations: dict[int, Generation] = {}
         try:
             for chunk in writer.begin():
-                yield responses.event(chunk)
+                yield writer.event(chunk)
             async with contextlib.aclosing(choices.pieces()) as pieces:
                 async for index, piece in pieces:
                     if piece.generation is not None:
                         generations[index] = piece.generation
                     for chunk in writer.chunks(index, piece):
-                        yield responses.event(chunk)
+                        yield writer.event(chunk)
             for chunk in writer.end(list(generations.values()), choices.num_cached):
-                yield responses.event(chunk)
+                yield writer.event(chunk)
         except Exception as error:
-            yield responses.event(_in_openai_form(error).body)
+            for chunk in writer.failed(_in_openai_form(error)):
+                yield writer.event(chunk)
         yield responses.DONE
 
     def _end(self, choices: Choices) -> None:
@@ -194,11 +206,30 @@ class Service:
         self._check_model(request.path_params["model"])
         return JSONResponse(self._of_model())
 
-    async def _show_health(self, request: Request) -> Response:
+    async def _show_response(self, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise RequestError("stream must be false: a stored response has no events", "stream")
+        turn = self._store.find(name := request.path_params["name"])
+        if turn is None:
+            raise _no_response(name)
+        return JSONResponse(turn.response)
+
+    async def _remove_response(self, request: Request) -> Response:
+        if not self._store.remove(name := request.path_params["name"]):
+            raise _no_response(name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    def check(self) -> None:
+        """Raises a RequestError if a completion would not be answered."""
         if self._is_draining:
             raise RequestError("the server is shutting down", status=503)
+        if not self.engine.is_alive:
+            raise RequestError("the engine has ended", status=503)
         if not self.engine.is_ready:
             raise RequestError(f"the server starts: {self.engine.num_left} sets of programs to compile", status=503)
+
+    async def _show_health(self, request: Request) -> Response:
+        self.check()
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:
@@ -209,6 +240,10 @@ class Service:
 
     async def _show_page(self, request: Request) -> Response:
         return HTMLResponse(page.text(), headers=page.headers())
+
+
+def _no_response(name: str) -> RequestError:
+    return RequestError(f"there is no stored response {name!r:.100}", "response_id", "response_not_found", 404)
 
 
 class _Events(StreamingResponse):

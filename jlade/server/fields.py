@@ -3,8 +3,9 @@
 import contextlib
 import gc
 import json
+import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 Body = dict[str, Any]
@@ -23,6 +24,13 @@ class RequestError(Exception):
         kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
         self.status = status
         self.body: Body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def renamed(self, names: Mapping[str, str]) -> "RequestError":
+        """Returns the error of a body that has these fields under other names."""
+        message, _, param, code = self.body["error"].values()
+        given = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+        message, param = (text and given.sub(lambda found: names[found[0]], text) for text in (message, param))
+        return RequestError(message, param, code, self.status)
 
 
 def parse(data: bytes, name: str = "the body") -> Body:

@@ -68,6 +68,18 @@ class Guard:
             raise _too_large()
 
 
+def keys(text: str, source: str) -> list[str]:
+    """Returns the keys in the text of a file; errors call it `source`.
+
+    Raises:
+      ValueError: there is no key in a line of its own, or one that a header cannot have.
+    """
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    if not found or not all(key.isascii() and key.isprintable() and " " not in key for key in found):
+        raise ValueError(f"{source} must hold a key of printable ASCII characters in each line")
+    return found
+
+
 def request_id(scope: Scope) -> str:
     """Returns the id of a request: the client's, if it is short and printable, else a new one."""
     given = Headers(scope=scope).get(ID, "")

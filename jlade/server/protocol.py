@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from jlade.config import CONTROLS, WITHOUT_FILTERS, SamplingConfig
 from jlade.generation import constraining
@@ -13,8 +13,10 @@ from jlade.generation.least_tokens import LeastTokens
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.generation.text import Tokenizer
 from jlade.server import fields, structured, tools, unsupported
+from jlade.server import shown as shown_lib
 from jlade.server.fields import Body, RequestError
 from jlade.server.forms import Form
+from jlade.server.shown import Shown
 from jlade.server.tools import Tools
 
 MOST_CHOICES = 128  # of a body, by default
@@ -26,9 +28,11 @@ MOST_COMPLETION_TOKENS = 16  # of a completion that states no limit, as in OpenA
 OF_BOTH = {
     "ignore_eos", "jlade", "logit_bias", "logprobs", "max_tokens", "min_tokens", "model", "n", "prediction",
     "prompt_cache_key", "remember", "seed", "speculative", "stop", "stop_token_ids", "stream", "stream_options",
-    *CONTROLS, *structured.FIELDS,
+    *CONTROLS, *structured.FIELDS, *shown_lib.FIELDS,
 }  # fmt: skip
-OF_CHAT = OF_BOTH | {"max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs"}
+OF_CHAT = OF_BOTH | {
+    "input_ids", "max_completion_tokens", "messages", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs",
+}  # fmt: skip
 OF_COMPLETION = OF_BOTH | {"echo", "prompt"}
 # Roles, with those of templates, and the fields of a message that templates may use beside role, content and calls.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -51,6 +55,8 @@ class Asked:
       echo: the texts of the prompts if the response is to repeat them, else empty.
       num_predicted: tokens of the prediction, 0 without one.
       steps: whether the response shows the text of each step.
+      shown: the facts of tokens that the response shows.
+      field: that the prompts were read from.
     """
 
     is_chat: bool
@@ -67,6 +73,8 @@ class Asked:
     echo: list[str]
     num_predicted: int
     steps: bool
+    shown: Shown
+    field: str
 
     def max_new_tokens(self, prompt: Sequence[int], capacity: int) -> int:
         """Returns the most new tokens after a prompt; without a limit as many as fit.
@@ -76,9 +84,11 @@ class Asked:
         """
         limit = max(1, capacity - len(prompt)) if self.limit is None else self.limit
         if len(prompt) + limit > capacity:
-            field = "messages" if self.is_chat else "prompt"
-            raise fields.too_long(field, f"{len(prompt)} tokens and {limit} new ones", capacity)
+            raise fields.too_long(self.field, f"{len(prompt)} tokens and {limit} new ones", capacity)
         return limit
+
+
+AskedT = TypeVar("AskedT", bound=Asked)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +130,8 @@ class Reader:
         unsupported.refuse(body, unsupported.OF_CHATS)
         unsupported.say_ignored(body, OF_CHAT | unsupported.OF_CHATS.keys())
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        logprobs, top = fields.boolean(body, "logprobs"), self._top(body, "top_logprobs", self.max_top_logprobs)
+        most = self.max_top_logprobs
+        logprobs, top = fields.boolean(body, "logprobs"), shown_lib.alternatives(body, "top_logprobs", most)
         if top and not logprobs:
             raise fields.refused("logprobs", body.get("logprobs"), f"true with top_logprobs={top}")
         asked = tools.read(body)
@@ -128,10 +139,10 @@ class Reader:
             body,
             is_chat=True,
             tools=None if asked is None else (self._form, asked),
-            prompts=[self._conversation(body, None if asked is None else asked.given)],
+            prompts=[self._chat_prompt(body, None if asked is None else asked.given)],
             n=self._num_choices(body, 1),
             limit=fields.integer(body, limit, None, 1),
-            logprobs={"logprobs": True, "top_logprobs": top or 0} if logprobs else {},
+            shown=shown_lib.read(body, (top or 0) if logprobs else None, most),
             echo=[],
         )
 
@@ -143,7 +154,10 @@ class Reader:
         """
         unsupported.refuse(body, unsupported.OF_COMPLETIONS)
         unsupported.say_ignored(body, OF_COMPLETION | unsupported.OF_COMPLETIONS.keys())
-        top, is_echoed = self._top(body, "logprobs", self.max_logprobs), fields.boolean(body, "echo")
+        is_echoed = fields.boolean(body, "echo")
+        if isinstance(logprobs := body.get("logprobs"), bool):  # as in a chat
+            body = body | {"logprobs": 1 if logprobs else None}
+        top = shown_lib.alternatives(body, "logprobs", self.max_logprobs)
         if is_echoed and top is not None and body.get("stream"):
             raise fields.refused("stream", True, "false for the log-probabilities of an echoed prompt")
         prompts, is_list = _prompts(body.get("prompt"))
@@ -158,11 +172,11 @@ class Reader:
             prompts=[self._encode(name, one) for name, one in given.items()],
             n=n,
             limit=fields.integer(body, "max_tokens", MOST_COMPLETION_TOKENS, 1),
-            logprobs={} if top is None else {"logprobs": True, "top_logprobs": top, "prompt_logprobs": is_echoed},
+            shown=shown_lib.read(body, top, self.max_logprobs),
             echo=[self._text(one) for one in given.values()] if is_echoed else [],
         )
 
-    def with_grammar(self, asked: Asked) -> Asked:
+    def with_grammar(self, asked: AskedT) -> AskedT:
         """Returns the same with the grammar among its options. Its table is made, which may take seconds, and kept.
 
         Raises:
@@ -200,7 +214,7 @@ class Reader:
         Raises:
           RequestError: as `chat` does.
         """
-        return text_lib.decode_with_special(self.tokenizer, self._token_ids("tokens", body.get("tokens")))
+        return text_lib.decode_with_special(self.tokenizer, self.token_ids("tokens", body.get("tokens")))
 
     @functools.cached_property
     def _least(self) -> LeastTokens:
@@ -232,6 +246,16 @@ class Reader:
         except ValueError as error:
             raise RequestError(str(error), "tools") from error
 
+    def _chat_prompt(self, body: Body, given_tools: list[Body] | None) -> list[int]:
+        """Returns the token ids of `messages`, or `input_ids`, with which a client has rendered them, as in SGLang."""
+        ids = body.get("input_ids")
+        if ids is None:
+            return self._conversation(body, given_tools)
+        if ids == []:
+            raise fields.refused("input_ids", ids, "at least one token")
+        self._check_length("input_ids", ids, self._least)
+        return self.token_ids("input_ids", ids)
+
     def _conversation(
         self,
         body: Body,
@@ -262,14 +286,7 @@ class Reader:
             return ids
         if prompt == []:
             raise fields.refused(name, prompt, "at least one token")
-        return self._token_ids(name, prompt)
-
-    def _top(self, body: Body, name: str, most: int) -> int | None:
-        """Returns the number of alternatives of each token, None if the field is not given."""
-        number = fields.integer(body, name, None, 0)
-        if number is not None and number > most:
-            raise fields.refused(name, number, f"at most {most}, the limit that --max-top-logprobs sets")
-        return number
+        return self.token_ids(name, prompt)
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else text_lib.decode(self.tokenizer, prompt)
@@ -283,7 +300,7 @@ class Reader:
         prompts: list[list[int]],
         n: int,
         limit: int | None,
-        logprobs: dict[str, Any],
+        shown: Shown,
         echo: list[str],
     ) -> Asked:
         options: dict[str, Any] = {
@@ -291,7 +308,7 @@ class Reader:
             "eos_ids": self._eos_ids(body),
             "stop": list(self.stop) if body.get("stop") is None else _stop(body["stop"]),
             "min_new_tokens": fields.integer(body, "min_tokens", 0, 0, 2**31 - 1 if limit is None else limit),
-            **logprobs,
+            **shown.options(bool(echo)),
             **_drafts(body),
         }
         prediction = self._prediction(body.get("prediction"))
@@ -321,6 +338,8 @@ class Reader:
             echo=echo,
             num_predicted=len(prediction),
             steps=fields.boolean(fields.nested(body, "jlade"), "steps", "jlade"),
+            shown=shown,
+            field="messages" if is_chat else "prompt",
         )
 
     def _num_choices(self, body: Body, num_prompts: int) -> int:
@@ -348,7 +367,7 @@ class Reader:
                 return ids
         raise fields.refused("prediction", text, f"a text of at most {most} tokens")
 
-    def _token_ids(self, name: str, ids: Any) -> list[int]:
+    def token_ids(self, name: str, ids: Any) -> list[int]:
         accepted = f"a list of token ids from 0 to {self.vocab_size - 1}"
         if not isinstance(ids, list):
             raise fields.refused(name, ids, accepted)
@@ -359,7 +378,7 @@ class Reader:
 
     def _eos_ids(self, body: Body) -> list[int]:
         ends = [] if fields.boolean(body, "ignore_eos") else list(self.eos_ids)
-        extra = self._token_ids("stop_token_ids", body.get("stop_token_ids") or [])
+        extra = self.token_ids("stop_token_ids", body.get("stop_token_ids") or [])
         if len(ends) + len(extra) > EOS_SLOTS:
             raise fields.refused("stop_token_ids", extra, f"at most {EOS_SLOTS - len(ends)} token ids")
         return ends + extra

@@ -4,7 +4,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jlade
@@ -13,7 +13,7 @@ from jlade.generation import text as text_lib
 from jlade.generation.results import Generation, Piece
 from jlade.generation.text import Detokenizer, Tokenizer
 from jlade.server.calls import Arguments, Called, CallReader, Content, Part, gather
-from jlade.server.fields import Body
+from jlade.server.fields import Body, RequestError
 from jlade.server.protocol import Asked
 
 DONE = "data: [DONE]\n\n"
@@ -38,7 +38,7 @@ class Writer:
     def __init__(self, asked: Asked, model: str, tokenizer: Tokenizer, request_id: str):
         self._asked, self._tokenizer = asked, tokenizer
         name = "chat.completion" if asked.is_chat else "text_completion"
-        self._object = name
+        self._request_id = request_id
         self._head = {
             "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{request_id}",
             "object": name,
@@ -59,27 +59,49 @@ class Writer:
         Args:
           generations: their results.
           num_cached: tokens of the prompts that were not read; None to leave it out.
-          prompt_logprobs: of the choices' prompts; those of an echoed one come before those of the text.
+          prompt_logprobs: of the choices' prompts, if they were asked for; those of an echoed one come before those of
+            the text.
         """
+        prompt_logprobs = prompt_logprobs or [None] * len(self._choices)
         choices = []
         for index, (choice, generation) in enumerate(zip(self._choices, generations, strict=True)):
-            piece = _one_piece(generation)
+            piece = one_piece(generation)
             text = choice.echo + choice.text(piece)
             content: Body = {"message": choice.message(text)} if self._asked.is_chat else {"text": text}
             logprobs = choice.logprobs(piece)
             if choice.echo and logprobs is not None:
-                of_prompt = choice.prompt_logprobs(prompt_logprobs[index])
+                of_prompt = choice.echoed_logprobs(prompt_logprobs[index])
                 logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
-            reason = choice.reason(generation)
-            choices.append({"index": index, **content, "logprobs": logprobs, "finish_reason": reason})
-        return self._head | {"choices": choices, "usage": self.usage(generations, num_cached)}
+            shown = {**content, "logprobs": logprobs, "finish_reason": choice.reason(generation), **choice.ids(piece)}
+            choices.append({"index": index, **shown})
+        whole = self._head | {"choices": choices, "usage": self.usage(generations, num_cached)}
+        of_prompts = [choice.of_prompt(scores) for choice, scores in zip(self._choices, prompt_logprobs, strict=True)]
+        return self._with_prompts(whole, of_prompts)
+
+    def event(self, body: Body) -> str:
+        """Returns a server-sent event of a chunk."""
+        return event(body)
+
+    def failed(self, error: RequestError) -> list[Body]:
+        """Returns the last chunks of a stream that an error ends."""
+        return [error.body]
 
     def begin(self) -> list[Body]:
         """Returns the chunks before the first tokens: the role of each message, or the prompts to repeat."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        chunks = []
+        for index, choice in enumerate(self._choices):
+            content = {"delta": delta} if self._asked.is_chat else {"text": choice.echo}
+            if self._asked.is_chat or choice.echo or self._asked.shown.ids:
+                chunks.append(self._with_prompts(self._chunk(index, content), [choice.of_prompt(None)]))
+        return chunks
+
+    def _with_prompts(self, body: Body, of_prompts: Sequence[Body]) -> Body:
+        """Returns a body with what is known of its prompts: of a completion each choice has it, of a chat the body."""
         if self._asked.is_chat:
-            delta = {"role": "assistant", "content": "", "refusal": None}
-            return [self._chunk(i, {"delta": delta}) for i in range(len(self._choices))]
-        return [self._chunk(i, {"text": choice.echo}) for i, choice in enumerate(self._choices) if choice.echo]
+            return body | of_prompts[0]
+        choices = [choice | of_prompt for choice, of_prompt in zip(body["choices"], of_prompts, strict=True)]
+        return body | {"choices": choices}
 
     def chunks(self, index: int, piece: Piece) -> list[Body]:
         """Returns the chunks of a piece: one if it has something to show, and one for the end of the text.
@@ -89,15 +111,19 @@ class Writer:
         choice, chunks = self._choices[index], []
         choice.num_tokens += len(piece.tokens)
         text, steps = choice.text(piece), choice.steps(piece) if self._asked.steps else None
-        if self._asked.tools is not None:
+        if self._asked.is_chat:
             contents: list[Body] = [{"delta": delta} for delta in choice.deltas(text, piece.generation is not None)]
         else:
-            contents = [{"delta": {"content": text}} if self._asked.is_chat else {"text": text}] if text else []
-        if not contents and (piece.logprobs is not None or steps is not None):
+            contents = [{"text": text}] if text else []
+        shown = self._asked.shown
+        if not contents and (shown.ids or shown.top is not None or steps is not None):
             contents = [{"delta": {"content": ""}} if self._asked.is_chat else {"text": ""}]
         for number, content in enumerate(contents):  # the first chunk of a piece has what is known of its tokens
-            chunk = self._chunk(index, content, None if number else choice.logprobs(piece))
-            chunks.append(chunk if number or steps is None else chunk | {"jlade": {"steps": steps}})
+            if number:
+                chunks.append(self._chunk(index, content))
+            else:
+                first = self._chunk(index, content | choice.ids(piece), choice.logprobs(piece))
+                chunks.append(first if steps is None else first | {"jlade": {"steps": steps}})
         if piece.generation is not None and piece.generation.finish_reason[0] != "error":
             content = {"delta": {}} if self._asked.is_chat else {"text": ""}
             chunks.append(self._chunk(index, content, reason=choice.reason(piece.generation)))
@@ -142,10 +168,12 @@ class _Choice:
         self.echo = asked.echo[index // asked.n] if asked.echo else ""
         self._prompt = asked.prompts[index // asked.n]
         self._is_chat, self._tokenizer = asked.is_chat, tokenizer
-        self._ends = asked.options["eos_ids"]
+        self._ends, self._shown = asked.options["eos_ids"], asked.shown
         stop = asked.options["stop"]
-        self._of_text = Detokenizer(tokenizer, stop, with_special=asked.tools is not None)
-        self._of_steps = Detokenizer(tokenizer, stop)
+        # Special tokens, which the text of calls has, are no part of a text that keeps the token which ends it.
+        self._keeps_end = asked.shown.stop and asked.tools is None
+        self._of_text = Detokenizer(tokenizer, stop, asked.tools is not None, asked.shown.stop)
+        self._of_steps = Detokenizer(tokenizer, stop, keeps_stop=asked.shown.stop)
         self._offset = len(self.echo)  # of the next token in the text, in characters
         self._decoder = Detokenizer(tokenizer)
         self._calls = None if asked.tools is None else CallReader(*asked.tools)
@@ -157,11 +185,11 @@ class _Choice:
         return _usage(len(self._prompt), self.num_tokens)
 
     def text(self, piece: Piece) -> str:
-        """Returns the text of a piece, without that of the token that ends it."""
+        """Returns the text of a piece, by default without that of the token that ends it."""
         return self._feed(self._of_text, piece.tokens.tolist(), piece.generation is not None)
 
     def _feed(self, detokenizer: Detokenizer, tokens: list[int], is_last: bool) -> str:
-        own = tokens[:-1] if tokens and tokens[-1] in self._ends else tokens
+        own = tokens[:-1] if tokens and tokens[-1] in self._ends and not self._keeps_end else tokens
         return detokenizer.feed(own, last=is_last)
 
     def message(self, text: str) -> Body:
@@ -173,10 +201,15 @@ class _Choice:
             return message
         return message | {"content": content or None, "tool_calls": [_call(function) for function in calls]}
 
+    def parts(self, text: str, is_last: bool) -> list[Part]:
+        """Returns the contents and the parts of calls in the text of a piece."""
+        if self._calls is None:
+            return [Content(text)] if text else []
+        return list(self._calls.feed(text, is_last))
+
     def deltas(self, text: str, is_last: bool) -> list[Body]:
-        """Returns the deltas of a piece of an answer with tools."""
-        assert self._calls is not None
-        return [self._delta(part) for part in self._calls.feed(text, is_last)]
+        """Returns the deltas of a piece of a chat."""
+        return [self._delta(part) for part in self.parts(text, is_last)]
 
     def _delta(self, part: Part) -> Body:
         match part:
@@ -197,47 +230,80 @@ class _Choice:
 
     def logprobs(self, piece: Piece) -> Body | None:
         """Returns the log-probabilities of the tokens of a piece, None if they were not asked for."""
-        if piece.logprobs is None:
+        if self._shown.top is None:
             return None
-        # An end token is no part of the text. In a completion it has its entry all the same, as in vLLM's: who asks for
-        # the scores of a prompt counts on one more token, and drops the last one.
-        drops_end = self._is_chat and len(piece.tokens) > 0 and piece.tokens[-1] in self._ends
-        number = len(piece.tokens) - drops_end
-        chosen = [self._named(*each) for each in zip(piece.tokens[:number], piece.logprobs, strict=False)]
-        if piece.top_tokens is None:
-            top: list[list[Body]] = [[] for _ in chosen]
-        else:
-            rows = zip(piece.top_tokens[:number], piece.top_logprobs, strict=False)
-            top = [[self._named(*each) for each in zip(*row, strict=True)] for row in rows]
+        entries = self.entries(piece)
         if self._is_chat:
-            content = [one | {"top_logprobs": others} for one, others in zip(chosen, top, strict=True)]
-            return {"content": content, "refusal": None}
+            return {"content": entries, "refusal": None}
         offsets = []
-        for token in piece.tokens[:number].tolist():
+        for token in piece.tokens.tolist():
             offsets.append(self._offset)
             self._offset += len(self._decoder.feed([token]))
-        return {**_of_completion(chosen, top), "text_offset": offsets}
+        return {**_of_completion(entries), "text_offset": offsets}
 
-    def prompt_logprobs(self, scores: PromptLogProbs | None) -> Body:
+    def entries(self, piece: Piece) -> list[Body]:
+        """Returns the log-probabilities of the tokens of a piece, each with those of its alternatives."""
+        # An end token is no part of the text. In a completion it has its entry all the same, as in vLLM's: who asks for
+        # the scores of a prompt counts on one more token, and drops the last one. So it has beside its id.
+        drops_end = self._is_chat and not self._shown.ids and len(piece.tokens) > 0 and piece.tokens[-1] in self._ends
+        tokens = piece.tokens[: len(piece.tokens) - drops_end]
+        return self._scored(tokens, piece.logprobs, piece.top_tokens, piece.top_logprobs)
+
+    def echoed_logprobs(self, scores: PromptLogProbs | None) -> Body:
         """Returns the log-probabilities of the tokens of the prompt, null for the first; None for no more tokens."""
-        chosen, top = [], []
-        if scores is not None:
-            chosen = [self._named(*each) for each in zip(self._prompt[1:], scores.logprobs, strict=True)]
-            rows = zip(scores.top_tokens, scores.top_logprobs, strict=True)
-            top = [[self._named(*each) for each in zip(*row, strict=True)] for row in rows]
-        of_tokens = {name: [None, *values] for name, values in _of_completion(chosen, top).items()}
-        of_tokens["tokens"][0] = text_lib.token_name(self._tokenizer, self._prompt[0])
+        entries = [] if scores is None else self._scored(self._prompt[1:], *scores)
+        of_tokens = {name: [None, *values] for name, values in _of_completion(entries).items()}
+        of_tokens["tokens"][0] = self._name(self._prompt[0])
         decoder = Detokenizer(self._tokenizer)
         lengths = [len(decoder.feed([token])) for token in self._prompt]
         return of_tokens | {"text_offset": list(itertools.accumulate(lengths[:-1], initial=0))}
 
+    def _scored(self, tokens: Any, logprobs: Any, top_tokens: Any, top_logprobs: Any) -> list[Body]:
+        entries = [self._named(*each) | {"top_logprobs": []} for each in zip(tokens, logprobs, strict=False)]
+        if top_tokens is not None and self._shown.top:
+            for entry, *row in zip(entries, top_tokens, top_logprobs, strict=False):
+                pairs = zip(*(values[: self._shown.top] for values in row), strict=True)
+                entry["top_logprobs"] = [self._named(*pair) for pair in pairs]
+        return entries
+
     def _named(self, token: int, logprob: float) -> Body:
-        data = list(text_lib.token_bytes(self._tokenizer)[token])
-        return {
-            "token": text_lib.token_name(self._tokenizer, token),
+        token_id = {"token_id": int(token)} if self._shown.ids_as_names else {}
+        return token_id | {
+            "token": self._name(token),
             "logprob": max(float(logprob), LEAST_LOGPROB),
-            "bytes": data,
+            "bytes": list(text_lib.token_bytes(self._tokenizer)[token]),
         }
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._shown.ids_as_names else text_lib.token_name(self._tokenizer, token)
+
+    def ids(self, piece: Piece) -> Body:
+        """Returns the ids of the tokens of a piece, the end token too, if they were asked for."""
+        return {"token_ids": piece.tokens.tolist()} if self._shown.ids else {}
+
+    def of_prompt(self, scores: PromptLogProbs | None) -> Body:
+        """Returns the ids and the log-probabilities of the prompt, as far as they were asked for."""
+        found: Body = {"prompt_token_ids": list(self._prompt)} if self._shown.ids else {}
+        if self._shown.of_prompt is None:
+            return found
+        return found | {"prompt_logprobs": [None, *([] if scores is None else self._ranked(scores))]}
+
+    def _ranked(self, scores: PromptLogProbs) -> Iterator[Body]:
+        """Yields the log-probabilities of each token of the prompt but the first and of its alternatives, by their ids.
+
+        They have vLLM's form. The rank of a token that is no alternative is not known.
+        """
+        rows = zip(self._prompt[1:], scores.logprobs, scores.top_tokens, scores.top_logprobs, strict=True)
+        for token, logprob, top_tokens, top in rows:
+            number = self._shown.of_prompt
+            pairs = zip(top_tokens[:number].tolist(), top[:number], strict=True)
+            ranked = {other: (of_other, rank) for rank, (other, of_other) in enumerate(pairs, start=1)}
+            scored = {token: (logprob, None)} | ranked
+            yield {str(each): self._ranked_one(each, *scored[each]) for each in scored}
+
+    def _ranked_one(self, token: int, logprob: float, rank: int | None) -> Body:
+        name = text_lib.token_name(self._tokenizer, token)
+        return {"logprob": max(float(logprob), LEAST_LOGPROB), "rank": rank, "decoded_token": name}
 
     def steps(self, piece: Piece) -> list[Body]:
         """Returns the steps of a piece: the tokens that each accepted, and the text that it made certain."""
@@ -255,18 +321,18 @@ def _usage(prompt: int, completion: int) -> Body:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _of_completion(chosen: list[Body], top: list[list[Body]]) -> Body:
-    """Returns the log-probabilities of tokens, with the most probable ones in the place of each."""
+def _of_completion(entries: list[Body]) -> Body:
+    """Returns log-probabilities in the form of completions, with the most probable tokens in the place of each."""
     return {
-        "tokens": [one["token"] for one in chosen],
-        "token_logprobs": [one["logprob"] for one in chosen],
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
         "top_logprobs": [
-            {each["token"]: each["logprob"] for each in (*others, one)} for one, others in zip(chosen, top, strict=True)
+            {each["token"]: each["logprob"] for each in (*entry["top_logprobs"], entry)} for entry in entries
         ],
     }
 
 
-def _one_piece(generation: Generation) -> Piece:
+def one_piece(generation: Generation) -> Piece:
     """Returns a result as a single piece."""
     length = generation.lengths[0]
 
@@ -285,5 +351,9 @@ def _one_piece(generation: Generation) -> Piece:
 
 
 def _call(function: Body) -> Body:
-    """Returns a call of a tool with an id of its own: nine digits or letters, as templates of Mistral ask for."""
-    return {"id": secrets.token_hex(5)[1:], "type": "function", "function": function}
+    return {"id": call_id(), "type": "function", "function": function}
+
+
+def call_id() -> str:
+    """Returns an id for a call of a tool: nine digits or letters, as templates of Mistral ask for."""
+    return secrets.token_hex(5)[1:]

@@ -153,8 +153,10 @@ def read(body: Body) -> Tools | None:
             chosen = tools
         case {"type": "function", "function": {"name": name}} if name in names:
             chosen = [tool for tool in tools if tool.name == name]
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
+            chosen, choice = _allowed(tools, allowed), mode
         case _:
-            raise fields.refused("tool_choice", choice, "auto, required, none, or a function of tools")
+            raise fields.refused("tool_choice", choice, "auto, required, none, or functions of tools")
     if choice == NO_TOOLS:
         return None
     if not tools:
@@ -162,6 +164,20 @@ def read(body: Body) -> Tools | None:
             raise fields.refused("tools", given, f"at least one function for tool_choice={choice}")
         return None
     return Tools(given, chosen, choice != AUTO, fields.boolean(body, "parallel_tool_calls", default=True))
+
+
+def _allowed(tools: list[Tool], allowed: list[Any]) -> list[Tool]:
+    """Returns the tools that `tool_choice` allows, by its list of functions."""
+    chosen, by_name = list[Tool](), {tool.name: tool for tool in tools}
+    for one in allowed:
+        match one:
+            case {"type": "function", "function": {"name": str(name)}} if name in by_name:
+                chosen.append(by_name[name])
+            case _:
+                raise fields.refused("tool_choice", one, "auto, required, none, or functions of tools")
+    if len(set(chosen_names := [tool.name for tool in chosen])) < max(1, len(chosen)):
+        raise fields.refused("tool_choice", chosen_names, "auto, required, none, or different functions of tools")
+    return chosen
 
 
 def _tool(path: str, given: Any) -> Tool:

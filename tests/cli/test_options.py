@@ -6,7 +6,8 @@ import math
 import pytest
 
 from jlade import SamplingConfig
-from jlade.cli import chat, compare, generate, options, records
+from jlade.cli import chat, compare, generate, options
+from jlade.server import records
 
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
 
@@ -63,4 +64,5 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo".encode())
     (tmp_path / "a.jsonl").write_bytes('\ufeff{"prompt": "one"}'.encode())
     assert [prompt.text for prompt in options.read_prompts(str(tmp_path / "a.txt"), lines=True)] == ["one", "two"]
-    assert [record.values for record in records.read(str(tmp_path / "a.jsonl"))] == [{"prompt": "one"}]
+    found = records.parse("a.jsonl", options.read(str(tmp_path / "a.jsonl")))
+    assert [record.values for record in found] == [{"prompt": "one"}]

@@ -131,6 +131,8 @@ WRONG = [
     ({"prompt": "a", "messages": HELLO}, "a record must have either prompt or messages"),
     ({"prompt": ["a", "b"]}, "a record must ask for one text"),
     ({"prompt": "a", "n": 2}, "a record must ask for one text"),
+    ({"prompt": "a", "prompt_logprobs": 0}, "prompt_logprobs must be left out"),
+    ({"prompt": "a", "include_stop_str_in_output": True}, "include_stop_str_in_output must be false"),
     ({"prompt": "a", "echo": True, "logprobs": 0}, "echo must be false beside logprobs"),
     ({"prompt": "a", "stream": True}, "stream must be false"),
     ({"prompt": "a", "max_new_tokens": 3}, "max_new_tokens is max_tokens in a record"),

@@ -1157,6 +1157,27 @@ FAULTS = (
         'self.count("vllm:spec_decode_num_accepted_tokens", accepted)',
         ("tests/server/test_app.py::test_metrics_count_requests_and_tokens",),
     ),
+    Fault(
+        "an end token has an id and no log-probability",
+        "jlade/server/responses.py",
+        "drops_end = self._is_chat and not self._shown.ids and ",
+        "drops_end = self._is_chat and ",
+        ("tests/server/test_tokens.py::test_the_request_of_rllm",),
+    ),
+    Fault(
+        "a response goes on without the answer of the earlier one",
+        "jlade/server/items.py",
+        'Turn([*items, *response["output"]], ',
+        "Turn([*items], ",
+        ("tests/server/test_items.py::test_a_response_goes_on_from_an_earlier_one",),
+    ),
+    Fault(
+        "a message of items ends before its last log-probabilities",
+        "jlade/server/item_events.py",
+        'part["logprobs"] += self._entries',
+        'part["logprobs"] += []',
+        ("tests/server/test_items.py::test_log_probabilities_of_tokens_without_text_come_last",),
+    ),
     # Conversion.
     Fault(
         "the scale of an adapter is upside down",
@@ -1319,6 +1340,34 @@ FAULTS = (
         "token_ids_cpu.shape[1] - lengths - 1)",
         "token_ids_cpu.shape[1] - lengths)",
         ("tests/integrations/test_vllm.py::test_rows_of_other_texts_and_a_full_row_get_nothing",),
+    ),
+    Fault(
+        "a part of a job on Ray begins with the last record of the part before",
+        "jlade/integrations/ray/data.py",
+        "begin, first, count = place, line, 0",
+        "begin, first, count = place - len(content), line, 0",
+        ("tests/integrations/test_ray_data.py::test_the_parts_have_the_records_of_the_files",),
+    ),
+    Fault(
+        "a part that is there is kept whatever options it was made with",
+        "jlade/integrations/ray/data.py",
+        "or not records.is_line_of(identities[number - 1], line)",
+        "or not records.is_line_of({}, line)",
+        ("tests/integrations/test_ray_data.py::test_a_part_that_is_there_is_kept_if_it_is_the_same",),
+    ),
+    Fault(
+        "each part of a job on Ray draws the noise of the first one",
+        "jlade/integrations/ray/data.py",
+        "self._read(record, first + index) for index, record in job",
+        "self._read(record, index) for index, record in job",
+        ("tests/integrations/test_ray_data.py::test_each_line_is_that_of_the_command",),
+    ),
+    Fault(
+        "a replica whose engine has ended is healthy",
+        "jlade/engine/worker.py",
+        "return not self.closed and (self._thread is None or self._thread.is_alive())",
+        "return self._thread is None or self._thread.is_alive()",
+        ("tests/integrations/test_ray_serve.py::test_a_replica_is_ill_when_its_engine_has_ended_or_its_device_fails",),
     ),
     # The costs of steps.
     Fault(

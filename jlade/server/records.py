@@ -1,4 +1,4 @@
-"""Records of `jlade generate`: prompts or messages in JSON lines, with options of their own in OpenAI's fields.
+"""Records of a job: prompts or messages in JSON lines, with options of their own in OpenAI's fields, and their results.
 
 A record may also have the form of OpenAI's batch files, and its result then has the form of their output.
 """
@@ -9,13 +9,13 @@ import hashlib
 import json
 import pathlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jlade.cli import options as options_lib
 from jlade.generation import chat_template
 from jlade.generation.chat_template import ChatTemplate
 from jlade.generation.options import Keywords
@@ -69,31 +69,51 @@ class Record:
         return {"source": self.source, "record": values, "options": given}
 
 
-def read(name: str) -> list[Record]:
-    """Returns the records of a file, one for each line that is not blank.
+def parse(name: str, text: str, first: int = 1) -> list[Record]:
+    """Returns the records of a file, or of a part that begins with line `first`, one for each line that is not blank.
 
     Raises:
-      ValueError: names the file, when it cannot be read, is not UTF-8 or is empty.
+      ValueError: names the file, when it is empty.
     """
-    lines = options_lib.read(name).split("\n")
-    found = [Record(f"{name}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+    lines = enumerate(text.split("\n"), start=first)
+    found = [Record(f"{name}:{number}", line) for number, line in lines if line.strip()]
     if not found:
         raise ValueError(f"{name} is empty; it must hold a record in each line")
     return found
 
 
+class CustomIds:
+    """The custom_ids of a job. Who joins results by them needs one record for each."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+
+    def add(self, record: Record) -> None:
+        """Adds the custom_id of a record, if it has one.
+
+        Raises:
+          DuplicateError: the record has the custom_id of an earlier one.
+        """
+        if not record.is_of_batch:
+            return
+        name = record.values["custom_id"]
+        place = self._places.setdefault(name, record.source)
+        if place != record.source:
+            raise DuplicateError(f"{record.source}: custom_id {name!r} is that of {place}, too; it must be unique")
+
+
 class Reader:
-    """Reads the records of a job. The command's options are the defaults of their fields.
+    """Reads the records of a job, whose options are the defaults of their fields.
 
     Args:
       params: the model's parameters.
-      request: the command's options, as arguments of `jlade.generate`.
+      request: the job's options, as arguments of `jlade.generate`.
       directory: returns the directory of the model's chat template.
+      capacity: most tokens of a prompt and its text.
     """
 
-    def __init__(self, params: LlamaParams, request: Keywords, directory: Callable[[], pathlib.Path]):
-        self._capacity, self._request, self._directory = params.decoder.max_positions, request, directory
-        self._places: dict[str, str] = {}  # by custom_id
+    def __init__(self, params: LlamaParams, request: Keywords, directory: Callable[[], pathlib.Path], capacity: int):
+        self._capacity, self._request, self._directory = capacity, request, directory
         self._protocol = protocol.Reader(
             tokenizer=request["tokenizer"],
             chat_template=None,
@@ -110,7 +130,6 @@ class Reader:
         Without a seed the options have no key.
 
         Raises:
-          DuplicateError: the record has the custom_id of an earlier one.
           ValueError: names the file, the line, the field, its value and what is accepted.
         """
         try:
@@ -129,6 +148,10 @@ class Reader:
         asked = self._of_chats.chat(body) if is_chat else self._protocol.completion(body)
         if len(asked.prompts) != 1 or asked.n != 1:
             raise RequestError("a record must ask for one text: n must be 1, and prompt one prompt; repeat the record")
+        if asked.shown.stop and not record.is_of_batch:
+            raise fields.refused("include_stop_str_in_output", True, "false")
+        if asked.shown.of_prompt is not None:
+            raise fields.refused("prompt_logprobs", asked.shown.of_prompt, "left out: they are not computed")
         if asked.options.get("prompt_logprobs"):
             raise fields.refused("echo", True, "false beside logprobs: those of the prompt are not computed")
         if asked.stream:
@@ -163,9 +186,6 @@ class Reader:
         name, method, url = (record.values.get(each) for each in ("custom_id", "method", "url"))
         if not isinstance(name, str):
             raise fields.refused("custom_id", name, "a string")
-        place = self._places.setdefault(name, record.source)
-        if place != record.source:
-            raise DuplicateError(f"{record.source}: custom_id {name!r} is that of {place}, too; it must be unique")
         body = fields.nested(record.values, "body")
         if method != "POST":
             raise fields.refused("method", method, "POST")
@@ -185,16 +205,82 @@ class Reader:
         return dataclasses.replace(self._protocol, chat_template=ChatTemplate(tokenizer))
 
 
-def response(record: Record, asked: Asked, generation: Generation, request: Keywords) -> Body:
+def key(of_job: jax.Array, number: int) -> jax.Array:
+    """Returns the key of a job's prompt without a seed; `number` counts from 0. The first has the key of the job."""
+    return jax.random.fold_in(of_job, number) if number else of_job
+
+
+def together(options: Sequence[Keywords]) -> Keywords:
+    """Returns the options of several prompts, one for each, as arguments of `jlade.generate`; each has a key."""
+    if not options:
+        return {}
+    found = {name: [each[name] for each in options] for name in options[0]}
+    keys = np.stack([jax.random.key_data(key) for key in found["key"]])
+    return found | {"key": jax.random.wrap_key_data(jnp.asarray(keys))}
+
+
+def result(
+    record: Record,
+    given: Keywords,
+    request: Keywords,
+    asked: Asked | None,
+    generation: Generation | None,
+    error: str | None = None,
+) -> Body:
+    """Returns the result of a record as a line has it.
+
+    Args:
+      record: of the job.
+      given: the job's options that decide the texts, in JSON's types.
+      request: the same as arguments of `jlade.generate`.
+      asked, generation: the record as `Reader.read` returns it, and its text; None for one that cannot be completed.
+      error: the reason why it cannot.
+    """
+    identity = record.identity(given)
+    if asked is None or generation is None:
+        return identity | (_refusal(error or "") if record.is_of_batch else {"error": error})
+    if record.is_of_batch:
+        return identity | _response(record, asked, generation, request)
+    return identity | completion(generation, bool(asked.options.get("logprobs")))
+
+
+def completion(out: Generation, logprobs: bool) -> Body:
+    """Returns the text of one prompt as a line has it, `logprobs` says whether with its log-probabilities."""
+    length = int(out.lengths[0])
+    completion = {
+        "text": out.text[0],
+        "token_ids": out.tokens[0, :length].tolist(),
+        "finish_reason": out.finish_reason[0],
+        "tokens": length,
+        "steps": int(out.steps[0]),
+        "compression": float(out.compression[0]),
+    }
+    if logprobs and out.logprobs is not None:
+        completion["logprobs"] = out.logprobs[0, :length].tolist()
+    return completion
+
+
+def is_line_of(identity: Body, line: bytes) -> bool:
+    """Returns whether a line is the result with this identity."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and identity.items() <= found.items()
+
+
+def _response(record: Record, asked: Asked, generation: Generation, request: Keywords) -> Body:
     """Returns the result of a record in the form of the output of OpenAI's batches, but for its identity."""
+    if not asked.options.get("logprobs"):  # which another record asked for
+        generation = dataclasses.replace(generation, logprobs=None)
     if generation.finish_reason[0] == "error":
-        return refusal(NOT_FINITE, status=500)
+        return _refusal(NOT_FINITE, status=500)
     model = record.values["body"].get("model") or "jlade"
     body = Writer(asked, str(model), request["tokenizer"], uuid.uuid4().hex).whole([generation])
     return {"response": {"status_code": 200, "request_id": body["id"], "body": body}, "error": None}
 
 
-def refusal(error: str, status: int = 400) -> Body:
+def _refusal(error: str, status: int = 400) -> Body:
     """Returns the same for a record that cannot be completed."""
     body = RequestError(error, status=status).body
     return {"response": {"status_code": status, "request_id": None, "body": body}, "error": None}

@@ -1,0 +1,344 @@
+"""OpenAI's `/v1/responses`: a body, whose items become a conversation, and the messages of earlier responses.
+
+The specification is that of https://www.openresponses.org.
+"""
+
+import dataclasses
+import json
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jlade.config import CONTROLS
+from jlade.server import fields, structured, unsupported
+from jlade.server import shown as shown_lib
+from jlade.server import tools as tools_lib
+from jlade.server.fields import Body, RequestError
+from jlade.server.protocol import Asked, Reader
+
+MOST_BYTES = 64 * 2**20  # of stored responses, in JSON
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = {LOGPROBS, "reasoning.encrypted_content"}  # there is no reasoning apart from the text
+TRUNCATION = ("auto", "disabled")  # the first allows what the second forbids, and is not done
+
+REPEATED = ("prompt_cache_key", "safety_identifier")
+# Fields that a chat reads under the same name.
+PASSED = {
+    "ignore_eos", "logit_bias", "min_tokens", "model", "parallel_tool_calls", "prediction", "seed", "stop",
+    "stop_token_ids", "stream", *CONTROLS, *structured.FIELDS.keys() - {"response_format"},
+}  # fmt: skip
+READ = {
+    "include", "input", "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key",
+    "reasoning", "safety_identifier", "store", "stream_options", "text", "tool_choice", "tools", "top_logprobs",
+    "truncation",
+}  # fmt: skip
+UNSUPPORTED = unsupported.UNSUPPORTED | {
+    "access_programs": (),
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "max_tool_calls": (),
+    "messages": (),
+    "n": (1,),
+    "prompt": (),
+    "response_format": ({"type": "text"},),
+    **dict.fromkeys(shown_lib.FIELDS, (False,)),
+}
+# The names in a chat of fields that errors may name, and those here.
+NAMES = {
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+    "function.parameters": "parameters",
+    "function.strict": "strict",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+}
+
+
+class Turn(NamedTuple):
+    """A stored response.
+
+    Attributes:
+      items: of the conversation, with those of the response.
+      response: as its client got it.
+      size: bytes of both in JSON.
+    """
+
+    items: list[Body]
+    response: Body
+    size: int
+
+
+class Store:
+    """The latest responses, in memory."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES):
+        self._most_bytes, self._size = most_bytes, 0
+        self._turns: OrderedDict[str, Turn] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, items: list[Body], response: Body) -> None:
+        """Keeps a response and its conversation, and forgets the oldest ones for it."""
+        turn = Turn([*items, *response["output"]], response, len(json.dumps([items, response])))
+        with self._lock:
+            self._turns[response["id"]] = turn
+            self._size += turn.size
+            while self._size > self._most_bytes:
+                self._size -= self._turns.popitem(last=False)[1].size
+
+    def find(self, name: str) -> Turn | None:
+        """Returns the response with this id, None if there is none."""
+        with self._lock:
+            return self._turns.get(name)
+
+    def remove(self, name: str) -> bool:
+        """Forgets the response with this id, and returns whether there was one."""
+        with self._lock:
+            turn = self._turns.pop(name, None)
+            self._size -= 0 if turn is None else turn.size
+        return turn is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedItems(Asked):
+    """The items that a body asks for.
+
+    Attributes:
+      items: of the conversation.
+      repeated: fields of the response that repeat those of the body, or say what is done without them.
+      store: that keeps the response; None to keep it nowhere.
+    """
+
+    items: list[Body]
+    repeated: Body
+    store: Store | None
+
+
+def read(reader: Reader, store: Store, body: Body) -> AskedItems:
+    """Reads a body of `/v1/responses`.
+
+    Args:
+      reader: of the chat that it becomes.
+      store: of earlier responses.
+      body: the body.
+
+    Raises:
+      RequestError: names the field, its value and what is accepted.
+    """
+    unsupported.refuse(body, UNSUPPORTED)
+    unsupported.say_ignored(body, PASSED | READ | UNSUPPORTED.keys())
+    earlier = _earlier(body, store)
+    items = earlier + _input(body.get("input"))
+    instructions = body.get("instructions")
+    messages = _messages(items, len(earlier))
+    if instructions is not None:
+        messages.insert(0, {"role": "system", "content": fields.text("instructions", instructions)})
+    text, reasoning = fields.nested(body, "text"), fields.nested(body, "reasoning")
+    unsupported.refuse(text, {"verbosity": ("medium",)}, "text.")
+    unsupported.refuse(reasoning, {"effort": ()}, "reasoning.")
+    if (truncation := body.get("truncation")) is not None and truncation not in TRUNCATION:
+        raise fields.refused("truncation", truncation, f"one of {', '.join(TRUNCATION)}")
+    fields.nested(body, "stream_options")
+    tools, choice = _tools(body.get("tools")), body.get("tool_choice")
+    format_ = fields.nested(text, "format")
+    chat: Body = {name: body[name] for name in PASSED & body.keys()} | {
+        "messages": messages,
+        "max_completion_tokens": body.get("max_output_tokens"),
+        "response_format": _response_format(format_),
+        "tools": tools,
+        "tool_choice": _tool_choice(choice),
+        **_logprobs(body),
+    }
+    try:
+        asked = reader.chat(chat)
+    except RequestError as error:
+        raise error.renamed(NAMES) from error
+    if tools and asked.shown.top is not None:
+        raise fields.refused("include", body.get("include"), f"without {LOGPROBS}, and top_logprobs 0, beside tools")
+    keeps, sampling = fields.boolean(body, "store", default=True), asked.options["sampling"]
+    repeated = {
+        "background": False,
+        "frequency_penalty": sampling.frequency_penalty or 0,
+        "instructions": instructions,
+        "max_output_tokens": asked.limit,
+        "max_tool_calls": None,
+        "metadata": fields.nested(body, "metadata"),
+        "parallel_tool_calls": fields.boolean(body, "parallel_tool_calls", default=True),
+        "presence_penalty": sampling.presence_penalty or 0,
+        "previous_response_id": body.get("previous_response_id"),
+        **{name: fields.text(name, body[name]) if body.get(name) is not None else None for name in REPEATED},
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": keeps,
+        "temperature": sampling.temperature,
+        "text": {"format": format_ or {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": _shown_choice(choice),
+        "tools": [{"description": None, "parameters": None, "strict": None} | tool for tool in body.get("tools") or []],
+        "top_logprobs": asked.shown.top or 0,
+        "top_p": 1 if sampling.top_p is None else sampling.top_p,
+        "truncation": "disabled",
+    }
+    of_chat = {field.name: getattr(asked, field.name) for field in dataclasses.fields(asked)} | {"field": "input"}
+    if asked.grammar is not None:
+        of_chat["grammar"] = asked.grammar._replace(field=NAMES.get(asked.grammar.field, asked.grammar.field))
+    return AskedItems(**of_chat, items=items, repeated=repeated, store=store if keeps else None)
+
+
+def _earlier(body: Body, store: Store) -> list[Body]:
+    """Returns the items of the response that the body goes on from."""
+    previous = body.get("previous_response_id")
+    if previous is None:
+        return []
+    turn = store.find(fields.text("previous_response_id", previous))
+    if turn is None:
+        message = f"there is no response {previous!r:.100}: it was not stored, is no longer, or the server began anew"
+        raise RequestError(message, "previous_response_id", "previous_response_not_found")
+    last = turn.response["output"][-1]
+    if last["type"] == "function_call" and last["status"] == "incomplete":
+        raise fields.refused("previous_response_id", previous, "that of a response whose last call is not cut off")
+    return turn.items
+
+
+def _input(given: Any) -> list[Body]:
+    """Returns the items of `input`, each an object with its type."""
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": fields.text("input", given)}]
+    if not isinstance(given, list) or not given:
+        raise fields.refused("input", given, "a string, or a list of at least one item")
+    for i, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise fields.refused(f"input[{i}]", item, "an item: an object with its type")
+    return [{"type": "message"} | item for item in given]
+
+
+def _messages(items: Sequence[Body], num_earlier: int) -> list[Body]:
+    """Returns the messages of a chat for items; errors count them from those after the first `num_earlier`."""
+    messages: list[Body] = []
+    calls: set[str] = set()
+    for i, item in enumerate(items, start=-num_earlier):
+        name = f"input[{i}]"
+        match item["type"]:
+            case "message":
+                messages.append(_message(name, item))
+            case "function_call":
+                call = _call(name, item)
+                calls.add(call["id"])
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
+                messages[-1].setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                call_id = fields.text(f"{name}.call_id", item.get("call_id"))
+                if call_id not in calls:
+                    raise fields.refused(f"{name}.call_id", call_id, "that of an earlier function_call")
+                content = _content(f"{name}.output", item.get("output"), "input_text")
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            case other:
+                accepted = "message, function_call or function_call_output: other items are not supported"
+                raise fields.refused(f"{name}.type", other, accepted)
+    return messages
+
+
+ROLES = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}
+
+
+def _message(name: str, item: Body) -> Body:
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise fields.refused(f"{name}.role", role, f"one of {', '.join(ROLES)}")
+    return {"role": role, "content": _content(f"{name}.content", item.get("content"), ROLES[role])}
+
+
+def _content(name: str, content: Any, kind: str) -> str:
+    """Returns a text that is given whole or in parts of this type."""
+    if not isinstance(content, list):
+        return fields.text(name, content)
+    texts = []
+    for i, part in enumerate(content):
+        given = part.get("type") if isinstance(part, dict) else part
+        if given != kind:
+            accepted = f"{kind}, as the model reads text alone"
+            raise fields.refused(f"{name}[{i}].type", given, accepted)
+        texts.append(fields.text(f"{name}[{i}].text", part.get("text")))
+    return "".join(texts)
+
+
+def _call(name: str, item: Body) -> Body:
+    """Returns a call in the form of a chat."""
+    function = {key: fields.text(f"{name}.{key}", item.get(key)) for key in ("name", "arguments")}
+    fields.parse(function["arguments"].encode(), f"{name}.arguments")
+    return {"id": fields.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}
+
+
+def _tools(given: Any) -> list[Body] | None:
+    """Returns tools in the form of a chat."""
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        raise fields.refused("tools", given, "a list of functions")
+    tools = []
+    for i, tool in enumerate(given):
+        match tool:
+            case {"type": "function", "name": str()}:
+                function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+                tools.append({"type": "function", "function": function})
+            case _:
+                accepted = 'a function {"type": "function", "name": ..., "parameters": ...}; the server runs no tools'
+                raise fields.refused(f"tools[{i}]", tool, accepted)
+    return tools
+
+
+def _tool_choice(choice: Any) -> Any:
+    """Returns a choice of tools in the form of a chat, which refuses others."""
+    match choice:
+        case {"type": "function"}:
+            return _function(choice)
+        case {"type": "allowed_tools", "tools": list(tools), **others}:
+            allowed = {"mode": others.get("mode", tools_lib.AUTO), "tools": [_function(tool) for tool in tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
+def _function(tool: Any) -> Any:
+    """Returns a function by its name in the form of a chat, which refuses others."""
+    match tool:
+        case {"type": "function", "name": name}:
+            return {"type": "function", "function": {"name": name}}
+    return tool
+
+
+def _shown_choice(choice: Any) -> Any:
+    """Returns a choice of tools as the response shows it, with what it leaves out."""
+    match choice:
+        case None:
+            return tools_lib.AUTO
+        case {"type": "allowed_tools"}:
+            return {"mode": tools_lib.AUTO} | choice
+    return choice
+
+
+def _response_format(given: Body) -> Body | None:
+    """Returns a format of text in the form of a chat, which refuses others."""
+    if given.get("type") != "json_schema":
+        return given or None
+    return {"type": "json_schema", "json_schema": {name: given[name] for name in given.keys() - {"type"}}}
+
+
+def _logprobs(body: Body) -> Body:
+    """Returns the fields of a chat that ask for log-probabilities."""
+    include, top = body.get("include") or [], body.get("top_logprobs")
+    if not isinstance(include, list) or not all(isinstance(each, str) and each in INCLUDED for each in include):
+        raise fields.refused("include", include, f"a list of {' and '.join(sorted(INCLUDED))}")
+    return {"logprobs": True, "top_logprobs": top} if LOGPROBS in include or top else {}
+
+
+def new_id(kind: str) -> str:
+    """Returns an id that nobody can guess."""
+    return f"{kind}_{secrets.token_hex(16)}"

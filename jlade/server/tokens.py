@@ -1,0 +1,96 @@
+"""vLLM's `/inference/v1/generate`: token ids in, token ids out."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jlade.engine.scoring import PromptLogProbs
+from jlade.generation.results import Generation, Piece
+from jlade.server import fields, unsupported
+from jlade.server.fields import Body, RequestError
+from jlade.server.protocol import Asked, Reader
+from jlade.server.responses import Writer, one_piece
+
+KNOWN = {"model", "request_id", "return_token_ids", "sampling_params", "stream", "stream_options", "token_ids"}
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "cache_salt": (),
+    "content_parts": ([],),
+    "ec_transfer_params": (),
+    "features": (),
+    "kv_transfer_params": (),
+    "output_mode": ("tokens",),
+    "priority": (0,),
+}
+# Sampling parameters that change the text or its delivery, but no token.
+OF_TEXTS = {
+    "detokenize", "include_stop_str_in_output", "output_kind", "skip_special_tokens", "spaces_between_special_tokens",
+}  # fmt: skip
+
+
+def read(reader: Reader, body: Body) -> Asked:
+    """Reads a body: `token_ids`, and `sampling_params` with the fields of a completion.
+
+    Without `max_tokens` a text has as many tokens as fit.
+
+    Raises:
+      RequestError: names the field, its value and what is accepted.
+    """
+    unsupported.refuse(body, UNSUPPORTED)
+    unsupported.say_ignored(body, KNOWN | UNSUPPORTED.keys())
+    ids = reader.token_ids("token_ids", body.get("token_ids"))
+    if not ids:
+        raise fields.refused("token_ids", ids, "at least one token")
+    given = {name: value for name, value in fields.nested(body, "sampling_params").items() if name not in OF_TEXTS}
+    if given.get("max_tokens") is None:
+        given["max_tokens"] = max(1, reader.capacity - len(ids))
+    passed = {name: body.get(name) for name in ("return_token_ids", "stream", "stream_options")}
+    try:
+        asked = reader.completion(given | passed | {"prompt": ids, "return_tokens_as_token_ids": True})
+    except RequestError as error:
+        raise error.renamed({"prompt": "token_ids"}) from error
+    return dataclasses.replace(asked, field="token_ids")
+
+
+class TokensWriter(Writer):
+    """Writes the response to such a body, whole or in chunks."""
+
+    def whole(
+        self,
+        generations: Sequence[Generation],
+        num_cached: int | None = None,
+        prompt_logprobs: Sequence[PromptLogProbs | None] = (),
+    ) -> Body:
+        """Returns the response with all choices; see `Writer.whole`."""
+        choices = [
+            self._choice(index, one_piece(generation), generation) for index, generation in enumerate(generations)
+        ]
+        body = self._body(choices) | {"usage": self.usage(generations, num_cached)}
+        return body | self._choices[0].of_prompt(prompt_logprobs[0])
+
+    def begin(self) -> list[Body]:
+        """Returns the chunk before the first tokens: the ids of the prompt, if they are asked for."""
+        return [self._body([]) | self._choices[0].of_prompt(None)] if self._asked.shown.ids else []
+
+    def chunks(self, index: int, piece: Piece) -> list[Body]:
+        """Returns the chunk of a piece. That of a text which ended with an error has no reason."""
+        return [self._body([self._choice(index, piece, piece.generation)])]
+
+    def end(self, generations: Sequence[Generation], num_cached: int) -> list[Body]:
+        """Returns the chunks after the last tokens: that of the usage, if it is asked for."""
+        if not self._asked.include_usage:
+            return []
+        return [self._body([]) | {"usage": self.usage(generations, num_cached)}]
+
+    def _body(self, choices: list[Body]) -> Body:
+        head = {name: self._head[name] for name in ("created", "model")}
+        return {"request_id": self._request_id, **head, "choices": choices}
+
+    def _choice(self, index: int, piece: Piece, generation: Generation | None) -> Body:
+        choice = self._choices[index]
+        is_error = generation is not None and generation.finish_reason[0] == "error"
+        return {
+            "index": index,
+            "token_ids": piece.tokens.tolist(),
+            "logprobs": None if self._asked.shown.top is None else {"content": choice.entries(piece)},
+            "finish_reason": None if generation is None or is_error else choice.reason(generation),
+        }

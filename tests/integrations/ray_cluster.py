@@ -1,0 +1,34 @@
+"""A Ray cluster of two workers on this machine, whose processes share the compiled programs of the tests."""
+
+import contextlib
+
+import jax
+import pytest
+
+from tests.processes import ROOT, XLA_FLAGS
+
+WARNINGS = pytest.mark.filterwarnings(  # Ray's, and JAX's of the forks that start a cluster
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork:RuntimeWarning"
+)
+
+
+@contextlib.contextmanager
+def running():
+    """Yields the module `ray` after `ray.init`."""
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'jlade[ray]'")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "PYTHONPATH": str(ROOT),
+            "RAY_AUTH_MODE": "disabled",  # it would write a token into the user's home
+            "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "XLA_FLAGS": XLA_FLAGS,
+        }.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=2, object_store_memory=2**27, include_dashboard=False, log_to_driver=False)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()

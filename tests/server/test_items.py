@@ -1,0 +1,469 @@
+"""`/v1/responses`: items to conversations, responses and events against OpenAI's types, tools, stored responses."""
+
+import dataclasses
+import json
+import typing
+
+import hypothesis
+import numpy as np
+import openai
+import openai.types.responses.response_create_params as of_responses
+import pydantic
+import pytest
+from hypothesis import strategies
+from openai.types.responses import Response, ResponseStreamEvent
+
+import jlade
+from jlade import LookaheadConfig, SamplingConfig
+from jlade.server import items, unsupported
+from jlade.server.fields import RequestError
+from jlade.server.item_events import ItemsWriter
+from jlade.server.items import Store
+from jlade.server.responses import one_piece
+from tests.server import json_chat
+from tests.server.conftest import READER, running
+from tests.server.test_app import error_of
+from tests.server.test_structured import BIAS, SCHEMA, Shirt
+from tests.server.tiny_chat import alone
+
+RESPONSES = "/v1/responses"
+WARM = SamplingConfig(temperature=1.0)
+EVENTS: pydantic.TypeAdapter = pydantic.TypeAdapter(ResponseStreamEvent)
+MESSAGES = {  # shows a conversation as it is
+    "chat_template": json_chat.chat_template("{{ messages | tojson }}")
+}
+SHOP, BUY = ({"type": "function", "name": name, "parameters": SCHEMA} for name in ("shop", "buy"))
+CALL = {"type": "function_call", "call_id": "c1", "name": "shop", "arguments": '{"size": "small"}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+
+
+def conversation(body):
+    """Returns the messages that a template sees."""
+    asked = items.read(dataclasses.replace(json_chat.READER, **MESSAGES), Store(), body)
+    return json.loads(json_chat.TOKENIZER.decode(asked.prompts[0]))
+
+
+def events(response):
+    """Returns the events of a stream, each checked against its name and OpenAI's types, and the last response."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *blocks, last, end = response.text.split("\n\n")
+    assert (last, end) == ("data: [DONE]", "")
+    found = []
+    for number, block in enumerate(blocks):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
+        EVENTS.validate_python(event)
+        found.append(event)
+    assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
+    return found, found[-1]["response"]
+
+
+def replayed(found):
+    """Returns the output that the events between the first and the last add up to, part by part."""
+    output = []
+    for event in found[2:-1]:
+        kind, place = event["type"].removeprefix("response."), event["output_index"]
+        if kind == "output_item.added":
+            assert (place, event["item"]["status"]) == (len(output), "in_progress")
+            output.append(event["item"])
+            continue
+        item = output[place]
+        assert place == len(output) - 1, "items come one after another"
+        assert event.get("item_id", item["id"]) == item["id"]
+        match kind:
+            case "content_part.added":
+                item["content"].append(event["part"])
+            case "output_text.delta":
+                assert event["delta"]
+                item["content"][0]["text"] += event["delta"]
+                item["content"][0]["logprobs"] += event["logprobs"]
+            case "function_call_arguments.delta":
+                item["arguments"] += event["delta"]
+            case "output_text.done":
+                assert {name: event[name] for name in ("text", "logprobs")}.items() <= item["content"][0].items()
+            case "content_part.done":
+                assert event["part"] == item["content"][0]
+            case "function_call_arguments.done":
+                assert (event["arguments"], event["name"]) == (item["arguments"], item["name"])
+            case "output_item.done":
+                assert event["item"] | {"status": "in_progress"} == item
+                output[place] = event["item"]
+            case _:
+                raise AssertionError(kind)
+    return output
+
+
+def without_ids(response):
+    """Returns a response without what is another at each time."""
+    output = [{name: item[name] for name in item.keys() - {"id", "call_id"}} for item in response["output"]]
+    of_time = {"id", "created_at", "completed_at", "usage"}
+    return {name: response[name] for name in response.keys() - of_time} | {"output": output}
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ending(prompt):
+    """Returns a seed with which a text of several tokens ends within 24, and the text."""
+    for seed in range(100):
+        text = alone(prompt, seed=seed, sampling=WARM, max_new_tokens=24)
+        if text.finish_reason[0] == "eos" and text.lengths[0] > 6:
+            return seed, text
+    raise AssertionError("no text ends")
+
+
+@pytest.mark.parametrize("limit", [24, 6])
+def test_a_response_is_the_text_of_a_chat(client, served, limit):
+    seed, _ = ending("abbac")
+    expected = alone("abbac", seed=seed, sampling=WARM, max_new_tokens=limit)
+    options = {"model": "tiny", "max_output_tokens": limit, "extra_body": {"seed": seed}}
+    answer = client.responses.create(input="ba", instructions="ab", **options)
+    Response.model_validate(answer.to_dict())
+    assert answer.output_text == expected.text[0]
+    status, reason = ("completed", None) if limit == 24 else ("incomplete", {"reason": "max_output_tokens"})
+    assert (answer.status, answer.output[0].status, answer.to_dict()["incomplete_details"]) == (status, status, reason)
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (5, expected.lengths[0])
+    assert (answer.instructions, answer.temperature, answer.top_p, answer.store) == ("ab", 1.0, 1, True)
+    assert answer.max_output_tokens == limit
+
+    body = {"input": "ba", "instructions": "ab", "max_output_tokens": limit, "seed": seed}
+    found, last = events(served.client.post(RESPONSES, json=body | {"stream": True}))
+    assert without_ids(last) == without_ids(served.client.post(RESPONSES, json=body).json())
+    assert replayed(found) == last["output"]
+    assert found[-1]["type"] == f"response.{answer.status}"
+    assert sum(event["type"] == "response.output_text.delta" for event in found) > 1, "the text comes in parts"
+
+
+def test_the_client_streams(client):
+    seed, expected = ending("abbac")
+    with client.responses.stream(model="tiny", input="abba", extra_body={"seed": seed}) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text == final.output_text == expected.text[0]
+    kinds = [event.type for event in client.responses.create(model="tiny", input="ab", temperature=0, stream=True)]
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+
+
+def test_an_empty_text_is_a_message(served):
+    body = {"input": "ab", "logit_bias": {"12": 100}, "temperature": 0}
+    whole = served.client.post(RESPONSES, json=body).json()
+    assert [part["text"] for part in whole["output"][0]["content"]] == [""]
+    found, last = events(served.client.post(RESPONSES, json=body | {"stream": True}))
+    assert without_ids(last) == without_ids(whole)
+    assert replayed(found) == last["output"]
+
+
+def test_log_probabilities(served):
+    body = {"input": "abba", "max_output_tokens": 9, "temperature": 0, "include": [items.LOGPROBS], "top_logprobs": 2}
+    expected = alone("abbac", max_new_tokens=9, top_logprobs=2)
+    shown = expected.lengths[0] - (expected.finish_reason[0] == "eos")
+    whole = served.client.post(RESPONSES, json=body).json()
+    entries = whole["output"][0]["content"][0]["logprobs"]
+    np.testing.assert_allclose([each["logprob"] for each in entries], expected.logprobs[0, :shown], atol=1e-5)
+    assert {len(each["top_logprobs"]) for each in entries} == {2} == {whole["top_logprobs"]}
+    found, last = events(served.client.post(RESPONSES, json=body | {"stream": True}))
+    assert replayed(found) == last["output"]
+    streamed = [each["token"] for each in last["output"][0]["content"][0]["logprobs"]]
+    assert streamed == [each["token"] for each in entries]
+
+
+def test_log_probabilities_of_tokens_without_text_come_last():
+    """Those of a stop string, token by token: it is held back, and cut off at the end."""
+    stop = alone("abbac", max_new_tokens=9, eos_ids=()).text[0][3:5]
+    expected = alone("abbac", max_new_tokens=9, eos_ids=(), stop=[stop])
+    body = {"input": "abba", "stop": stop, "ignore_eos": True, "include": [items.LOGPROBS]}
+    writer = ItemsWriter(items.read(READER, Store(), body), "tiny", READER.tokenizer, "id")
+    deltas, number = [], int(expected.lengths[0])
+    for i in range(number):
+        of_token = {"tokens": expected.tokens[0, i : i + 1], "logprobs": expected.logprobs[0, i : i + 1]}
+        piece = dataclasses.replace(one_piece(expected), **of_token, generation=expected if i + 1 == number else None)
+        deltas += [event for event in writer.chunks(0, piece) if event["type"] == "response.output_text.delta"]
+    (last,) = writer.end([expected], 0)
+    (part,) = last["response"]["output"][0]["content"]
+    assert part["text"] == expected.text[0] == "".join(event["delta"] for event in deltas)
+    assert sum(len(event["logprobs"]) for event in deltas) < len(part["logprobs"]) == number
+
+
+def test_items_become_messages():
+    given = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "message", "role": "user", "content": "c", "status": "completed"},
+        {"role": "assistant", "phase": "commentary", "content": [{"type": "output_text", "text": "d"}]},
+        CALL,
+        CALL | {"call_id": "c2", "id": "fc_1", "status": "completed"},
+        OUTPUT,
+        OUTPUT | {"call_id": "c2", "output": [{"type": "input_text", "text": "e"}]},
+        CALL | {"call_id": "c3"},
+        {"role": "user", "content": "f"},
+    ]
+    function = {"name": "shop", "arguments": {"size": "small"}}
+    calls = [{"id": f"c{i}", "type": "function", "function": function} for i in (1, 2, 3)]
+    assert conversation({"input": given, "instructions": "i"}) == [
+        {"role": "system", "content": "i"},
+        {"role": "system", "content": "ab"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "tool_calls": calls[:2]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+        {"role": "tool", "tool_call_id": "c2", "content": "e"},
+        {"role": "assistant", "content": "", "tool_calls": calls[2:]},
+        {"role": "user", "content": "f"},
+    ]
+
+
+def test_a_response_goes_on_from_an_earlier_one(client, served):
+    first = client.responses.create(model="tiny", input="ab", instructions="c", max_output_tokens=6, temperature=0)
+    second = client.responses.create(
+        model="tiny", input="ba", previous_response_id=first.id, max_output_tokens=6, temperature=0
+    )
+    prompt = f"ab{first.output_text}bac"  # without the instructions
+    assert second.output_text == alone(prompt, max_new_tokens=6).text[0]
+    assert (second.previous_response_id, second.usage.input_tokens) == (first.id, len(prompt))
+    body = {"input": "a", "previous_response_id": second.id, "max_output_tokens": 2, "stream": True, "temperature": 0}
+    _, third = events(served.client.post(RESPONSES, json=body))
+    assert third["usage"]["input_tokens"] == len(prompt) - 1 + len(second.output_text) + 2
+    assert client.responses.retrieve(third["id"]).to_dict() == third
+    assert third["store"]
+
+    assert client.responses.delete(second.id) is None
+    for ask in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError, match="there is no stored response 'resp_"):
+            ask(second.id)
+    with pytest.raises(openai.BadRequestError, match="there is no response 'resp_") as error:
+        client.responses.create(model="tiny", input="a", previous_response_id=second.id)
+    assert (error.value.param, error.value.code) == ("previous_response_id", "previous_response_not_found")
+    unstored = client.responses.create(model="tiny", input="a", store=False, max_output_tokens=2)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unstored.id)
+    assert served.client.get(f"{RESPONSES}/{third['id']}", params={"stream": "true"}).status_code == 400
+
+
+def test_the_store_forgets_the_oldest_responses():
+    store = Store(most_bytes=800)
+    for i in range(5):
+        store.add([{"content": "x" * 300}], {"id": f"r{i}", "output": [{"content": "y"}]})
+    assert [i for i in range(5) if store.find(f"r{i}") is not None] == [3, 4]
+    assert store.find("r4").items == [{"content": "x" * 300}, {"content": "y"}]
+    assert store.remove("r3")
+    assert not store.remove("r3")
+    store.add([{"content": "x" * 300}], {"id": "r5", "output": []})
+    assert store.find("r4") is not None, "what was removed takes no memory"
+
+
+@pytest.fixture(scope="module")
+def shop():
+    """A server whose model calls tools."""
+    with (
+        jlade.Engine(json_chat.PARAMS, json_chat.TOKENIZER, max_sequences=2, lookahead=LookaheadConfig.tree(7)) as made,
+        running(made, json_chat.READER) as served,
+    ):
+        yield served
+
+
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "buy"}]}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "buy"}, ALLOWED])
+def test_calls_of_tools(shop, choice):
+    """The round trip of the specification's suite, in a stream too."""
+    body = {"input": "a shirt", "tools": [SHOP, BUY | {"strict": True}], "tool_choice": choice, "logit_bias": BIAS}
+    body |= {"temperature": 1.0, "seed": 3, "max_output_tokens": 200, "parallel_tool_calls": False}
+    whole = shop.client.post(RESPONSES, json=body).json()
+    Response.model_validate(whole)
+    call = whole["output"][-1]
+    assert (call["type"], call["status"]) == ("function_call", "completed")
+    assert json.loads(call["arguments"])["size"] in ("small", "large")
+    assert call["name"] == "buy" or choice == "required"
+    assert (whole["tool_choice"], whole["tools"][1]["strict"]) == (choice, True)
+
+    found, last = events(shop.client.post(RESPONSES, json=body | {"stream": True}))
+    assert without_ids(last) == without_ids(whole)
+    assert replayed(found) == last["output"]
+
+    output = {"type": "function_call_output", "call_id": last["output"][-1]["call_id"], "output": "done"}
+    after = {"previous_response_id": last["id"], "input": [output], "max_output_tokens": 4}
+    answer = shop.client.post(RESPONSES, json=after).json()
+    chat = [{"role": "user", "content": "a shirt"}, {"role": "assistant", "content": "", "tool_calls": []}]
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    chat[1]["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
+    chat.append({"role": "tool", "tool_call_id": "1", "content": "done"})
+    assert answer["usage"]["input_tokens"] == len(json_chat.READER.chat({"messages": chat}).prompts[0])
+
+
+def test_tools_that_are_allowed_are_shown_among_all():
+    body = {"input": "a", "tools": [SHOP, BUY], "tool_choice": {name: ALLOWED[name] for name in ("type", "tools")}}
+    asked = items.read(json_chat.READER, Store(), body)
+    _, tools = asked.tools
+    assert ([tool.name for tool in tools.tools], tools.must_call, len(tools.given)) == (["buy"], False, 2)
+    assert asked.repeated["tool_choice"] == ALLOWED | {"mode": "auto"}
+    assert "shop" in json_chat.TOKENIZER.decode(asked.prompts[0])
+
+
+def test_a_call_that_is_cut_off_is_incomplete(shop):
+    text = {"type": "object", "properties": {"text": {"type": "string", "minLength": 400}}, "required": ["text"]}
+    body = {"input": "a", "tools": [BUY | {"parameters": text}], "tool_choice": "required", "max_output_tokens": 60}
+    found, last = events(shop.client.post(RESPONSES, json=body | {"stream": True, "logit_bias": BIAS}))
+    call = last["output"][-1]
+    assert (last["status"], call["type"], call["status"]) == ("incomplete", "function_call", "incomplete")
+    assert replayed(found) == last["output"]
+    after = shop.client.post(RESPONSES, json={"input": "b", "previous_response_id": last["id"]})
+    assert "whose last call is not cut off" in error_of(after, 400)["message"]
+
+
+def test_the_client_gets_objects(shop):
+    with openai.OpenAI(base_url=f"{shop.url}/v1", api_key="none", max_retries=0) as client:
+        options = {"model": "tiny", "input": "a shirt", "extra_body": {"logit_bias": BIAS}, "max_output_tokens": 200}
+        parsed = client.responses.parse(text_format=Shirt, **options)
+        assert isinstance(parsed.output_parsed, Shirt)
+        assert parsed.text.format.schema_ == Shirt.model_json_schema() | parsed.text.format.schema_
+        text = {"format": {"type": "json_schema", "name": "s", "schema": {"type": "array", "contains": {}}}}
+        with pytest.raises(openai.BadRequestError, match=r"text\.format has no grammar: #") as error:
+            client.responses.create(text=text, **options)
+        assert error.value.param == "text.format"
+
+
+def test_an_error_in_a_stream_is_an_event(engine):
+    """An error comes after the text, and before the response that failed."""
+    with running(engine, seconds=0.001) as served:
+        found, last = events(served.client.post(RESPONSES, json={"input": "ab", "stream": True, "ignore_eos": True}))
+        assert [event["type"] for event in found[-2:]] == ["error", "response.failed"]
+        assert found[-2]["error"]["message"] == found[-2]["message"] == last["error"]["message"]
+        assert "the response took more than 0.001 seconds" in last["error"]["message"]
+        assert last["status"] == "failed"
+        with (
+            openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+            pytest.raises(openai.APIError, match="took more than"),
+        ):
+            list(client.responses.create(model="tiny", input="ab", stream=True, extra_body={"ignore_eos": True}))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"input": []}, "input", "input must be a string, or a list of at least one item, got []"),
+        ({}, "input", "got None"),
+        ({"input": ["a"]}, "input[0]", "an item: an object with its type, got 'a'"),
+        ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "one of user, system, developer, assistant"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "must be a string, got None"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+            "input[0].content[0].type",
+            "must be input_text, as the model reads text alone, got 'input_image'",
+        ),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "refusal"}]}]},
+            "input[0].content[0].type",
+            "output_text",
+        ),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type", "must be message, function_call or"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0].type", "got 'item_reference'"),
+        ({"input": [OUTPUT]}, "input[0].call_id", "must be that of an earlier function_call, got 'c1'"),
+        ({"input": [CALL | {"arguments": "{"}]}, None, "input[0].arguments is not JSON"),
+        ({"input": [CALL | {"arguments": None}]}, "input[0].arguments", "must be a string"),
+        ({"input": "ab", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be an integer from 1"),
+        ({"input": "ab", "max_tokens": 3}, "max_tokens", "max_tokens=3 is not supported"),
+        ({"input": "ab", "temperature": -1}, "temperature", "from 0 to 100"),
+        ({"input": "ab", "background": True}, "background", "background=True is not supported"),
+        ({"input": "ab", "conversation": "c"}, "conversation", "conversation='c' is not supported"),
+        (
+            {"input": "ab", "reasoning": {"effort": "low"}},
+            "reasoning.effort",
+            "reasoning.effort='low' is not supported",
+        ),
+        ({"input": "ab", "text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity='low' is not supported"),
+        ({"input": "ab", "text": {"format": {"type": "xml"}}}, "text.format", "text.format must be"),
+        ({"input": "ab", "truncation": "left"}, "truncation", "one of auto, disabled"),
+        ({"input": "ab", "include": ["file_search_call.results"]}, "include", "a list of message.output_text.logprobs"),
+        ({"input": "ab", "top_logprobs": 4}, "top_logprobs", "top_logprobs must be at most 3"),
+        ({"input": "ab", "tools": [{"type": "web_search"}]}, "tools[0]", "the server runs no tools"),
+        ({"input": "ab", "previous_response_id": 3}, "previous_response_id", "must be a string"),
+        ({"input": "ab", "return_token_ids": True}, "return_token_ids", "is not supported"),
+        ({"input": "ab", "metadata": 3}, "metadata", "an object"),
+        ({"input": "ab", "store": "no"}, "store", "true or false"),
+        ({"input": "ab", "prompt_cache_key": 3}, "prompt_cache_key", "must be a string"),
+    ],
+)
+def test_wrong_bodies(body, param, message):
+    with pytest.raises(RequestError) as error:
+        items.read(READER, Store(), body)
+    described = error.value.body["error"]
+    assert message in described["message"]
+    assert described["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"tools": [BUY | {"parameters": {"type": "array"}}]}, "tools[0].parameters", "tools[0].parameters must be"),
+        ({"tools": [BUY], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "functions of tools"),
+        ({"tools": [BUY], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "functions of tools"),
+        (
+            {"tools": [BUY], "tool_choice": {"type": "allowed_tools", "tools": [SHOP]}},
+            "tool_choice",
+            "functions of tools",
+        ),
+    ],
+)
+def test_wrong_tools(body, param, message):
+    with pytest.raises(RequestError) as error:
+        items.read(json_chat.READER, Store(), {"input": "a"} | body)
+    assert message in error.value.body["error"]["message"]
+    assert error.value.body["error"]["param"] == param
+
+
+PIECES = strategies.sampled_from(
+    [None, 3, "a", [], {}, "function", "message", "assistant", CALL, OUTPUT, SHOP, ALLOWED, {"type": "input_text"}]
+)
+LIKELY = strategies.recursive(
+    PIECES,
+    lambda inner: (
+        strategies.lists(inner, max_size=3)
+        | strategies.dictionaries(
+            strategies.sampled_from(
+                ["type", "role", "content", "text", "format", "name", "call_id", "output", "tools"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(strategies.dictionaries(strategies.sampled_from(sorted(items.READ)), LIKELY, max_size=4))
+def test_any_body_is_read_or_refused(body):
+    try:
+        asked = items.read(json_chat.READER, Store(), {"input": "a"} | body)
+    except RequestError:
+        return
+    json.dumps(asked.repeated)
+    assert asked.prompts[0]
+
+
+def test_log_probabilities_of_calls_are_refused():
+    reader = dataclasses.replace(json_chat.READER, max_top_logprobs=1)
+    with pytest.raises(RequestError, match=r"include must be without message\.output_text"):
+        items.read(reader, Store(), {"input": "a", "tools": [BUY], "include": [items.LOGPROBS]})
+
+
+def test_too_many_tokens():
+    for body, message in (
+        ({"input": "ab" * 70}, "input of 141 tokens and 1 new ones"),
+        ({"input": "ab", "max_output_tokens": 62}, "input of 3 tokens and 62 new ones"),
+    ):
+        asked = items.read(READER, Store(), body)
+        with pytest.raises(RequestError, match=message) as error:
+            asked.max_new_tokens(asked.prompts[0], 64)
+        assert error.value.body["error"]["code"] == "context_length_exceeded"
+
+
+def test_each_field_of_openai_is_known():
+    of_openai = set(typing.get_type_hints(of_responses.ResponseCreateParamsStreaming))
+    assert {"input", "conversation"} < of_openai
+    assert of_openai <= items.PASSED | items.READ | items.UNSUPPORTED.keys() | unsupported.HARMLESS
+    assert not (items.PASSED | items.READ) & items.UNSUPPORTED.keys()
