@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jlade import mesh as mesh_lib
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.engine import rows
 from jlade.engine.job import Job
@@ -15,6 +14,8 @@ from jlade.engine.rows import Controls
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
 from jlade.models.base import Params
+
+MORE = 2  # plain steps in the place of one that may accept several tokens
 
 
 class Running:
@@ -43,6 +44,7 @@ class Running:
         self.readings: dict[Job, PromptReading] = {}
         self.state: DecodeState | None = None
         self._stepped: DecodeState | None = None  # the state after the last steps, if no row read in them
+        self._num_steps: HostArray = np.zeros(0, np.int32)  # of its rows
 
     def may_take(self, job: Job) -> bool:
         """Returns whether the steps of another request beside those that run are there."""
@@ -80,7 +82,7 @@ class Running:
         """Makes steps up to the end of a request, and returns what the host reads of the rows.
 
         Args:
-          max_steps: most steps.
+          max_steps: most steps that accept drafts, which hold up others as long as more of plain ones.
           another: whether another request is about to be inserted: it keeps its row, and the device has other work than
             these steps.
         """
@@ -90,19 +92,20 @@ class Running:
         state = self._resize(steps)
         goes_on = state is self._stepped and kind == "steps"
         width, begin, stop_at = self._widths[len(state.done)], time.perf_counter(), len(self.jobs) - 1
-        to_rest = programs.to_rest(len(state.done), controls) if goes_on and width.rests else None
+        to_rest = programs.to_rest(len(state.done), controls) if goes_on and not another and width.rests else None
         if to_rest is None:
             until = self._until(len(state.done)) if kind == "reading" else None
             state = width.put(state)
             state = rows.run(self._params, state, self._config, steps.controls, max_steps, stop_at, until)
             state = width.take(state)
         else:
-            before = mesh_lib.fetch(state.num_steps)
-            max_steps = min(max_steps, width.rests)
+            max_steps = min(MORE * max_steps, width.rests)
             state = rows.rest(self._params, state, self._config, to_rest.controls, max_steps, stop_at)
-            width.rest(int(np.max(mesh_lib.fetch(state.num_steps) - before)))
         self.state, self._stepped = state, state if kind == "steps" else None
         shown = rows.show(self.state, any(job.logprobs for job in self.jobs.values()))
+        if to_rest is not None:
+            width.rest(int(np.max(shown.num_steps - self._num_steps)))
+        self._num_steps = shown.num_steps
         if goes_on and not another:
             width.learn(time.perf_counter() - begin)
         return shown
