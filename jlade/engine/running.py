@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jlade import mesh as mesh_lib
 from jlade.decoding.state import DecodeConfig, DecodeState
 from jlade.engine import rows
 from jlade.engine.job import Job
@@ -17,6 +16,8 @@ from jlade.engine.rows import Controls
 from jlade.engine.width import Width
 from jlade.generation.prompts import HostArray
 from jlade.models.base import Params
+
+MORE = 2  # plain steps in the place of one that may accept several tokens
 
 
 class Running:
@@ -50,6 +51,7 @@ class Running:
         self.readings: dict[Job, PromptReading] = {}
         self.state: DecodeState | None = None
         self._stepped: DecodeState | None = None  # the state after the last steps, if no row read in them
+        self._num_steps: HostArray = np.zeros(0, np.int32)  # of its rows
 
     @property
     def is_lost(self) -> bool:
@@ -108,7 +110,8 @@ class Running:
 
     def grow(self, job: Job, max_steps: int) -> bool:
         """Gives a request the pages for the tokens of steps; returns whether there were enough."""
-        most = min(job.most, job.length + max_steps * self._config.lookahead.max_accepted)
+        added = max_steps * max(self._config.lookahead.max_accepted, MORE)  # `MORE` steps of one token each
+        most = min(job.most, job.length + added)
         return self._pool.grow(job.pages, most, job.group)
 
     @property
@@ -145,7 +148,7 @@ class Running:
         """Makes steps up to the end of a request, and returns what the host reads of the rows.
 
         Args:
-          max_steps: most steps.
+          max_steps: most steps that accept drafts, which hold up others as long as more of plain ones.
           another: whether another request is about to be inserted: it keeps its row, and the device has other work than
             these steps.
         """
@@ -155,7 +158,7 @@ class Running:
         state = self._resize(steps)
         goes_on = state is self._stepped and kind == "steps"
         width, begin, stop_at = self._widths[len(state.done)], time.perf_counter(), len(self.jobs) - 1
-        to_rest = programs.to_rest(len(state.done), controls) if goes_on and width.rests else None
+        to_rest = programs.to_rest(len(state.done), controls) if goes_on and not another and width.rests else None
         held, config = {row: job.pages for row, job in self.jobs.items()}, self._pool.config
         if to_rest is None:
             until = self._until(len(state.done)) if kind == "reading" else None
@@ -163,14 +166,15 @@ class Running:
             state = rows.run(self._params, state, config, steps.controls, max_steps, stop_at, until)
             state = width.take(self._pool.detach_from(state))
         else:
-            before = mesh_lib.fetch(state.num_steps)
-            max_steps = min(max_steps, width.rests)
+            max_steps = min(MORE * max_steps, width.rests)
             state = self._pool.attach_to(state, held)
             state = rows.rest(self._params, state, config, to_rest.controls, max_steps, stop_at)
             state = self._pool.detach_from(state)
-            width.rest(int(np.max(mesh_lib.fetch(state.num_steps) - before)))
         self.state, self._stepped = state, state if kind == "steps" else None
         shown = rows.show(self.state, any(job.logprobs for job in self.jobs.values()))
+        if to_rest is not None:
+            width.rest(int(np.max(shown.num_steps - self._num_steps)))
+        self._num_steps = shown.num_steps
         if goes_on and not another:
             width.learn(time.perf_counter() - begin)
         return shown

@@ -1,7 +1,6 @@
 """How many sequences of an engine fit into the memory of a device."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,8 @@ from jlade.costs.memory import Needs
 from jlade.decoding import sharding
 from jlade.decoding.state import DecodeConfig, DecodeState, Inputs, Memory, Prefix
 from jlade.decoding.stopping import Stopping
-from jlade.engine import rows
+from jlade.engine import pool, rows
+from jlade.engine.pool import Pool
 from jlade.generation.prompts import HostArray
 from jlade.generation.stopping import EOS_SLOTS
 from jlade.inspection import targets
@@ -29,8 +29,8 @@ class Sequences(NamedTuple):
     Attributes:
       number: of rows, on all devices together; 0 if not even one for each group along `data` fits.
       weights: of the model.
-      row: of a row's cache and the rest of its state.
-      prompt: of a prompt that is being read, before it has a row.
+      row: of a row's state, with pages for as many tokens as it may have.
+      prompt: of a prompt that is being read, before it has a row; its pages are those of the row.
       temporary: of a row, in the program that makes steps; 0 where no program was compiled.
     """
 
@@ -88,12 +88,12 @@ def compiled(programs: Programs, lookahead: LookaheadConfig, limit: int) -> Sequ
 def read(programs: Programs, lookahead: LookaheadConfig) -> Any:
     """Returns the compiled program of an engine that reads a chunk of a prompt."""
 
-    row, config = _row(programs), _config(programs, lookahead)
+    row, config = _row(programs), _in_pages(programs, lookahead)
 
     def run(params: Any, prefix: Prefix) -> Prefix:
         return rows.read(params, prefix, row, 0, 1, config)[0]
 
-    shapes = programs.placed_params(), _prompt(programs, lookahead)
+    shapes = programs.placed_params(), _prompt(programs, lookahead, with_pages=True)
     return targets.compile_for(programs.mesh or programs.device, run, *shapes, donate=(1,))
 
 
@@ -105,7 +105,7 @@ def steps(programs: Programs, lookahead: LookaheadConfig, number: int) -> Any:
 
     def run(params: Any, rest: DecodeState, memory: Memory) -> DecodeState:
         state = dataclasses.replace(rest, memory=memory)
-        return rows.run(params, state, _config(programs, lookahead), rows.Controls.LOGPROBS, 1, 0)
+        return rows.run(params, state, _in_pages(programs, lookahead), rows.Controls.LOGPROBS, 1, 0)
 
     state = _state(programs, lookahead, number)
     rest = dataclasses.replace(state, memory=None)  # type: ignore[arg-type]
@@ -118,6 +118,12 @@ def _config(programs: Programs, lookahead: LookaheadConfig) -> DecodeConfig:
     return dataclasses.replace(programs.config(lookahead), logprobs=True)
 
 
+def _in_pages(programs: Programs, lookahead: LookaheadConfig) -> DecodeConfig:
+    """Returns these settings for programs that read pages."""
+    config = _config(programs, lookahead)
+    return dataclasses.replace(config, paged=pool.is_paged(programs.params, config))
+
+
 def _row(programs: Programs) -> rows.Row:
     """Returns the arrays of the shortest request."""
     one: HostArray = np.ones(1, np.int32)
@@ -128,20 +134,31 @@ def _row(programs: Programs) -> rows.Row:
 
 
 def _state(programs: Programs, lookahead: LookaheadConfig, number: int) -> DecodeState:
-    """Returns the shapes of the state of `number` rows."""
+    """Returns the shapes of the state of `number` rows, with their pages."""
     config, row = _config(programs, lookahead), _row(programs)
-    empty = functools.partial(rows.empty, row=row, config=config, num_rows=number, grammar=rows.GRAMMAR)
-    return sharding.state_shapes(empty, programs.params, config)
+
+    def start(params: Any) -> DecodeState:
+        pages = Pool(params, config, number, programs.capacity, number * programs.capacity)
+        return pages.attach_to(rows.empty(params, row, config=config, num_rows=number, grammar=rows.GRAMMAR), {})
+
+    return sharding.state_shapes(start, programs.params, _in_pages(programs, lookahead))
 
 
-def _prompt(programs: Programs, lookahead: LookaheadConfig) -> Prefix:
-    """Returns the shapes of a prompt that is being read."""
-    config = _config(programs, lookahead)
-    prefix = jax.eval_shape(
-        lambda params: rows.unread(params, config=config, capacity=programs.capacity), programs.params
-    )
+def _prompt(programs: Programs, lookahead: LookaheadConfig, with_pages: bool = False) -> Prefix:
+    """Returns the shapes of a prompt that is being read, without its pages or with those of one row."""
+    config, paged = _config(programs, lookahead), _in_pages(programs, lookahead).paged and with_pages
+
+    def start(params: Any) -> Prefix:
+        prefix = rows.unread(params, config=config, capacity=programs.capacity)
+        if not paged:
+            return prefix
+        groups = mesh_lib.size(programs.mesh, DATA)
+        pages = Pool(params, config, groups, programs.capacity, groups * programs.capacity)
+        return dataclasses.replace(prefix, cache=pages.attach(prefix.cache, {}))
+
+    prefix = jax.eval_shape(start, programs.params)
     if programs.mesh is None:
         return prefix
-    specs = sharding.prefix_specs(config.decoder, config.sources.readers, prefix)
+    specs = sharding.prefix_specs(config.decoder, config.sources.readers, prefix, paged)
     placed: Prefix = mesh_lib.shapes(prefix, programs.mesh, specs)
     return placed

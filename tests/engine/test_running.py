@@ -14,6 +14,7 @@ from jlade.costs import choice, learned
 from jlade.engine import rows, width
 from jlade.engine.programs import Programs
 from jlade.lookahead import adaptive
+from tests.compilations import recorded
 from tests.engine.test_engine import PARAMS, alone, assert_equal, engine
 from tests.tiny import PAPER, slow
 
@@ -122,6 +123,21 @@ def test_rounds_without_drafts_make_the_same_steps(monkeypatch):
         assert_equal(got, alone([index] * 5, without, "adaptive"))
         np.testing.assert_array_equal(got.accepted, expected.accepted)
         np.testing.assert_array_equal(got.statistics.num_drafted, expected.statistics.num_drafted)
+
+
+@pytest.mark.slow
+def test_rounds_without_drafts_compile_nothing_after_the_warm_up(monkeypatch):
+    seen, rest = [], rows.rest
+    monkeypatch.setattr(rows, "rest", lambda *arguments: seen.append(arguments[3]) or rest(*arguments))
+    setting = LookaheadConfig.tree(7, relative_step_time=9.0)
+    with engine("adaptive", lookahead=setting, max_sequences=1, max_grammar=0) as running, recorded() as compilations:
+        running.warm_up()
+        compilations.clear()
+        seen.clear()
+        for sampling in (SamplingConfig(), SamplingConfig(temperature=2.0)):
+            running.submit([5], max_new_tokens=50, sampling=sampling, eos_ids=()).result(timeout=300)
+        assert compilations == []
+    assert set(seen) == {rows.Controls.GREEDY, rows.Controls.SAMPLED}
 
 
 @pytest.mark.parametrize(("age", "wait", "number"), [(1, 16, 2), (14, 16, 2), (3, 4, 1), (1, 16, 0)])
