@@ -89,7 +89,8 @@ class Remembered:
     def find(self, key: str, prompt: np.ndarray, size: int) -> Reading:
         """Returns the answers of the texts with a key that have most n-grams of a prompt, of equal ones the latest.
 
-        Each answer follows the last `LONGEST` tokens of its prompt, by which its place is found.
+        Each has a half of them at least: drafts from other answers would take the place of better ones. Each answer
+        follows the last `LONGEST` tokens of its prompt, by which its place is found.
 
         Args:
           key: of the request.
@@ -105,7 +106,8 @@ class Remembered:
             names = self._of_key.get(key, set())
             found = [(name, text) for name, text in self._texts.items() if name in names]
             shared = _num_wanted(wanted, [text.ngrams for _, text in found])
-            order = sorted(range(len(found)), key=lambda i: (shared[i], i), reverse=True)
+            similar = (i for i, number in enumerate(shared) if 2 * number >= np.count_nonzero(wanted))
+            order = sorted(similar, key=lambda i: (shared[i], i), reverse=True)
             parts, left = list[np.ndarray](), size
             for number, index in enumerate(order):
                 text = found[index][1]
@@ -116,9 +118,8 @@ class Remembered:
                 parts.append(np.append(part, NONE))
                 left -= len(part) + 1
             for index in reversed(order):
-                if shared[index]:
-                    name, text = found[index]
-                    self._texts[name] = self._texts.pop(name)
+                name, text = found[index]
+                self._texts[name] = self._texts.pop(name)
         tokens = np.full((1, size), NONE, np.int32)
         tokens[0, : size - left] = np.concatenate([np.zeros(0, np.int32), *parts])
         reading: Any = Reading.begin(tokens)

@@ -42,7 +42,7 @@ class Twin:
         def shared(text):
             return len(self.ngrams(prompt) & self.ngrams(text[1] + text[2]))
 
-        own.reverse()
+        own = [text for text in reversed(own) if 2 * shared(text) >= len(self.ngrams(prompt))]
         own.sort(key=shared, reverse=True)  # keeps the latest of equal ones first
         tokens, used = [], []
         for text in own:
@@ -53,9 +53,8 @@ class Twin:
             tokens += [*(tail + text[2])[:room], -1]
             used.append(text)
         for text in reversed(used):
-            if shared(text):
-                self.texts.remove(text)
-                self.texts.append(text)
+            self.texts.remove(text)
+            self.texts.append(text)
         if not used:
             return [-1] * SIZE, 0, 1
         tail, agree = used[0][1][-LONGEST:], 0
