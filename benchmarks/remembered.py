@@ -1,6 +1,6 @@
 """Tokens per step and time with answers that an engine remembers, on similar requests one after the other.
 
-    python benchmarks/remembered.py benchmarks/prompts/demo_official.json --json results.json
+    python benchmarks/remembered.py tests/golden/prompts.jsonl --every 4 --max-new-tokens 64 --lookahead tree=15
 
 Every prompt of the file is completed, then completed again, and then its answer is given with a task to edit it: the
 prompt, the answer, and the prompt once more. All requests of a run have one key, or none. The texts of the runs have to
