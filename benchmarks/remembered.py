@@ -2,10 +2,8 @@
 
     python benchmarks/remembered.py tests/golden/prompts.jsonl --every 4 --max-new-tokens 64 --lookahead tree=15
 
-Every prompt of the file is completed, then completed again, and then its answer is given with a task to edit it: the
-prompt, the answer, and the prompt once more. All requests of a run have one key, or none. The texts of the runs have to
-be the same. The time of a step is that of the first round, in which little is remembered, relative to that of an
-engine that remembers nothing.
+Every prompt of the file is completed, then completed again, and at last "edits" continue the prompt, its
+answer, and the prompt once more. All requests of a run have one key, or none. The texts of the runs have to be the same.
 """
 
 import sys
