@@ -2,8 +2,8 @@
 
     python benchmarks/remembered.py tests/golden/prompts.jsonl --every 4 --max-new-tokens 64 --lookahead tree=15
 
-Every prompt of the file is completed, then completed again, and at last "edits" continue the prompt, its
-answer, and the prompt once more. All requests of a run have one key, or none. The texts of the runs have to be the same.
+Every prompt of the file is completed, then completed again, and at last "edits" continue the prompt, its answer,
+and the prompt once more. All requests of a run have one key, or none. The texts of the runs have to be the same.
 """
 
 import sys
