@@ -89,7 +89,8 @@ class Remembered:
     def find(self, key: str, prompt: np.ndarray, size: int) -> Reading:
         """Returns the answers of the texts with a key that have most n-grams of a prompt, of equal ones the latest.
 
-        Each answer follows the last `LONGEST` tokens of its prompt, by which its place is found.
+        Each has a half of them at least: drafts from other answers would take the place of better ones. Each answer
+        follows the last `LONGEST` tokens of its prompt, by which its place is found.
 
         Args:
           key: of the request.
@@ -104,21 +105,21 @@ class Remembered:
         with self._lock:
             names = self._of_key.get(key, set())
             found = [(name, text) for name, text in self._texts.items() if name in names]
-            shared = [int(np.count_nonzero(wanted[text.ngrams])) for _, text in found]
-            order = sorted(range(len(found)), key=lambda i: (shared[i], i), reverse=True)
+            shared = _num_wanted(wanted, [text.ngrams for _, text in found])
+            similar = (i for i, number in enumerate(shared) if 2 * number >= np.count_nonzero(wanted))
+            order = sorted(similar, key=lambda i: (shared[i], i), reverse=True)
             parts, left = list[np.ndarray](), size
             for number, index in enumerate(order):
                 text = found[index][1]
-                part = text.tokens[max(0, text.begin - LONGEST) :][: left - 1]
+                part = text.tokens[max(0, text.begin - LONGEST) :][: max(0, left - 1)]
                 if len(part) <= min(text.begin, LONGEST):  # no room for an answer
                     order = order[:number]
                     break
                 parts.append(np.append(part, NONE))
                 left -= len(part) + 1
             for index in reversed(order):
-                if shared[index]:
-                    name, text = found[index]
-                    self._texts[name] = self._texts.pop(name)
+                name, text = found[index]
+                self._texts[name] = self._texts.pop(name)
         tokens = np.full((1, size), NONE, np.int32)
         tokens[0, : size - left] = np.concatenate([np.zeros(0, np.int32), *parts])
         reading: Any = Reading.begin(tokens)
@@ -163,6 +164,14 @@ def buckets(tokens: np.ndarray) -> np.ndarray:
     windows = np.lib.stride_tricks.sliding_window_view(tokens.astype(np.uint32), NGRAM)
     hashes = np.sum(windows * np.array(FACTORS, np.uint32), axis=1, dtype=np.uint32)
     return np.asarray(hashes // (2**32 // BUCKETS), np.int32)  # the highest bits, which depend on all of a token's
+
+
+def _num_wanted(wanted: np.ndarray, texts: list[np.ndarray]) -> list[int]:
+    """Returns how many of the buckets of each text are wanted, all at once: a call for each text takes longer."""
+    ends = np.cumsum([0, *map(len, texts)])
+    number = np.append(0, np.cumsum(wanted[np.concatenate([np.zeros(0, np.int32), *texts])]))
+    counts: list[int] = np.diff(number[ends]).tolist()
+    return counts
 
 
 def num_equal(one: np.ndarray, other: np.ndarray) -> int:

@@ -1,6 +1,7 @@
 """Remembered texts in a directory, from one run of a server to the next."""
 
 import logging
+import os
 import pathlib
 import threading
 
@@ -23,7 +24,7 @@ class Keeper:
       ValueError: the file in the directory is broken or of another model; it stays as it is.
     """
 
-    def __init__(self, engine: Engine, directory: str, seconds: float = SECONDS):
+    def __init__(self, engine: Engine, directory: str | os.PathLike[str], seconds: float = SECONDS):
         self._engine, self._file, self._seconds = engine, pathlib.Path(directory) / FILE, seconds
         if self._file.exists():
             engine.load_remembered(self._file)
